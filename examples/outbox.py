@@ -19,7 +19,6 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import closing
 from threading import Event
-from typing import Any
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -27,7 +26,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import statelog
 from examples import word_counts
 from examples.topic import Place, main, on_signal
-from statelog.tables import Table
+from statelog.tables import InputTopic, Table, WorkerHooks
 
 __all__ = ["Outbox", "check", "clean", "fill", "one_table", "work"]
 
@@ -106,14 +105,12 @@ def work(place: Place) -> None:
     def on_close(partition: int, _: State) -> None:
         del outboxes[partition]
 
-    group: dict[str, Any] = {
-        "topic": place.topic,
-        "consumer": {"session.timeout.ms": "6000", "heartbeat.interval.ms": "500"},
-    }
+    consumer = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "500"}
     if place.member:
-        group["consumer"]["group.instance.id"] = place.member
-    hooks: dict[str, Any] = {"on_open": on_open, "on_commit": on_commit, "on_close": on_close}
-    with statelog.worker(place.name, place.where, **group, **hooks, create=True) as worker:
+        consumer["group.instance.id"] = place.member
+    topic = InputTopic(place.topic, consumer)
+    hooks = WorkerHooks(on_open=on_open, on_commit=on_commit, on_close=on_close)
+    with statelog.worker(place.name, place.where, topic=topic, hooks=hooks, create=True) as worker:
         on_signal(worker.stop)
         for message, table in worker:
             apply(table, outboxes[message.partition() or 0], message)

@@ -16,10 +16,10 @@ import sys
 import time
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import Any
 
 import statelog
 from examples.topic import Place, main, on_signal
+from statelog.tables import InputTopic
 
 __all__ = ["check", "count", "fill", "work"]
 
@@ -40,8 +40,8 @@ def work(place: Place) -> None:
     consumer = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "500"}
     if place.member:
         consumer["group.instance.id"] = place.member
-    group: dict[str, Any] = {"topic": place.topic, "consumer": consumer}
-    with statelog.worker(place.name, place.where, **group, create=True) as worker:
+    topic = InputTopic(place.topic, consumer)
+    with statelog.worker(place.name, place.where, topic=topic, create=True) as worker:
         on_signal(worker.stop)
         for message, counts in worker:
             time.sleep(THINKING_S)

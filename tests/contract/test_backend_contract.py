@@ -15,13 +15,12 @@ from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
 from statelog.tables import TableSettings
-from statelog.tables.changes.keys import KeyRule
-from statelog.tables.changes.values import ValueRule
-from statelog.tables.state.home import Home
-from statelog.tables.state.memory import DictStore
+from statelog.tables.keys import KeyRule
+from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.rocksdb import RocksdbStore
-from statelog.tables.state.store import KeyedStore
+from statelog.tables.state.store import DictStore, KeyedStore
+from statelog.tables.values import ValueRule
 
 GROUPS = 16
 IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
@@ -45,13 +44,13 @@ Make = Callable[[KeyRule, ValueRule], KeyedStore]
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Each backend in turn, empty."""
     made: list[KeyedStore] = []
-    homes: list[Home] = []
+    homes: list[StateDirectory] = []
 
     def empty(keys: KeyRule, values: ValueRule) -> KeyedStore:
         if request.param == "dict":
             made.append(DictStore(keys, values, {}))
         else:
-            homes.append(Home(tmp_path, "log", f"table-{len(homes)}"))
+            homes.append(StateDirectory(tmp_path, "log", f"table-{len(homes)}"))
             made.append(RocksdbStore(homes[-1], keys, values, TableSettings()))
         return made[-1]
 

@@ -1,9 +1,13 @@
 """`Table.commit_every`, on both backends, on the in-memory twins and on a real broker alike."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import ConfigError, Misuse, UncommittedChanges
+from statelog.errors import ConfigError, InvalidChange, Misuse, UncommittedChanges
+from statelog.producer import Writer
+from statelog.producer.guard import Life
 from statelog.tables import TableSettings
 from tests.support.rigs.table import TableRig, content
 
@@ -75,3 +79,58 @@ def test_an_error_in_the_block_commits_nothing(tables: TableRig) -> None:
         raise RuntimeError("mine")
     with tables.open() as table:
         assert (table.progress, content(table)) == ({}, {})
+
+
+def test_without_progress_the_end_of_the_block_commits(tables: TableRig) -> None:
+    """All of it, also what came behind a commit, as with shelve and sqlite3; and nothing if nothing was changed."""
+    with tables.open() as table:
+        table[b"a"] = b"1"
+    with tables.open() as table:
+        assert (content(table), table.progress) == ({b"a": b"1"}, {})
+        table[b"b"] = b"2"
+        table.commit()
+        table[b"c"] = b"3"
+        table.commit_every(1e9)
+        del table[b"a"]
+    with tables.open() as table:
+        assert content(table) == {b"b": b"2", b"c": b"3"}
+        last = table.last_commit
+        assert last is not None
+        assert last.checkpoint.id == 3
+    with tables.open() as table:
+        assert table.last_commit == last, "a block that changes nothing commits nothing"
+
+
+def test_without_progress_an_error_in_the_block_commits_nothing(tables: TableRig) -> None:
+    """Nor does the end of a table inside of a transaction, whose changes may still be undone."""
+    with pytest.raises(ZeroDivisionError), tables.open() as table:
+        table[b"a"] = b"1"
+        raise ZeroDivisionError
+    table = tables.open()
+    with pytest.warns(UncommittedChanges), table.transaction():
+        table[b"b"] = b"2"
+        table.close()
+    with tables.open() as table:
+        assert (content(table), table.last_commit) == ({}, None)
+
+
+def test_with_progress_the_end_of_the_block_discards_what_came_behind_it(tables: TableRig) -> None:
+    """With a warning: whichever life named the progress, and by whichever call."""
+    with pytest.warns(UncommittedChanges), tables.open() as table:
+        table[b"a"] = b"1"
+        table.commit({"offset": 1})
+        table[b"a"] = b"2"
+    with pytest.warns(UncommittedChanges), tables.open() as table:
+        table[b"a"] = b"3"
+    with tables.open() as table:
+        assert (content(table), table.progress) == ({b"a": b"1"}, {"offset": 1})
+
+
+def test_the_end_of_the_block_raises_what_a_commit_raises(tables: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is released all the same, and what could not be committed is not there."""
+    with monkeypatch.context() as patched, pytest.raises(InvalidChange), tables.open() as table:
+        table[b"a"] = b"1"
+        patched.setattr(Writer, "append_batch", Mock(side_effect=InvalidChange("no")))
+    assert table.life is Life.CLOSED
+    with tables.open() as table:
+        assert content(table) == {}

@@ -54,10 +54,10 @@ def test_it_follows_and_is_promoted(tables: TableRig) -> None:
             assert standby.refresh()
             assert content(standby) == {b"a": b"11", b"c": b"3"}
             assert (standby.progress, standby.last_commit) == ({"n": 2}, table.last_commit)
-            look = standby.look(b"a")
-            assert (look.value, look.position) == (b"11", standby.position)
-            assert 0 <= look.age_s <= standby.age_s
-            assert standby.look(b"b").value is None
+            found = standby.get_with_age(b"a")
+            assert (found.value, found.position) == (b"11", standby.position)
+            assert 0 <= found.age_s <= standby.age_s
+            assert standby.get_with_age(b"b").value is None
             table[b"a"] = b"12"
             table.commit_async({"n": 3}).result()
             table[b"zombie"] = b"x"
@@ -65,7 +65,7 @@ def test_it_follows_and_is_promoted(tables: TableRig) -> None:
         with promoted:
             assert standby.life is Life.CLOSED
             assert (content(promoted), promoted.progress) == ({b"a": b"12", b"c": b"3"}, {"n": 3})
-            assert promoted.opening.from_position == look.position
+            assert promoted.opening.from_position == found.position
             promoted[b"b"] = b"new"
             promoted.commit({"n": 4})
             with pytest.raises(Fenced):
@@ -107,10 +107,10 @@ def test_age(twins: TableRig) -> None:
         assert standby.age_s == 5
         assert standby.get(b"k", max_age_s=5) is None
         with pytest.raises(TooOld) as told:
-            standby.look(b"k", max_age_s=4.9)
+            standby.get_with_age(b"k", max_age_s=4.9)
         assert told.value.facts == {"age_s": 5.0, "max_age_s": 4.9, "position": standby.position}
         assert standby.refresh()
-        assert standby.look(b"k", max_age_s=0).value == b"1"
+        assert standby.get_with_age(b"k", max_age_s=0).value == b"1"
 
 
 def test_reads(twins: TableRig) -> None:
@@ -152,7 +152,7 @@ def test_reads(twins: TableRig) -> None:
 def test_shares_and_typed_values(twins: TableRig) -> None:
     """A standby of a share shows that share, and is promoted to it; values are copies, of the table's schema."""
     avsc = '{"type": "record", "name": "V", "fields": [{"name": "n", "type": "long"}]}'
-    share: dict[str, Any] = {"own_partitions": [0, 1]}
+    share: dict[str, Any] = {"owned": [0, 1]}
     with twins.open(value_schema=avsc, writer="low", **share) as low:
         keys = [b"%d" % n for n in range(40)]
         mine = [key for key in keys if _is_in(low, key)]
@@ -160,7 +160,7 @@ def test_shares_and_typed_values(twins: TableRig) -> None:
         low.update({key: {"n": 1} for key in mine})
         low.commit({"low": 1})
         with (
-            TableRig(twins.rig, None).open(own_partitions=[2, 3], writer="high") as high,
+            TableRig(twins.rig, None).open(owned=[2, 3], writer="high") as high,
             twins.standby(writer="low", **share) as standby,
         ):
             high.update({key: {"n": 2} for key in keys if key not in mine})

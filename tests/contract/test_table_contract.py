@@ -261,8 +261,8 @@ def test_typed_values(tables: TableRig) -> None:
 def test_a_share_of_the_partitions(tables: TableRig) -> None:
     """Two tables own a half each: neither fences the other, nor answers for the other's keys."""
     with (
-        tables.open(own_partitions=[0, 1], writer="low") as low,
-        tables.open(own_partitions=[2, 3], writer="high") as high,
+        tables.open(owned=[0, 1], writer="low") as low,
+        tables.open(owned=[2, 3], writer="high") as high,
     ):
         for i in range(100):
             key = b"%d" % i
@@ -282,11 +282,11 @@ def test_a_share_of_the_partitions(tables: TableRig) -> None:
         assert len(low.items(key_groups=[3, 5])) == len(some) > 0
         with pytest.raises(KeyGroupMismatch):
             iter(low.items(key_groups=[8]))
-    with tables.open(own_partitions=[2, 3], writer="high") as high:
+    with tables.open(owned=[2, 3], writer="high") as high:
         assert high.progress == {"high": 1}
         assert len(high) == 100 - len(_low_keys(100))
     with pytest.raises(ConfigError, match="name"):
-        tables.open(own_partitions=[0, 1])
+        tables.open(owned=[0, 1])
 
 
 def _low_keys(count: int) -> list[bytes]:
@@ -308,12 +308,12 @@ def test_key_groups_that_the_caller_names(tables: TableRig) -> None:
                 table.get(wrong)
         with pytest.raises(KeyGroupMismatch):
             table[4, b"k"] = b""
-    with tables.open(own_key_group=2, **made) as two, tables.open(own_key_group=1, **made) as one:
+    with tables.open(key_group=2, **made) as two, tables.open(key_group=1, **made) as one:
         assert (content(one), content(two)) == ({b"k": b"1"}, {b"k": b"2", b"l": b"3"})
         one[b"new"], two[b"k"] = b"4", b"5"
         assert (one.commit({"n": 1}).metadata, two.commit({"n": 2}).metadata) == ({"n": 1}, {"n": 2})
         assert [key for key, _ in two.range(b"l")] == [b"l"]
-    with tables.open(own_key_group=2, **made) as two:
+    with tables.open(key_group=2, **made) as two:
         assert (content(two), two.progress) == ({b"k": b"5", b"l": b"3"}, {"n": 2})
 
 
@@ -349,7 +349,7 @@ def test_key_groups_by_prefix(tables: TableRig, key_type: str) -> None:
         part = partition_of(group, log.descriptor.partitions, log.descriptor.key_groups)
     with tables.standby() as standby:
         assert dict(standby.prefix(user)) == begun
-    with tables.open(own_partitions=[part], writer="share", **made) as share:
+    with tables.open(owned=[part], writer="share", **made) as share:
         assert dict(share.prefix(user)) == begun
         share[user] = b"shared"
         share.commit()

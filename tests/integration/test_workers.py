@@ -18,8 +18,8 @@ from statelog.environment import Environment
 from statelog.errors import ConfigError, IdentityChanged, NotFound, OffsetGone
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from statelog.tables import Table, Worker
-from statelog.tables.working import roster
+from statelog.tables import Table, Worker, WorkerHooks
+from statelog.tables.group import schedule
 from tests.sim.source import WORK
 from tests.support.processes.group import Group, Member, given
 from tests.support.services.broker import Broker
@@ -88,7 +88,7 @@ def test_a_stopped_process_that_has_the_directory(
     """It blocks nobody: another process of the machine goes on beside its directory, exactly where it was, and in there
     once it is free; and the one that was stopped goes on as a member of the group.
     """
-    monkeypatch.setattr(roster, "IN_USE_MAX_S", 1.0)
+    monkeypatch.setattr(schedule, "IN_USE_MAX_S", 1.0)
     group = Group(
         name=log_name,
         bootstrap=broker.bootstrap,
@@ -104,7 +104,10 @@ def test_a_stopped_process_that_has_the_directory(
         _await_commits(group, partitions=1)
         stopped.signal(signal.SIGSTOP)
         try:
-            with told("opens beside it"), group.worker("", Environment(), on_open=_check_given) as worker:
+            with (
+                told("opens beside it"),
+                group.worker("", Environment(), hooks=WorkerHooks(on_open=_check_given)) as worker,
+            ):
                 group.feed(producer, range(100, 200))
                 for message, table in worker:
                     WORK.step(table, int(message.value() or b""))
@@ -164,7 +167,7 @@ def test_tables_of_a_worker_share_clients(broker: Broker, log_name: str, tmp_pat
 def test_tables_open_at_once(broker: Broker, log_name: str, tmp_path: Path, is_kept: bool) -> None:
     """Each waits half way for another one, in two lives; what comes out of them is the fold."""
     group = Group(name=log_name, bootstrap=broker.bootstrap, root=tmp_path / "root", partitions=8, consumer=QUICK)
-    options = {"backend": "rocksdb", "directory": tmp_path / "kept"} if is_kept else {}
+    options: dict[str, Any] = {"backend": "rocksdb", "directory": tmp_path / "kept"} if is_kept else {}
     pair = threading.Barrier(2)
 
     def wait(point: str) -> None:
@@ -227,7 +230,7 @@ def test_what_a_worker_does_not_take(broker: Broker, log_name: str, tmp_path: Pa
         with group.worker("", Environment()) as worker, pytest.raises(OffsetGone) as gone:
             _take(worker, 20)
         assert gone.value.facts["next_offset"] == 100
-        with told("is accepted"), group.worker("", Environment(), accept_input_loss=True) as worker:
+        with told("is accepted"), group.worker("", Environment(), accept_loss=True) as worker:
             assert _take(worker, 15) == {0: 110, 1: 110}
         kafka.delete_topic(group.topic)
         with group.input() as producer:

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from statelog.errors import StatelogError
-from statelog.tables.working.roster import passes
+from statelog.tables.group.schedule import passes
 from statelog.testing.faults import Fate, SendAttempt
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 from tests.sim.source import WORK

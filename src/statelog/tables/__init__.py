@@ -1,26 +1,21 @@
 """Tables: keyed state that survives, for a person's own loop. Holds no protocol of its own."""
 
-from statelog.tables.opening.open_table import table
-from statelog.tables.settings import Loading, TableSettings
-from statelog.tables.standing.open_standby import standby
-from statelog.tables.standing.standby import Look, Standby
-from statelog.tables.state.opening import Opening
-from statelog.tables.state.store import BackendKind
+from statelog.tables.group.context import InputTopic, WorkerHooks
+from statelog.tables.group.worker import Worker, worker
+from statelog.tables.open_table import table
+from statelog.tables.settings import BackendKind, Loading, TableSettings
+from statelog.tables.standby import Standby, standby
 from statelog.tables.table import Table
-from statelog.tables.working.input import InputStart
-from statelog.tables.working.open_worker import worker
-from statelog.tables.working.worker import Worker
 
 __all__ = [
     "BackendKind",
-    "InputStart",
+    "InputTopic",
     "Loading",
-    "Look",
-    "Opening",
     "Standby",
     "Table",
     "TableSettings",
     "Worker",
+    "WorkerHooks",
     "standby",
     "table",
     "worker",

@@ -8,7 +8,7 @@ from statelog.producer import WriterSettings
 from statelog.recovery import RecoverySettings
 from statelog.schemas.names import parse_enum
 
-__all__ = ["Loading", "TableSettings"]
+__all__ = ["BackendKind", "Loading", "TableSettings"]
 
 _POSITIVE = (
     "commits_under_way_max",
@@ -19,6 +19,13 @@ _POSITIVE = (
     "open_files_max",
     "remote_cache_bytes",
 )
+
+
+class BackendKind(StrEnum):
+    """The backends that there are."""
+
+    DICT = "dict"
+    ROCKSDB = "rocksdb"
 
 
 class Loading(StrEnum):

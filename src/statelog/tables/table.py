@@ -5,10 +5,10 @@
             table[message.key] = fold(table.get(message.key), message.value)
             table.commit_every(1.0, progress={"offset": message.offset + 1})
 
-    layers     changes that no commit holds     changes/layers.py
-    writer     sends and commits them           producer
-    queue      commits that are under way       commits/queue.py
-    state      what is committed                state/state.py
+    layers       changes that no commit holds        layers.py
+    scheduler    when to commit; pending commits     scheduler.py
+    writer       sends and commits them              producer
+    state        what is committed                   state/state.py
 
 The protocol, with "if we die after step n": docs/protocol-table.md.
 
@@ -19,27 +19,31 @@ Invariants:
 """
 
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any, Self, TypeVar
 
 from statelog.errors import ClosedError, Misuse, UncommittedChanges
 from statelog.pending import Pending
+from statelog.producer import Writer
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
-from statelog.schemas.ledger.place import Metadata, check_metadata
+from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.slips import warn_caller
-from statelog.tables.changes.layers import Layer, Layers
-from statelog.tables.changes.views import Keyed
-from statelog.tables.commits.pace import Pace, check_interval
-from statelog.tables.opened import LARGE, WEIGHED, Opened
-from statelog.tables.state.opening import Opening
+from statelog.tables.keyed import Keyed
+from statelog.tables.layers import Layer, Layers
+from statelog.tables.scheduler import LARGE, CommitScheduler, check_interval
+from statelog.tables.setup import TableSetup
+from statelog.tables.state.opening import OpenReport
+from statelog.tables.state.state import State
 
 __all__ = ["Table"]
 
 K = TypeVar("K")
 V = TypeVar("V")
 _MISSING = object()
+_WEIGHED = 4 << 10
+"""From here on a put counts for its bytes; smaller ones of bytes are bounded well enough by how many they are."""
 
 
 class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
@@ -48,26 +52,25 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         table[b"alice"] = b"1"
         table.commit({"offset": 42})
 
-    Made by `statelog.table`. Belongs to one thread of one process; to change it while it is iterated is Misuse, as is
-    a key or value of another type, which no method takes. Leaving its `with` block finishes the commits under way.
+    Made by `statelog.table`. Belongs to one thread of one process. Changing it while it is iterated is Misuse, and so
+    is a key or value of another type, which no method takes. Leaving its `with` block closes it, as `close` says; left
+    by an error, it commits nothing more.
     """
 
-    def __init__(self, opened: Opened) -> None:
-        self._opened = opened
-        self._guard = Guard(
-            "table", opened.writer.name, again="Open it again", apart="Open one in each, on a share each"
-        )
-        self._keys, self._values = opened.keys, opened.values
-        self._quick, self._quick_value = opened.keys.quick_class, opened.values.quick_class
-        self._opaque = opened.values.is_opaque
-        self._every = opened.settings.every_change
-        self._state = opened.state
+    def __init__(self, setup: TableSetup, writer: Writer, state: State, opening: OpenReport) -> None:
+        self.opening = opening
+        """How it was opened: from what, how much was read, what was set aside."""
+        self._setup, self._writer, self._state = setup, writer, state
+        self._guard = Guard("table", writer.name, again="Open it again", apart="Open one in each, of other partitions")
+        self._keys, self._values = setup.keys, state.values
+        self._quick, self._quick_value = self._keys.quick_class, self._values.quick_class
+        self._opaque = self._values.is_opaque
+        self._every = setup.settings.every_change
         self._layers = Layers()
         self._refresh()
-        self._count = self._bytes = self._applies = 0
+        self._count = 0
         self._is_lent = False
-        self._clock = opened.environment.clock
-        self._pace = Pace(opened, self._layers, self._applied, self._advance)
+        self._commits = CommitScheduler(setup, writer, state, self._layers, self._advance)
 
     # ---- what it is
 
@@ -76,17 +79,12 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         """The last commit that is history: checkpoint, ledger offset, and `metadata`, the progress. None before the
         first. `position` is what `AtPosition` takes, and not its offset.
         """
-        return self._opened.writer.last_commit
+        return self._writer.last_commit
 
     @property
     def position(self) -> int:
         """The ledger position of what is committed: for `recover(at_least=)` elsewhere."""
-        return self._opened.writer.position
-
-    @property
-    def opening(self) -> Opening:
-        """How it was opened: from what, how much was read, what was set aside."""
-        return self._opened.opening
+        return self._writer.position
 
     @property
     def is_local(self) -> bool:
@@ -104,7 +102,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         return self._guard.life
 
     def __repr__(self) -> str:
-        return f"Table({self._opened.log.name!r}, writer={self._opened.writer.name!r}, {self.life.value})"
+        return f"Table({self._setup.log.name!r}, writer={self._writer.name!r}, {self.life.value})"
 
     # ---- one key
 
@@ -131,7 +129,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         if get_ident() != self._guard.user:
             self._guard.check()
         if (
-            type(key) is not self._quick or type(value) is not self._quick_value or len(key) + len(value) >= WEIGHED  # type: ignore[arg-type]  # both are bytes
+            type(key) is not self._quick or type(value) is not self._quick_value or len(key) + len(value) >= _WEIGHED  # type: ignore[arg-type]  # both are bytes
         ):
             key, value = self._admit(key, value)
         self._count += 1
@@ -143,12 +141,14 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     __setitem__ = put
 
     def delete(self, key: K) -> None:
-        """Remove a key, whether it is there or not. Raises as `put`."""
+        """Remove a key, whether it is there or not. Raises InvalidChange, ValueTooLarge, KeyGroupMismatch,
+        ClosedError.
+        """
         if get_ident() != self._guard.user:
             self._guard.check()
         if type(key) is not self._quick or len(key) >= LARGE:  # type: ignore[arg-type]  # it is bytes
             key = self._keys.admit(key)
-            self._opened.check_size(key, None)
+            self._commits.check_size(key, None)
         self._count += 1
         if self._every:
             self._note(key, None)
@@ -178,10 +178,8 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         size = len(key) + len(value) if is_bytes else LARGE  # type: ignore[arg-type]  # both are bytes
         if size >= LARGE:
             key, value = self._keys.admit(key), self._values.admit(value)
-            size = self._opened.check_size(key, value)
-        self._bytes += size
-        if self._bytes >= self._opened.settings.uncommitted_bytes_max:
-            self._pace.look_at_once()
+            size = self._commits.check_size(key, value)
+        self._commits.weigh(size)
         return key, value
 
     # ---- many keys
@@ -194,7 +192,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             count = committed = len(self._state)
             for key, value in changes.items():
                 count += (value is not None) - (self._read(key) is not None)
-            if len(self._state) == committed:  # It counts anew if it had to go on from another snapshot meanwhile.
+            if len(self._state) == committed:  # Else it had to go on from another snapshot: count again.
                 return count
 
     @Guarded.turn
@@ -202,7 +200,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         wanted = None if key_groups is None else frozenset(key_groups)
         committed = self._state.items(key_groups)
         found = self._layers.over(committed, lambda key: wanted is None or self._keys.group(key) in wanted)
-        return self._unchanged(found, self._count + self._applies)
+        return self._unchanged(found, self._count + self._commits.applied)
 
     @Guarded.turn
     def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
@@ -212,7 +210,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         """
         first, behind = self._keys.bound(start), self._keys.bound(end)
         found = self._layers.over_range(self._state.range(first, behind), first, behind)
-        return self._unchanged(found, self._count + self._applies)
+        return self._unchanged(found, self._count + self._commits.applied)
 
     def clear(self) -> None:
         """Remove every key."""
@@ -222,17 +220,17 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def _unchanged(self, found: Iterator[tuple[Any, Any]], count: int) -> Iterator[tuple[K, V]]:
         """Copies of what is found, as long as nothing changes the table, which was changed so often when it was asked.
 
-        The state is read as the items are: of one that has gone on in between they would be of no moment at all.
+        The state is read as the items are taken: once it has moved on, they would be of no single moment.
         """
         copy, turn, nobody = self._values.copy, self._guard, NOBODY
         while True:
             user = get_ident()
             if user != turn.user:
                 turn.check()
-            if self._count + self._applies != count:
+            if self._count + self._commits.applied != count:
                 raise Misuse(
                     "the table was changed, or committed, while it was iterated",
-                    writer=self._opened.writer.name,
+                    writer=self._writer.name,
                     hint="Take a list of the keys first: `for key in list(table)`",
                 )
             try:
@@ -264,23 +262,18 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def commit_async(self, progress: Metadata | None = None) -> Pending[LastCommit]:
         """As `commit`, and go on at once: later changes are those of the next commit.
 
-        Several may be under way, `commits_under_way_max` of them; then it waits for the oldest. Raises as `commit`, for
-        earlier commits.
+        Up to `commits_under_way_max` of them may be pending; then it waits for the oldest. Raises the errors of
+        `commit`, for earlier commits.
         """
         return self._send(progress)
 
     def _send(self, progress: Metadata | None) -> Pending[LastCommit]:
         self._check_unlent()
-        return self._commit(self._pace.last_named(self._count) if progress is None else progress)
+        return self._commit(self._commits.last_named(self._count) if progress is None else progress)
 
     def _commit(self, progress: Metadata) -> Pending[LastCommit]:
         with self._failing():
-            self._bytes = 0
-            return self._pace.commit(progress, self._count)
-
-    @Guarded.turn
-    def _commit_lent(self, progress: Metadata) -> Pending[LastCommit]:
-        return self._commit(progress)
+            return self._commits.commit(progress, self._count)
 
     def lend(self) -> Callable[[Metadata], Pending[LastCommit]]:
         """For a worker, which counts what its messages have changed: from now on only what this returns commits, and
@@ -290,15 +283,19 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         return self._commit_lent
 
     @Guarded.turn
+    def _commit_lent(self, progress: Metadata) -> Pending[LastCommit]:
+        return self._commit(progress)
+
+    @Guarded.turn
     def hand_over(self) -> Callable[[], None]:
         """For a worker, which opens tables in other threads: nobody's until its own thread calls what this returns."""
-        return self._guard.hand_over(self._opened.writer.hand_over())
+        return self._guard.hand_over(self._writer.hand_over())
 
     def _check_unlent(self) -> None:
         if self._is_lent:
             raise Misuse(
                 "the table is a worker's, which commits it with its place in the input, and takes nothing back",
-                writer=self._opened.writer.name,
+                writer=self._writer.name,
                 hint="Commit with the worker's methods, and undo with `with table.transaction():`",
             )
 
@@ -306,37 +303,28 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         """Call it behind each message: `commit_async` once so many seconds have passed since the last commit, or so
         much has changed (`uncommitted_changes_max`, `uncommitted_bytes_max`), and nothing at all in between.
 
-        Without `progress`, for while no messages come, it is as `commit` without one. The end of the `with` block
-        commits what the last call has put off, unless the table was changed since: then all since the last commit is
-        discarded, with a warning. Raises as `commit_async`; Misuse for no number of seconds.
+        Without `progress`, for while no messages come, it is as `commit` without one. `close`, and so the end of the
+        `with` block, commits what the last call has put off, unless the table was changed since: then all since the
+        last commit is discarded, with a warning. Raises the errors of `commit_async`; Misuse for no number of seconds.
         """
         if get_ident() != self._guard.user:
             self._guard.check()
-        pace, count = self._pace, self._count
-        if interval_s != pace.interval_s:
+        if interval_s != self._commits.interval_s:
             self._check_unlent()
             check_interval(interval_s)
-        try:
-            named: Metadata = pace.last_named(count) if progress is None else {**progress}
-        except TypeError:
-            check_metadata(progress)
-            raise
-        pace.named_count = count  # In this order: a signal's handler may commit in between.
-        pace.named = named
-        if count >= pace.look_count or interval_s != pace.interval_s or self._clock() >= pace.look_s:
+        if self._commits.note(interval_s, progress, self._count):
             self._commit_if_due(interval_s)
 
     @Guarded.turn
     def _commit_if_due(self, interval_s: float) -> None:
         with self._failing():
-            if self._pace.commit_if_due(interval_s, self._bytes):
-                self._bytes = 0
+            self._commits.commit_if_due(interval_s)
 
     # ---- undo
 
     @Guarded.turn
     def rollback(self) -> None:
-        """Undo all changes since the last commit, whether that is over or still under way; inside of a transaction, all
+        """Undo all changes since the last commit, whether that is over or still pending; inside of a transaction, all
         since it began. Raises Misuse for a worker's table outside of one.
         """
         is_inside = bool(self._layers.suspended)
@@ -346,7 +334,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             self._layers.drop()
             self._count += 1
             if not is_inside:
-                self._pace.undone(self._count)
+                self._commits.undone(self._count)
 
     @contextmanager
     def transaction(self) -> Generator[Self]:
@@ -367,14 +355,14 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     @Guarded.turn
     def _begin(self, begun: list[Layer]) -> None:
         with self._failing():
-            self._pace.look_at_once()
+            self._commits.look_at_once()
             begun.append(self._layers.begin())
 
     @Guarded.late_turn
     def _end_transaction(self, begun: list[Layer], count: int, *, keep: bool) -> None:
         if self.life is not Life.OPEN or not begun:
             return
-        with self._failing(), self._pace.refusing():
+        with self._failing(), self._commits.refusing():
             try:
                 self._layers.end(begun.pop(), keep=keep)
             except Misuse:
@@ -382,22 +370,24 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
                 raise
             if not keep:
                 self._count += 1
-                self._pace.undone_since(count, self._count)
+                self._commits.undone_since(count, self._count)
 
     # ---- end
 
     @Guarded.last_turn
     def close(self) -> None:
-        """Finish the commits under way, and what `commit_every` has put off; then release everything. Idempotent.
+        """Commit, and release everything. Idempotent.
 
-        What no commit holds is discarded, with a warning. Raises as `commit`; released it is all the same.
+        Where no progress was ever named, all changes are committed. Else what `commit_every` has put off is, and what
+        was changed behind the last named progress is discarded, with an UncommittedChanges warning. A table that has
+        failed commits nothing. Raises the errors of `commit`; released it is all the same.
         """
         if self.life is not Life.OPEN or not self._guard.is_owned:
             self._end(is_failed=True)
             return
         try:
             with self._failing():
-                self._pace.finish(self._count)
+                self._commits.finish(self._count)
         except BaseException:
             self._end(is_failed=True)
             raise
@@ -408,42 +398,43 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     def _end(self, *, is_failed: bool) -> None:
         if self._guard.end():
-            self._pace.fail(
-                ClosedError("the table was closed before this commit was over", writer=self._opened.writer.name)
-            )
+            closed = ClosedError("the table was closed before this commit was over", writer=self._writer.name)
+            self._commits.fail(closed)
             self._layers.forget()
             self._refresh()
-            self._opened.release(is_failed=is_failed)
+            with ExitStack() as closing:
+                closing.push(self._setup)
+                closing.callback(self._state.close)
+                if is_failed:  # There is nothing to warn of.
+                    self._writer.__exit__(RuntimeError, None, None)
+                else:
+                    self._writer.close()
 
     # ---- inside
 
     @contextmanager
     def _failing(self) -> Generator[None]:
         """What ends the writer, or leaves the state behind, ends the table; a refusal does not."""
+        commits = self._commits
         try:
             yield
         except BaseException as error:
-            if error is not self._pace.refusal or self._opened.writer.life is not Life.OPEN:
-                self._pace.fail(error)
+            if error is not commits.refusal or self._writer.life is not Life.OPEN:
+                commits.fail(error)
                 self._guard.fail()
             raise
         finally:
-            self._pace.refusal = None
+            commits.refusal = None
             self._refresh()
-
-    def _applied(self) -> None:
-        """A commit was handed to the state."""
-        self._applies += 1
-        self._refresh()
 
     @Guarded.turn
     def _advance(self, timeout_s: float | None) -> None:
-        """For who holds a commit that is under way."""
+        """For whoever holds a pending commit."""
         self._step(timeout_s)
 
     def _step(self, timeout_s: float | None) -> None:
         with self._failing():
-            self._pace.step(timeout_s)
+            self._commits.step(timeout_s)
 
     def _refresh(self) -> None:
         """Take the layers as they are now: reads and puts do not ask for them."""

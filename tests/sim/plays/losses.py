@@ -232,7 +232,7 @@ class World:
     def stand_by(self) -> Standby[Any, Any]:
         """A standby of the table, in memory."""
         settings = TableSettings(recovery=_PATIENT)
-        return statelog.standby(self.table.name, self.table.where(), own_partitions=[0], settings=settings)
+        return statelog.standby(self.table.name, self.table.where(), partitions=[0], settings=settings)
 
     def own(self, directory: Path | None) -> Table[Any, Any]:
         """The table, by its owner: on the directory that it keeps, or anew in memory."""
@@ -241,7 +241,7 @@ class World:
             self.table.where(),
             backend="rocksdb" if directory else "dict",
             directory=directory,
-            own_partitions=[0],
+            partitions=[0],
         )
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import statelog
 from statelog.environment import CrashPoint, Environment, Start
 from statelog.storage.kafka import TopicSpec
-from statelog.tables import InputStart, Standby, Table, TableSettings, Worker
-from statelog.tables.working.reserves import Reserves
-from statelog.tables.working.workplace import Hooks, Workplace
+from statelog.tables import Standby, Table, TableSettings, Worker
+from statelog.tables.group.context import InputStart, InputTopic, WorkerContext, WorkerHooks
+from statelog.tables.group.standby_pool import StandbyPool
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Faults
 from statelog.testing.kafka import MemoryKafka
@@ -65,9 +65,9 @@ class WorkersWorld:
         self,
         start: InputStart = InputStart.EARLIEST,
         *,
-        reserves: Reserves | None = None,
+        standbys: StandbyPool | None = None,
         crash: CrashPoint = lambda _: None,
-        hooks: Hooks | None = None,
+        hooks: WorkerHooks | None = None,
     ) -> SteppedWorker:
         """One worker more."""
         made: list[FakeMember] = []
@@ -78,12 +78,11 @@ class WorkersWorld:
             return made[0]
 
         worker = SteppedWorker(
-            Workplace(
-                name="log", topic="input", key_groups=PARTITIONS, kafka=self.source.join(),
-                open_table=self.open_for, start_opening=self.start_opening,
-                reserves=reserves or Reserves((), _no_standby, self.clock),
-                join=join, start=start, accepts_input_loss=False, unsent_max=self.unsent_max,
-                environment=Environment(clock=self.clock, crash=crash), release=lambda: None, hooks=hooks or Hooks(),
+            WorkerContext(
+                name="log", topic=InputTopic("input", start=start), key_groups=PARTITIONS, kafka=self.source.join(),
+                open_table=self.open_for, standbys=standbys or StandbyPool((), _no_standby, self.clock),
+                join=join, unsent_max=self.unsent_max, release=lambda: None, hooks=hooks or WorkerHooks(),
+                environment=Environment(clock=self.clock, crash=crash, start=self.start_opening),
             )
         )  # fmt: skip
         self.workers[worker] = made[0]
@@ -100,7 +99,7 @@ class WorkersWorld:
             statelog.table,
             "log",
             self.rig.where(),
-            own_key_group=partition,
+            key_group=partition,
             writer=f"log-{partition}",
             settings=TableSettings(commits_under_way_max=2),
         )

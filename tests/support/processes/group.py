@@ -25,7 +25,7 @@ from statelog.errors import Unavailable
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from statelog.tables import Table
+from statelog.tables import InputTopic, Table
 from tests.sim.source import WORK
 from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import UNSAFE
@@ -92,7 +92,9 @@ class Group:
         """One more process; a name makes it a static member, which keeps its partitions over a restart."""
         return Member(self, instance)
 
-    def worker(self, instance: str, environment: Environment, **options: Any) -> "statelog.Worker[bytes, bytes]":
+    def worker(
+        self, instance: str, environment: Environment, *, accept_loss: bool = False, **options: Any
+    ) -> "statelog.Worker[bytes, bytes]":
         """As a process of the group makes it."""
         consumer = {**self.consumer, **({"group.instance.id": instance} if instance else {})}
         kept: dict[str, Any] = {}
@@ -103,9 +105,8 @@ class Group:
             statelog.worker,
             self.name,
             self.where,
-            topic=self.topic,
+            topic=InputTopic(self.topic, consumer, accept_loss=accept_loss),
             create=True,
-            consumer=consumer,
             standbys="all" if self.has_standbys else (),
             **kept,
             **options,

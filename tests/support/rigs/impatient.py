@@ -3,7 +3,7 @@
 import pytest
 
 from statelog.storage.log import ledger, topics
-from statelog.tables.state import loader
+from statelog.tables.state import state
 
 __all__ = ["impatient"]
 
@@ -13,4 +13,4 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks or looks again does so at once."""
     monkeypatch.setattr(ledger, "_ASK_AGAIN_S", 0.0)
     monkeypatch.setattr(topics, "_LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr(loader, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(state, "_PAUSE_S", 0.0)

@@ -63,7 +63,11 @@ class TableRig:
         return environment.run(statelog.standby, self.rig.name, **followed)
 
     def _kept(self, directory: Path | None, options: dict[str, Any]) -> dict[str, Any]:
-        """Where the log is, by ports of `options` or by new ones, and the directory."""
+        """Where the log is, by ports of `options` or by new ones, and the directory. `owned` partitions are the
+        table's, where `partitions` is how many the log has.
+        """
+        if "owned" in options:
+            options["partitions"] = options.pop("owned")
         ports = {name: options.pop(name) for name in ("kafka", "root") if name in options}
         where = {"where": replace(self.rig.where(), **ports)}
         return where if directory is None else where | {"backend": "rocksdb", "directory": directory}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from statelog.errors import Misuse
-from statelog.tables.changes.layers import Layers
+from statelog.tables.layers import Layers
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -16,7 +16,7 @@ from statelog.environment import Environment
 from statelog.errors import ConfigError, Corrupt, Fenced, LogInUse, StorageFull
 from statelog.materializer import run_round
 from statelog.tables import TableSettings
-from statelog.tables.state.home import Home
+from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.record import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, StatePlace, place_from_json, place_to_json
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
@@ -203,7 +203,7 @@ def test_what_cannot_be_used_is_set_aside(
 
 def test_few_are_kept(tmp_path: Path) -> None:
     """The newest and the one before, also if the clock goes back: a disk does not fill with what was set aside."""
-    place = Home(tmp_path, "log", "table")
+    place = StateDirectory(tmp_path, "log", "table")
     asides: list[Path] = []
     clock = iter([1.0, 3.0, 2.0, 0.0])
     for _ in range(4):

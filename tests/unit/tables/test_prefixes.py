@@ -13,11 +13,11 @@ from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.values.schema import OPAQUE
 from statelog.tables import TableSettings
-from statelog.tables.changes.keys import KeyRule
-from statelog.tables.changes.values import ValueRule
-from statelog.tables.state.home import Home
+from statelog.tables.keys import KeyRule
+from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.rocksdb import RocksdbStore
+from statelog.tables.values import ValueRule
 
 LENGTH = 3
 ALL = range(128)
@@ -67,7 +67,7 @@ def test_no_key_of_a_range_lies_elsewhere(keys: list[Any]) -> None:
 @pytest.mark.parametrize(("prefix", "looks"), [(b"use", 1), (b"user-1/", 1), (b"us", len(ALL))])
 def test_rocksdb_seeks_once(tmp_path: Path, prefix: bytes, looks: int) -> None:
     """In the key group of the prefix, where it seeks in every one for a shorter prefix."""
-    home, rule = Home(tmp_path, "log", "table"), RULES[bytes]
+    home, rule = StateDirectory(tmp_path, "log", "table"), RULES[bytes]
     backend = RocksdbStore(home, rule, ValueRule(OPAQUE), TableSettings())
     wanted = [prefix + b"%d" % number for number in range(10)]
     backend.apply(dict.fromkeys([*wanted, b"other", b"u"], b""), StatePlace(Place(1)))

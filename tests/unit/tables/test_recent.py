@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from statelog.errors import ConfigError
 from statelog.tables import TableSettings
-from statelog.tables.state.recent import UNKNOWN, Recent, held_bytes
+from statelog.tables.state.rocksdb import UNKNOWN, RecentCommits, held_bytes
 
 EACH = 200
 """Bytes that a change of no data counts for."""
@@ -26,7 +26,7 @@ def test_what_is_known_is_what_was_committed(
     commits: list[dict[int, bytes | None]], bytes_max: int, loads: set[int]
 ) -> None:
     """Whatever is forgotten meanwhile; and never more than there is room for."""
-    recent, state = Recent(bytes_max), dict[int, bytes | None]()
+    recent, state = RecentCommits(bytes_max), dict[int, bytes | None]()
     for number, changes in enumerate(commits):
         if number in loads:
             recent.forget()
@@ -40,7 +40,7 @@ def test_what_is_known_is_what_was_committed(
 
 def test_the_last_commits_are_known() -> None:
     """At least half of what there is room for, however small the commits are."""
-    recent = Recent(100 * EACH)
+    recent = RecentCommits(100 * EACH)
     for key in range(1_000):
         recent.take({key: b""}, 0)
         assert all(recent.find(one) == b"" for one in range(max(0, key - 49), key + 1))
@@ -49,7 +49,7 @@ def test_the_last_commits_are_known() -> None:
 
 def test_a_commit_that_is_larger_than_all_is_known_in_part() -> None:
     """Its last changes; and nothing of the others, though an older commit had them."""
-    recent = Recent(10 * EACH)
+    recent = RecentCommits(10 * EACH)
     recent.take({3: b"old", 99: b"old"}, 6)
     recent.take(dict.fromkeys(range(100), b""), 0)
     assert [key for key in range(100) if recent.find(key) is not UNKNOWN] == list(range(90, 100))
@@ -72,7 +72,7 @@ def test_typed_values_count_for_what_they_take() -> None:
 
 def test_nothing_is_kept_if_so_wished() -> None:
     """With `recent_bytes` 0."""
-    recent = Recent(TableSettings(recent_bytes=0).recent_bytes)
+    recent = RecentCommits(TableSettings(recent_bytes=0).recent_bytes)
     recent.take({1: b""}, 0)
     assert recent.find(1) is UNKNOWN
     with pytest.raises(ConfigError, match="recent_bytes is -1"):

@@ -45,12 +45,12 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 
 def _inside(table: Table[Any, Any]) -> Any:
-    return cast("Any", table)._opened.state
+    return cast("Any", table)._state
 
 
 def _forget_what_was_read(table: Table[Any, Any]) -> None:
     base = _inside(table)._base
-    base._reading.cache._held.clear()
+    base._access.cache._held.clear()
     for run in base.snapshot._runs:
         run._handles._idle.clear()
 

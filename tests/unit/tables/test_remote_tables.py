@@ -18,7 +18,7 @@ from statelog.schemas.key_groups import key_group_of
 from statelog.storage.held_lease import list_leases
 from statelog.storage.runs.write import RunWriter
 from statelog.tables import Loading, Table, TableSettings
-from statelog.tables.remote.base import Standing
+from statelog.tables.state.base import Eligibility
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import told
@@ -298,7 +298,7 @@ def test_which_snapshots_will_do(rolled: Rolled) -> None:
     with rolled.rig.open() as log:
         manifest = log.manifests.read(log.manifests.numbers()[-1]).manifest
     (row,) = manifest.state.writers
-    at = Standing(
+    at = Eligibility(
         first_position=manifest.position,
         position=manifest.position,
         losses=0,

@@ -12,11 +12,11 @@ from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.values.schema import OPAQUE
 from statelog.tables import TableSettings
-from statelog.tables.changes.keys import KeyRule
-from statelog.tables.changes.values import ValueRule
-from statelog.tables.state.home import Home
+from statelog.tables.keys import KeyRule
+from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.rocksdb import RocksdbStore
+from statelog.tables.values import ValueRule
 
 KEYS = 500_000
 GROUP = 3
@@ -58,7 +58,7 @@ def _bytes_read() -> int:
 
 def test_the_filter_of_a_large_file_stays_in_the_cache(tmp_path: Path) -> None:
     """A cache of many shards has no room for it, and every get would read it from the file once more."""
-    home = Home(tmp_path, "log", "table")
+    home = StateDirectory(tmp_path, "log", "table")
     _one_large_file(home.database, tmp_path / "large.sst")
     backend = RocksdbStore(home, RULE, ValueRule(OPAQUE), TableSettings(cache_bytes=4 << 20))
     assert backend.get((7).to_bytes(4, "big")) == b""
@@ -73,7 +73,7 @@ def test_the_filter_of_a_large_file_stays_in_the_cache(tmp_path: Path) -> None:
 
 def test_what_was_committed_last_is_read_back_without_the_database(tmp_path: Path) -> None:
     """Deletes, too; a load of what others committed is read from the database again."""
-    home = Home(tmp_path, "log", "table")
+    home = StateDirectory(tmp_path, "log", "table")
     backend = RocksdbStore(home, RULE, ValueRule(OPAQUE), TableSettings())
     backend.apply({b"put": b"1", b"gone": None}, StatePlace(Place(1)))
     with pytest.MonkeyPatch.context() as patch:

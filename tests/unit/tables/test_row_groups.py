@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.storage.runs.read import KeyBounds
-from statelog.tables.remote.remote_run import may_hold, may_reach
-from statelog.tables.remote.row_group import RowGroup, RowGroupCache, sortable
+from statelog.tables.state.snapshot import RowGroup, RowGroupCache, may_hold, may_reach, sortable
 from tests.support.samples.runs import change_table
 
 KINDS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {

@@ -1,4 +1,4 @@
-"""Hooks of a worker: when each is called, what of their changes counts, and what their errors do."""
+"""WorkerHooks of a worker: when each is called, what of their changes counts, and what their errors do."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,7 +10,7 @@ import statelog
 from statelog.errors import BrokerUnavailable, ConfigError, Misuse, UncommittedChanges
 from statelog.producer.guard import Life
 from statelog.tables import Table
-from statelog.tables.working.workplace import Hooks
+from statelog.tables.group.context import WorkerHooks
 from tests.sim.plays.workers import SteppedWorker, WorkersWorld
 from tests.support.told import told
 
@@ -20,7 +20,7 @@ Notes = list[tuple[str, int, int]]
 PARTITION = 1
 
 
-def _start(world: WorkersWorld, hooks: Hooks, messages: int = 2) -> SteppedWorker:
+def _start(world: WorkersWorld, hooks: WorkerHooks, messages: int = 2) -> SteppedWorker:
     """A worker that has one partition with some messages."""
     world.feed(messages)
     worker = world.start(hooks=hooks)
@@ -28,13 +28,13 @@ def _start(world: WorkersWorld, hooks: Hooks, messages: int = 2) -> SteppedWorke
     return worker
 
 
-def _noting(notes: Notes, tick_s: float = 1.0) -> Hooks:
-    """Hooks that note what they are called for, and how far the table is committed."""
+def _noting(notes: Notes, tick_s: float = 1.0) -> WorkerHooks:
+    """WorkerHooks that note what they are called for, and how far the table is committed."""
 
     def noting(what: str) -> Callable[[int, Table[Any, Any]], None]:
         return lambda partition, table: notes.append((what, partition, int(table.progress["offset"])))
 
-    return Hooks(
+    return WorkerHooks(
         on_open=noting("open"), on_tick=noting("tick"), on_commit=noting("commit"), on_close=noting("close"),
         tick_s=tick_s,
     )  # fmt: skip
@@ -42,7 +42,7 @@ def _noting(notes: Notes, tick_s: float = 1.0) -> Hooks:
 
 def _found(world: WorkersWorld) -> tuple[dict[bytes, bytes], int]:
     """The state of the partition, and how far it is, as the log has them."""
-    with statelog.table("log", world.rig.where(), own_key_group=PARTITION, writer=f"log-{PARTITION}") as table:
+    with statelog.table("log", world.rig.where(), key_group=PARTITION, writer=f"log-{PARTITION}") as table:
         return dict(table.items()), int(table.progress["offset"])
 
 
@@ -83,7 +83,7 @@ def test_what_hooks_change_is_committed() -> None:
 
         return adding
 
-    hooks = Hooks(on_open=add(b"open"), on_tick=add(b"tick"), on_commit=add(b"commit"))
+    hooks = WorkerHooks(on_open=add(b"open"), on_tick=add(b"tick"), on_commit=add(b"commit"))
     with _start(world, hooks, messages=0) as worker:
         worker.commit_every(1e9)
         assert list(worker) == []
@@ -93,7 +93,7 @@ def test_what_hooks_change_is_committed() -> None:
 def test_a_tick_that_is_due_is_committed_in_time() -> None:
     """By `commit_every`, while no message comes."""
     world, commits = WorkersWorld(), list[tuple[float, bool]]()
-    hooks = Hooks(
+    hooks = WorkerHooks(
         on_tick=lambda _, table: table.put(b"tick", b"1"),
         on_commit=lambda _, table: commits.append((world.now_s, b"tick" in table)),
     )
@@ -106,7 +106,7 @@ def test_a_tick_that_is_due_is_committed_in_time() -> None:
 def test_a_change_while_it_closes_is_lost_loudly() -> None:
     """The table takes no more commits then."""
     world = WorkersWorld()
-    hooks = Hooks(on_close=lambda _, table: table.put(b"close", b"1"))
+    hooks = WorkerHooks(on_close=lambda _, table: table.put(b"close", b"1"))
     with pytest.warns(UncommittedChanges), _start(world, hooks) as worker:
         list(worker)
     assert _found(world) == ({}, 2)
@@ -142,7 +142,7 @@ def test_an_error_of_a_hook_comes_out(failing: str, error: Exception) -> None:
         raise error
 
     hooks: dict[str, Any] = {"on_close": note, failing: fail}
-    worker = _start(world, Hooks(**hooks))
+    worker = _start(world, WorkerHooks(**hooks))
     with pytest.raises(type(error), match="mine"), worker:
         for _ in worker:
             worker.commit_every(0.0)
@@ -159,7 +159,7 @@ def test_an_error_while_it_closes_leaves_nothing_open() -> None:
         raise ZeroDivisionError
 
     tables: list[Table[Any, Any]] = []
-    worker = _start(world, Hooks(on_open=lambda _, table: tables.append(table), on_close=fail))
+    worker = _start(world, WorkerHooks(on_open=lambda _, table: tables.append(table), on_close=fail))
     with pytest.raises(ZeroDivisionError), worker:
         list(worker)
     assert [table.life for table in tables] == [Life.CLOSED]
@@ -181,7 +181,7 @@ def test_a_hook_does_not_commit(hook: str, call: str) -> None:
         table.commit() if call == "table.commit" else getattr(worker, call)()
 
     hooks: dict[str, Any] = {hook: calls}
-    worker = _start(world, Hooks(**hooks))
+    worker = _start(world, WorkerHooks(**hooks))
     with pytest.raises(Misuse), worker:
         for _ in worker:
             worker.commit_every(0.0)
@@ -191,4 +191,4 @@ def test_a_hook_does_not_commit(hook: str, call: str) -> None:
 def test_ticks_without_time() -> None:
     """Are no ticks."""
     with pytest.raises(ConfigError, match="tick_s is 0"):
-        Hooks(tick_s=0)
+        WorkerHooks(tick_s=0)

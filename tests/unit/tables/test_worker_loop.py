@@ -20,8 +20,9 @@ from statelog.errors import (
 )
 from statelog.producer.guard import Life
 from statelog.storage.kafka import TopicSpec
-from statelog.tables import InputStart, Standby, Table
-from statelog.tables.working.reserves import Reserves
+from statelog.tables import Standby, Table
+from statelog.tables.group.context import InputStart
+from statelog.tables.group.standby_pool import StandbyPool
 from statelog.testing.kafka import MemoryKafka
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 from tests.sim.source import WORK
@@ -274,7 +275,7 @@ def test_the_first_place_is_history() -> None:
         world.group.give(0, world.workers[worker], waits=True)
         next(worker)
     assert [table.life for table in opened] == [Life.CLOSED]
-    with statelog.table("log", world.rig.where(), own_key_group=0, writer="log-0") as table:
+    with statelog.table("log", world.rig.where(), key_group=0, writer="log-0") as table:
         assert table.progress["offset"] == 4
 
 
@@ -307,7 +308,7 @@ def test_a_worker_without_partitions_has_standbys() -> None:
         asked.append(partition)
         raise BrokerUnavailable("away")
 
-    with world.start(reserves=Reserves([1], opened, world.clock)) as worker:
+    with world.start(standbys=StandbyPool([1], opened, world.clock)) as worker:
         assert list(worker) == []
         deadline_s = time.monotonic() + 30
         while not asked:

@@ -15,8 +15,8 @@ from statelog.environment import start_thread
 from statelog.errors import Damaged
 from statelog.producer.guard import Life
 from statelog.tables import Table
-from statelog.tables.working import openings
-from statelog.tables.working.workplace import Hooks
+from statelog.tables.group import schedule
+from statelog.tables.group.context import WorkerHooks
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -85,7 +85,7 @@ def test_several_open_at_once() -> None:
         for _ in range(PARTITIONS - 1):
             assert doors.over.acquire(timeout=_LIMIT_S)
 
-    hooks = Hooks(on_open=lambda partition, _: notes.append((partition, threading.get_ident())))
+    hooks = WorkerHooks(on_open=lambda partition, _: notes.append((partition, threading.get_ident())))
     worker, doors = _start(world, {0: after_the_others}, hooks=hooks)
     with worker:
         _open_all(worker, [0, 1, 2])
@@ -96,14 +96,14 @@ def test_several_open_at_once() -> None:
 
 def test_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third one waits for the first of two."""
-    monkeypatch.setattr(openings, "AT_ONCE", 2)
+    monkeypatch.setattr(schedule, "AT_ONCE", 2)
     world, pair = WorkersWorld(), threading.Barrier(2)
 
     def two() -> None:
         pair.wait(_LIMIT_S)
 
     def alone() -> None:
-        assert 0 in worker.__dict__["_holdings"].tenures
+        assert 0 in worker.__dict__["_assignment"].held
 
     worker, _ = _start(world, {0: two, 1: two, 2: alone})
     with worker:
@@ -117,7 +117,7 @@ def test_an_error_of_one() -> None:
     def damaged() -> None:
         raise Damaged("mine")
 
-    hooks = Hooks(on_close=lambda _, __: closing.set())
+    hooks = WorkerHooks(on_close=lambda _, __: closing.set())
     worker, doors = _start(world, {1: damaged, 2: _wait(closing)}, hooks=hooks)
     with pytest.raises(Damaged, match="mine"), worker:
         _open_all(worker, [0, 1, 2])
@@ -139,7 +139,7 @@ def test_a_partition_that_goes_while_it_opens() -> None:
         assert partition != 1
         world.group.give(1, None, waits=True)
 
-    worker, doors = _start(world, {1: _wait(revoked)}, hooks=Hooks(on_open=take), crash=note)
+    worker, doors = _start(world, {1: _wait(revoked)}, hooks=WorkerHooks(on_open=take), crash=note)
     with worker:
         _open_all(worker, [0, 2])
         assert lives == [Life.CLOSED]
@@ -159,7 +159,7 @@ def test_an_interrupt_while_openings_are_waited_for() -> None:
     def stop(*_: object) -> None:
         raise ZeroDivisionError
 
-    worker, doors = _start(world, {1: interrupt}, hooks=Hooks(on_open=stop))
+    worker, doors = _start(world, {1: interrupt}, hooks=WorkerHooks(on_open=stop))
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt), worker:
         try:

@@ -23,11 +23,11 @@ from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Metadata
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.group import group_settings
-from statelog.tables.working.input import Input, InputStart, check_fits
-from statelog.tables.working.roster import FAILURES_MAX, IN_USE_MAX_S, Roster
+from statelog.tables.group.context import DescribedInput, InputStart, InputTopic, check_fits
+from statelog.tables.group.schedule import FAILURES_MAX, IN_USE_MAX_S, OpenSchedule
 
 LOG = {"bootstrap.servers": "log:9092", "security.protocol": "SSL", "linger.ms": "5"}
-INPUT = Input(topic="words", topic_id="id", partitions=3)
+INPUT = DescribedInput(topic="words", topic_id="id", partitions=3)
 
 
 # ---- what the group is told
@@ -94,7 +94,8 @@ def test_contradicting_settings(given: Mapping[str, str], said: str) -> None:
 
 
 def _start(progress: Metadata | None, start: InputStart = InputStart.EARLIEST, *, accepts_loss: bool = False) -> int:
-    return INPUT.start_offset(progress, 1, OffsetRange(10, 20), start, accepts_loss=accepts_loss)
+    topic = InputTopic("words", start=start, accept_loss=accepts_loss)
+    return INPUT.start_offset(progress, 1, OffsetRange(10, 20), topic)
 
 
 def test_where_to_read_on() -> None:
@@ -109,7 +110,7 @@ def test_where_to_read_on() -> None:
     [
         (INPUT.progress(9), OffsetGone),
         (INPUT.progress(21), BeyondEnd),
-        (Input(topic="words", topic_id="other", partitions=3).progress(15), IdentityChanged),
+        (DescribedInput(topic="words", topic_id="other", partitions=3).progress(15), IdentityChanged),
         ({}, ConfigError),
         ({"offset": 15}, ConfigError),
         ({**INPUT.progress(15), "offset": "15"}, ConfigError),
@@ -162,12 +163,12 @@ def _log(rule: str, partitions: int, key_groups: int) -> Descriptor:
 # ---- when to open
 
 
-def _take(roster: Roster, partition: int) -> None:
+def _take(roster: OpenSchedule, partition: int) -> None:
     roster.gone([partition])
 
 
-def _roster(*partitions: int) -> Roster:
-    made = Roster()
+def _roster(*partitions: int) -> OpenSchedule:
+    made = OpenSchedule()
     made.assigned(partitions)
     return made
 
@@ -187,7 +188,7 @@ def test_assigned_partitions_are_opened_once() -> None:
 @pytest.mark.parametrize("error", [PersistFailed("x"), OutcomeUnknown("x"), BrokerUnavailable("x"), Fenced("x")])
 def test_failures_in_a_row(error: StatelogError) -> None:
     """Each waits longer; too many end the worker, unless a commit came in between, or the group took the partition."""
-    for forgives in (Roster.committed, _take):
+    for forgives in (OpenSchedule.committed, _take):
         roster = _roster()
         for _ in range(FAILURES_MAX - 1):
             roster.failed(1, error, 100.0, 7)

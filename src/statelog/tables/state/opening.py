@@ -1,6 +1,6 @@
 """`StateOpening`: the one way to open a state: what is kept is judged and brought up to date, or it is made anew.
 
-    1  the lock of the home                               state/home.py; a dict has none
+    1  the lock of the directory                          state/directory.py; a dict has none
     2  look     is it of this log, and its place one of the ledger's?
                 or, if it proves that the ledger lost what was acknowledged, keep it for a person, and open nothing
        the place that the state has to come to            an owner's: that of its Open; a standby's: the ledger's end
@@ -28,41 +28,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statelog.environment import Environment
 from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, NotFound, OffsetGone
 from statelog.producer import Writer
-from statelog.reading.converter import Converter
 from statelog.reading.planner import Planner
-from statelog.recovery import AtPosition, Plan, Recovery, RunOpener, newest_changes, plan_changes, recover
+from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes, recover
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.values.schema import ValueSchema
-from statelog.storage import Log
-from statelog.tables.changes.keys import KeyRule
-from statelog.tables.changes.values import ValueRule
-from statelog.tables.remote.base import Base, Standing
-from statelog.tables.remote.row_group import RowGroupCache
-from statelog.tables.remote.snapshot import Reading
-from statelog.tables.settings import Loading, TableSettings
-from statelog.tables.state.home import Home
-from statelog.tables.state.loader import Loader
-from statelog.tables.state.memory import DictStore
+from statelog.tables.settings import Loading
+from statelog.tables.setup import TableSetup
+from statelog.tables.state.base import BaseSnapshot, Eligibility
+from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.record import Missing, StatePlace, TableRecord, difference
+from statelog.tables.state.snapshot import SnapshotAccess
 from statelog.tables.state.state import State
-from statelog.tables.state.store import KeyedStore
+from statelog.tables.state.store import DictStore, KeyedStore
+from statelog.tables.values import ValueRule
 
 if TYPE_CHECKING:
     from statelog.tables.state.rocksdb import RocksdbStore
 
-__all__ = ["Opening", "StateOpening", "Wanted"]
+__all__ = ["OpenReport", "StateOpening", "Wanted"]
 
 _LOST = "the ledger lost what it was built on, which a person has accepted"
 _NOT_COVERED = "what it lacks is in no snapshot any more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class OpenReport:
     """How a table was opened.
 
     `position` is that of the state, at or above the owner's Open. `from_position` is where the local directory was, and
@@ -96,101 +89,88 @@ class Wanted:
 
 
 class StateOpening:
-    """Opens the state of a share of a log, in a home or (None) in a dict. What a database of the home `may_lack` of its
-    state an owner reads from a snapshot. `beat` is often called.
+    """Opens the state of a table, in its directory or in a dict. What a database there `may_lack` of its state an owner
+    reads from a snapshot. `beat` is often called.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        home: Home | None,
-        keys: KeyRule,
-        settings: TableSettings,
-        environment: Environment,
-        *,
-        may_lack: bool = False,
-        beat: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._log = log
-        self._home = home
-        self._keys = keys
-        self._settings = settings
-        self._environment = environment
+    def __init__(self, setup: TableSetup, *, may_lack: bool = False, beat: Callable[[], None] = lambda: None) -> None:
+        self._log, self._keys = setup.log, setup.keys
+        self._directory = setup.directory
+        self._settings, self._environment = setup.settings, setup.environment
         self._may_lack = may_lack
         self._beat = beat
-        self._schema: ValueSchema | None = None
+        self._values: ValueRule | None = None
         self._kept: RocksdbStore | None = None
         self._unfit = ""
-        self._base: Base | None = None
+        self._base: BaseSnapshot | None = None
         self._made: KeyedStore | None = None
 
     def look(self, values: ValueRule) -> None:
-        """Open the database that is there, and compare its place with the ledger; the home closes what is open.
+        """Open the database that is there, and compare its place with the ledger; the directory closes what is open.
 
         `values` are those that the state has to have. Raises BeyondEnd or AnchorMismatch if it proves a loss that
-        nobody has accepted, as `recover`, StorageFull, StoreUnavailable.
+        nobody has accepted, StorageFull, StoreUnavailable, and what `recover` raises.
         """
         self._read_as(values)
-        if self._home is not None:
-            self._home.settle(self._environment.boot_id())
-            if self._home.database.exists():
-                self._kept, self._unfit = self._judged(self._home)
+        if self._directory is not None:
+            self._directory.settle(self._environment.boot_id())
+            if self._directory.database.exists():
+                self._kept, self._unfit = self._judged(self._directory)
 
-    def open(self, wanted: Wanted) -> tuple[State, Opening]:
-        """The state that is wanted, of what was looked at, and how it was opened. Raises as `look`, Fenced."""
+    def open(self, wanted: Wanted) -> tuple[State, OpenReport]:
+        """The state that is wanted, of what was looked at, and how it was opened. Raises Fenced, and as `look`."""
         self._want(wanted)
-        if wanted.values.schema != self._schema:
+        if self._values is None or wanted.values.schema != self._values.schema:
             if self._kept is not None:
                 self._kept.close()
                 self._kept = None
             self.look(wanted.values)
         with ExitStack() as undo:
             undo.callback(self._let_go)
-            store, opening = self._opened()
+            store, report = self._opened()
             undo.callback(store.close)
             if store.missing and not self._stands_on(store):
                 store.close()
                 self._make()
-                store, opening = self._replaced(_NOT_COVERED)
+                store, report = self._replaced(_NOT_COVERED)
                 undo.callback(store.close)
-            state = State(store, self._keys, self._values, self._base)
+            state = State(store, self._keys, wanted.values, self._base)
             undo.callback(state.close)
             self._load(state)
             undo.pop_all()
-        return state, opening
+        return state, report
 
     def make(self, wanted: Wanted) -> None:
-        """Make the state that is wanted, beside one that is in use. Raises as `recover`, StorageFull."""
+        """Make the state that is wanted, beside one that is in use. Raises StorageFull, and as `recover`."""
         self._want(wanted)
         self._read_as(wanted.values)
         self._make()
 
-    def replace(self, reason: str) -> tuple[State, Opening]:
+    def replace(self, reason: str) -> tuple[State, OpenReport]:
         """What `make` has made, in the place of the one that was in use until now, and is closed."""
-        store, opening = self._replaced(reason)
-        return State(store, self._keys, self._values), opening
+        store, report = self._replaced(reason)
+        return State(store, self._keys, self._wanted.values), report
 
     # ---- what is wanted
 
     def _want(self, wanted: Wanted) -> None:
         self._wanted, self._place = wanted, wanted.place
-        self._until = None if wanted.writer is not None else AtPosition(wanted.place.position)
 
     def _read_as(self, values: ValueRule) -> None:
-        self._values, self._schema = values, values.schema
+        self._values = values
         self._recovery = replace(self._settings.recovery, value_schema_id=values.schema.id)
         self._record = TableRecord.of(self._log.descriptor, values.schema, self._keys.owned)
 
     # ---- what is kept
 
-    def _judged(self, home: Home) -> "tuple[RocksdbStore | None, str]":
+    def _judged(self, directory: StateDirectory) -> "tuple[RocksdbStore | None, str]":
         """The database that is there, or why it cannot be used."""
-        if home.damage:
-            return None, f"it was found damaged: {home.damage}"
+        if directory.damage:
+            return None, f"it was found damaged: {directory.damage}"
         store: RocksdbStore | None = None
         try:
-            store = self._database(home)
-            reason = difference(store.record, self._record) or self._lost(home, store.place)
+            store = self._database(directory)
+            reason = difference(store.record, self._record) or self._lost(directory, store.place)
             if not reason and store.missing and not self._may_lack:
                 reason = "a part of its state is in a snapshot only"
         except Corrupt as error:
@@ -203,7 +183,7 @@ class StateOpening:
             store.close()
         return (None, reason) if reason else (store, "")
 
-    def _lost(self, home: Home, place: StatePlace) -> str:
+    def _lost(self, directory: StateDirectory, place: StatePlace) -> str:
         """Why a place is none of the ledger's any more, as a person has accepted; empty if it is one.
 
         Raises BeyondEnd or AnchorMismatch if nobody has, BrokerUnavailable for an old answer of Kafka's.
@@ -211,7 +191,7 @@ class StateOpening:
         ledger = self._log.ledger
         end = ledger.end(at_least=place.position)
         facts: dict[str, Any] = {
-            "path": str(home.database),
+            "path": str(directory.database),
             "position": place.position,
             "ledger_position": end,
             "hint": "The ledger lost commits that were acknowledged, and the directory has them: restore the topic, or "
@@ -227,27 +207,26 @@ class StateOpening:
                 return _LOST
         raise AnchorMismatch("the local state was built on another record than the ledger has", **facts)
 
-    def _opened(self) -> tuple[KeyedStore, Opening]:
+    def _opened(self) -> tuple[KeyedStore, OpenReport]:
         """What was kept, brought to the place; or one that is made there."""
         store, self._kept = self._kept, None
         reason = self._unfit
         if store is not None:
-            opening, reason = self._brought(store)
-            if opening is not None:
-                return store, opening
-        opening = self._set_aside(reason)
+            report, reason = self._brought(store)
+            if report is not None:
+                return store, report
+        report = self._set_aside(reason)
         self._make()
-        return self._taken(), opening
+        return self._taken(), report
 
-    def _brought(self, store: "RocksdbStore") -> tuple[Opening | None, str]:
+    def _brought(self, store: "RocksdbStore") -> tuple[OpenReport | None, str]:
         """How a store came to the place; or, once it is closed, why it did not."""
         try:
             place = store.place
             self._check_below(place)
-            if place.losses != self._place.losses:
-                reason = "a loss was accepted since, and what was lost may be in it"
-            else:
+            if place.losses == self._place.losses:
                 return self._caught_up(store, place.position), ""
+            reason = "a loss was accepted since, and what was lost may be in it"
         except (NotFound, OffsetGone):
             reason = "the log was truncated past it"
         except BaseException:
@@ -260,29 +239,29 @@ class StateOpening:
         if place.position > self._place.position:
             raise BrokerUnavailable("Kafka gave an old end of the ledger", position=self._place.position)
 
-    def _caught_up(self, store: KeyedStore, start: int) -> Opening:
+    def _caught_up(self, store: KeyedStore, start: int) -> OpenReport:
         """Read what was committed behind its place. Raises OffsetGone, NotFound if the log holds it no more."""
         rows = 0
         plan = plan_changes(
             self._log,
             AtPosition(start),
-            self._until,
+            None if self._wanted.writer is not None else AtPosition(self._place.position),
             key_groups=self._keys.owned,
-            value_schema_id=self._values.schema.id,
+            value_schema_id=self._recovery.value_schema_id,
             seen=[self._place.ledger],
         )
         if not plan.is_empty:
-            rest = self._environment.run(newest_changes, self._log, plan, settings=self._recovery)
-            with closing(rest) as tables:
+            newest = self._environment.run(newest_changes, self._log, plan, settings=self._recovery)
+            with closing(newest) as tables:
                 for table in tables:
                     store.load(table)
                     rows += table.num_rows
                     self._beat()
         self._environment.crash("caught-up")
         store.move(self._place)
-        return Opening(position=self._place.position, from_position=start, rows_read=rows)
+        return OpenReport(position=self._place.position, from_position=start, rows_read=rows)
 
-    # ---- anew
+    # ---- what is made
 
     def _make(self) -> None:
         """Make a store at the place, beside the one that there may be."""
@@ -291,11 +270,11 @@ class StateOpening:
             store = self._partial(self._wanted.writer)
         if store is None:
             store = self._whole()
+        self._made = store
         try:
             store.adopt(self._record, self._place)
         finally:
             store.close()
-        self._made = store if self._home is None else None
 
     def _whole(self) -> KeyedStore:
         recovery = self._wanted.recovery or self._environment.run(
@@ -306,41 +285,43 @@ class StateOpening:
             progress=lambda _: self._beat(),
             settings=self._recovery,
         )
-        home = self._home
         with recovery:
-            if home is None:
-                return DictStore.recovered(recovery, self._keys, self._values)
-            home.begin()
-            recovery.to_rocksdb(home.unfinished)
+            if self._directory is None:
+                return DictStore.recovered(recovery, self._keys, self._wanted.values)
+            self._directory.begin()
+            recovery.to_rocksdb(self._directory.unfinished)
         self._environment.crash("recovered")
-        return self._database(home, home.unfinished)
+        return self._database(self._directory, self._directory.unfinished)
 
-    def _set_aside(self, reason: str) -> Opening:
+    def _set_aside(self, reason: str) -> OpenReport:
         """Say that a store is made anew, and why, if there was one."""
         aside = None
-        if self._home is not None:
-            is_last_copy = reason == _LOST
-            aside = self._home.set_aside(reason, self._environment, is_last_copy=is_last_copy) if reason else None
+        if self._directory is not None:
+            if reason:
+                aside = self._directory.set_aside(reason, self._environment, is_last_copy=reason == _LOST)
             self._environment.crash("set-aside")
-        return Opening(position=self._place.position, set_aside=aside, reason=reason)
+        return OpenReport(position=self._place.position, set_aside=aside, reason=reason)
 
-    def _replaced(self, reason: str) -> tuple[KeyedStore, Opening]:
-        opening = self._set_aside(reason)
-        return self._taken(), opening
+    def _replaced(self, reason: str) -> tuple[KeyedStore, OpenReport]:
+        report = self._set_aside(reason)
+        return self._taken(), report
 
     def _taken(self) -> KeyedStore:
         """What was made, in its place."""
-        if self._home is None:
+        if self._directory is None:
             assert self._made is not None
             return self._made
-        self._home.finish()
-        self._home.note_boot(self._environment.boot_id())
-        return self._database(self._home)
+        self._directory.finish()
+        self._directory.note_boot(self._environment.boot_id())
+        return self._database(self._directory)
 
-    def _database(self, home: Home, path: Path | None = None, missing: Missing | None = None) -> "RocksdbStore":
+    def _database(
+        self, directory: StateDirectory, path: Path | None = None, missing: Missing | None = None
+    ) -> "RocksdbStore":
         from statelog.tables.state.rocksdb import RocksdbStore
 
-        return RocksdbStore(home, self._keys, self._values, self._settings, path, missing)
+        assert self._values is not None
+        return RocksdbStore(directory, self._keys, self._values, self._settings, path, missing)
 
     # ---- what a snapshot has
 
@@ -379,33 +360,25 @@ class StateOpening:
 
     def _empty(self, manifest: Manifest) -> KeyedStore:
         missing = Missing(manifest.position, frozenset(self._keys.groups))
-        if self._home is None:
-            return DictStore(self._keys, self._values, {}, missing)
-        self._home.begin()
-        return self._database(self._home, self._home.unfinished, missing)
+        if self._directory is None:
+            return DictStore(self._keys, self._wanted.values, {}, missing)
+        self._directory.begin()
+        return self._database(self._directory, self._directory.unfinished, missing)
 
     def _stands_on(self, store: KeyedStore) -> bool:
         """Whether there is a base for it: the one that it was made on, or in a later life the newest that will do."""
         assert self._wanted.writer is not None
         if self._base is None:
-            self._base = self._base_at(store.first_position, self._wanted.writer)
-            if not self._base.claim():
-                self._base.let_go()
-                self._base = None
+            base = self._base_at(store.first_position, self._wanted.writer)
+            if base.claim():
+                self._base = base
+            else:
+                base.let_go()
         return self._base is not None
 
-    def _base_at(self, first_position: int, writer: Writer) -> Base:
+    def _base_at(self, first_position: int, writer: Writer) -> BaseSnapshot:
         """A base for local changes that begin at this position. It stands on nothing yet."""
-        reading = Reading(
-            log=self._log,
-            opener=RunOpener(self._log, self._recovery.cache),
-            converter=Converter(self._log, self._recovery.value_schema_id),
-            cache=RowGroupCache(self._settings.remote_cache_bytes),
-            cache_bytes=self._settings.remote_cache_bytes,
-            settings=self._recovery,
-            environment=self._environment,
-        )
-        standing = Standing(
+        eligibility = Eligibility(
             first_position=first_position,
             position=self._place.position,
             losses=self._place.losses,
@@ -413,7 +386,8 @@ class StateOpening:
             epoch=writer.grant.epoch,
             partitions=tuple(writer.grant.partitions),
         )
-        return Base(reading, standing)
+        access = SnapshotAccess(self._log, self._recovery, self._environment, self._settings.remote_cache_bytes)
+        return BaseSnapshot(access, eligibility)
 
     def _let_go(self) -> None:
         if self._base is not None:
@@ -423,5 +397,5 @@ class StateOpening:
         """As the settings say: now, behind the table's back, or never."""
         if self._base is None or self._settings.loading is Loading.ON_DEMAND:
             return
-        loader = Loader(state, self._base, self._environment)
-        loader.run() if self._settings.loading is Loading.FIRST else loader.start()
+        load = state.load_missing if self._settings.loading is Loading.FIRST else state.start_loading
+        load(self._environment)

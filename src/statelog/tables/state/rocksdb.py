@@ -3,7 +3,7 @@
 A key is the key group (two bytes, big-endian) and the key's bytes; a value is its bytes, or Avro's plain binary form:
 as in the databases of `Recovery.to_rocksdb`, which is how a whole one begins. From then on each commit is one write
 batch, with the place that it leads to. No batch is synced. A kill takes none of them; of what a power loss takes see
-`Home.settle`. What is missing, and what is gone of it, is written beside the data: docs/protocol-table.md.
+`StateDirectory.settle`. What is missing, and what is gone of it, is written beside the data: docs/protocol-table.md.
 
 Invariants:
 - The place is never ahead of the changes, nor they of it, whatever is killed; both column families are flushed as one.
@@ -19,9 +19,10 @@ import logging
 from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, starmap
+from itertools import chain, islice, starmap
 from pathlib import Path
-from typing import Any
+from sys import getsizeof
+from typing import Any, Final, cast
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -34,11 +35,9 @@ from statelog.recovery.rocksdb_target import raw_keys, rocksdb_options
 from statelog.schemas.changes.changes import gone_and_live
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.values.avro import avro_values
-from statelog.tables.changes.keys import KeyRule
-from statelog.tables.changes.values import ValueRule
+from statelog.tables.keys import KeyRule
 from statelog.tables.settings import TableSettings
-from statelog.tables.state.home import Home
-from statelog.tables.state.recent import UNKNOWN, Recent, held_bytes
+from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.record import (
     FAMILY,
     GONE,
@@ -54,8 +53,9 @@ from statelog.tables.state.record import (
     place_from_json,
     place_to_json,
 )
+from statelog.tables.values import ValueRule
 
-__all__ = ["RocksdbStore"]
+__all__ = ["UNKNOWN", "RecentCommits", "RocksdbStore", "held_bytes"]
 
 _LOG = logging.getLogger("statelog.tables")
 _BATCH_ROWS = 50_000
@@ -79,33 +79,33 @@ _ROTTEN = ("Corruption",)
 
 
 class RocksdbStore:
-    """The database of a home, opened, or one that is being made at `path`, for what is `missing` of it.
+    """The database of a directory, opened, or one that is being made at `path`, for what is `missing` of it.
 
     Raises Corrupt if it is not what was written, StorageFull, StoreUnavailable.
     """
 
     def __init__(
         self,
-        home: Home,
+        directory: StateDirectory,
         keys: KeyRule,
         values: ValueRule,
         settings: TableSettings,
         path: Path | None = None,
         missing: Missing | None = None,
     ) -> None:
-        self._home = home
+        self._directory = directory
         self._keys = keys
         self._raw = keys.quick_raw()
         self._values = values
         self._decode = None if values.is_opaque else values.decode
-        self._recent = Recent(settings.recent_bytes)
+        self._recent = RecentCommits(settings.recent_bytes)
         self._rows: int | None = None
         self._scans: WeakSet[Generator[tuple[Any, Any]]] = WeakSet()
         self._handle: rocksdict.ColumnFamily | None = None
         with self._reading():
             data, records = _options(settings)
             self._family = self._database = rocksdict.Rdict(
-                str(path or home.database), data, column_families={FAMILY: records}
+                str(path or directory.database), data, column_families={FAMILY: records}
             )
             try:
                 self._family = self._database.get_column_family(FAMILY)
@@ -116,7 +116,7 @@ class RocksdbStore:
                 self.close()
                 raise
         self.missing = set(self._missing.key_groups)
-        home.holds(self)
+        directory.holds(self)
 
     # ---- what it says of itself
 
@@ -152,7 +152,7 @@ class RocksdbStore:
             rows.next()
         del rows  # It holds the database open, and would live on in the traceback of what is raised.
         if len(found) > 1:
-            raise Corrupt("a part of its write-ahead logs is gone", path=str(self._home.database))
+            raise Corrupt("a part of its write-ahead logs is gone", path=str(self._directory.database))
         return found[0] if found else 0
 
     def adopt(self, record: TableRecord, place: StatePlace) -> None:
@@ -181,7 +181,7 @@ class RocksdbStore:
         try:
             data = self._database.get(self._raw(key))
         except Exception as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
         return data if data is None or self._decode is None else self._decode(data)
 
     def is_gone(self, key_group: int, key: Any) -> bool:  # noqa: ARG002 - the raw key begins with it
@@ -189,7 +189,7 @@ class RocksdbStore:
         try:
             return self._family.get(GONE + self._keys.raw(key)) is not None
         except Exception as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
 
     def __len__(self) -> int:
         """Counted once, and kept from then on."""
@@ -331,7 +331,7 @@ class RocksdbStore:
         self._write(batch)
 
     def close(self) -> None:
-        """Write what is in memory only to files, and close the database; its home stays locked. Idempotent.
+        """Write what is in memory only to files, and close the database; its directory stays locked. Idempotent.
 
         What the disk does not take any more is logged and not raised: the next life has it from the log.
         """
@@ -344,8 +344,8 @@ class RocksdbStore:
             except rocksdict.DbClosedError:
                 pass  # It was closed before.
             except Exception as error:  # noqa: BLE001 - RocksDB raises no other class
-                self._told(error, _ROTTEN)
-                _LOG.warning("the local state %s was not written out: %s", self._home.database, error)
+                self._translated(error, _ROTTEN)
+                _LOG.warning("the local state %s was not written out: %s", self._directory.database, error)
 
     # ---- inside
 
@@ -367,7 +367,7 @@ class RocksdbStore:
         try:
             self._database.write(batch)
         except Exception as error:
-            raise self._told(error, _ROTTEN) from error
+            raise self._translated(error, _ROTTEN) from error
         self._written += 1
 
     @contextmanager
@@ -375,17 +375,17 @@ class RocksdbStore:
         try:
             yield
         except Exception as error:
-            raise self._told(error) from error
+            raise self._translated(error) from error
 
-    def _told(self, error: Exception, signs: tuple[str, ...] = _TORN) -> Exception:
+    def _translated(self, error: Exception, signs: tuple[str, ...] = _TORN) -> Exception:
         """A failure in our own terms; damage is noted for the next life, too."""
         if type(error) is not Exception:
             return error
         if any(sign in str(error) for sign in signs):
-            self._home.note_damage(str(error))
+            self._directory.note_damage(str(error))
             hint = "Open the table again: the directory is set aside then, and the state rebuilt"
-            return Corrupt(f"the local state is damaged: {error}", path=str(self._home.database), hint=hint)
-        return rocksdb_error(error, self._home.database)
+            return Corrupt(f"the local state is damaged: {error}", path=str(self._directory.database), hint=hint)
+        return rocksdb_error(error, self._directory.database)
 
 
 def _write_key(number: int) -> bytes:
@@ -429,3 +429,64 @@ def _bounds(group: int) -> tuple[bytes, bytes | None]:
 
 def _key(item: tuple[Any, Any]) -> Any:
     return item[0]
+
+
+UNKNOWN: Final = object()
+"""What is found of a key that is not known here."""
+_EACH_BYTES = 200
+"""Of a key and a value as two objects, and of their place in a dict, besides what is in them."""
+_SAMPLES = 32
+
+
+def held_bytes(values: Sequence[Any]) -> int:
+    """About how much memory typed values take, from some of them, wherever they lie."""
+    some = values[:: max(1, len(values) // _SAMPLES)]
+    return len(values) * sum(map(_held_bytes, some)) // max(1, len(some))
+
+
+def _held_bytes(value: Any) -> int:
+    size, inner = getsizeof(value), cast("Collection[Any]", ())
+    if isinstance(value, dict):
+        inner = cast("dict[str, Any]", value).values()
+    elif isinstance(value, list):
+        inner = cast("Collection[Any]", value)
+    return size + sum(map(_held_bytes, inner))
+
+
+class RecentCommits:
+    """The newest changes that were committed, at most so many bytes of them."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.forget()
+
+    def forget(self) -> None:
+        """The store was changed in another way."""
+        self._young: dict[Any, Any] = {}
+        self._old: dict[Any, Any] = {}
+        self._young_bytes = self._old_bytes = 0
+
+    def find(self, key: Any) -> Any:
+        """The value of a key, None if it was deleted, UNKNOWN if the store has to be asked."""
+        value = self._young.get(key, UNKNOWN)
+        return self._old.get(key, UNKNOWN) if value is UNKNOWN else value
+
+    def take(self, changes: Mapping[Any, Any], data_bytes: int) -> None:
+        """The store has these changes now, whose keys and values have so many bytes."""
+        size_bytes = data_bytes + _EACH_BYTES * len(changes)
+        if size_bytes > self._bytes_max:
+            self.forget()  # Of those that there is no room for, too.
+            count = len(changes) * self._bytes_max // size_bytes
+            changes, size_bytes = dict(islice(changes.items(), len(changes) - count, None)), self._bytes_max
+        young_bytes = self._young_bytes + size_bytes
+        if young_bytes > self._bytes_max // 2 or young_bytes + self._old_bytes > self._bytes_max:
+            self._turn_old(leaves_bytes=self._bytes_max - size_bytes)
+        self._young.update(changes)
+        self._young_bytes += size_bytes
+
+    def _turn_old(self, *, leaves_bytes: int) -> None:
+        """Begin a young generation. The one before stays as the old one, if there is room for it."""
+        young, young_bytes = self._young, self._young_bytes
+        self.forget()
+        if young_bytes <= leaves_bytes:
+            self._old, self._old_bytes = young, young_bytes

@@ -1,61 +1,70 @@
 """`State`: the committed state of a table: what is local of it, and of what is missing the snapshot that has it.
 
-    here       the value, or that it is gone     state/store.py
-    missing    its key group: the snapshot       remote/base.py, remote/snapshot.py
+    here       the value, or that it is gone     store.py
+    missing    its key group: the snapshot       base.py, snapshot.py
 
 A read asks in this order. A state that misses nothing has no snapshot, and is its store. The key groups that are
-missing are loaded before the table opens, by a thread of its own, or never.
+missing are loaded before the table opens, by a thread of its own, or never: merged rows of the base, some thousand at a
+time, go into the store.
 
 Invariants:
 - What it shows is the committed state at the place of `apply`, whatever is local by then and whichever snapshot it
   stands on. Only of keys in layers above it a snapshot may know more.
-- A row of the snapshot is taken under the lock that `apply` takes, and not while the state is scanned.
+- A row of the snapshot is taken under the lock that `apply` takes, not while the state is scanned, and not once it is
+  closed; so a thread that waits for the object store does no harm when its table is gone.
+- A key group is complete only once a row of a later one, or the end, was read.
 - Once all is local, nothing of a snapshot is held, and reads go to the store directly.
 - A snapshot that cannot be read, and cannot be replaced, ends it: every call that needs it, and `apply`, tells why.
+  While loading, an object store that is away is waited for.
 """
 
 import heapq
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
-from threading import Condition
+from threading import Condition, Event
 from typing import Any
 
 import pyarrow as pa
 
-from statelog.errors import ClosedError, Damaged, Fenced, NotFound
+from statelog.environment import GRACE_S, Environment
+from statelog.errors import ClosedError, Damaged, Fenced, NotFound, StorageFull, Unavailable
 from statelog.reading.planner import SnapshotFailed
-from statelog.tables.changes.keys import KeyRule
-from statelog.tables.changes.values import ValueRule
-from statelog.tables.remote.base import Base
-from statelog.tables.remote.row_group import sortable
-from statelog.tables.remote.snapshot import RemoteSnapshot
+from statelog.schemas.snapshot.runs import key_groups_of
+from statelog.tables.keys import KeyRule
+from statelog.tables.state.base import BaseSnapshot
 from statelog.tables.state.record import StatePlace
+from statelog.tables.state.snapshot import RemoteSnapshot, sortable
 from statelog.tables.state.store import KeyedStore
+from statelog.tables.values import ValueRule
 
 __all__ = ["State"]
 
+_ROWS = 8192
+"""As many rows are taken at once: a commit waits for no more."""
+_PAUSE_S = 1.0
+
 
 class State:
-    """A store over a base, None for a whole one. Belongs to the table's thread, but for `take`, `finish`, `fail` and
-    `missing`.
+    """A store over a base, None for a whole one. Belongs to the table's thread, but for what loads, and `missing`.
 
     Keys, values and changes are those of a `KeyedStore`, and so is what is raised; what a snapshot has is Damaged,
     NotFound, Fenced, Unavailable besides.
     """
 
-    def __init__(self, store: KeyedStore, keys: KeyRule, values: ValueRule, base: Base | None = None) -> None:
+    def __init__(self, store: KeyedStore, keys: KeyRule, values: ValueRule, base: BaseSnapshot | None = None) -> None:
         self.store = store
         self._base = base
         self._keys = keys
-        self._values = values
+        self.values = values
         self._near = store.get
         self._turn = Condition()  # Reentrant: a scan may be dropped, and so end, wherever memory is freed.
         self._scans = 0
         self._rows: int | None = None
         self._counted = 0
         self._failure: Exception | None = None
-        self._is_closed = False
-        self._closing: Callable[[], None] | None = None
+        self._closed = Event()
+        self._loading: Future[None] | None = None
 
     # ---- what it is
 
@@ -99,10 +108,10 @@ class State:
                     assert snapshot is not None
                     base.replace(failed, snapshot)
                 except ClosedError:  # It went in between: all is local, or another has taken its place.
-                    if self._is_closed or (group in self.store.missing and not _has_gone(base, snapshot)):
+                    if self._closed.is_set() or (group in self.store.missing and not _has_gone(base, snapshot)):
                         raise
                 else:
-                    return None if found is None else self._values.of_column(found)[0]
+                    return None if found is None else self.values.of_column(found)[0]
         return self._near(key)
 
     def __len__(self) -> int:
@@ -194,44 +203,70 @@ class State:
         if self._base is not None:
             self._base.stand(place.position)
 
-    # ---- for who loads
+    # ---- what is missing
 
-    def take(self, rows: pa.Table, complete: Collection[int]) -> None:
-        """Rows of the snapshot, with which these key groups are complete. Waits while the state is scanned.
+    def load_missing(self, environment: Environment) -> None:
+        """Load all that is missing. Raises Damaged, NotFound, Fenced, Unavailable, StorageFull, ClosedError."""
+        base = self._base
+        assert base is not None
+        while missing := self.missing:
+            for rows, complete in _steps(self._far_tables(missing), missing, base.schema):
+                self._take(rows, complete)
+                self._beat()
+                if complete:
+                    environment.crash("group-loaded")
+        base.let_go()
+        environment.crash("all-loaded")
 
-        Raises ClosedError once it is closed, StorageFull, StoreUnavailable.
-        """
+    def start_loading(self, environment: Environment) -> None:
+        """Load all that is missing on a thread of its own, which ends with the state."""
+        self._loading = environment.begin(lambda: self._load_behind(environment))
+        if self._loading.done():
+            self._loading.result()  # Where a simulation had it done at once, it may have died of it.
+
+    def _load_behind(self, environment: Environment) -> None:
+        while True:
+            try:
+                return self.load_missing(environment)
+            except ClosedError:
+                return None
+            except StorageFull as error:
+                self._failure = error
+                return None
+            except Unavailable:
+                self._closed.wait(_PAUSE_S)
+            except Exception as error:  # noqa: BLE001 - raised again in the table's thread
+                self._failure = error
+                return None
+
+    def _take(self, rows: pa.Table, complete: Collection[int]) -> None:
+        """Rows of the snapshot, with which these key groups are complete. Waits while the state is scanned."""
         with self._turn:
-            while self._scans and not self._is_closed:
+            while self._scans and not self._closed.is_set():
                 self._turn.wait()
-            if self._is_closed:
-                raise ClosedError("the table was closed before all of its state was local")
+            self._check_open()
             self.store.fill(self.store.unchanged(rows), complete)
 
-    def finish(self) -> None:
-        """All is local: let the snapshot go."""
+    def _beat(self) -> None:
+        self._check_open()
         if self._base is not None:
-            self._base.let_go()
+            self._base.renew()
 
-    def fail(self, error: Exception) -> None:
-        """Nothing more is loaded. The next commit tells, and so does a read of what is not local."""
-        self._failure = error
-
-    def on_close(self, closing: Callable[[], None]) -> None:
-        """What to call when it is closed, once nothing is taken any more."""
-        self._closing = closing
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise ClosedError("the table was closed before all of its state was local")
 
     def close(self) -> None:
         """Take no more rows; let the snapshot go, and close the store. Idempotent."""
         with self._turn:
-            self._is_closed = True
+            self._closed.set()
             self._turn.notify_all()
-        loading, self._closing = self._closing, None
         with ExitStack() as closing:
             closing.callback(self.store.close)
-            closing.callback(self.finish)
-            if loading is not None:
-                loading()
+            if self._base is not None:
+                closing.callback(self._base.let_go)
+            if self._loading is not None:
+                wait([self._loading], GRACE_S)
 
     # ---- inside
 
@@ -262,7 +297,7 @@ class State:
         base = self._base
         if base is None or not wanted:
             return iter(())
-        return base.tables(lambda snapshot: snapshot.tables(wanted, base.renew))
+        return base.tables(lambda snapshot: snapshot.tables(wanted, self._beat))
 
     def _far_range(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
         assert self._base is not None
@@ -272,10 +307,10 @@ class State:
 
     def _shown(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
         for rows in self.store.unchanged(table).to_batches():
-            yield from zip(self._keys.of_columns(rows), self._values.of_column(rows.column("value")), strict=True)
+            yield from zip(self._keys.of_columns(rows), self.values.of_column(rows.column("value")), strict=True)
 
 
-def _has_gone(base: Base, snapshot: RemoteSnapshot | None) -> bool:
+def _has_gone(base: BaseSnapshot, snapshot: RemoteSnapshot | None) -> bool:
     """Whether this is not the snapshot any more that is read."""
     try:
         return snapshot is not None and base.snapshot is not snapshot
@@ -285,3 +320,20 @@ def _has_gone(base: Base, snapshot: RemoteSnapshot | None) -> bool:
 
 def _key(item: tuple[Any, Any]) -> Any:
     return item[0]
+
+
+def _steps(
+    tables: Iterator[pa.Table], missing: frozenset[int], schema: pa.Schema
+) -> Iterator[tuple[pa.Table, frozenset[int]]]:
+    """Rows to take at once, and the key groups that are complete with them. The last step completes the rest."""
+    left = missing
+    held = schema.empty_table()
+    for table in tables:
+        for start in range(0, table.num_rows, _ROWS):
+            rows = table.slice(start, _ROWS)
+            first = int(key_groups_of(rows)[0])
+            complete = frozenset(group for group in left if group < first)
+            yield held, complete
+            left -= complete
+            held = rows
+    yield held, left

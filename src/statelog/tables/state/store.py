@@ -1,7 +1,7 @@
 """`KeyedStore`: what is local of a table's committed state. Small, so that there may be others.
 
-    DictStore       a dict                                  state/memory.py
-    RocksdbStore    a RocksDB directory, kept between lives state/rocksdb.py
+    DictStore       a dict, which comes back from snapshot and tail    here
+    RocksdbStore    a RocksDB directory, kept between lives            rocksdb.py
 
 Above it is `Layers`, with all that no commit holds; so a store sees committed changes only, each with its place in the
 ledger: those of its own table with `apply`, a commit at a time; what was committed elsewhere with `load` and `move`, in
@@ -14,26 +14,26 @@ Invariants:
   older place under newer changes, which are loaded once more; where a state is in memory only, a kill leaves nothing.
 - What it gives is what it was given: keys and values as the rules of the table have them. Who gets them copies them.
 - Rows of the snapshot never replace a local change: whoever fills asks first which of them are unchanged.
-- A key group stops to be missing once all of its rows are here, and only then what is gone of it is forgotten. So who
-  finds a key neither here nor gone, and then its key group not missing, has to look here once more, and no further.
+- A key group leaves `missing` only when all its rows are here, and what is gone of it is forgotten only after that. A
+  reader that misses here, and then finds the key group complete, must look here once more, and no further.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from enum import StrEnum
+from itertools import repeat
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from statelog.tables.state.record import StatePlace, TableRecord
+from statelog.recovery import Recovery
+from statelog.schemas.changes.changes import DELETE, gone_and_live
+from statelog.tables.keys import KeyRule
+from statelog.tables.state.record import NOTHING, Missing, StatePlace, TableRecord
+from statelog.tables.values import ValueRule
 
-__all__ = ["BackendKind", "KeyedStore"]
-
-
-class BackendKind(StrEnum):
-    """The backends that there are."""
-
-    DICT = "dict"
-    ROCKSDB = "rocksdb"
+__all__ = ["DictStore", "KeyedStore"]
 
 
 class KeyedStore(Protocol):
@@ -108,3 +108,114 @@ class KeyedStore(Protocol):
     def close(self) -> None:
         """Release what is held, and keep what outlives the process. Idempotent."""
         ...
+
+
+_BATCH_ROWS = 5_000
+"""As many rows at a time are Python objects beside the state: few enough to lie in the processor's cache until they
+are taken."""
+
+
+class DictStore:
+    """A dict of what is local. To range over keys looks at every one and sorts those that are wanted."""
+
+    def __init__(self, keys: KeyRule, values: ValueRule, state: dict[Any, Any], missing: Missing = NOTHING) -> None:
+        self._keys = keys
+        self._values = values
+        self._state = state
+        self.missing = set(missing.key_groups)
+        self.first_position = missing.first_position
+        self._gone: dict[int, set[Any]] = {}
+        self.get: Callable[[Any], Any] = state.get
+        """The dict's own: the way of every read."""
+
+    @classmethod
+    def recovered(cls, recovery: Recovery, keys: KeyRule, values: ValueRule) -> "DictStore":
+        """With all of a recovered state. Raises as `Recovery.to_dict`."""
+        state = recovery.to_dict()
+        if keys.one is not None:
+            state = {key: value for (_, key), value in state.items()}
+        values.mend(state)
+        return cls(keys, values, state)
+
+    # ---- reads
+
+    def is_gone(self, key_group: int, key: Any) -> bool:
+        """Whether it is remembered as deleted."""
+        gone = self._gone.get(key_group)
+        return gone is not None and key in gone
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+    def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
+        """Those of the dict, in its order."""
+        if key_groups is None:
+            return iter(self._state.items())
+        keys, wanted = list(self._state), frozenset(key_groups)
+        chosen = (key for key, group in zip(keys, self._keys.groups_of(keys), strict=True) if group in wanted)
+        return ((key, self._state[key]) for key in chosen)
+
+    def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
+        """A sorted copy of the keys, and their values as they are read."""
+        keys = (key for key in self._state if (start is None or key >= start) and (end is None or key < end))
+        return ((key, self._state[key]) for key in sorted(keys))
+
+    def unchanged(self, rows: pa.Table) -> pa.Table:
+        """By comparing sets of keys."""
+        keys = [key for batch in rows.to_batches() for key in self._keys.of_columns(batch)]
+        asked = set(keys)
+        changed = self._state.keys() & asked
+        for gone in self._gone.values():
+            changed |= asked & gone
+        if not changed:
+            return rows
+        is_changed = np.fromiter(map(changed.__contains__, keys), np.bool_, len(keys))
+        return rows.filter(pa.array(~is_changed))
+
+    # ---- changes
+
+    def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:  # noqa: ARG002 - a dict is lost with its place
+        """Change the dict; deletes of what is missing are remembered first."""
+        gone = [key for key, value in changes.items() if value is None]
+        if self.missing:
+            for key in gone:
+                self._remember(self._keys.group(key), key)
+        self._state.update(changes)
+        deque(map(self._state.pop, gone), maxlen=0)
+
+    def load(self, changes: pa.Table) -> None:
+        """As `apply`."""
+        if self.missing:
+            deletes = changes.filter(pc.equal(changes.column("op"), DELETE))
+            for rows in deletes.to_batches():
+                for group, key in zip(rows.column("key_group").to_pylist(), self._keys.of_columns(rows), strict=True):
+                    self._remember(group, key)
+        self._take(changes)
+
+    def _take(self, changes: pa.Table) -> None:
+        """Change the dict: column by column, and a delete of no key is none."""
+        for rows in changes.to_batches(max_chunksize=_BATCH_ROWS):
+            gone, puts = gone_and_live(rows)
+            deque(map(self._state.pop, self._keys.of_columns(gone), repeat(None)), maxlen=0)
+            values = self._values.of_column(puts.column("value"))
+            self._state.update(zip(self._keys.of_columns(puts), values, strict=True))
+
+    def _remember(self, group: int, key: Any) -> None:
+        if group in self.missing:
+            self._gone.setdefault(group, set()).add(key)
+
+    def move(self, place: StatePlace) -> None:
+        """Nothing: a dict is lost with its place."""
+
+    def adopt(self, record: TableRecord, place: StatePlace) -> None:
+        """Nothing, too."""
+
+    def fill(self, rows: pa.Table, complete: Collection[int]) -> None:
+        """Into the dict."""
+        self._take(rows)
+        self.missing.difference_update(complete)
+        for group in complete:
+            self._gone.pop(group, None)
+
+    def close(self) -> None:
+        """Nothing is held but memory."""

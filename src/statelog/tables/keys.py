@@ -20,7 +20,7 @@ import pyarrow as pa
 from statelog.errors import InvalidChange, KeyGroupMismatch, Misuse
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes, ranges_text
-from statelog.tables.changes.values import NoClass
+from statelog.tables.values import NoClass
 
 __all__ = ["KeyRule"]
 

@@ -1,49 +1,100 @@
 """`Standby`: the state of a table that another process owns, followed, read here, and promoted to a table.
 
     with statelog.standby("orders", where) as standby:
-        print(standby.look(b"alice"))             # its value, position and age
+        print(standby.get_with_age(b"alice"))     # its value, position and age
         table = standby.promote()                 # fences the owner; the state is the table's, without a copy
 
-    follower   moves the state on             standing/follower.py
-    state      what is read meanwhile         standing/followed.py
-    promote    the owner's Open, and the rest standing/promotion.py
+    follower   moves the state on, and brings it to the new owner's Open    follower.py
+    state      what is read meanwhile                                       followed.py
 
 Invariants:
 - It writes nothing to Kafka before it is promoted; a producer that it keeps ready has sent nothing.
 - Several standbys of a table do not know of each other.
 - What is read is the state of one position, and never more than what is committed.
 - Any thread of its process may read it. The thread that promotes it owns the table.
+- Whatever fails while it opens, nothing stays open.
 """
 
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from threading import RLock
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from os import PathLike
+from threading import TIMEOUT_MAX, RLock
 from typing import Any, Generic, TypeVar
 
 from statelog.closing import Closing
-from statelog.errors import NestedCall
+from statelog.errors import ConfigError, NestedCall, NotFound
 from statelog.producer.guard import Life
+from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
+from statelog.storage import Where
+from statelog.storage import open as open_log
 from statelog.storage.local.own_process import OwnProcess
-from statelog.tables.changes.views import Keyed
-from statelog.tables.opening.share import Share
-from statelog.tables.standing.follower import Follower
-from statelog.tables.standing.promotion import promote
-from statelog.tables.state.opening import Opening
+from statelog.tables.follower import Follower
+from statelog.tables.keyed import Keyed
+from statelog.tables.settings import BackendKind, TableSettings
+from statelog.tables.setup import Share, TableSetup, check_directory
+from statelog.tables.state.opening import OpenReport
 from statelog.tables.state.state import State
 from statelog.tables.table import Table
 
-__all__ = ["Look", "Standby"]
+__all__ = ["AgedValue", "Standby", "standby"]
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
+def standby(
+    name: str,
+    where: Where,
+    *,
+    backend: BackendKind | str = BackendKind.DICT,
+    directory: str | PathLike[str] | None = None,
+    writer: str | None = None,
+    partitions: Sequence[int] | None = None,
+    key_group: int | None = None,
+    poll_s: float | None = 0.1,
+    settings: TableSettings | None = None,
+) -> "Standby[Any, Any]":
+    """Open a standby of a table, without fencing its owner: a read-only mapping that follows it, and may become it.
+
+        with statelog.standby("counts", where) as counts:
+            print(counts.get(b"alice", max_age_s=1.0), counts.age_s)
+
+    What `statelog.table` takes means the same here: `writer`, `partitions` and `key_group` are those of the table. But
+    `directory` is one of the standby's own, no log is made, and `loading` of the settings is always "first". The state
+    is the newest when this returns; what was committed since is asked for every `poll_s` seconds, on a thread of its
+    own. With None the state moves only when `refresh` is called.
+
+    It needs the rights of a reader, and those of a writer when it is promoted. A lease holds the log for it while it is
+    behind. Raises NotFound if there is no such log, ConfigError, LogInUse if the directory is in use, Damaged,
+    Unavailable, StorageFull.
+    """
+    check_directory(backend, directory)
+    if poll_s is not None and not 0 < poll_s <= TIMEOUT_MAX:
+        hint = "A number of seconds; None: only `refresh` moves the state"
+        raise ConfigError(f"poll_s is {poll_s} and must be above 0, and finite", hint=hint)
+    chosen = settings or TableSettings(recovery=RecoverySettings(holder="standby"))
+    # Local copies are those of changes that this process has written: of the owner's there are none.
+    chosen = replace(chosen, recovery=replace(chosen.recovery, local_copies=None, value_schema_id=None))
+    with ExitStack() as failing:
+        try:
+            log = failing.enter_context(open_log(name, where))
+        except NotFound as error:  # A standby makes no log.
+            raise error.restated(hint="The owner's statelog.table(..., create=True) makes it") from None
+        share = Share.of(log.descriptor, partitions, key_group)
+        setup = failing.push(TableSetup.of(log, share, writer, directory, chosen))
+        follower = Follower(setup, poll_s)
+        failing.callback(follower.end)
+        made = Standby[Any, Any](follower)
+        failing.pop_all()
+        return made
+
+
 @dataclass(frozen=True, slots=True)
-class Look(Generic[V]):
+class AgedValue(Generic[V]):
     """A value, None if the key is not there; the ledger position of the state that it was read from; and how many
     seconds ago that state was last known to be level with the ledger's end.
     """
@@ -64,10 +115,9 @@ class Standby(Closing, Keyed[K, V]):
     of one position, at which the state stays until the scan ends: end it, or drop it.
     """
 
-    def __init__(self, follower: Follower, share: Share) -> None:
-        self._follower, self._of = follower, follower.builder
-        self._share = share
-        self._keys = self._of.keys
+    def __init__(self, follower: Follower) -> None:
+        self._follower, self._setup = follower, follower.setup
+        self._keys = self._setup.keys
         self._state = follower.state
         self._owner = OwnProcess("the standby")
         self._one = RLock()  # Reentrant, so that a signal's handler is refused, and does not wait for itself.
@@ -80,7 +130,7 @@ class Standby(Closing, Keyed[K, V]):
     @property
     def position(self) -> int:
         """The ledger position of the state."""
-        return self._state.version.place.position
+        return self._state.view.place.position
 
     @property
     def age_s(self) -> float:
@@ -91,13 +141,13 @@ class Standby(Closing, Keyed[K, V]):
     def last_commit(self) -> LastCommit | None:
         """The owner's last commit in the state: checkpoint, ledger offset, progress. None before the first."""
         self._owner.check()
-        with self._state.reading() as version:
-            return version.last_commit
+        with self._state.reading() as view:
+            return view.last_commit
 
     @property
-    def opening(self) -> Opening:
-        """How the state was made: from what, how much was read, what was set aside; anew, if it had to be."""
-        return self._state.version.opening
+    def opening(self) -> OpenReport:
+        """How the state was made: from what, how much was read, what was set aside; again, if it had to be."""
+        return self._state.view.opening
 
     @property
     def life(self) -> Life:
@@ -105,7 +155,8 @@ class Standby(Closing, Keyed[K, V]):
         return self._state.life
 
     def __repr__(self) -> str:
-        return f"Standby({self._of.log.name!r}, writer={self._of.owner!r}, position={self.position}, {self.life.value})"
+        log, owner = self._setup.log.name, self._setup.owner
+        return f"Standby({log!r}, writer={owner!r}, position={self.position}, {self.life.value})"
 
     # ---- one key
 
@@ -115,26 +166,28 @@ class Standby(Closing, Keyed[K, V]):
         """
         self._owner.check()
         admitted = self._keys.admit(key)
-        with self._state.reading(max_age_s) as version:
-            value = version.state.get(admitted)
-            return default if value is None else version.values.copy(value)
+        with self._state.reading(max_age_s) as view:
+            value = view.state.get(admitted)
+            return default if value is None else view.state.values.copy(value)
 
-    def look(self, key: K, *, max_age_s: float | None = None) -> Look[V]:
-        """The value of a key, None if it is not there, with the state's position and age. Raises as `get`."""
+    def get_with_age(self, key: K, *, max_age_s: float | None = None) -> AgedValue[V]:
+        """The value of a key, None if it is not there, with the state's position and age. Raises the errors of
+        `get`.
+        """
         self._owner.check()
         admitted = self._keys.admit(key)
-        with self._state.reading(max_age_s) as version:
-            value = version.state.get(admitted)
-            found = None if value is None else version.values.copy(value)
-            return Look(found, version.place.position, self._state.age_s)
+        with self._state.reading(max_age_s) as view:
+            value = view.state.get(admitted)
+            found = None if value is None else view.state.values.copy(value)
+            return AgedValue(found, view.place.position, self._state.age_s)
 
     # ---- many keys
 
     def __len__(self) -> int:
         """How many keys there are. The first time RocksDB counts them one by one, and again after each move."""
         self._owner.check()
-        with self._state.reading() as version:
-            return len(version.state)
+        with self._state.reading() as view:
+            return len(view.state)
 
     def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
         """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys, as of a table."""
@@ -153,13 +206,13 @@ class Standby(Closing, Keyed[K, V]):
     def refresh(self) -> bool:
         """Read what was committed by now, and return whether the state is level with it; False if Kafka gave no answer.
 
-        A standby without a pace moves in no other way. Raises as a read does, and BrokerUnavailable; Misuse while this
-        thread iterates it.
+        A standby with `poll_s=None` moves in no other way. Raises as a read does, and BrokerUnavailable; Misuse while
+        this thread iterates it.
         """
         self._owner.check()
         self._state.check_movable()
         with self._turn():
-            return self._follower.refresh(self._of.settings.recovery.stall_timeout_s)
+            return self._follower.refresh()
 
     def promote(self) -> Table[K, V]:
         """Fence the owner, read what it had committed by then, and be its table. The standby is closed, and its
@@ -176,13 +229,13 @@ class Standby(Closing, Keyed[K, V]):
         with self._turn():
             self._state.check()
             try:
-                opened = promote(self._follower, self._share)
+                writer, report = self._follower.promote()
             except BaseException:
                 if self.life is not Life.OPEN:
                     self._end()
                 raise
             self._forgotten.detach()
-            return Table(opened)
+            return Table(self._setup, writer, self._state.view.state, report)
 
     # ---- end
 
@@ -216,4 +269,4 @@ def _drop_forgotten(follower: Follower, owner: OwnProcess) -> None:
         return
     follower.state.let_go()
     follower.end()
-    warnings.warn(f"unclosed standby of statelog ({follower.builder.log.name})", ResourceWarning, stacklevel=1)
+    warnings.warn(f"unclosed standby of statelog ({follower.setup.log.name})", ResourceWarning, stacklevel=1)

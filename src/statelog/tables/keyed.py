@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.changes.keys import KeyRule
+from statelog.tables.keys import KeyRule
 
 __all__ = ["Keyed", "TableItems", "TableValues"]
 

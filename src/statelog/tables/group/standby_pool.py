@@ -1,4 +1,4 @@
-"""`Reserves`: standbys of partitions that are not this process's now, so that it may take over soon.
+"""`StandbyPool`: standbys of partitions that are another process's now, so that this one may take over soon.
 
     not ours ─► opened on a thread of its own, which follows ─► assigned ─► promoted, as any table opens ─────► a table
         ▲                                                                                                        │
@@ -19,10 +19,10 @@ from types import MappingProxyType
 from typing import Any
 
 from statelog.producer.guard import Life
-from statelog.tables.standing.standby import Standby
+from statelog.tables.standby import Standby
 from statelog.tables.table import Table
 
-__all__ = ["Reserves"]
+__all__ = ["StandbyPool"]
 
 _LOG = logging.getLogger("statelog.tables")
 _SETTLE_S = 2.0
@@ -30,21 +30,21 @@ _SETTLE_S = 2.0
 _AGAIN_S = 10.0
 
 
-class Reserves:
+class StandbyPool:
     """The standbys of one worker, for those of the `wanted` partitions that it does not hold."""
 
     def __init__(
         self, wanted: Collection[int], open_standby: Callable[[int], Standby[Any, Any]], clock: Callable[[], float]
     ) -> None:
         self._wanted = frozenset(wanted)
-        self._open = open_standby
+        self._open_one = open_standby
         self._clock = clock
         self._due_s = math.inf
         self._made: dict[int, Future[Standby[Any, Any]]] = {}
         self._maker = ThreadPoolExecutor(1, "statelog-standbys") if self._wanted else None
 
     @property
-    def standbys(self) -> Mapping[int, Standby[Any, Any]]:
+    def open(self) -> Mapping[int, Standby[Any, Any]]:
         """Those that are open and follow."""
         return MappingProxyType(
             {one: future.result() for one, future in sorted(self._made.items()) if _follows(future)}
@@ -65,7 +65,7 @@ class Reserves:
             if future is not None and future.done() and not _follows(future):
                 self._drop(partition, future, future.exception())
             if partition not in self._made and not held(partition):
-                self._made[partition] = self._maker.submit(self._open, partition)
+                self._made[partition] = self._maker.submit(self._open_one, partition)
 
     def promote(self, partition: int) -> Table[Any, Any] | None:
         """The table of a partition, from its standby; None if there is none. Raises as `Standby.promote`."""

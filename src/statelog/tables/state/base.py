@@ -1,4 +1,4 @@
-"""`Base`: the snapshot that a table stands on while not all of its state is local: held by a lease, and moved on.
+"""`BaseSnapshot`: the snapshot that a table stands on while not all of its state is local. A lease holds it.
 
 A lease pins the snapshot's manifest, and so its runs. It is renewed, and the base moved on to the newest snapshot that
 the table may stand on, whenever a read or a commit finds that it is time to: asked on another thread, taken in the next
@@ -13,7 +13,7 @@ Invariants:
   is because another owner came, that is Fenced. It is never "not there".
 - Lock order: nothing is waited for under the lock but the store.
 
-Which snapshots will do is `Standing`, a decision over the table's place, its epoch and a manifest. A table's local
+Which snapshots will do is `Eligibility`, a decision over the table's place, its epoch and a manifest. A table's local
 changes are all those behind one snapshot, the first that it stood on. As nobody else can change its key groups, any
 newer snapshot is as good below them: of a key without a local change it has the same value.
 
@@ -38,17 +38,16 @@ from statelog.reading.hold import Hold, Needs
 from statelog.reading.planner import SnapshotFailed, check_manifest
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.tables.remote.row_group import RowGroup
-from statelog.tables.remote.snapshot import Reading, RemoteSnapshot
+from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess
 
-__all__ = ["Base", "Standing"]
+__all__ = ["BaseSnapshot", "Eligibility"]
 
 _LOG = logging.getLogger("statelog.tables")
 _LOOKS_PER_TTL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Eligibility:
     """What a table knows of its history: it has all changes from `first_position` to `position`, and owns the
     partitions since its Open at `epoch`. `losses` is how many losses a person had accepted by then.
     """
@@ -84,21 +83,27 @@ class _Held:
     snapshot: RemoteSnapshot
     lease: Hold
 
+    def close(self) -> None:
+        try:
+            self.snapshot.close()
+        finally:
+            self.lease.close()
 
-class Base:
+
+class BaseSnapshot:
     """The base of one table. Used by its thread and by the one that loads. `let_go` releases lease and files."""
 
-    def __init__(self, reading: Reading, standing: Standing) -> None:
-        self._reading = reading
-        self._log = reading.log
-        self._standing = standing
+    def __init__(self, access: SnapshotAccess, eligibility: Eligibility) -> None:
+        self._access = access
+        self._log = access.log
+        self._eligibility = eligibility
         self._lock = RLock()
         self._held: _Held | None = None
         self._unreadable: set[str] = set()
         self.replacements = 0
         """How often it had to be replaced: what was counted before counts no more."""
         self._looking: Future[_Held | None] | None = None
-        self._looked_s = reading.environment.clock()
+        self._looked_s = access.environment.clock()
 
     @property
     def snapshot(self) -> RemoteSnapshot:
@@ -111,19 +116,19 @@ class Base:
     @property
     def schema(self) -> pa.Schema:
         """The schema of the rows that come out."""
-        return self._reading.converter.schema
+        return self._access.converter.schema
 
     def stand(self, position: int) -> None:
         """The table's place has moved on."""
-        self._standing = replace(self._standing, position=position)
+        self._eligibility = replace(self._eligibility, position=position)
 
     def claim(self, manifest: Manifest | None = None) -> bool:
         """Stand on this snapshot, or on the newest that the table may stand on. False if there is none.
 
         Raises Fenced, ConfigError, StoreUnavailable.
         """
-        self._reading.opener.hold()
-        for _ in range(self._reading.settings.attempts):
+        self._access.opener.hold()
+        for _ in range(self._access.settings.attempts):
             chosen = manifest or self._newest(may_be_ahead=True)
             if chosen is None:
                 return False
@@ -137,15 +142,15 @@ class Base:
     def renew(self) -> None:
         """Renew the lease and look for a newer snapshot, if it is time to; take one that was found. Never waits."""
         if self._looking is None:
-            now_s = self._reading.environment.clock()
-            if now_s - self._looked_s < self._reading.settings.lease_ttl_s / _LOOKS_PER_TTL:
+            now_s = self._access.environment.clock()
+            if now_s - self._looked_s < self._access.settings.lease_ttl_s / _LOOKS_PER_TTL:
                 return
         with self._lock:
             if self._held is None:
                 return
             if self._looking is None:
-                self._looked_s = self._reading.environment.clock()
-                self._looking = self._reading.environment.begin(partial(self._look, self._held))
+                self._looked_s = self._access.environment.clock()
+                self._looking = self._access.environment.begin(partial(self._look, self._held))
             if self._looking.done():
                 found, self._looking = self._looking.result(), None
                 if found is not None:
@@ -165,7 +170,7 @@ class Base:
             if not self.claim():
                 raise failed.error
             self.replacements += 1
-            self._reading.environment.crash("base-moved")
+            self._access.environment.crash("base-moved")
 
     def tables(self, read: Callable[[RemoteSnapshot], Iterable[pa.Table]]) -> Iterator[pa.Table]:
         """What `read` gives of a snapshot, by (key group, key), whatever snapshots it takes. Raises as `replace`."""
@@ -192,11 +197,11 @@ class Base:
             looking, self._looking = self._looking, None
             held, self._held = self._held, None
         with ExitStack() as closing:
-            closing.callback(self._reading.opener.close)
+            closing.callback(self._access.opener.close)
             if held is not None:
-                closing.callback(_release, held)
+                closing.callback(held.close)
             if looking is not None:
-                looking.add_done_callback(_release_found)
+                looking.add_done_callback(_close_found)
 
     # ---- inside
 
@@ -204,12 +209,12 @@ class Base:
         with self._lock:
             older, self._held = self._held, newer
         if older is not None:
-            self._reading.environment.begin(lambda: _release(older))
+            self._access.environment.begin(older.close)
 
     def _look(self, held: _Held) -> _Held | None:
         """A newer snapshot, held; None if there is none, or the store does not say."""
         try:
-            held.lease.needs(_needed(self._standing, held.snapshot.manifest), {})
+            held.lease.needs(_needed(self._eligibility, held.snapshot.manifest), {})
             held.lease.renew()
             newest = self._newest(may_be_ahead=False)
             is_newer = newest is not None and newest.number > held.snapshot.manifest.number
@@ -223,21 +228,21 @@ class Base:
 
         Raises Fenced if another owner is why there is none.
         """
-        standing, ahead, overtaken = self._standing, None, False
+        eligible, ahead, overtaken = self._eligibility, None, False
         for number in reversed(self._log.manifests.numbers()):
             manifest = self._read(number)
             if manifest is None:
                 continue
-            overtaken = overtaken or standing.is_overtaken(manifest)
-            if standing.allows(manifest, self._unreadable):
-                if not standing.is_ahead(manifest):
+            overtaken = overtaken or eligible.is_overtaken(manifest)
+            if eligible.allows(manifest, self._unreadable):
+                if not eligible.is_ahead(manifest):
                     return manifest
                 ahead = ahead or manifest
         if overtaken and ahead is None:
             raise Fenced(
                 "another owner took over, and the snapshot that the state was read from is gone",
                 log=self._log.name,
-                epoch=standing.epoch,
+                epoch=eligible.epoch,
                 hint="Open the table again if this process should have it",
             )
         return ahead if may_be_ahead else None
@@ -255,36 +260,29 @@ class Base:
 
     def _claimed(self, manifest: Manifest) -> _Held | None:
         """A snapshot under a lease; None if it was cleaned up meanwhile."""
-        reading = self._reading
-        needs = Needs(_needed(self._standing, manifest), {}, manifest.number)
+        access = self._access
+        needs = Needs(_needed(self._eligibility, manifest), {}, manifest.number)
 
         def look() -> None:
             check_manifest(self._log, manifest)
 
         try:
-            lease = Hold(self._log.store, terms_of(reading.settings), needs, look, environment=reading.environment)
+            lease = Hold(self._log.store, terms_of(access.settings), needs, look, environment=access.environment)
         except OffsetGone:
             return None
-        snapshot = RemoteSnapshot(manifest, reading)
+        snapshot = RemoteSnapshot(manifest, access)
         snapshot.warm()
         return _Held(snapshot, lease)
 
 
-def _needed(standing: Standing, manifest: Manifest) -> int:
+def _needed(eligibility: Eligibility, manifest: Manifest) -> int:
     """Of the ledger nothing is needed but what is to come."""
-    return max(standing.position, manifest.position)
+    return max(eligibility.position, manifest.position)
 
 
-def _release(held: _Held) -> None:
-    try:
-        held.snapshot.close()
-    finally:
-        held.lease.close()
-
-
-def _release_found(looking: "Future[_Held | None]") -> None:
+def _close_found(looking: "Future[_Held | None]") -> None:
     if looking.exception() is None and (found := looking.result()) is not None:
-        _release(found)
+        found.close()
 
 
 def _behind(table: pa.Table, passed: pa.Table) -> pa.Table:

@@ -18,12 +18,11 @@ from typing import Any
 from statelog.errors import ClosedError, Misuse, NestedCall, StatelogError, TooOld
 from statelog.producer.guard import Life
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.changes.values import ValueRule
-from statelog.tables.state.opening import Opening
+from statelog.tables.state.opening import OpenReport
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
 
-__all__ = ["FollowedState", "Version"]
+__all__ = ["FollowedState", "StateView"]
 
 _POLITE_S = 0.1
 """How long a scan lets a move go first: many scans in turn would hold the state back. Not for ever: one that began
@@ -32,17 +31,14 @@ before may be waiting for it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """A state at a place: where it is held, what its values are, the owner's last commit in it, and when it was known
-    to be level with the ledger's end.
-    """
+class StateView:
+    """A state at a place, the owner's last commit in it, and when it was known to be level with the ledger's end."""
 
     state: State
-    values: ValueRule
     place: StatePlace
     last_commit: LastCommit | None
     level_s: float
-    opening: Opening
+    opening: OpenReport
 
 
 class _Scan:
@@ -58,8 +54,8 @@ class _Scan:
 class FollowedState:
     """Readers take it with `reading`, and the follower moves it with `moving`."""
 
-    def __init__(self, version: Version, clock: Callable[[], float]) -> None:
-        self.version = version
+    def __init__(self, view: StateView, clock: Callable[[], float]) -> None:
+        self.view = view
         self.life = Life.OPEN
         self._clock = clock
         self._lock = RLock()  # Reentrant: a scan may be dropped, and so end, wherever memory is freed.
@@ -76,10 +72,10 @@ class FollowedState:
     @property
     def age_s(self) -> float:
         """Seconds since it was known to be level with the ledger's end."""
-        return max(0.0, self._clock() - self.version.level_s)
+        return max(0.0, self._clock() - self.view.level_s)
 
     @contextmanager
-    def reading(self, max_age_s: float | None = None) -> Generator[Version]:
+    def reading(self, max_age_s: float | None = None) -> Generator[StateView]:
         """The state, standing still. Raises what following failed with, ClosedError, TooOld."""
         with self._lock:
             self._check()
@@ -88,12 +84,12 @@ class FollowedState:
                     "the standby's state is older than asked for",
                     age_s=round(self.age_s, 3),
                     max_age_s=max_age_s,
-                    position=self.version.place.position,
+                    position=self.view.place.position,
                 )
             was = self._is_read
             try:
                 self._is_read = True
-                yield self.version
+                yield self.view
             finally:
                 self._is_read = was
 
@@ -105,7 +101,7 @@ class FollowedState:
             self._check()
             self._check_scan(is_over=self._is_barred)
             self._scans.add(scan)
-            found, copy = items(self.version.state), self.version.values.copy
+            found, copy = items(self.view.state), self.view.state.values.copy
         try:
             while True:
                 with self._lock:
@@ -166,7 +162,7 @@ class FollowedState:
 
     @contextmanager
     def moving(self) -> Generator[None]:
-        """Change state and version inside: no read is under way, and none begins. Waits for scans to end.
+        """Change state and view inside: no read is under way, and none begins. Waits for scans to end.
 
         What is raised inside fails it, before a read sees a part of a move.
         """

@@ -12,7 +12,7 @@ import statelog
 from statelog.errors import BrokerUnavailable
 from statelog.producer.guard import Life
 from statelog.tables import Standby
-from statelog.tables.working.reserves import Reserves
+from statelog.tables.group.standby_pool import StandbyPool
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.told import told
 
@@ -23,14 +23,14 @@ def rig() -> TwinRig:
     rig = twin_rig("log")
     rig.create(partitions=3, key_groups=3, hash_rule="caller").close()
     for partition in range(2):
-        with statelog.table("log", rig.where(), own_key_group=partition) as table:
+        with statelog.table("log", rig.where(), key_group=partition) as table:
             table[b"k"] = b"%d" % partition
             table.commit({"offset": 7 + partition})
     return rig
 
 
 def _standby(rig: TwinRig, partition: int) -> Standby[bytes, bytes]:
-    return statelog.standby("log", rig.where(), own_key_group=partition, poll_s=0.01)
+    return statelog.standby("log", rig.where(), key_group=partition, poll_s=0.01)
 
 
 def _await(condition: Callable[[], bool]) -> None:
@@ -43,29 +43,29 @@ def _await(condition: Callable[[], bool]) -> None:
 def test_kept_and_promoted(rig: TwinRig) -> None:
     """They are made once the group has settled, for what is wanted and not held; and become the table."""
     now_s = [0.0]
-    reserves = Reserves([0, 1, 2], lambda partition: _standby(rig, partition), lambda: now_s[0])
-    reserves.keep(lambda _: False)
-    reserves.decided()
-    reserves.keep(lambda _: False)
-    assert not reserves.standbys
+    pool = StandbyPool([0, 1, 2], lambda partition: _standby(rig, partition), lambda: now_s[0])
+    pool.keep(lambda _: False)
+    pool.decided()
+    pool.keep(lambda _: False)
+    assert not pool.open
     now_s[0] = 5.0
-    reserves.keep(lambda partition: partition == 2)
-    _await(lambda: len(reserves.standbys) == 2)
-    assert [standby[b"k"] for standby in reserves.standbys.values()] == [b"0", b"1"]
-    assert reserves.promote(2) is None
-    table = reserves.promote(1)
+    pool.keep(lambda partition: partition == 2)
+    _await(lambda: len(pool.open) == 2)
+    assert [standby[b"k"] for standby in pool.open.values()] == [b"0", b"1"]
+    assert pool.promote(2) is None
+    table = pool.promote(1)
     assert table is not None
     assert (dict(table.items()), table.progress) == ({b"k": b"1"}, {"offset": 8})
     table[b"k"] = b"2"
     table.commit({"offset": 9})
-    assert list(reserves.standbys) == [0]
+    assert list(pool.open) == [0]
     table.close()
     now_s[0] = 100.0
-    reserves.keep(lambda partition: partition == 2)
-    _await(lambda: len(reserves.standbys) == 2)
-    assert reserves.standbys[1][b"k"] == b"2"
-    reserves.close()
-    assert not reserves.standbys
+    pool.keep(lambda partition: partition == 2)
+    _await(lambda: len(pool.open) == 2)
+    assert pool.open[1][b"k"] == b"2"
+    pool.close()
+    assert not pool.open
 
 
 def test_what_does_not_open(rig: TwinRig) -> None:
@@ -78,19 +78,19 @@ def test_what_does_not_open(rig: TwinRig) -> None:
             raise BrokerUnavailable("no answer")
         return _standby(rig, partition)
 
-    reserves = Reserves([0], opened, lambda: now_s[0])
-    reserves.decided()
+    pool = StandbyPool([0], opened, lambda: now_s[0])
+    pool.decided()
     for turn in (1, 2):
         now_s[0] = 20.0 * turn
-        reserves.keep(lambda _: False)
+        pool.keep(lambda _: False)
         _await(lambda: len(asked) == turn)  # noqa: B023 - it is over before the next turn
         with told("no answer"):
-            assert reserves.promote(0) is None
+            assert pool.promote(0) is None
     is_broken[0] = False
     now_s[0] = 60.0
-    reserves.keep(lambda _: False)
-    _await(lambda: len(reserves.standbys) == 1)
-    reserves.close()
+    pool.keep(lambda _: False)
+    _await(lambda: len(pool.open) == 1)
+    pool.close()
 
 
 def test_an_end_that_is_interrupted(rig: TwinRig) -> None:
@@ -103,14 +103,14 @@ def test_an_end_that_is_interrupted(rig: TwinRig) -> None:
         made.append(_standby(rig, partition))
         return made[-1]
 
-    reserves = Reserves([0, 1], opened, lambda: now_s[0])
-    reserves.decided()
+    pool = StandbyPool([0, 1], opened, lambda: now_s[0])
+    pool.decided()
     now_s[0] = 10.0
-    reserves.keep(lambda _: False)
-    _await(lambda: len(reserves.standbys) == 1)
+    pool.keep(lambda _: False)
+    _await(lambda: len(pool.open) == 1)
     threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
-        reserves.close()
+        pool.close()
     assert made[0].life is Life.CLOSED
     may_go_on.set()
     _await(lambda: len(made) == 2 and made[1].life is Life.CLOSED)

@@ -1,4 +1,4 @@
-"""`Home`: the place of a table's local directory: its lock, and what becomes of a database that cannot be used.
+"""`StateDirectory`: a table's local directory: its lock, and what becomes of a database that cannot be used.
 
     <directory>/<log>/<writer>/lock       held as long as the table is open
     <directory>/<log>/<writer>/db         the database
@@ -9,12 +9,12 @@
     <directory>/<log>/<writer>/lost-...   copies of what the log lost, as a person accepted; nothing deletes them
 
 Invariants:
-- The home is its owner's alone, whatever the umask, unless a person gave it other rights.
-- One table at a time uses a home, of this process or another. A kill frees the lock; a fork does not hold it.
+- The directory is its owner's alone, whatever the umask, unless a person gave it other rights.
+- One table at a time uses it, of this process or another. A kill frees the lock; a fork does not hold it.
 - A database that cannot be used is renamed: a person may want to see it. Each time is a log line. The newest two stay;
   an older one is deleted with the next, or a state that moves between machines would fill all their disks with itself.
-- What of its databases is open when the home is closed is closed first, whoever had it, so that whatever broke off an
-  opening, this process can open the home again.
+- What of its databases is open when it is closed is closed first, whoever had it, so that whatever broke off an
+  opening, this process can open the directory again.
 """
 
 import fcntl
@@ -23,19 +23,21 @@ import os
 import shutil
 import time
 from contextlib import ExitStack
+from os import PathLike
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
+from statelog.closing import Closing
 from statelog.environment import Environment
 from statelog.errors import LogInUse
 from statelog.storage.local.disk import local_disk, make_parents, sync
 
-__all__ = ["Home"]
+__all__ = ["StateDirectory"]
 
 _LOG = logging.getLogger("statelog.tables")
 _ASIDES = 2
-_open: "WeakSet[Home]" = WeakSet()
+_open: "WeakSet[StateDirectory]" = WeakSet()
 
 
 class _Database(Protocol):
@@ -46,11 +48,11 @@ class _Database(Protocol):
         """Free nothing of it, ever: it is the parent's."""
 
 
-class Home:
-    """The home of one table, locked. Raises LogInUse if another table is in it, StoreUnavailable."""
+class StateDirectory(Closing):
+    """The directory of one table, locked. Raises LogInUse if another table is in it, StoreUnavailable."""
 
-    def __init__(self, directory: Path, log: str, writer: str) -> None:
-        self.path = directory.absolute() / log / writer
+    def __init__(self, directory: str | PathLike[str], log: str, writer: str) -> None:
+        self.path = Path(directory).absolute() / log / writer
         self.database = self.path / "db"
         self.unfinished = self.path / "making"
         self._damaged = self.path / "damaged"
@@ -155,7 +157,7 @@ class Home:
             sync(self.path)
 
     def holds(self, database: _Database) -> None:
-        """This database of the home was opened: close it with the home, if nobody has by then."""
+        """This database was opened here: close it with the directory, if nobody has by then."""
         self._databases.add(database)
 
     def close(self) -> None:
@@ -180,8 +182,8 @@ class Home:
 
 def _forget_parents() -> None:
     """In a forked child: an inherited lock would outlive the parent that it belongs to."""
-    for home in list(_open):
-        home.abandon()
+    for directory in list(_open):
+        directory.abandon()
 
 
 os.register_at_fork(after_in_child=_forget_parents)

@@ -1,0 +1,329 @@
+"""`Follower`: moves the state of a standby on, commit by commit, as its owner commits; and hands it to the new owner.
+
+A state is made, at the start and again if need be, from a recovery of the newest one: a position. A feed holds the log
+from there on under its lease; then the state at the position is made, in a dict or in a directory that is judged and
+brought there. What the feed gives next is what the state lacks. From then on a step is:
+
+    1  ask      what was committed since: the ledger up to its end
+    2  read     the newest change of each key of it, whole and verified
+    3  move     the state takes it, and the place behind it, while no read is in progress
+    4  pass     the lease holds the log from there on
+
+A thread makes a step every `poll_s`, and a caller who asks for the newest state makes one now. A promotion stops that:
+
+    1  Open     fences the former owner: what is committed is final     producer
+    2  judge    the state stands below that Open, in its value schema
+    3  read     what was committed between the state and the Open
+    4  hand     state, directory and log over to the table
+
+The follower also keeps a spare producer, so that a promotion does not wait for a client to connect.
+
+Invariants:
+- One step at a time, and none while the standby is promoted: each holds `lock`.
+- Nothing of a commit reaches the state before all of it was read and verified.
+- A state that cannot be followed any more (the log was truncated past it, a loss was accepted, there are values of a
+  newer schema) is made anew, loudly. Whatever else goes wrong ends the follower, and every read says why.
+- The new owner's state is that at its Open: every commit that anybody was told of is in it. Before the Open stands, a
+  failure changes nothing: the standby goes on. After it, it ends the standby.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from itertools import chain
+from threading import Event, Lock
+
+import pyarrow as pa
+
+from statelog.environment import GRACE_S
+from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, IncompatibleSchema, OffsetGone
+from statelog.producer import Writer
+from statelog.producer.guard import Life
+from statelog.reading.hold import planned_anew
+from statelog.recovery import recover
+from statelog.recovery.streaming.commit_feed import CommitFeed
+from statelog.schemas.values.schema import ValueSchema
+from statelog.tables.followed import FollowedState, StateView
+from statelog.tables.setup import TableSetup
+from statelog.tables.state.opening import OpenReport, StateOpening, Wanted
+from statelog.tables.state.record import StatePlace
+from statelog.tables.state.state import State
+from statelog.tables.values import ValueRule
+
+__all__ = ["Follower"]
+
+_LOG = logging.getLogger("statelog.tables")
+
+_LEAST_PAUSE = 0.1
+"""The pause behind a step that took longer than its interval, as a part of that."""
+_PAUSE_S = 0.05
+_Placed = Callable[[str], StateView]
+"""Puts a state that was made in the place of the one in use until now, which is closed; takes the reason."""
+
+
+class _CannotFollow(Exception):
+    """The state has to be made anew; the message says why."""
+
+
+class Follower:
+    """Follows the newest state from now on. `poll_s` None: no thread, the steps are the caller's."""
+
+    def __init__(self, setup: TableSetup, poll_s: float | None) -> None:
+        self.setup = setup
+        self.lock = Lock()
+        """Held by whoever makes a step."""
+        self._environment = setup.environment
+        self._poll_s = poll_s
+        self._stop = Event()
+        self._feed, placed = self._made(0, None)
+        self.state = FollowedState(placed(""), self._environment.clock)
+
+    # ---- the thread
+
+    def start(self) -> None:
+        """Follow on a thread, if there is an interval."""
+        self._keep_spare()
+        if self._poll_s is not None:
+            pace_s = self._poll_s
+            self._environment.start(lambda: self._run(pace_s))
+
+    def _run(self, pace_s: float) -> None:
+        """Raises nothing: the state says what went wrong."""
+        wait_s = pace_s
+        while not self._stop.wait(wait_s):
+            with self.lock:
+                if self._stop.is_set() or self.state.life is not Life.OPEN:
+                    break
+                began_s = self._environment.clock()
+                try:
+                    self._step(None)
+                    self._keep_spare()
+                except BaseException as error:  # noqa: BLE001 - whoever reads is told
+                    self._fail(error)
+                    break
+            # A step that took long made the next one long. Who waits for the lock gets it in between.
+            wait_s = max(pace_s - (self._environment.clock() - began_s), pace_s * _LEAST_PAUSE)
+
+    def _keep_spare(self) -> None:
+        """Have a producer ready for a promotion, as long as Kafka answers."""
+        if self._feed.is_answered:
+            self.setup.log.spare.keep(self._environment.clock())
+
+    # ---- steps; their caller holds the lock
+
+    @contextmanager
+    def _turn(self) -> Generator[None]:
+        """Between two steps. Raises BrokerUnavailable if one does not end in time, and as a read does."""
+        timeout_s = self.setup.settings.recovery.stall_timeout_s
+        if not self.lock.acquire(timeout=timeout_s):
+            raise BrokerUnavailable("the standby waits for Kafka or the store to go on", waited_s=timeout_s)
+        try:
+            self.state.check()
+            yield
+        finally:
+            self.lock.release()
+
+    def refresh(self) -> bool:
+        """A step now; whether the state is level with what the ledger's end was then. Raises as a read does."""
+        with self._turn():
+            try:
+                self._step(None)
+                self._keep_spare()
+            except BaseException as error:
+                self._fail(error)
+                raise
+            return self._feed.is_answered
+
+    def _step(self, end_position: int | None) -> None:
+        """Ask, read, move, pass: up to the ledger's end now, or to a position that is known to be there."""
+        try:
+            self._follow(end_position)
+        except (OffsetGone, _CannotFollow) as error:
+            self._rebuild(getattr(error, "message", str(error)), end_position or 0)
+        except IncompatibleSchema as error:
+            if self.setup.log.value_schemas.newest().id == self._schema_id:
+                raise
+            self._rebuild(error.message, end_position or 0)
+
+    @property
+    def _schema_id(self) -> int:
+        return self.state.view.state.values.schema.id
+
+    def _follow(self, end_position: int | None) -> None:
+        feed, asked_s = self._feed, self._environment.clock()
+        commits = feed.commits(end_position)
+        if not feed.is_answered:
+            return
+        self._environment.crash("asked")
+        if feed.losses != self.state.view.place.losses:
+            raise _CannotFollow("a loss was accepted since, and what was lost may be in it")
+        with closing(feed.changes(commits, self._check_wanted)) as tables:
+            first = next(tables, None)  # By now all of it was read.
+            if feed.value_schema.id != self._schema_id:
+                raise _CannotFollow("there are values of a newer schema")
+            if commits:
+                self._environment.crash("read")
+            self._move(tables if first is None else chain([first], tables), asked_s)
+        feed.passed(commits)
+        self._environment.crash("followed")
+
+    def _move(self, rows: Iterable[pa.Table], asked_s: float) -> None:
+        """Give the state what was read, and the place that it leads to."""
+        feed, old = self._feed, self.state.view
+        moved = replace(
+            old,
+            place=StatePlace(feed.asked_place, old.place.losses),
+            last_commit=feed.last_commit(self.setup.owner),
+            level_s=asked_s,
+        )
+        if moved.place == old.place:
+            self.state.view = moved
+            return
+        with self.state.moving():
+            for table in rows:
+                old.state.load(table)
+            self._environment.crash("loaded")
+            old.state.move(moved.place)
+            self.state.view = moved
+
+    def _check_wanted(self) -> None:
+        if self.state.life is Life.CLOSED:
+            raise ClosedError("the standby was closed")
+
+    # ---- a state is made
+
+    def _rebuild(self, reason: str, at_least: int, schema: ValueSchema | None = None) -> None:
+        """Make the state anew, from the newest snapshot and the tail, beside the one that is read meanwhile."""
+        _LOG.warning("the standby of %s is made anew: %s", self.setup.log.name, reason)
+        old = self.state.view
+        self._feed.close()
+        self._feed, placed = self._made(max(at_least, old.place.position), schema, is_beside=True)
+        with self.state.moving():
+            old.state.close()
+            self.state.view = placed(reason)
+        self._environment.crash("rebuilt")
+
+    def _made(
+        self, at_least: int, schema: ValueSchema | None, *, is_beside: bool = False
+    ) -> tuple[CommitFeed, _Placed]:
+        """The newest state, at a position or above it, with values of this schema (None: the newest), and its feed; not
+        the first one if it `is_beside` another. Raises StorageFull, and what `recover` raises.
+        """
+        newest = self.setup.log.value_schemas.newest
+        return planned_anew(lambda: self._begun(at_least, ValueRule(schema or newest()), is_beside=is_beside))
+
+    def _begun(self, at_least: int, values: ValueRule, *, is_beside: bool) -> tuple[CommitFeed, _Placed]:
+        setup, level_s = self.setup, self._environment.clock()
+        feed: CommitFeed  # Of what the recovery leaves, and so made behind it.
+        with ExitStack() as failing:
+            recovery = setup.environment.run(
+                recover,
+                setup.log,
+                key_groups=setup.keys.owned,
+                at_least=at_least,
+                progress=lambda _: feed.renew(),
+                settings=replace(setup.settings.recovery, value_schema_id=values.schema.id),
+            )
+            plan = recovery.plan
+            feed = CommitFeed(setup.log, plan, setup.keys.owned, setup.settings.recovery, setup.environment)
+            failing.callback(feed.close)
+            place = StatePlace(plan.place, len(plan.state.accepted))
+            opening = StateOpening(setup, beat=feed.renew)
+            wanted = Wanted(place=place, values=values, recovery=recovery)
+            opened: tuple[State, OpenReport] | None = None
+            with recovery:
+                if is_beside:
+                    opening.make(wanted)
+                else:
+                    opened = opening.open(wanted)
+            failing.pop_all()
+
+        def placed(reason: str) -> StateView:
+            state, report = opened or opening.replace(reason)
+            return StateView(
+                state=state,
+                place=place,
+                last_commit=plan.state.last_commit(setup.owner),
+                level_s=level_s,
+                opening=report,
+            )
+
+        return feed, placed
+
+    # ---- the new owner
+
+    def promote(self) -> tuple[Writer, OpenReport]:
+        """The owner of the state, which is that at its Open, and how it came there. Raises what opening a writer
+        raises, and then the standby goes on; and what reading the rest raises, and then it has failed.
+        """
+        setup, environment = self.setup, self._environment
+        with self.state.without_scans(), self._turn():
+            writer = setup.writer()
+            try:
+                environment.crash("promoting")
+                report = self._catch_up(writer)
+                environment.crash("promoted")
+                self._stop.set()
+                self.state.let_go("promoted")
+                environment.start(self._feed.close)
+            except BaseException as error:
+                self.state.fail(error)
+                with suppress(Exception):
+                    writer.__exit__(type(error), error, None)
+                raise
+            return writer, report
+
+    def _catch_up(self, writer: Writer) -> OpenReport:
+        """Bring the state to the owner's Open."""
+        before, position = self.state.view, writer.position
+        if before.place.position > position:
+            raise BeyondEnd(
+                "the owner's Open stands below what the standby has followed",
+                position=before.place.position,
+                open_position=position,
+                hint="The ledger lost records that were committed: restore the topic",
+            )
+        schema = writer.grant.value_schema
+        if schema.id != self._schema_id:
+            self._rebuild("the table has a newer value schema", position, schema)
+        while self.state.view.place.position < position:
+            self._step(position)
+            if not self._feed.is_answered:
+                self._stop.wait(_PAUSE_S)
+        if self._schema_id != schema.id:
+            self._rebuild("it was made anew in another value schema than the table's", position, schema)
+        place, reached = Wanted.by(writer).place, self.state.view
+        if place.losses != reached.place.losses:
+            raise DataLoss("a loss was accepted while the standby was promoted", hint="Open the table")
+        with self.state.moving():
+            reached.state.move(place)
+        if reached.state is before.state:
+            return OpenReport(position=position, from_position=before.place.position)
+        return replace(reached.opening, position=position, from_position=None, rows_read=0)
+
+    # ---- end
+
+    def _fail(self, error: BaseException) -> None:
+        if self.state.life is not Life.CLOSED:
+            what = str(error) or type(error).__name__
+            _LOG.warning("the standby of %s has failed: %s", self.setup.log.name, what)
+        self.state.fail(error)
+        self._feed.close()
+
+    def end(self) -> None:
+        """Stop, and release what the follower needs no more: now, or once Kafka or the store lets the thread go on."""
+        self._stop.set()
+        self.state.break_scans()
+
+        def close() -> None:
+            with ExitStack() as closing:
+                closing.callback(self.setup.close)
+                closing.callback(self.lock.release)
+                closing.callback(self.state.view.state.close)
+                closing.callback(self._feed.close)
+
+        if self.lock.acquire(timeout=GRACE_S):
+            close()
+        else:
+            self._environment.start(lambda: close() if self.lock.acquire() else None)

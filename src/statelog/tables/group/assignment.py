@@ -1,0 +1,323 @@
+"""`Assignment`: the tables of the partitions that the group gave this process: opened, committed, given up.
+
+    assigned    noted; opened beside the loop, several at once, each placed at its progress: schedule.py
+    revoked     committed, all at once, and closed, before the group may give them to another; what is being opened, too
+    lost        closed without a commit: another may have them already
+    failed      closed, and opened again a little later: schedule.py
+
+Invariants:
+- In a call of the group nothing begins to open, and no client of the group is used.
+- Tables open in other threads, and are used, hooks included, in the worker's: in the order of their partitions.
+- A partition is read only while its table is open, from the place that the table's progress names.
+- What is committed was read from the topic that the progress names: the cluster says so once the last of it was read.
+- What no commit holds is dropped with its table, and read again by whoever opens the next one.
+- What is published to the group is history, for tools that look at its lag; nothing waits for it, or reads it back.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from statelog.errors import BrokerUnavailable, Unavailable
+from statelog.tables.group.context import Hook, WorkerContext
+from statelog.tables.group.schedule import AssignedPartition, Openings, OpenSchedule, Vacancy, passes
+
+__all__ = ["Assignment"]
+
+_LOG = logging.getLogger("statelog.tables")
+_PUBLISH_S = 1.0
+_LAST_COMMITS = 2
+"""What `on_commit` changes behind the last commit of a partition is committed, too."""
+
+
+class Assignment:
+    """Of one worker; it is the listener of its own member of the group, which `close` leaves."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.held: dict[int, AssignedPartition] = {}
+        self._context, self._topic = context, context.topic.name
+        self._clock = context.environment.clock
+        self._standbys = context.standbys
+        self._hooks = context.hooks
+        self._schedule = OpenSchedule()
+        self._openings = Openings(context.environment.start)
+        self._stopped: set[int] = set()
+        self._publish_s = -math.inf
+        self._published: dict[int, int] = {}
+        self.member = context.join(self, lambda text: _LOG.info("input %s: %s", self._topic, text))
+        self._standbys.decided()  # To have nothing: not every group says so.
+
+    # ---- what the group decides
+
+    def assigned(self, partitions: Sequence[int]) -> None:
+        """Note them."""
+        if partitions:
+            _LOG.info("partitions %s of %s are this worker's", list(partitions), self._topic)
+        self._standbys.decided()
+        self._schedule.assigned(partitions)
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        """Commit what is processed of them, and close their tables."""
+        _LOG.info("partitions %s of %s are given up", list(partitions), self._topic)
+        self._standbys.decided()
+        self._schedule.gone(partitions)
+        self._context.environment.crash("revoked")
+        with ExitStack() as ending:
+            ending.callback(self._openings.drop, partitions)
+            self._give_up(self._taken(partitions), commits=True)
+        self._context.environment.crash("given-up")
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """Close their tables: what a commit of them would say is another's to say."""
+        _LOG.warning("partitions %s of %s were lost to the group", list(partitions), self._topic)
+        self._standbys.decided()
+        self._schedule.gone(partitions)
+        with ExitStack() as ending:
+            ending.callback(self._openings.drop, partitions)
+            self._give_up(self._taken(partitions), commits=False)
+
+    def refused(self, partition: int, reason: str) -> None:
+        """Its place is not there: to open it again says what was lost."""
+        _LOG.warning("the place of partition %d of %s is refused: %s", partition, self._topic, reason)
+        for assigned in self._taken([partition]):
+            self._drop([assigned])
+            self._stopped.add(partition)
+            error = BrokerUnavailable(f"the place in the input is refused: {reason}", partition=partition)
+            self._schedule.failed(partition, error, self._clock())
+
+    def ended(self, partition: int, end_offset: int) -> None:
+        """What lies between its last record and this end is no record to process: marks of transactions, and what they
+        took back. It has to count, or it would be missed once it is gone.
+        """
+        assigned = self.held.get(partition)
+        if assigned is not None:
+            assigned.processed(end_offset)
+
+    # ---- between two polls
+
+    def serve(self) -> bool:
+        """Begin to open the table that is due, and take the next one that is open, if any; whether there may be more.
+        Raises what is not to be tried again.
+        """
+        if self._stopped:
+            self.member.stop(sorted(self._stopped))
+            self._stopped.clear()
+        vacancy = self._schedule.due(self._clock(), self._openings.partitions) if self._openings.has_room else None
+        if vacancy is not None:
+            self._begin(vacancy)
+        elif not self.is_opening:
+            self._standbys.keep(self._is_held)  # Which nobody promotes meanwhile.
+        opened = self._openings.over()
+        if opened is not None:
+            self._take(opened)
+        return vacancy is not None or opened is not None
+
+    def tick(self) -> None:
+        """Call `on_tick` for those that are due."""
+        if self._hooks.on_tick is None:
+            return
+        now_s = self._clock()
+        for assigned in list(self.held.values()):
+            if now_s >= assigned.tick_s:
+                assigned.tick_s = now_s + self._hooks.tick_s
+                _call(self._hooks.on_tick, assigned)
+
+    def _is_held(self, partition: int) -> bool:
+        return partition in self.held or self._schedule.has(partition)
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether a table is being opened."""
+        return bool(self._openings.partitions)
+
+    def _begin(self, vacancy: Vacancy) -> None:
+        partition = vacancy.partition
+        if vacancy.asks:
+            if not self.member.is_current(partition, vacancy.offset):
+                self._schedule.unconfirmed(partition, self._clock())
+                return
+            self._schedule.confirmed(partition)
+        if vacancy.beside:
+            _LOG.warning(
+                "another process has the directory of partition %d, stopped perhaps: it opens beside it", partition
+            )
+        self._openings.begin(partition, partial(self._opened, partition, vacancy.beside))
+
+    def _take(self, partition: int) -> None:
+        """A table is open, or did not open."""
+        assigned: AssignedPartition | None = None
+        try:
+            assigned = self._openings.take(partition)
+            self.member.read_from({partition: assigned.next_offset})
+            self.held[partition] = assigned
+        except BaseException as error:
+            if assigned is not None:
+                self._drop([assigned])
+            if not isinstance(error, Exception):
+                raise
+            self._schedule.failed(partition, error, self._clock())
+            _LOG.warning("the table of partition %d did not open, and is tried again: %s", partition, error)
+            return
+        self._schedule.opened(partition)
+        assigned.tick_s = self._clock() + self._hooks.tick_s
+        _call(self._hooks.on_open, assigned)
+        assigned.is_told = True
+
+    def _opened(self, partition: int, beside: bool) -> AssignedPartition:
+        """The table of a partition, and where to read on. In another thread than the worker's."""
+        context = self._context
+        source = context.input()
+        source.check_covered(context.key_groups)
+        promoted = self._standbys.promote(partition)
+        table = context.open_table(partition, beside) if promoted is None else promoted
+        with ExitStack() as failing:
+            failing.callback(table.__exit__, RuntimeError, None, None)
+            last = table.last_commit
+            progress = None if last is None else last.metadata
+            offset = context.start_offset(source, progress, partition)
+            assigned = AssignedPartition(partition, table, source, offset)
+            if progress is None or progress["offset"] != offset:
+                if progress is not None:
+                    _LOG.warning(
+                        "input was lost, which is accepted: partition %d of %s goes on from %d, and was at %s",
+                        partition, self._topic, offset, progress["offset"],
+                    )  # fmt: skip
+                assigned.send(always=True)
+                assigned.wait()  # The place that was chosen is one that no later life chooses otherwise.
+                assigned.has_committed()
+            context.environment.crash("table-placed")
+            failing.pop_all()
+        return assigned
+
+    # ---- commits
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a commit is pending."""
+        return any(assigned.is_waiting for assigned in self.held.values())
+
+    def send(self) -> None:
+        """Commit what is new in each table, and wait for nothing but room."""
+        held = list(self.held.values())
+        if self._is_same_input(held):
+            for assigned in held:
+                self._try(assigned, assigned.send)
+
+    def _is_same_input(self, held: Sequence[AssignedPartition]) -> bool:
+        """Whether what is new in them was read from the topic that they name; no if nobody says. Raises
+        IdentityChanged, NotFound, and ConfigError if it has grown.
+        """
+        if not any(assigned.has_news for assigned in held):
+            return True
+        try:
+            now = self._context.input()
+        except Unavailable as error:
+            _LOG.warning("nothing is committed as long as the input %s is not there: %s", self._topic, error)
+            return False
+        for assigned in held:
+            assigned.check_input(now)
+        return True
+
+    def step(self) -> None:
+        """Take what has come in of the pending commits."""
+        for assigned in list(self.held.values()):
+            if assigned.is_waiting:
+                self._try(assigned, assigned.step)
+        self._tell(list(self.held.values()))
+
+    def wait(self) -> None:
+        """Wait for all pending commits."""
+        for assigned in list(self.held.values()):
+            self._try(assigned, assigned.wait)
+        self._tell(list(self.held.values()))
+
+    def _try(self, assigned: AssignedPartition, work: Callable[[], None]) -> None:
+        """Work on a table that may fail: then it is dropped, and opened again later."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the schedule knows which of them come out
+            offset = assigned.committed_offset
+            self._drop([assigned])
+            self._stopped.add(assigned.partition)
+            self._schedule.failed(assigned.partition, error, self._clock(), offset)
+            _LOG.warning("the table of partition %d ended, and is opened again: %s", assigned.partition, error)
+
+    def _tell(self, held: Sequence[AssignedPartition], *, ends: bool = False) -> None:
+        """Tell whom it concerns of the commits that have become history since."""
+        for assigned in held:
+            if assigned.has_committed():
+                self._schedule.committed(assigned.partition)
+                _call(self._hooks.on_commit, assigned)
+        now_s = self._clock()
+        if ends or now_s >= self._publish_s:
+            self._publish_s = now_s + _PUBLISH_S
+            places = {one.partition: one.committed_offset for one in held}
+            if places.items() - self._published.items():
+                self.member.publish(places)
+                self._published.update(places)
+
+    # ---- giving up
+
+    def close(self, *, commits: bool, but: int | None = None) -> None:
+        """Commit what is processed, unless `commits` is False, and of all but one partition; close; leave the group."""
+        with ExitStack() as ending:
+            ending.callback(self._standbys.close)
+            ending.callback(self.member.close)
+            ending.callback(self._openings.drop, self._openings.partitions)
+            unsettled = self._taken([] if but is None else [but])
+            ending.callback(self._give_up, unsettled, commits=commits, sends=False)
+            self._give_up(self._taken(list(self.held)), commits=commits)
+
+    def _taken(self, partitions: Iterable[int]) -> list[AssignedPartition]:
+        return [self.held.pop(one) for one in partitions if one in self.held]
+
+    def _drop(self, held: Sequence[AssignedPartition]) -> None:
+        with ExitStack() as dropping:
+            for assigned in held:
+                self.held.pop(assigned.partition, None)
+                dropping.callback(self._end, assigned, assigned.abandon)
+
+    def _end(self, assigned: AssignedPartition, close: Callable[[], object]) -> None:
+        """Close a table, which may have hooked something up."""
+        with ExitStack() as ending:
+            ending.callback(close)
+            if assigned.is_told:
+                assigned.is_told = False
+                _call(self._hooks.on_close, assigned)
+
+    def _give_up(self, held: Sequence[AssignedPartition], *, commits: bool, sends: bool = True) -> None:
+        """Close these tables, with their last commits pending together. Raises, once all are closed, what is for a
+        person; who was fenced, or does not know, has lost nothing that its successor does not read again.
+        """
+        if not commits:
+            self._drop(held)
+            return
+        with ExitStack() as closing:
+            for assigned in held:
+                closing.callback(self._end, assigned, partial(_quietly, assigned, assigned.table.close))
+            if sends and not self._is_same_input(held):
+                sends = False
+            left = held
+            for turn in range(_LAST_COMMITS):
+                sent = [assigned for assigned in left if not sends or _quietly(assigned, assigned.send)]
+                left = [assigned for assigned in sent if _quietly(assigned, assigned.wait)]
+                self._tell(left, ends=turn + 1 == _LAST_COMMITS)
+
+
+def _call(hook: Hook | None, assigned: AssignedPartition) -> None:
+    if hook is not None:
+        hook(assigned.partition, assigned.table)
+
+
+def _quietly(assigned: AssignedPartition, work: Callable[[], object]) -> bool:
+    """Whether that went well. Raises what is for a person."""
+    try:
+        work()
+    except Exception as error:
+        if not passes(error):
+            raise
+        _LOG.warning("partition %d was given up without its last commit: %s", assigned.partition, error)
+        return False
+    return True

@@ -1,0 +1,258 @@
+"""The partitions of a worker: `OpenSchedule` says when the table of each opens, `Openings` are those being opened, and
+an `AssignedPartition` has its table, how far it is processed, and its commits.
+
+    assigned ─► due ─► opened ─► (a commit) ─► nothing held against it
+                 ▲        │ its table failed: Fenced, PersistFailed, OutcomeUnknown, Unavailable
+                 └────────┘ a little later, a few times in a row; then the error is raised
+                            LogInUse: as long as it takes, after a while beside the directory that is in use
+
+Who was fenced is no judge of its own case: the group may have given the partition to another, and not said so yet. It
+opens again only once the group has confirmed that this process is a member of its present generation. If that goes on
+and on, somebody outside of the group owns the table, and the error comes out.
+
+Invariants:
+- A partition is in the schedule or has a table, or is not ours.
+- Failures in a row are counted until a commit is history; nothing is tried without end, and nothing without a pause.
+- At most `AT_ONCE` tables open at the same time, each on a thread of its own. One that is open is adopted by the
+  worker's thread once, in the order in which they were begun, or closed, also if nobody waits for it any more.
+- What a commit names as processed is what the table holds: offsets are counted before the table is committed, and never
+  in between; the table is committed by nobody else, and gives up nothing of what is counted.
+- Whoever commits has no message in hand: all that the table holds then is processed, hooks' changes included.
+"""
+
+import math
+from collections.abc import Callable, Container, Iterable
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from statelog.environment import Start, begin
+from statelog.errors import Fenced, LogInUse, OutcomeUnknown, PersistFailed, Unavailable
+from statelog.pending import Pending
+from statelog.schemas.ledger.state import LastCommit
+from statelog.tables.group.context import DescribedInput
+from statelog.tables.table import Table
+
+__all__ = ["AT_ONCE", "AssignedPartition", "OpenSchedule", "Openings", "Vacancy", "passes"]
+
+AT_ONCE = 4
+"""Most of an opening is waiting for answers; but each may recover a state, so there are not more."""
+FAILURES_MAX = 4
+"""So many failures of a table in a row end the worker."""
+IN_USE_MAX_S = 5.0
+"""So long another process of this machine may keep the directory of a table. It is stopped then, perhaps, and who owns
+the table is said by its Open: it opens beside that directory.
+"""
+_PAUSE_S, _PAUSE_MAX_S = 0.25, 4.0
+
+
+def passes(error: BaseException) -> bool:
+    """Whether a table that ended so may do better in its next life. The others are for a person."""
+    return isinstance(error, Fenced | PersistFailed | OutcomeUnknown | Unavailable | LogInUse)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vacancy:
+    """A partition without a table: when to open it, and whether to ask the group first, naming the offset; `beside` the
+    directory that another process has.
+    """
+
+    partition: int
+    due_s: float = -math.inf
+    asks: bool = False
+    offset: int = 0
+    beside: bool = False
+
+
+class OpenSchedule:
+    """The vacancies of one worker. `now_s` is any monotonic clock's."""
+
+    def __init__(self) -> None:
+        self._vacant: dict[int, Vacancy] = {}
+        self._failures: dict[int, int] = {}
+        self._in_use_s: dict[int, float] = {}
+
+    def assigned(self, partitions: Iterable[int]) -> None:
+        """The group gave these."""
+        for partition in partitions:
+            self._vacant[partition] = Vacancy(partition=partition)
+
+    def gone(self, partitions: Iterable[int]) -> None:
+        """The group took these."""
+        for partition in partitions:
+            self._vacant.pop(partition, None)
+            self._failures.pop(partition, None)
+            self._in_use_s.pop(partition, None)
+
+    def has(self, partition: int) -> bool:
+        """Whether a partition is waiting for its table."""
+        return partition in self._vacant
+
+    def due(self, now_s: float, begun: Container[int] = ()) -> Vacancy | None:
+        """One to open now, the longest due first, of those that are not `begun`."""
+        if not self._vacant:
+            return None
+        waiting = (one for one in self._vacant.values() if one.partition not in begun)
+        found = min(waiting, key=lambda one: one.due_s, default=None)
+        return found if found is not None and found.due_s <= now_s else None
+
+    def opened(self, partition: int) -> None:
+        """It has a table now."""
+        self._vacant.pop(partition, None)
+        self._in_use_s.pop(partition, None)
+
+    def failed(self, partition: int, error: Exception, now_s: float, offset: int | None = None) -> None:
+        """Its table failed, or did not open; `offset` is how far it was. Raises the error if it is to come out."""
+        if not passes(error):
+            raise error
+        is_in_use = isinstance(error, LogInUse)
+        if is_in_use:
+            failures = 0
+        else:
+            failures = self._failures[partition] = self._failures.get(partition, 0) + 1
+            if failures >= FAILURES_MAX:
+                raise error
+        was = self._vacant.get(partition, Vacancy(partition=partition))
+        self._vacant[partition] = replace(
+            was,
+            due_s=now_s + min(_PAUSE_S * 2**failures, _PAUSE_MAX_S),
+            asks=was.asks or isinstance(error, Fenced),
+            beside=is_in_use and now_s - self._in_use_s.setdefault(partition, now_s) >= IN_USE_MAX_S,
+            offset=was.offset if offset is None else offset,
+        )
+
+    def unconfirmed(self, partition: int, now_s: float) -> None:
+        """The group did not say that this process is still a member: ask again a little later."""
+        self._vacant[partition] = replace(self._vacant[partition], due_s=now_s + _PAUSE_S)
+
+    def confirmed(self, partition: int) -> None:
+        """The group said so, and the table may be opened."""
+        self._vacant[partition] = replace(self._vacant[partition], asks=False)
+
+    def committed(self, partition: int) -> None:
+        """A commit of its table is history: nothing is held against it."""
+        self._failures.pop(partition, None)
+
+
+class AssignedPartition:
+    """A partition with its table. `next_offset` is the first one that is not processed."""
+
+    def __init__(self, partition: int, table: Table[Any, Any], source: DescribedInput, next_offset: int) -> None:
+        self.partition = partition
+        self.table = table
+        self.next_offset = next_offset
+        self._input = source
+        self.tick_s = -math.inf
+        """When its next tick is due."""
+        self.is_told = False
+        """Whether its `on_open` has returned, and `on_close` is owed."""
+        self._commit = table.lend()
+        self._sent = next_offset, table.changes
+        self._pending: Pending[LastCommit] | None = None
+        self._history = table.last_commit
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a commit is pending."""
+        return self._pending is not None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something is processed, or changed by a hook, that no commit says, sent or not."""
+        return self._sent != (self.next_offset, self.table.changes)
+
+    @property
+    def committed_offset(self) -> int:
+        """The first offset that no commit calls processed."""
+        return int(self.table.progress.get("offset", 0))
+
+    def check_input(self, now: DescribedInput) -> None:
+        """Raise IdentityChanged, ConfigError unless the input still is the topic that its offsets are of."""
+        self._input.check_is(now)
+
+    def processed(self, end_offset: int) -> None:
+        """Everything below this offset is processed, and the table shows it."""
+        self.next_offset = max(self.next_offset, end_offset)
+
+    def send(self, *, always: bool = False) -> None:
+        """Commit what is new, and wait for nothing but room. Raises the errors of `Table.commit_async`."""
+        if always or self.has_news:
+            sent = self.next_offset, self.table.changes
+            self._pending = self._commit(self._input.progress(self.next_offset))
+            self._sent = sent
+
+    def step(self) -> None:
+        """Take what has come in. Raises the errors of `Table.commit`."""
+        if self._pending is not None and self._pending.done():
+            self._pending = None
+
+    def wait(self) -> None:
+        """Wait for the pending commits. Raises the errors of `Table.commit`."""
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def has_committed(self) -> bool:
+        """Whether a commit has become history since this was asked last."""
+        was, self._history = self._history, self.table.last_commit
+        return was is not self._history
+
+    def abandon(self) -> None:
+        """Drop the table, with all that no commit holds: another life goes on from its progress."""
+        self.table.__exit__(RuntimeError, None, None)
+
+
+_Opened = tuple[AssignedPartition, Callable[[], None]]
+"""And what adopts its table."""
+
+
+class Openings:
+    """The tables of one worker that are being opened, by partition. `start` begins one."""
+
+    def __init__(self, start: Start) -> None:
+        self._start = start
+        self._begun: dict[int, Future[_Opened]] = {}
+
+    @property
+    def partitions(self) -> list[int]:
+        """Whose tables are being opened."""
+        return list(self._begun)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may begin."""
+        return len(self._begun) < AT_ONCE
+
+    def begin(self, partition: int, opened: Callable[[], AssignedPartition]) -> None:
+        """Begin to open a table, which `opened` does."""
+
+        def work() -> _Opened:
+            assigned = opened()
+            return assigned, assigned.table.hand_over()
+
+        self._begun[partition] = begin(self._start, work)
+
+    def over(self) -> int | None:
+        """The partition that was begun first, if its table is open, or did not open."""
+        first = next(iter(self._begun), None)
+        return first if first is not None and self._begun[first].done() else None
+
+    def take(self, partition: int) -> AssignedPartition:
+        """The one that is over; its table is the caller's thread's. Raises what opening it raised."""
+        assigned, adopt = self._begun.pop(partition).result()
+        adopt()
+        return assigned
+
+    def drop(self, partitions: Iterable[int]) -> None:
+        """Wait for those of these partitions, and close their tables."""
+        gone = [self._begun.pop(one) for one in partitions if one in self._begun]
+        with ExitStack() as closing:
+            for future in gone:
+                closing.callback(future.add_done_callback, _close)  # Later, if whoever waits was interrupted.
+            wait(gone)
+
+
+def _close(future: "Future[_Opened]") -> None:
+    if future.exception() is None:
+        future.result()[0].abandon()

@@ -1,0 +1,444 @@
+"""`Worker`: a member of a group of workers: the messages of its partitions, each with the table of its partition.
+
+    with statelog.worker("counts", where, topic="words", create=True) as worker:
+        for message, table in worker:
+            table[message.key()] = fold(table.get(message.key()), message.value())
+            worker.commit_every(1.0)
+
+    assignment    tables and the member of the group               assignment.py
+    schedule      when to open which                               schedule.py
+    context       the input, where to read on, hooks               context.py
+    standbys      standbys of other processes' partitions          standby_pool.py
+
+The protocol, with "if we die after step n": docs/protocol-table.md.
+
+Invariants:
+- Each message of the input is in the state once: a table and the place behind its input are committed together.
+- A message is processed once the next one is asked for, or the worker is told to commit. Nothing of one that is not
+  processed is ever committed.
+- Only the worker's own thread touches it and its tables, once they are open; `stop` is anybody's.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from threading import Lock, get_ident
+from types import MappingProxyType
+from typing import Any, Generic, Literal, TypeVar
+
+from confluent_kafka import Message
+
+from statelog.environment import Environment, current_environment
+from statelog.errors import ConfigError, NotFound
+from statelog.producer.guard import NOBODY, Guard, Guarded, Life
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.storage import Log, LogOptions, Where
+from statelog.storage import open as open_log
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.group import ConfluentMember, Taken, group_settings
+from statelog.storage.local.disk import local_disk
+from statelog.storage.local.own_directory import make_own, sweep
+from statelog.tables.group.assignment import Assignment
+from statelog.tables.group.context import (
+    DescribedInput,
+    InputTopic,
+    WorkerContext,
+    WorkerHooks,
+    check_fits,
+    describe_input,
+)
+from statelog.tables.group.schedule import AssignedPartition
+from statelog.tables.group.standby_pool import StandbyPool
+from statelog.tables.open_table import table
+from statelog.tables.settings import BackendKind, TableSettings
+from statelog.tables.standby import Standby, standby
+from statelog.tables.table import Table
+
+__all__ = ["Worker", "worker"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_POLL_S = 0.1
+"""How long one call waits for a message: as late as `stop`, or a commit that is due, may be."""
+_LOOK_S, _TURN_S = 0.002, 0.02
+"""How often answers to pending commits are looked for, and what the group says, while there are messages."""
+_BESIDE = ".beside-"
+"""No log is called so; what a kill leaves of it is removed by the next worker there."""
+
+
+def worker(
+    name: str,
+    where: Where,
+    *,
+    topic: str | InputTopic,
+    create: bool | LogOptions = False,
+    backend: BackendKind | str = BackendKind.DICT,
+    directory: str | PathLike[str] | None = None,
+    standbys: Collection[int] | Literal["all"] = (),
+    hooks: WorkerHooks | None = None,
+    settings: TableSettings | None = None,
+) -> "Worker[Any, Any]":
+    """Join the processes that share a Kafka topic's partitions, with a table for each partition, exactly once.
+
+        with statelog.worker("counts", where, topic="words", create=True) as worker:
+            signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+            for message, table in worker:  # waits; a confluent_kafka.Message, and the table of its partition
+                word = message.value()
+                table[word] = b"%d" % (int(table.get(word, b"0")) + 1)
+                worker.commit_every(1.0)  # the last statement: everything that the message changes is above it
+
+    Start it as often as you like, on any machines: the group gives each process a share of the partitions, and each
+    partition's table opens where its partition is, at what was committed last. `name` is the log: it has a partition
+    and a key group for each of the input's partitions, and writers called `<name>-<partition>`; `create` makes it so.
+    The place in the input is part of each commit, so no offset of the group is ever read.
+
+    `topic` is the input, by name or with settings of the group and what to do without an offset: `InputTopic`. `hooks`
+    are called between messages: `WorkerHooks`. The others are those of `statelog.table`: all processes of a group give
+    the same. A `directory` serves the processes of one machine.
+
+    `standbys` names partitions, or "all": while such a one is another process's, this one keeps a standby of its table,
+    and takes over from it. Then each process needs a `directory` of its own.
+
+    Raises NotFound for the topic, and for the log without `create`; ConfigError for a setting, and for a log that does
+    not fit the input; and the errors of `statelog.open`.
+    """
+    source = InputTopic(topic) if isinstance(topic, str) else topic
+    kafka = where.kafka_settings()
+    group = group_settings(source.consumer, kafka, default_group=name)
+    chosen, machine = settings or TableSettings(), current_environment()
+    kept: dict[str, Any] = {"backend": backend, "directory": directory, "settings": chosen}
+    with ExitStack() as failing:
+        cluster = ConfluentKafka(group.config)
+        failing.callback(cluster.close)
+        found = describe_input(cluster, source.name)
+        descriptor = _fitting(name, found, where, create)
+        check_fits(descriptor, found)
+        shared = ConfluentKafka(client_config(kafka))
+        failing.callback(shared.close)
+        release = failing.pop_all()
+        failing.push(release)
+        doors = _Doors(name, replace(where, kafka=shared.lend()), kept, machine, release)
+        context = WorkerContext(
+            name=name,
+            topic=source,
+            key_groups=descriptor.key_groups,
+            kafka=cluster,
+            open_table=doors.table,
+            standbys=StandbyPool(_wanted(standbys, found), doors.standby, machine.clock),
+            join=lambda listener, note: ConfluentMember(group, source.name, listener, note),
+            unsent_max=chosen.uncommitted_changes_max,
+            environment=machine,
+            release=release.close,
+            hooks=hooks or WorkerHooks(),
+        )
+        joined = Worker[Any, Any](context)
+        failing.pop_all()
+        return joined
+
+
+class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
+    """A process of a group that shares the partitions of a topic, each with a table that follows its partition.
+
+        for message, table in worker:
+            table[message.key()] = message.value()
+            worker.commit_every(1.0)
+
+    Made by `statelog.worker`. The messages are confluent-kafka's. The loop waits for them, and ends after `stop`. A
+    message is processed once the loop asks for the next one, or calls `commit_every` or `commit`: call these behind the
+    last change that the message makes. Change no table but the one that came with the message, and commit it through
+    the worker only.
+
+    Tables come and go with the partitions: while the loop asks for a message, those that the group takes are committed
+    and closed, and others are opened. Leaving the `with` block commits what is processed and leaves the group; leaving
+    it with an error commits nothing more. A message that the loop broke off at is not processed, and comes again; if it
+    had changed its table by then, so does all of its partition since the last commit.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._guard = Guard("worker", context.name, again="Make a new one", apart="Make one in each")
+        self._clock = context.environment.clock
+        self._is_stopped = False
+        self._hand: tuple[AssignedPartition, int, int] | None = None
+        """The message that the loop has: whose it is, its offset, and the changes that its table had before."""
+        self._is_processed = False
+        """Whether the loop has said so of this message."""
+        self._interval_s = math.inf
+        self._committed_s = self._turn_s = self._clock()
+        """When was committed last; and until when there are only messages at hand to process."""
+        self._unsent, self._unsent_max = 0, context.unsent_max
+        with ExitStack() as failing:
+            failing.callback(self._guard.end)
+            self._assignment = Assignment(context)
+            self._at_hand = self._assignment.member.at_hand
+            failing.pop_all()
+
+    # ---- messages
+
+    def __iter__(self) -> Iterator[tuple[Message, Table[K, V]]]:
+        """The messages from now on. Raises as `next` of the worker."""
+        turn, clock, at_hand, held = self._guard, self._clock, self._at_hand, self._assignment.held
+        while (found := self._next()) is not None:
+            yield found
+            # As `_next`, while there is nothing to do but to process the messages at hand: without a call.
+            while clock() < self._turn_s and self._unsent < self._unsent_max and not self._is_stopped:
+                user = get_ident()
+                if user != turn.user:
+                    break
+                try:
+                    turn.user = NOBODY
+                    if (hand := self._hand) is not None:
+                        hand[0].next_offset = hand[1] + 1
+                        self._unsent += 1
+                        self._hand = None
+                    taken = at_hand()
+                    if taken is None:
+                        break
+                    message, partition, offset = taken
+                    assigned = held.get(partition)
+                    if assigned is None or offset < assigned.next_offset:
+                        continue
+                    table = assigned.table
+                    self._hand = assigned, offset, table.changes
+                    self._is_processed = False
+                except BaseException:
+                    turn.fail()
+                    raise
+                finally:
+                    if turn.life is Life.OPEN:
+                        turn.user = user
+                yield message, table
+
+    def __next__(self) -> tuple[Message, Table[K, V]]:
+        """Wait for the next message; ends after `stop`.
+
+        Raises IdentityChanged for an input topic that was made anew, OffsetGone and BeyondEnd for one that lost what
+        was not processed; ConfigError for one that has grown; Fenced if somebody outside of the group takes its tables
+        away again and again; PersistFailed, OutcomeUnknown and Unavailable if trying again a few times does not help;
+        NotFound, Damaged.
+        """
+        found = self._next()
+        if found is None:
+            raise StopIteration
+        return found
+
+    @Guarded.turn
+    def _next(self) -> tuple[Message, Table[K, V]] | None:
+        with self._guard:
+            self._settle()
+            found = None
+            while found is None and not self._is_stopped:
+                found = self._turn()
+            return found
+
+    def _turn(self) -> tuple[Message, Table[K, V]] | None:
+        """Do all that is to be done between two messages, and wait for one for a while."""
+        is_opening = self._assignment.serve()
+        self._assignment.tick()
+        message = self._assignment.member.poll(0.0 if is_opening else self._patience_s())
+        self._pace()
+        if is_opening:
+            self._turn_s = -math.inf  # There may be more to open.
+        return self._taken(message)
+
+    def _taken(self, taken: Taken | None) -> tuple[Message, Table[K, V]] | None:
+        """The message, and the table of its partition, if it is to be processed here."""
+        if taken is None:
+            return None
+        message, partition, offset = taken
+        assigned = self._assignment.held.get(partition)
+        if assigned is None or offset < assigned.next_offset:
+            return None
+        table = assigned.table
+        self._hand = assigned, offset, table.changes
+        self._is_processed = False
+        return message, table
+
+    def stop(self) -> None:
+        """End the loop where it asks for the next message. For any thread, and for the handlers of signals."""
+        self._is_stopped = True
+
+    @property
+    def tables(self) -> Mapping[int, Table[K, V]]:
+        """The tables that are open now, by partition: to look at."""
+        self._guard.check_life()
+        self._guard.check_thread()
+        return MappingProxyType({one: assigned.table for one, assigned in sorted(self._assignment.held.items())})
+
+    @property
+    def standbys(self) -> Mapping[int, Standby[K, V]]:
+        """The standbys that are open now, by partition: any thread may read them."""
+        return self._context.standbys.open
+
+    # ---- commits
+
+    def commit_every(self, interval_s: float) -> None:
+        """The message is processed; commit all tables, each with its place, if so many seconds have passed since the
+        last time, or very many messages (`uncommitted_changes_max` of `TableSettings`). Waits only if the log does not
+        keep up.
+
+        From then on the worker also does so while it waits for messages. A table whose commit fails is opened again a
+        little later, from its progress, here or in another process. Raises as the loop does.
+        """
+        if interval_s == self._interval_s and self._clock() < self._turn_s and get_ident() == self._guard.user:
+            self._is_processed = True  # And all else is done where the loop asks for the next message.
+        else:
+            self._commit_if_due(interval_s)
+
+    @Guarded.turn
+    def _commit_if_due(self, interval_s: float) -> None:
+        with self._guard:
+            self._settle()
+            self._interval_s = interval_s
+            self._pace()
+
+    @Guarded.turn
+    def commit(self) -> dict[int, int]:
+        """The message is processed; commit all tables, each with its place, and wait.
+
+        Returns for each partition that is this worker's the offset up to which it is committed; one whose commit failed
+        is missing, and processed again. Raises as the loop does.
+        """
+        self._settle()
+        with self._guard:
+            self._send()
+            self._assignment.wait()
+            return {one: assigned.committed_offset for one, assigned in sorted(self._assignment.held.items())}
+
+    def _settle(self) -> None:
+        """The message that the loop has is processed."""
+        hand = self._hand
+        if hand is not None:
+            hand[0].next_offset = hand[1] + 1
+            self._unsent += 1
+            self._hand = None
+
+    def _pace(self) -> None:
+        """Commit if it is due, and hear of what is under way."""
+        now_s = self._clock()
+        if now_s - self._committed_s >= self._interval_s or self._unsent >= self._unsent_max:
+            self._send()
+        self._assignment.step()
+        self._turn_s = now_s + (_LOOK_S if self._assignment.is_waiting else _TURN_S)
+        self._turn_s = min(self._turn_s, self._committed_s + self._interval_s)
+
+    def _send(self) -> None:
+        self._assignment.send()
+        self._unsent = 0
+        self._committed_s = self._clock()
+
+    def _patience_s(self) -> float:
+        """How long to wait for a message before there is something else to do."""
+        if self._assignment.is_waiting:
+            return _LOOK_S
+        limit_s = _TURN_S if self._assignment.is_opening else _POLL_S
+        due_s = self._committed_s + self._interval_s - self._clock() if self._unsent else limit_s
+        return min(max(due_s, 0.0), limit_s)
+
+    # ---- end
+
+    @property
+    def life(self) -> Life:
+        """Whether it is open, failed or closed."""
+        return self._guard.life
+
+    @Guarded.last_turn
+    def close(self) -> None:
+        """Commit what is processed, close all tables, leave the group. Idempotent.
+
+        Of the partition whose message the loop has, what is not committed is dropped if the message has changed the
+        table; it is processed again. Raises what is for a person; all is closed all the same.
+        """
+        commits = self.life is Life.OPEN
+        if not self._guard.end():
+            return
+        if self._is_processed:
+            self._settle()
+        hand, self._hand = self._hand, None
+        half_done = hand[0].partition if hand and hand[0].table.changes != hand[2] else None
+        with ExitStack() as ending:
+            ending.callback(self._context.release)
+            self._assignment.close(commits=commits, but=half_done)
+
+    def __repr__(self) -> str:
+        return f"Worker({self._context.name!r}, topic={self._context.topic.name!r}, {self.life.value})"
+
+
+class _Doors:
+    """The ways to the tables of a worker's partitions, by the options of `statelog.table`.
+
+    Who owns a table is said by its Open. A lock on a directory keeps two processes out of one database, and no more: a
+    table opens beside one that is held, in a directory of this process alone, which goes with the stack.
+    """
+
+    def __init__(
+        self, name: str, where: Where, options: Mapping[str, Any], environment: Environment, stack: ExitStack
+    ) -> None:
+        self._environment = environment
+        self._name = name
+        self._where = where
+        self._options = options
+        self._stack = stack
+        self._making = Lock()
+        self._beside: Path | None = None
+        directory = Path(options["directory"] or "")
+        if options["directory"] and directory.exists():
+            with local_disk(directory):
+                sweep(directory, _BESIDE)
+
+    def table(self, partition: int, is_beside: bool) -> Table[Any, Any]:
+        """The owner's, beside the directory if that is in use."""
+        own: dict[str, Any] = {"directory": self._own()} if is_beside else {}
+        return self._environment.run(table, self._name, self._where, **self._of(partition), **{**self._options, **own})
+
+    def standby(self, partition: int) -> Standby[Any, Any]:
+        """A follower's."""
+        return self._environment.run(standby, self._name, self._where, **self._of(partition), **self._options)
+
+    def _of(self, partition: int) -> dict[str, Any]:
+        return {"writer": f"{self._name}-{partition}", "key_group": partition}
+
+    def _own(self) -> Path:
+        with self._making:
+            if self._beside is None:
+                directory = Path(self._options["directory"])
+                with local_disk(directory):
+                    own = make_own(directory, _BESIDE, new_id=self._environment.new_id)
+                self._stack.callback(own.remove)
+                self._beside = own.path
+            return self._beside
+
+
+def _wanted(standbys: Collection[int] | Literal["all"], found: DescribedInput) -> Collection[int]:
+    """The partitions to keep standbys for. Raises ConfigError for one that is not there."""
+    if standbys == "all":
+        return range(found.partitions)
+    if isinstance(standbys, str):
+        raise ConfigError(f"standbys is {standbys!r}", hint='Give "all", or numbers of partitions')
+    for one in standbys:
+        if one not in range(found.partitions):
+            raise ConfigError("the input has no such partition", standby=one, partitions=found.partitions)
+    return standbys
+
+
+def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogOptions) -> Descriptor:
+    """What the log is; made to fit the input if there is none and it may be. Raises as `statelog.open`."""
+    said = create if isinstance(create, LogOptions) else LogOptions()
+    if not said.given() <= {"key_type", "value_schema"}:
+        raise ConfigError("the input says how many partitions and key groups its log has", hint="Leave them out")
+    count = found.partitions
+    try:
+        log = Log.open(name, where)
+    except NotFound as error:
+        if not create:  # `statelog init` makes no log that fits an input.
+            raise error.restated(hint="Pass create=True") from None
+        fitted = replace(said, partitions=count, key_groups=count, hash_rule=HashRule.CALLER)
+        log = open_log(name, where, create=fitted)
+    with log:
+        said.check(log.descriptor, log.value_schemas.all)
+        return log.descriptor

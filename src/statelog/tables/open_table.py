@@ -1,0 +1,71 @@
+"""`table`: opens keyed state that survives, and makes its log first if asked to.
+
+    1  open the log                       storage
+    2  lock the local directory, if any   state/directory.py
+       compare it with the ledger         state/opening.py: one that proves a loss is kept, and nothing is appended
+    3  the owner's Open                   producer: fences the former owner, so what is committed is final
+    4  the state at or above that Open    state/opening.py
+
+Invariant: whatever fails on the way, nothing stays open.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from os import PathLike
+from typing import Any
+
+from statelog.storage import LogOptions, Where
+from statelog.storage import open as open_log
+from statelog.tables.settings import BackendKind, TableSettings
+from statelog.tables.setup import Share, TableSetup, check_directory
+from statelog.tables.state.opening import StateOpening, Wanted
+from statelog.tables.table import Table
+from statelog.tables.values import ValueRule
+
+__all__ = ["table"]
+
+
+def table(
+    name: str,
+    where: Where,
+    *,
+    create: bool | LogOptions = False,
+    backend: BackendKind | str = BackendKind.DICT,
+    directory: str | PathLike[str] | None = None,
+    writer: str | None = None,
+    partitions: Sequence[int] | None = None,
+    key_group: int | None = None,
+    settings: TableSettings | None = None,
+) -> Table[Any, Any]:
+    """Open keyed state that survives: a mapping that is back after a kill, exactly, and its last commit's progress.
+
+        with statelog.table("counts", where, create=True) as counts:
+            counts[b"alice"] = b"1"
+            counts.commit({"offset": 42})
+
+    Opening fences the former owner, and recovers the state at or above that fence. `create` is that of
+    `statelog.open`. `backend` is "dict", or "rocksdb" for state larger than memory: then `directory` is where it is
+    kept between lives, so that a restart reads only what was committed since.
+
+    `partitions` limits the table to these partitions of the log, and `key_group` to one key group, in a log whose
+    callers name them (`hash_rule="caller"`) and whose partitions hold one each: an input's partition, say. `writer`
+    names the owner; by default "table", and for a single partition with its number behind.
+
+    Raises NotFound without `create`, ConfigError, LogInUse if another table has the directory open, Fenced, Damaged,
+    Unavailable, StorageFull.
+    """
+    check_directory(backend, directory)
+    with ExitStack() as failing:
+        log = failing.enter_context(open_log(name, where, create=create))
+        share = Share.of(log.descriptor, partitions, key_group)
+        setup = TableSetup.of(log, share, writer, directory, settings or TableSettings())
+        failing.push(setup)
+        opening = StateOpening(setup, may_lack=True)
+        opening.look(ValueRule(log.value_schemas.newest()))
+        owner = failing.push(setup.writer())
+        state, report = opening.open(Wanted.by(owner))
+        failing.callback(state.close)
+        setup.environment.crash("table-open")
+        keyed = Table[Any, Any](setup, owner, state, report)
+        failing.pop_all()
+        return keyed

@@ -1,0 +1,345 @@
+"""`CommitScheduler`: when a table commits, and the way of a commit: from the layers to the writer, and once it is
+history to the state.
+
+    seal a layer ─► Arrow ─► persist ─► durable ─► Commit sent ─► valid ─► state.apply, with its place ─► drop the layer
+                             several at a time     one at a time; it takes all that are durable by then
+
+A handle holds everything since the last confirmed checkpoint, so one Commit can make several checkpoints history at
+once; it carries the progress of the newest. So the ledger's round trip limits how fine commits come, not how many there
+are.
+
+Invariants:
+- Outcomes come in the order of the commits. Once one is not "committed", none behind it is.
+- A layer is dropped only after the state has it, so a read misses nothing in between.
+- What is refused before anything is sent leaves the layers as they were. Whatever else is raised ends the table, of
+  whichever class it is: a store that refuses may do so behind a commit that is history.
+- A progress is committed with the changes that were made when it was named, and never with later ones: neither what
+  `commit_every` put off, nor the last one in a call that names none.
+- Everything happens in the table's thread, while it puts, commits or waits: there is no other.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from statelog.errors import InvalidMetadata, Misuse
+from statelog.pending import Pending
+from statelog.producer import Writer
+from statelog.producer.guard import is_refusal
+from statelog.producer.sending.change_maker import ChangeMaker
+from statelog.schemas.ledger.handle import Handle
+from statelog.schemas.ledger.place import Metadata, Place, check_metadata
+from statelog.schemas.ledger.state import LastCommit
+from statelog.tables.layers import Layer, Layers
+from statelog.tables.setup import TableSetup
+from statelog.tables.state.record import StatePlace
+from statelog.tables.state.state import State
+
+__all__ = ["LARGE", "CommitScheduler", "check_interval"]
+
+LARGE = 1 << 20
+"""From here on a change is measured when it is put, and not when it is committed."""
+
+_LOOK_S = 0.001
+"""How often `commit_every` looks for answers to pending commits."""
+_PROGRESS_BYTES_MAX = 1 << 20
+"""A place to resume at takes less; and the ledger, which has to take it, takes much more."""
+_MOST_UTF8 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A checkpoint that is persisted or about to be, and what its caller waits for."""
+
+    handle: Pending[Handle]
+    progress: Metadata
+    commit: Pending[LastCommit]
+
+
+class CommitScheduler:
+    """The commits of one table. `advance` is the table's own way to `step`, for whoever holds a pending commit."""
+
+    def __init__(
+        self,
+        setup: TableSetup,
+        writer: Writer,
+        state: State,
+        layers: Layers,
+        advance: Callable[[float | None], None],
+    ) -> None:
+        self._keys, self._settings = setup.keys, setup.settings
+        self._clock, self._crash = setup.environment.clock, setup.environment.crash
+        self._writer = writer
+        self._state = state
+        self._layers = layers
+        self._advance = advance
+        self._checkpoints: deque[_Checkpoint] = deque()
+        self._confirming: Pending[LastCommit] | None = None
+        self._taken = 0
+        """How many checkpoints the Commit that was sent makes history."""
+        self.applied = 0
+        """How many commits the state has taken."""
+        self.refusal: Misuse | None = None
+        """What a commit was refused with, before anything of it was sent."""
+        last = writer.last_commit
+        self._progress: Metadata = dict(last.metadata) if last else {}
+        """What the last commit says, be it history or pending."""
+        self._named: Metadata = self._progress
+        """The progress that was named last, and how often the table was changed by then. Another object than
+        `_progress` is put off.
+        """
+        self._named_count = 0
+        self._put_bytes = 0
+        self._committed_s = self._clock()
+        self.interval_s = math.nan
+        """A call with this interval has nothing to do before this time, and below this number of changes."""
+        self._look_s = -math.inf
+        self._look_count = 0
+
+    # ---- which progress
+
+    def last_named(self, count: int) -> Metadata:
+        """The progress of a call that names none, of a table that was changed so often. Raises Misuse if it was changed
+        since one was named: that is the place of an older state.
+        """
+        if count == self._named_count:
+            return self._named
+        if self._named:
+            raise Misuse(
+                "the table was changed since a progress was named, and this call names none",
+                writer=self._writer.name,
+                hint="Name the place that the changes lead to; `table.progress`, if it is the one of the last commit",
+            )
+        return {}
+
+    def undone(self, count: int) -> None:
+        """The state is that of the last commit again."""
+        self._named, self._named_count = self._progress, count
+
+    def undone_since(self, count: int, now_count: int) -> None:
+        """The state is what it was at that count again."""
+        if self._named_count == count:
+            self._named_count = now_count
+
+    # ---- when
+
+    def note(self, interval_s: float, progress: Metadata | None, count: int) -> bool:
+        """Note the progress of a call of `commit_every`; whether it has more to do: `commit_if_due`. Raises Misuse."""
+        try:
+            named: Metadata = self.last_named(count) if progress is None else {**progress}
+        except TypeError:
+            check_metadata(progress)
+            raise
+        self._named_count = count  # In this order: a signal's handler may commit in between.
+        self._named = named
+        return count >= self._look_count or interval_s != self.interval_s or self._clock() >= self._look_s
+
+    def look_at_once(self) -> None:
+        """The next call of `commit_every` has something to do."""
+        self._look_s = -math.inf
+
+    def check_size(self, key: Any, value: Any) -> int:
+        """About how large a change is. Raises ValueTooLarge if no chunk could hold it; a value of None deletes."""
+        size = self._keys.size(key) + (0 if value is None else self._state.values.size(value))
+        if size >= LARGE:
+            grant, keys = self._writer.grant, self._keys
+            maker = ChangeMaker(grant.descriptor, grant.value_schema, grant.partitions)
+            maker.of_rows([keys.plain(key)], [value], [keys.group(key)])
+        return size
+
+    def weigh(self, put_bytes: int) -> None:
+        """So many bytes more were put."""
+        self._put_bytes += put_bytes
+        if self._put_bytes >= self._settings.uncommitted_bytes_max:
+            self.look_at_once()
+
+    def commit_if_due(self, interval_s: float) -> None:
+        """Commit what was noted, if it is time to or too much has come by now. Raises as `commit`."""
+        self.step()
+        now_s, layers, settings = self._clock(), self._layers, self._settings
+        left = settings.uncommitted_changes_max - len(layers.active.changes)
+        is_full = left <= 0 or self._put_bytes >= settings.uncommitted_bytes_max
+        if is_full or now_s - self._committed_s >= interval_s or layers.suspended:
+            if self._is_news(self._named):
+                self.commit(self._named, self._named_count)
+            self._put_bytes, self._committed_s = 0, now_s
+        self.interval_s = interval_s
+        self._look_s = min(self._committed_s + interval_s, now_s + _LOOK_S if self._checkpoints else math.inf)
+        self._look_count = self._named_count + settings.uncommitted_changes_max - len(layers.active.changes)
+        if layers.suspended:
+            self.look_at_once()
+
+    def finish(self, count: int) -> None:
+        """Commit the deferred progress if the table has not changed since, or, where no progress was ever named, the
+        changes alone; then wait for all pending commits.
+        """
+        is_deferred = self._named is not self._progress and self._named_count == count
+        if (is_deferred or not (self._named or self._layers.suspended)) and self._is_news(self._named):
+            self.commit(self._named, count)
+        while self._checkpoints:
+            self.step(None)
+
+    def _is_news(self, progress: Metadata) -> bool:
+        return not self._layers.is_clean or progress != self._progress
+
+    # ---- commit
+
+    def commit(self, progress: Metadata, count: int) -> Pending[LastCommit]:
+        """Make the changes of the active layer the next checkpoint, once there is room for it. The table was changed so
+        often by now. Raises as `Table.commit`.
+        """
+        with self.refusing():
+            _check_progress(progress)
+        while len(self._checkpoints) >= self._settings.commits_under_way_max:
+            self.step(None)
+        with self.refusing():
+            layer = self._layers.seal()
+            try:
+                self._log(layer)
+            except Misuse as refusal:
+                if is_refusal(refusal):
+                    self._layers.unseal()
+                raise
+        self._crash("sealed")
+        handle = self._writer.persist()
+        commit = self._promise(handle.checkpoint_id)
+        self._progress = dict(progress)
+        self._checkpoints.append(_Checkpoint(handle, self._progress, commit))
+        self._named, self._named_count = self._progress, count
+        self._put_bytes, self._committed_s = 0, self._clock()
+        self.step()
+        return commit
+
+    def step(self, timeout_s: float | None = 0.0) -> None:
+        """Take what has come in, or wait so long for what the oldest commit needs next. Raises as its result."""
+        while self._checkpoints:
+            if self._confirming is None:
+                if not self._confirm(timeout_s):
+                    return
+            elif timeout_s is None or self._confirming.wait(timeout_s):
+                self._conclude()
+            else:
+                return
+            timeout_s = 0.0
+
+    def fail(self, error: BaseException) -> None:
+        """The table has ended, and its pending commits with it."""
+        while self._checkpoints:
+            self._checkpoints.popleft().commit.fail(error)
+        self._confirming = None
+
+    @contextmanager
+    def refusing(self) -> Generator[None]:
+        """What is refused inside changed nothing."""
+        try:
+            yield
+        except Misuse as refusal:
+            self.refusal = refusal if is_refusal(refusal) else None
+            raise
+
+    # ---- what is logged
+
+    def _log(self, layer: Layer) -> None:
+        """Give a layer's changes to the writer, in bulk. Raises InvalidChange before any of them is taken."""
+        keys, values = self._logged(layer)
+        if keys:
+            columns = {**self._keys.columns(keys), "value": self._state.values.column(values)}
+            self._writer.append_batch(pa.table(columns))
+
+    def _logged(self, layer: Layer) -> tuple[list[Any], list[Any]]:
+        """The keys and the values to log, in their order."""
+        if not self._settings.every_change and not self._settings.skip_equal:
+            return list(layer.changes), list(layer.changes.values())
+        changes = layer.history if self._settings.every_change else list(layer.changes.items())
+        if self._settings.skip_equal:
+            changes = self._without_equal(changes)
+        return [key for key, _ in changes], [value for _, value in changes]
+
+    def _without_equal(self, changes: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """The changes that change something, one after the other."""
+        now: dict[Any, Any] = {}
+        kept: list[tuple[Any, Any]] = []
+        below = self._layers.below[1:]
+        for key, value in changes:
+            if key not in now:
+                holding = next((one for one in below if key in one), None)
+                now[key] = self._state.get(key) if holding is None else holding[key]
+            if not self._state.values.is_same(now[key], value):
+                kept.append((key, value))
+                now[key] = value
+        return kept
+
+    # ---- outcomes
+
+    def _promise(self, checkpoint_id: int) -> Pending[LastCommit]:
+        advance, clock = self._advance, self._clock
+
+        def is_over(timeout_s: float) -> bool:
+            until_s = clock() + timeout_s
+            advance(timeout_s)
+            while not commit.is_over and clock() < until_s:
+                advance(until_s - clock())
+            return commit.is_over
+
+        def take() -> LastCommit:
+            while not commit.is_over:
+                advance(None)
+            return commit.result()
+
+        commit: Pending[LastCommit] = Pending(f"the commit of checkpoint {checkpoint_id}", checkpoint_id, is_over, take)
+        return commit
+
+    def _confirm(self, timeout_s: float | None) -> bool:
+        """Send a Commit of all checkpoints that are durable; False if in so long not even the oldest one is."""
+        oldest = self._checkpoints[0].handle
+        if timeout_s is not None and not oldest.wait(timeout_s):
+            return False
+        self._taken, handle = 1, oldest.result()
+        for checkpoint in list(self._checkpoints)[1:]:
+            if not checkpoint.handle.done():
+                break
+            self._taken, handle = self._taken + 1, checkpoint.handle.result()
+        self._confirming = self._writer.confirm_async(handle, self._checkpoints[self._taken - 1].progress)
+        return True
+
+    def _conclude(self) -> None:
+        """The Commit that was sent is history: the state takes its changes, and then whoever waits is told."""
+        assert self._confirming is not None
+        commit = self._confirming.result()
+        self._confirming = None
+        changes: dict[Any, Any] = {}
+        for layer in self._layers.oldest(self._taken):
+            changes = {**changes, **layer.changes} if changes else layer.changes
+        last = self._writer.place.last
+        place = Place(commit.offset + 1, last if last and last.offset == commit.offset else None)
+        self._crash("history")
+        self._state.apply(changes, StatePlace(place, len(self._writer.accepted_losses)))
+        self._crash("applied")
+        self._layers.committed(self._taken)
+        self.applied += 1
+        for _ in range(self._taken):
+            self._checkpoints.popleft().commit.end(commit)
+
+
+def check_interval(interval_s: object) -> None:
+    """Raise Misuse for what is no number of seconds."""
+    if not isinstance(interval_s, int | float) or math.isnan(interval_s):
+        raise Misuse(f"an interval is a number of seconds, and not {interval_s!r}", hint="commit_every(1.0)")
+
+
+def _check_progress(progress: Metadata) -> None:
+    """Raise InvalidMetadata for what no commit can carry."""
+    check_metadata(progress)
+    texts = [*progress, *(value for value in progress.values() if isinstance(value, str))]
+    if _MOST_UTF8 * sum(map(len, texts)) > _PROGRESS_BYTES_MAX:
+        raise InvalidMetadata(
+            "the progress is too large",
+            characters=sum(map(len, texts)),
+            characters_max=_PROGRESS_BYTES_MAX // _MOST_UTF8,
+            hint="It says where to resume; what is larger belongs in the state",
+        )

@@ -1,0 +1,137 @@
+"""`TableSetup`: what a table and its standbys are opened with; and `Share`, the part of a log that is owned.
+
+Invariant: what is owned can be owned apart: whole partitions, and so all of their key groups.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+
+from statelog.closing import Closing
+from statelog.environment import Environment, current_environment
+from statelog.errors import ConfigError
+from statelog.producer import Writer
+from statelog.recovery.rocksdb_state import require_rocksdict
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.key_groups import key_groups_of_partition, partition_of
+from statelog.schemas.names import check_name, parse_enum
+from statelog.storage import Log
+from statelog.tables.keys import KeyRule
+from statelog.tables.settings import BackendKind, TableSettings
+from statelog.tables.state.directory import StateDirectory
+
+__all__ = ["Share", "TableSetup", "check_directory"]
+
+_NAME = "table"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Partitions and key groups, None for all; `one` is the key group of a table of one that its callers name."""
+
+    partitions: tuple[int, ...] | None
+    key_groups: frozenset[int] | None
+    one: int | None = None
+
+    @classmethod
+    def of(cls, log: Descriptor, partitions: Sequence[int] | None, key_group: int | None) -> "Share":
+        """These partitions, or this key group. Raises ConfigError for what the log does not have, or what cannot be
+        owned apart.
+        """
+        if key_group is not None:
+            if partitions is not None or log.hash_rule is not HashRule.CALLER:
+                raise ConfigError(
+                    "a key group is owned by itself in a log whose callers name it",
+                    hint='Make the log with hash_rule="caller", or give partitions alone',
+                )
+            return cls((_partition_alone(log, key_group),), frozenset([key_group]), key_group)
+        if partitions is None:
+            return cls(None, None)
+        taken = tuple(sorted(set(partitions)))
+        groups = (group for one in taken for group in key_groups_of_partition(one, log.partitions, log.key_groups))
+        return cls(taken, frozenset(groups))
+
+    def owner(self, writer: str | None) -> str:
+        """The owner's name: the given one, or the one that follows from the share. Raises ConfigError."""
+        name = writer or self._default_owner()
+        check_name("writer", name)
+        return name
+
+    def _default_owner(self) -> str:
+        if self.partitions is None:
+            return _NAME
+        if len(self.partitions) == 1:
+            return f"{_NAME}-{self.partitions[0]}"
+        raise ConfigError("a table on several partitions needs a name", hint="Give writer=..., the same in every life")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSetup(Closing):
+    """A log, the part of it that is owned, and where and how its state is kept. Close it to close log and directory."""
+
+    log: Log
+    share: Share
+    owner: str
+    keys: KeyRule
+    directory: StateDirectory | None
+    settings: TableSettings
+    environment: Environment
+
+    @classmethod
+    def of(
+        cls,
+        log: Log,
+        share: Share,
+        writer: str | None,
+        directory: str | PathLike[str] | None,
+        settings: TableSettings,
+    ) -> "TableSetup":
+        """Lock the directory, if there is one. Raises ConfigError, LogInUse, StoreUnavailable."""
+        owner = share.owner(writer)
+        return cls(
+            log=log,
+            share=share,
+            owner=owner,
+            keys=KeyRule(log.descriptor, share.key_groups, share.one),
+            directory=None if directory is None else StateDirectory(directory, log.name, owner),
+            settings=settings,
+            environment=current_environment(),
+        )
+
+    def writer(self) -> Writer:
+        """The owner's Open. Raises what opening a writer raises."""
+        return self.environment.run(
+            Writer, self.log, self.owner, partitions=self.share.partitions, settings=self.settings.writer
+        )
+
+    def close(self) -> None:
+        """Release both. Idempotent."""
+        try:
+            if self.directory is not None:
+                self.directory.close()
+        finally:
+            self.log.close()
+
+
+def _partition_alone(log: Descriptor, key_group: int) -> int:
+    if not 0 <= key_group < log.key_groups:
+        raise ConfigError("the log has no such key group", key_group=key_group, key_groups=log.key_groups)
+    partition = partition_of(key_group, log.partitions, log.key_groups)
+    if len(key_groups_of_partition(partition, log.partitions, log.key_groups)) > 1:
+        raise ConfigError(
+            "the partition of this key group holds others, whose owners would be fenced",
+            key_group=key_group,
+            partition=partition,
+            hint="Make the log with as many partitions as key groups",
+        )
+    return partition
+
+
+def check_directory(backend: BackendKind | str, directory: str | PathLike[str] | None) -> None:
+    """Raise ConfigError unless this backend goes with this directory, or with none."""
+    if parse_enum(BackendKind, "backend", backend) is BackendKind.ROCKSDB:
+        require_rocksdict()
+        if directory is None:
+            raise ConfigError("a table in RocksDB needs a directory", hint="Give directory=..., on a local disk")
+    elif directory is not None:
+        raise ConfigError("a table in a dict has no directory", hint='Leave it out, or give backend="rocksdb"')

@@ -1,0 +1,400 @@
+"""`RemoteSnapshot`: the state of one snapshot, read from its runs where they lie: by key, by range, or whole.
+
+    find      by key       the row groups of all runs that may hold it, at the same time; the newest run decides
+    between   by range     of one key group, in the order of the keys
+    tables    whole        of some key groups, merged as a recovery merges them
+
+`RemoteRun` is one run of it. The manifest's index says which row groups hold a key group; where several do, the
+statistics of the file's footer tell them apart by their least and greatest key. `RowGroup` is a decoded one, whose rows
+are sorted by (key group, key), one for each key: a search bisects the key groups, and then the keys of one of them in
+Arrow's own buffers, in some microseconds and without an object for a row that is not looked at. `RowGroupCache` has the
+last ones used.
+
+Invariants:
+- Runs are looked at newest first, and all of them, before a key is said not to be there.
+- A row group is left out only if its statistics prove that the key is not in it. They are bounds, not keys: a writer
+  may have cut them short, so what begins as the greatest one may still be there.
+- What is decoded is held by the cache, within its bound; a row group that is larger is not kept, and a range holds a
+  portion of each run beside it.
+- What is read was verified. A run that is gone or damaged is SnapshotFailed, never "not there".
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from statelog.environment import Environment
+from statelog.errors import CorruptRun, NotFound
+from statelog.reading.converter import Converter
+from statelog.reading.plan import make_plan
+from statelog.reading.planner import SnapshotFailed
+from statelog.recovery import RecoverySettings
+from statelog.recovery.plan_reader import PlanReader
+from statelog.recovery.run_opener import RunOpener
+from statelog.recovery.run_reading import RunHandles
+from statelog.schemas.arrays import binary_column
+from statelog.schemas.changes.changes import DELETE
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.snapshot.run_ref import RunRef
+from statelog.storage import Log
+from statelog.storage.runs.merge import merge_streams
+from statelog.storage.runs.read import KeyBounds
+
+__all__ = [
+    "RemoteRun",
+    "RemoteSnapshot",
+    "RowGroup",
+    "RowGroupCache",
+    "SnapshotAccess",
+    "SortableKey",
+    "may_hold",
+    "may_reach",
+    "sortable",
+]
+
+T = TypeVar("T")
+SortableKey = Any
+"""The bytes of a key, or the number: what keys of one log are compared by."""
+
+_ROW_BYTES = 16
+"""What is held of a row beside its columns."""
+_LEAST_PORTION_BYTES = 8 << 10
+"""Of each run that is open for a range, whatever the cache may hold."""
+
+
+def sortable(key: bytes | str | int) -> SortableKey:
+    """What a key is compared by: its bytes, or the number."""
+    return key.encode() if isinstance(key, str) else key
+
+
+class RowGroup:
+    """The rows of one row group. `size_bytes` is about what they take in memory."""
+
+    __slots__ = ("_groups", "_keys", "_ops", "_rows", "size_bytes")
+
+    def __init__(self, table: pa.Table) -> None:
+        whole = table.combine_chunks()
+        self._rows = whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema=whole.schema)
+        self._groups = np.asarray(self._rows.column("key_group"), np.uint16)
+        self._ops = np.asarray(self._rows.column("op"), np.uint8)
+        self._keys = _keys_of(self._rows.column("key"))
+        self.size_bytes = self._rows.nbytes + _ROW_BYTES * self._rows.num_rows
+
+    @property
+    def row_bytes(self) -> int:
+        """What a row takes on average."""
+        return self.size_bytes // max(1, self._rows.num_rows)
+
+    def find(self, key_group: int, key: SortableKey) -> int | None:
+        """The row of a key, given as `sortable` has it; None if it is not here."""
+        start, end = self._bounds(key_group)
+        row = bisect_left(self._keys, key, start, end)
+        return row if row < end and self._keys[row] == key else None
+
+    def between(self, key_group: int, start: SortableKey | None, end: SortableKey | None) -> range:
+        """The rows of a key group from the key `start` on and below `end` (None: no bound)."""
+        first, behind = self._bounds(key_group)
+        low = first if start is None else bisect_left(self._keys, start, first, behind)
+        high = behind if end is None else bisect_left(self._keys, end, low, behind)
+        return range(low, high)
+
+    @property
+    def first_place(self) -> tuple[int, SortableKey]:
+        """The key group and the key of the first row."""
+        return int(self._groups[0]), self._keys[0]
+
+    def rows_through(self, key_group: int, key: SortableKey) -> int:
+        """How many rows lie at this key or before it."""
+        return bisect_right(self._keys, key, *self._bounds(key_group))
+
+    def is_delete(self, row: int) -> bool:
+        """Whether the row says that its key was removed."""
+        return bool(self._ops[row] == DELETE)
+
+    def value(self, row: int) -> pa.Array:
+        """The value of a row, as a column of one."""
+        return self._rows.column("value").slice(row, 1)
+
+    def copy(self, rows: range) -> pa.Table:
+        """Some adjacent rows, without holding on to the others."""
+        return pa.Table.from_batches([self._rows.take(pa.array(np.arange(rows.start, rows.stop)))])
+
+    def _bounds(self, key_group: int) -> tuple[int, int]:
+        start, end = np.searchsorted(self._groups, [key_group, key_group + 1])
+        return int(start), int(end)
+
+
+class RowGroupCache:
+    """Row groups by run and number. Belongs to one thread."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._held: OrderedDict[tuple[str, int], RowGroup] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, path: str, number: int) -> RowGroup | None:
+        """A row group that is held, which is now the last one used."""
+        found = self._held.get((path, number))
+        if found is not None:
+            self._held.move_to_end((path, number))
+        return found
+
+    def put(self, path: str, number: int, row_group: RowGroup) -> None:
+        """Hold it, and let go of those that were not used for the longest time."""
+        if row_group.size_bytes > self.most_bytes or (path, number) in self._held:
+            return
+        self._held[path, number] = row_group
+        self.size_bytes += row_group.size_bytes
+        while self.size_bytes > self.most_bytes:
+            _, dropped = self._held.popitem(last=False)
+            self.size_bytes -= dropped.size_bytes
+
+
+class _ByteKeys:
+    """The bytes of binary or text keys by row."""
+
+    __slots__ = ("_data", "_offsets")
+
+    def __init__(self, column: pa.Array) -> None:
+        parts = binary_column(column)
+        self._offsets = memoryview(np.ascontiguousarray(parts.offsets, np.int32))  # type: ignore[arg-type]  # a buffer
+        self._data = memoryview(parts.data)  # type: ignore[arg-type]  # as above
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, row: int) -> bytes:
+        return bytes(self._data[self._offsets[row] : self._offsets[row + 1]])
+
+
+def _keys_of(column: pa.Array) -> "_ByteKeys | memoryview[int]":
+    if not pa.types.is_int64(column.type):
+        return _ByteKeys(column)
+    numbers: NDArray[np.int64] = np.ascontiguousarray(column, np.int64)
+    return memoryview(numbers)  # type: ignore[arg-type]  # an array is a buffer of its numbers
+
+
+def may_hold(bounds: KeyBounds | None, key: SortableKey) -> bool:
+    """Whether a row group with these bounds may hold a key."""
+    return bounds is None or (bounds.least <= key and may_reach(bounds, key, None))
+
+
+def may_reach(bounds: KeyBounds | None, start: SortableKey | None, end: SortableKey | None) -> bool:
+    """Whether it may hold keys from `start` on and below `end` (None: no bound)."""
+    if bounds is None:
+        return True
+    if end is not None and end <= bounds.least:
+        return False
+    greatest: SortableKey = bounds.greatest
+    return start is None or start <= greatest or (isinstance(start, bytes) and start.startswith(greatest))
+
+
+class RemoteRun:
+    """One run. Its row groups are read from any thread; all else belongs to the table's. Close it to close files."""
+
+    def __init__(self, ref: RunRef, access: "SnapshotAccess") -> None:
+        self.ref = ref
+        self._access = access
+        self._handles = RunHandles(ref.file, access.opener.open)
+        self._of_group: dict[int, tuple[int, ...]] = {}
+        self._bounds: Future[list[KeyBounds | None]] | None = None
+
+    @property
+    def path(self) -> str:
+        """Its file's."""
+        return self.ref.path
+
+    def warm(self) -> None:
+        """Fetch the footer, on a thread of its own: the first read by key needs it, and the open file."""
+        if self._bounds is None:
+            self._bounds = self._access.environment.begin(self._read_bounds)
+
+    def with_key(self, key_group: int, key: SortableKey) -> list[int]:
+        """The numbers of the row groups that may hold a key: one or none, unless statistics are missing or cut short.
+
+        Raises as `row_group`.
+        """
+        return self._chosen(key_group, lambda bounds: may_hold(bounds, key))
+
+    def between(self, key_group: int, start: SortableKey | None, end: SortableKey | None) -> list[int]:
+        """Those that may hold keys of a key group between two, in the order of the keys. Raises as `row_group`."""
+        return self._chosen(key_group, lambda bounds: may_reach(bounds, start, end))
+
+    def row_group(self, number: int) -> RowGroup:
+        """A row group, decoded, its values in the table's schema.
+
+        Raises SnapshotFailed if the run is gone or damaged, StoreUnavailable, ClosedError.
+        """
+        table = self._translated(lambda: self._handles.row_groups([number], None)[0])
+        return RowGroup(self._access.converter.table(table, self.ref.value_schema_id))
+
+    def close(self) -> None:
+        """Close its files. Idempotent."""
+        self._handles.close()
+
+    def _chosen(self, key_group: int, is_wanted: Callable[[KeyBounds | None], bool]) -> list[int]:
+        numbers = self._of_group.get(key_group)
+        if numbers is None:
+            spans = enumerate(self.ref.index.row_groups)
+            found = (number for number, span in spans if span.first_key_group <= key_group < span.end_key_group)
+            numbers = self._of_group[key_group] = tuple(found)
+        if len(numbers) < 2:
+            return list(numbers)
+        bounds = self._known_bounds()
+        return [number for number in numbers if is_wanted(bounds[number])]
+
+    def _known_bounds(self) -> list[KeyBounds | None]:
+        """Those of all row groups; after a failure the footer is fetched again."""
+        self.warm()
+        assert self._bounds is not None
+        try:
+            return self._bounds.result()
+        except BaseException:
+            self._bounds = None
+            raise
+
+    def _read_bounds(self) -> list[KeyBounds | None]:
+        return self._translated(self._handles.key_bounds)
+
+    def _translated(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except (CorruptRun, NotFound) as error:
+            failed = SnapshotFailed(error)
+            failed.is_copy = isinstance(error, CorruptRun) and self._access.opener.distrust(self.ref.file)
+            raise failed from error
+
+
+class SnapshotAccess:
+    """What every snapshot of one table is read with."""
+
+    def __init__(self, log: Log, settings: RecoverySettings, environment: Environment, cache_bytes: int) -> None:
+        self.log = log
+        self.settings = settings
+        self.environment = environment
+        self.opener = RunOpener(log, settings.cache)
+        self.converter = Converter(log, settings.value_schema_id)
+        self.cache = RowGroupCache(cache_bytes)
+
+
+class RemoteSnapshot:
+    """The runs of a manifest. Belongs to the table's thread, but for `tables`. Close it to close its files."""
+
+    def __init__(self, manifest: Manifest, access: SnapshotAccess) -> None:
+        self.manifest = manifest
+        self._access = access
+        self._runs = [RemoteRun(ref, access) for ref in manifest.runs]
+        self._of_group: dict[int, list[RemoteRun]] = {}
+
+    def warm(self) -> None:
+        """Fetch the footers of all runs, at the same time, and do not wait."""
+        for run in self._runs:
+            run.warm()
+
+    def find(self, key_group: int, key: SortableKey) -> pa.Array | None:
+        """The value of a key as a column of one; None if it is not there.
+
+        Raises SnapshotFailed, StoreUnavailable, and ClosedError if it was closed meanwhile.
+        """
+        places = [(run, n) for run in self._newest_first(key_group) for n in run.with_key(key_group, key)]
+        for row_group in self._row_groups(places):
+            row = row_group.find(key_group, key)
+            if row is not None:
+                return None if row_group.is_delete(row) else row_group.value(row)
+        return None
+
+    def between(
+        self, key_group: int, start: SortableKey | None, end: SortableKey | None, *, streams: int
+    ) -> Iterator[pa.Table]:
+        """The rows of a key group from `start` on and below `end`, sorted, in tables; deletes are gone.
+
+        `streams` is how many key groups are read so at the same time: they share the memory. Raises as `find`.
+        """
+        runs = self._newest_first(key_group)[::-1]
+        most_bytes = max(_LEAST_PORTION_BYTES, self._access.cache.most_bytes // max(1, streams * len(runs)))
+        tables = [self._portions(run, key_group, (start, end), most_bytes) for run in runs]
+        return merge_streams(tables, drop_deletes=True)
+
+    def tables(self, key_groups: frozenset[int], beat: Callable[[], None]) -> Generator[pa.Table]:
+        """The rows of some key groups by (key group, key), in tables. `beat` is called often. From any one thread.
+
+        Reads around the cache. Raises as `find`.
+        """
+        access = self._access
+        plan = make_plan(access.log.descriptor, self.manifest, self.manifest, (), key_groups)
+        reader = PlanReader(
+            access.log,
+            plan,
+            access.settings,
+            lambda _: beat(),
+            converter=access.converter,
+            opener=access.opener,
+            environment=access.environment,
+        )
+        with closing(reader.open_tail()) as nothing:
+            yield from reader.merge(nothing, drop_deletes=True)
+
+    def close(self) -> None:
+        """Close the files. Idempotent."""
+        for run in self._runs:
+            run.close()
+
+    # ---- inside
+
+    def _newest_first(self, key_group: int) -> list[RemoteRun]:
+        runs = self._of_group.get(key_group)
+        if runs is None:
+            wanted = (run for run in self._runs if run.ref.first_key_group <= key_group < run.ref.end_key_group)
+            runs = self._of_group[key_group] = list(wanted)[::-1]
+        return runs
+
+    def _row_groups(self, places: Sequence[tuple[RemoteRun, int]]) -> Generator[RowGroup]:
+        """The row groups in these places; the first that is not held has all such fetched at the same time."""
+        cache = self._access.cache
+        held = {(run, number): cache.get(run.path, number) for run, number in places}
+        for place in places:
+            row_group = held[place]
+            if row_group is None:
+                first, *others = (one for one in places if held[one] is None)
+                ahead = {one: self._access.environment.begin(_read(*one)) for one in others}
+                row_group = _read(*first)()  # This thread waits anyway.
+                fetched = {first: row_group, **{one: result.result() for one, result in ahead.items()}}
+                for (run, number), one in fetched.items():
+                    cache.put(run.path, number, one)
+                held |= fetched
+            yield row_group
+
+    def _portions(
+        self, run: RemoteRun, key_group: int, bounds: tuple[SortableKey | None, SortableKey | None], most_bytes: int
+    ) -> Iterator[pa.Table]:
+        """Copies of a run's rows, a few at a time: a row group is not held on to in between, but asked for again."""
+        for number in run.between(key_group, *bounds):
+            rows: range | None = None
+            while rows is None or rows:
+                row_group = self._held(run, number)
+                rows = row_group.between(key_group, *bounds) if rows is None else rows
+                step = max(1, most_bytes // max(1, row_group.row_bytes))
+                portion, rows = row_group.copy(rows[:step]), rows[step:]
+                del row_group
+                yield portion
+
+    def _held(self, run: RemoteRun, number: int) -> RowGroup:
+        found = self._access.cache.get(run.path, number)
+        if found is None:
+            found = run.row_group(number)
+            self._access.cache.put(run.path, number, found)
+        return found
+
+
+def _read(run: RemoteRun, number: int) -> Callable[[], RowGroup]:
+    return lambda: run.row_group(number)
