@@ -12,7 +12,7 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import Open
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import append_record
@@ -69,10 +69,11 @@ def test_a_lost_tail_is_loud_without_a_snapshot(end: int, entry: Callable[[Log, 
 
 @pytest.mark.parametrize("entry", OPENS, ids=["writer", "recovery", "round"])
 @pytest.mark.parametrize("stranger", [False, True])
-def test_an_open_that_had_seen_more_is_loud(
-    entry: Callable[[Log, Path], object], stranger: bool, tmp_path: Path
+@pytest.mark.parametrize("seen", [Place(9), Place(1, LastRecord.of(0, b"another mark"))], ids=["more", "another"])
+def test_an_open_that_had_seen_another_ledger_is_loud(
+    entry: Callable[[Log, Path], object], seen: Place, stranger: bool, tmp_path: Path
 ) -> None:
-    """A ledger that lost its tail after an opener had folded it. Another log's Open says nothing."""
+    """A ledger that lost its tail, and perhaps grew again, since an opener had folded it. Strangers prove nothing."""
     twin = TwinLog(partitions=1)
     with impatient(twin) as log:
         identity = log.descriptor.identity
@@ -83,7 +84,7 @@ def test_an_open_that_had_seen_more_is_loud(
             prior=-1,
             last=NO_CHECKPOINT,
             identity=replace(identity, ledger_topic_id="another") if stranger else identity,
-            witness=Place(9),
+            witness=seen,
         )
         append_record(log.kafka.producer(), log.ledger_topic, late)
         if stranger:
