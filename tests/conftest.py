@@ -31,8 +31,8 @@ from tests.support.services.hdfs import Hdfs, open_hdfs
 __all__: list[str] = []
 
 pytest_plugins = [
-    "tests.support.sharing",
     "tests.support.spark.session",
+    "tests.support.sharing",
     "tests.support.processes.parts",
     "tests.support.rigs.shell",
     "tests.support.services.secure_broker",

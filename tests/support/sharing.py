@@ -18,6 +18,7 @@ import pytest
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.support.services import broker as brokers
+from tests.support.spark.session import archiving
 
 __all__: list[str] = []
 
@@ -94,6 +95,7 @@ class _First:
         self._groups = directory / "groups"
         self._groups.mkdir()
         self._broker = brokers.open_shared_broker(self._stack, directory)
+        self._stack.enter_context(archiving())
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
