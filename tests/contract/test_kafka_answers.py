@@ -19,6 +19,8 @@ from statelog.testing.kafka import MemoryKafka
 from tests.support.services.faulty_broker import FaultyBroker
 from tests.support.services.tcp_proxy import Deed
 
+pytestmark = pytest.mark.xdist_group("faulty broker")
+
 _TIMEOUT_S = 2.0
 _APIS = {
     "cluster_id": "describe_cluster", "describe_topic": "describe_configs", "create_topic": "create_topics",

@@ -1,7 +1,7 @@
 """One run in several processes, by pytest-xdist: one shared broker, and what belongs together stays together.
 
 The tests of a file go to one process, because they share fixtures of their module; so do all that need the Spark
-session, the broker that is killed or the cluster, of which there is to be one. A test that is long and alone says so by
+session, or a broker of a kind of which there is to be one. A test that is long and alone says so by
 an `xdist_group` of its own. The groups that take longest come first. Without xdist none of this does anything.
 
 Invariant: the processes tell the first one the group of every test through a file. Nothing rests on names of tests,
@@ -24,18 +24,32 @@ __all__: list[str] = []
 
 _BROKERS = "statelog_brokers"
 _GROUPS = "statelog_groups"
-_TOGETHER = {"spark": "spark", "_own_broker": "own broker", "cluster": "cluster", "secure_node": "secure broker"}
+_TOGETHER = {
+    "spark": "spark",
+    "_own_broker": "own broker",
+    "_faulty_broker": "faulty broker",
+    "cluster": "cluster",
+    "secure_node": "secure broker",
+}
 _LONGEST = (
     "secure broker",
     "killed driver",
     "spark",
-    "cluster kinds",
-    "two drivers",
     "cluster",
     "own broker",
+    "two drivers",
+    "lost history",
+    "killed stream",
+    "cluster kinds",
     "power loss",
+    "faulty broker",
+    "tests/contract/test_store_contract.py",
+    "tests/integration/test_compose.py",
+    "tests/property/test_fold_random.py",
+    "tests/property/test_fold_model.py",
+    "tests/property/test_round_simulation.py",
 )
-"""Groups that a run begins with, so that none of them is alone at its end."""
+"""Groups that a run begins with, the longest first, so that none of them is alone at its end."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
