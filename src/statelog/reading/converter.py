@@ -1,4 +1,4 @@
-"""`Converter`: changes of any value schema of a log as changes of one, be they of runs or of chunks."""
+"""`Converter`: changes of any value schema of a log as changes of one, from runs and from chunks."""
 
 import pyarrow as pa
 
@@ -11,11 +11,11 @@ __all__ = ["Converter", "newer_values"]
 
 
 class Converter:
-    """Changes of any value schema of the log as changes of one. `newest_id` is the newest that was met, or is made."""
+    """Converts to one value schema. `newest_id` is the newest of that one and those met so far."""
 
     def __init__(self, log: Log, target_id: int | None = None, *, drops_fields: bool = True) -> None:
-        """`target_id` is the schema to convert to, None for the newest. Without `drops_fields` no value of a newer one
-        is converted, though it might be: what only that one has would be lost.
+        """`target_id` is the schema to convert to, None for the newest. Without `drops_fields` values of a newer schema
+        are refused even if they convert, because fields that only it has would be lost.
         """
         self._drops_fields = drops_fields
         self._log = log
@@ -25,8 +25,8 @@ class Converter:
         self.newest_id = self.target.id
 
     def batch(self, changes: pa.RecordBatch, value_schema_id: int) -> pa.RecordBatch:
-        """A chunk's changes. Raises IncompatibleSchema if the target is older than their schema and cannot read it, or
-        may not.
+        """A chunk's changes. Raises IncompatibleSchema if the target is older than their schema and cannot, or may not,
+        read it.
         """
         if value_schema_id == self.target.id:
             return changes
@@ -38,7 +38,7 @@ class Converter:
         return pa.RecordBatch.from_arrays([*changes.columns[:3], value], schema=self.schema)
 
     def table(self, changes: pa.Table, value_schema_id: int) -> pa.Table:
-        """A run's changes. Raises as `batch`."""
+        """A run's changes. Raises IncompatibleSchema, as for a chunk's."""
         if value_schema_id == self.target.id:
             return changes
         batches = [self.batch(batch, value_schema_id) for batch in changes.to_batches()]
@@ -46,7 +46,7 @@ class Converter:
 
 
 def newer_values(found_id: int, asked_id: int) -> IncompatibleSchema:
-    """That there are values of a newer schema than was asked for, which would lose fields."""
+    """The error for values in a newer schema than requested: converting them would drop fields."""
     return IncompatibleSchema(
         "there are values of a newer schema than they are read in",
         hint="Plan the read again; in Spark load() and start the query again: a DataFrame keeps the columns of its"

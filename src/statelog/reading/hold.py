@@ -1,14 +1,15 @@
 """`Hold`: what keeps truncation and clean-up from what a reader needs: one lease, written, then looked at again.
 
-Whoever reads behind a position holds it so: a recovery, a follower, a read of changes, a scan of Spark's, a table that
-stands on a snapshot. `storage.held_lease` says what a lease on the store is worth.
+Every reader holds its position this way: a recovery, a follower, a read of changes, a Spark scan, a table that stands
+on a snapshot. `storage.held_lease` says what a lease on the store is worth.
 
 Invariants:
-- The lease is written first, and what was planned is looked at again then: what is found stays as long as the lease
-  does. A look that fails leaves no lease.
-- A reader that may not write to the store, or does not want to, goes without: the same look, and truncation that does
-  not wait.
-- A lease is capped by its age, so that a stuck reader cannot hold a log indefinitely; one that moves on is made anew.
+- The lease is written first, and only then is the plan checked: what the check finds stays as long as the lease does.
+  A failed check leaves no lease.
+- A reader that cannot, or does not want to, write to the store takes no lease. It makes the same check, and truncation
+  does not wait for it.
+- A lease is capped by its age, so that a stuck reader cannot hold a log indefinitely. A reader that moves on gets a
+  new one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,9 +29,9 @@ __all__ = ["ATTEMPTS", "Hold", "Needs", "Terms", "needed", "planned_anew"]
 T = TypeVar("T")
 
 ATTEMPTS = 5
-"""How often something is planned, if truncation is faster than its reader, unless the settings say otherwise."""
+"""How often a reader plans again if truncation outruns it, unless the settings say otherwise."""
 _AGE_S = 3600.0
-"""When a lease that moved on is made anew: far below any sensible cap."""
+"""The age at which a lease that moves on is replaced: far below any sensible cap."""
 
 
 class Needs(NamedTuple):
@@ -61,7 +62,7 @@ class Hold(Closing):
         *,
         environment: Environment | None = None,
     ) -> None:
-        """`look` says whether it is all there; what it raises is raised. Raises StoreUnavailable."""
+        """`look` checks that all of it is there, and its errors pass through. Raises StoreUnavailable."""
         self._store = store
         self._terms = terms
         self._needs = needs
@@ -85,9 +86,9 @@ class Hold(Closing):
         partitions: Iterable[int] | None = None,
         environment: Environment | None = None,
     ) -> Self:
-        """Hold what a plan reads, and `check` then whether it is there. Raises OffsetGone if it is not: plan again.
+        """Hold what a plan reads, then `check` that it is there. Raises OffsetGone if it is not: plan again.
 
-        `partitions` are those that are held, None for those of the plan.
+        `partitions` are those to hold, None for those of the plan.
         """
         return cls(log.store, terms, needed(plan, partitions), lambda: check(log, plan), environment=environment)
 
@@ -101,7 +102,7 @@ class Hold(Closing):
         self._lease.renew(position=self._needs.position, next_offsets=self._needs.next_offsets)
 
     def needs(self, position: int, next_offsets: Mapping[int, int]) -> None:
-        """Nothing below is needed any more, as the next renewal says."""
+        """Nothing below is needed any more; the next renewal says so."""
         self._needs = self._needs._replace(position=position, next_offsets=next_offsets)
 
     def move(self, position: int, next_offsets: Mapping[int, int]) -> None:
@@ -138,10 +139,10 @@ class Hold(Closing):
 
 
 def needed(plan: Plan, partitions: Iterable[int] | None = None) -> Needs:
-    """What has to stay while a plan is read: of changes no ledger, of a state also all that is committed behind it.
+    """What has to stay while a plan is read. Changes need no ledger; a state also needs all commits behind it.
 
-    `partitions` are those that are held, None for those of the plan. One without a tail is held from its committed
-    position on, from 0 if nothing was committed there.
+    `partitions` are those to hold, None for those of the plan. One without a tail is held from its committed position
+    on, or from 0 if nothing was committed there.
     """
     if plan.is_of_changes:
         return Needs(plan.position, plan.next_offsets)
@@ -152,10 +153,10 @@ def needed(plan: Plan, partitions: Iterable[int] | None = None) -> Needs:
 
 
 def planned_anew(attempt: Callable[[], T]) -> T:
-    """What `attempt` gives, made again while the log is truncated past what it plans. Raises what it raises last."""
+    """The result of `attempt`, called again while truncation outruns its plan. Raises what the last call raises."""
     for _ in range(ATTEMPTS - 1):
         try:
             return attempt()
         except (NotFound, OffsetGone):
-            continue  # Truncation is faster than we.
+            continue  # Truncation outran us.
     return attempt()

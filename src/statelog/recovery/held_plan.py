@@ -157,7 +157,7 @@ class HeldPlan:
         if self._owner.is_foreign:
             return  # Lease and cache are the parent's.
         self._failures = 0
-        self._is_checked = False  # Who knows when the next one comes.
+        self._is_checked = False  # The next claim may be much later.
         try:
             self._remove_lease()
         finally:

@@ -4,10 +4,10 @@ It executes; who may write the next file, what holds and when the cap ends one i
 `schemas.snapshot.claims`.
 
 Invariants:
-- The next file is put if absent, and its nonce tells whose it is. Older ones are deleted only from a listing taken
-  before that put, so never the newest, and never one that holds alone.
-- A listing that shows a file which is gone, and none after it, is taken again: the reader has moved meanwhile.
-- What cannot be read is told, never left out: whoever truncates must not.
+- The next file is put if absent, and its nonce says whose it is. Only older ones from a listing taken before that put
+  are deleted: never the newest, and never the only one that holds.
+- If a listed file is gone and none after it was listed, the reader has moved meanwhile, and the listing is repeated.
+- What cannot be read is reported, never left out, because truncation must not pass it.
 """
 
 from dataclasses import dataclass, replace
@@ -59,7 +59,7 @@ class UnreadableSubscription(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSubscriptions:
-    """All files of all subscriptions, by path, and those that cannot be read (below one that ended, none matters)."""
+    """All files of all subscriptions, and those that cannot be read (files older than an ended one are ignored)."""
 
     files: tuple[SubscriptionFile, ...]
     unreadable: tuple[UnreadableSubscription, ...]
@@ -108,7 +108,7 @@ def _read_all(store: Store, folder: str, reader: str | None) -> StoredSubscripti
 class HeldSubscription:
     """One reading's subscription: made, continued and moved by the process that reads. Belongs to one thread.
 
-    `holder_id` is in the reading's own checkpoint, `holder` says for people who reads.
+    `holder_id` is in the reading's own checkpoint; `holder` tells people who reads.
     """
 
     def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str) -> None:
@@ -119,17 +119,17 @@ class HeldSubscription:
         self._environment = current_environment()
         self._is_checked = False
         self.is_sure = False
-        """Whether no truncation that was decided before the first file stood can pass it (see `hold`)."""
+        """Whether no truncation decided before the first file was written can pass it (see `hold`)."""
 
     def newest(self) -> Subscription | None:
         """How the reader's subscription stands, or None. Raises Corrupt if that cannot be read, StoreUnavailable."""
         return self._look()[1]
 
     def hold(self, state: LedgerState, anchor: LastRecord | None, *, take_up: bool = False) -> Subscription:
-        """Hold the position of `state`; what was held before is let go once this stands. Returns what was written.
+        """Hold the position of `state`; what was held before is released once this is written. Returns what was written.
 
         `anchor` is the ledger record below it. `take_up` says that the reading's checkpoint exists: from then on no
-        other reading takes its place. The first time, the log's start is looked at again after the write.
+        other reading takes its place. The first time, the log's start is checked again after the write.
 
         Raises SubscriptionEnded, ReaderInUse, OffsetGone, InvalidName, StoreRefused, Unavailable, Corrupt.
         """
@@ -180,10 +180,11 @@ class HeldSubscription:
         )
 
     def _check_start(self, written: Subscription) -> None:
-        """See that the log still begins at or below what is held, and whether that will stay so.
+        """Check that the log still begins at or below what is held, and whether that will stay so.
 
         A round drops the manifests that it does not keep before it asks what holds truncation. So while one at or below
-        our position is still there, no round that asked before our write truncates above it. Without any, none asked.
+        our position is still there, no round that asked before our write truncates above it. If there is none at all,
+        no round has asked.
         """
         listed = self._log.manifests.listed()
         try:
@@ -203,7 +204,7 @@ class HeldSubscription:
             )
 
 
-# ---- for who truncates, and for people
+# ---- for truncation, and for people
 
 
 def end_subscription(store: Store, newest: Subscription, reason: str, environment: Environment) -> bool:
@@ -215,7 +216,7 @@ def end_subscription(store: Store, newest: Subscription, reason: str, environmen
 
 
 def remove_subscription(log: Log, reader: str, reason: str) -> Subscription:
-    """End the subscription of `reader`, whatever stands there, also one that cannot be read. Returns what it was.
+    """End the subscription of `reader`, even if it cannot be read. Returns what it was.
 
     One that ended before stays as it is. Raises NotFound, InvalidName, StoreRefused, Unavailable.
     """
@@ -234,7 +235,7 @@ def remove_subscription(log: Log, reader: str, reason: str) -> Subscription:
 
 
 def _blank(reader: str, number: int, identity: LogIdentity, now_s: float) -> Subscription:
-    """What stands in for a file that cannot be read."""
+    """A stand-in for a file that cannot be read."""
     return Subscription(
         reader=reader, number=number, nonce=bytes(16), identity=identity, holder_id="", holder="", is_taken_up=False,
         position=0, next_offsets={}, state=LedgerState(), anchor=None, created_s=now_s, moved_s=now_s,
@@ -242,7 +243,7 @@ def _blank(reader: str, number: int, identity: LogIdentity, now_s: float) -> Sub
 
 
 def _put(store: Store, subscription: Subscription) -> bool:
-    """Put a file if its slot is free. Whether it is ours that stands there."""
+    """Put a file if its slot is free. Returns whether the file there is ours."""
     try:
         store.put_if_absent(subscription.path, subscription.to_bytes())
     except (AlreadyExists, StoreUnavailable) as error:

@@ -7,7 +7,7 @@ Invariants:
 - Every Open goes out through a producer that has nothing in flight which could follow it: a new one, one that was
   made ahead and has sent nothing, or one whose Opens so far were acknowledged, and are void.
 - An Open that is void, because a record came in between, is followed by another one at once, from the fold that its own
-  verdict took: an owner that commits every few milliseconds keeps nobody out who is to fence it.
+  verdict took, so an owner that commits every few milliseconds cannot starve the writer that is taking over.
 - An Open of unknown outcome is not waited for: the next one settles it.
 - Ranges that a person gave up are filled with void records before the first chunk, so that commits may list the chunks.
 - On success the fold ends right behind our Open, and only we can change the state of our partitions from there.

@@ -9,7 +9,7 @@ time, go into the store.
 
 Invariants:
 - What it shows is the committed state at the place of `apply`, whatever is local by then and whichever snapshot it
-  stands on. Only of keys in layers above it a snapshot may know more.
+  stands on. The snapshot may be newer only for keys that an uncommitted layer shadows.
 - A row of the snapshot is taken under the lock that `apply` takes, not while the state is scanned, and not once it is
   closed; so a thread that waits for the object store does no harm when its table is gone.
 - A key group is complete only once a row of a later one, or the end, was read.
