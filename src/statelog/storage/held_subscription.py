@@ -126,7 +126,7 @@ class HeldSubscription:
         return self._look()[1]
 
     def hold(self, state: LedgerState, anchor: LastRecord | None, *, take_up: bool = False) -> Subscription:
-        """Hold the position of `state`; what was held before is released once this is written. Returns what was written.
+        """Hold the position of `state`; what was held before is released once this stands. Returns what was written.
 
         `anchor` is the ledger record below it. `take_up` says that the reading's checkpoint exists: from then on no
         other reading takes its place. The first time, the log's start is checked again after the write.
