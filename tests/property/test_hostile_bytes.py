@@ -226,13 +226,7 @@ def _run(scratch: Path, *, sealed: bool) -> Target:
     with RunWriter(scratch / "run", changes.schema, LABEL, target_rows=16) as writer:
         writer.append(changes)
         written = writer.finish()
-    honest = RunFile(
-        path="runs/a.parquet",
-        size_bytes=written.size_bytes,
-        rows=written.rows,
-        sha256=written.sha256,
-        index=written.index,
-    )
+    honest = written.file
 
     def decode(data: bytes) -> object:
         run = _refaced(honest, data) if sealed else honest

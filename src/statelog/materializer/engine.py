@@ -8,18 +8,15 @@ Invariants:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from statelog.environment import Environment
 from statelog.materializer.tasks import Task
-from statelog.materializer.work import Workplace, run_id, write_runs
+from statelog.materializer.work import RoundWork, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
-from statelog.storage.log.log import Log
 from statelog.storage.runs.read import RunReader, open_local, read_back
 from statelog.storage.runs.write import WrittenRun, upload_run
 
-__all__ = ["Engine", "EngineMaker", "LocalEngine", "RoundWork", "Written"]
+__all__ = ["Engine", "EngineMaker", "LocalEngine", "Written"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +25,6 @@ class Written:
 
     runs: tuple[RunRef, ...]
     seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundWork:
-    """What an engine gets for one round. `scratch` is a directory of the round on this machine.
-
-    `go_on` raises once the round is given up.
-    """
-
-    log: Log
-    scratch: Path
-    go_on: Callable[[], None]
-    environment: Environment
 
 
 class Engine(Protocol):
@@ -75,17 +59,10 @@ class LocalEngine:
     """The engine of one round, on this machine."""
 
     def __init__(self, work: RoundWork) -> None:
+        self._work = work
         self._log = work.log
-        self._go_on = work.go_on
         self._clock = work.environment.wall_clock
         self._local: dict[str, WrittenRun] = {}
-        self._place = Workplace(
-            log=work.log,
-            scratch=work.scratch,
-            open_run=self._open,
-            go_on=work.go_on,
-            environment=work.environment,
-        )
 
     def tasks_for(self, size_bytes: int) -> int:  # noqa: ARG002  # An engine with one pair of hands.
         """One: more would only be done one after the other."""
@@ -94,7 +71,7 @@ class LocalEngine:
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are local files."""
         started_s = self._clock()
-        found = [one for task in tasks for one in write_runs(task, self._place)]
+        found = [one for task in tasks for one in write_runs(task, self._work, self._open)]
         self._local.update({one.run.path: one.written for one in found})
         return Written(runs=tuple(one.run for one in found), seconds=self._clock() - started_s)
 
@@ -109,11 +86,11 @@ class LocalEngine:
         """Upload the local files among the runs, then read them back."""
         mine = tuple(run for run in runs if run.path in self._local)
         for run in mine:
-            self._go_on()
-            upload_run(self._log.store, self._local.pop(run.path), run_id(run.path))
+            self._work.go_on()
+            upload_run(self._log.store, self._local.pop(run.path))
         started_s = self._clock()
         for run in mine:
-            self._go_on()
+            self._work.go_on()
             read_back(self._log.store, run.file)
         return Written(runs=mine, seconds=self._clock() - started_s)
 

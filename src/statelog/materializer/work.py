@@ -31,11 +31,10 @@ import pyarrow as pa
 
 from statelog.environment import DiskHook, Environment, no_faults
 from statelog.errors import ConfigError, StatelogError, StoreUnavailable
-from statelog.materializer.tasks import FoldTask, MergeTask, Output, Task, only
+from statelog.materializer.tasks import FoldTask, Output, Task, only
 from statelog.reading.converter import Converter
 from statelog.reading.sorted_tail import SortedTail
 from statelog.schemas.changes.replay_plan import ReplayPlan
-from statelog.schemas.names import run_path
 from statelog.schemas.snapshot.run_ref import RunRef, lanes
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
@@ -45,18 +44,17 @@ from statelog.storage.local.spill import NamelessFile
 from statelog.storage.log.log import Log
 from statelog.storage.replay import CommittedChunk, replay
 from statelog.storage.runs.merge import merge_streams
-from statelog.storage.runs.pieces import Piece, write_pieces
 from statelog.storage.runs.read import RunReader
-from statelog.storage.runs.write import RunWriter, WrittenRun
+from statelog.storage.runs.write import RunWriter, WrittenRun, write_cut
 
 __all__ = [
     "FOLD_BYTES",
     "LocalRunRef",
-    "Workplace",
+    "OpenRun",
+    "RoundWork",
     "delta_tables",
     "fold",
     "not_whole",
-    "run_id",
     "scratch_directory",
     "write_runs",
 ]
@@ -66,14 +64,20 @@ _PREFIX = "statelog-round-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workplace:
-    """Where a task is done: the log, a local directory for what is written, and how a run is opened for reading."""
+class RoundWork:
+    """What an engine gets for one round. `scratch` is a directory of the round on this machine.
+
+    `go_on` raises once the round is given up.
+    """
 
     log: Log
     scratch: Path
-    open_run: Callable[[RunRef], RunReader]
     go_on: Callable[[], None]
     environment: Environment
+
+
+OpenRun = Callable[[RunRef], RunReader]
+"""Opens a run for reading, wherever it is by now."""
 
 
 def delta_tables(
@@ -128,22 +132,16 @@ class LocalRunRef(NamedTuple):
     written: WrittenRun
 
 
-def write_runs(task: Task, place: Workplace) -> list[LocalRunRef]:
+def write_runs(task: Task, work: RoundWork, open_run: OpenRun) -> list[LocalRunRef]:
     """Do a task. Returns local runs that tile what the task covers.
 
     Raises Damaged, NotFound (a run was deleted meanwhile: the manifest is no longer the newest), Unavailable, and what
     `go_on` raises.
     """
     output = task.output
-    converter = Converter(place.log, output.value_schema_id)
-    with closing(_tables(task, converter, place)) as tables:
-        pieces = write_pieces(_going_on(tables, place), lambda: _writer(output, place), output.cuts, output.key_groups)
-    return [_referred(piece, output) for piece in pieces]
-
-
-def run_id(path: str) -> str:
-    """The name of a run in its path."""
-    return path.removeprefix("runs/").removesuffix(".parquet")
+    with closing(_tables(task, work, open_run)) as tables:
+        found = write_cut(_going_on(tables, work), lambda: _writer(output, work), output.cuts, output.key_groups)
+    return [LocalRunRef(_referred(run.file, key_groups, output), run) for key_groups, run in found]
 
 
 def not_whole(error: StatelogError) -> StoreUnavailable:
@@ -155,77 +153,63 @@ def not_whole(error: StatelogError) -> StoreUnavailable:
     )
 
 
-def _tables(task: Task, converter: Converter, place: Workplace) -> Generator[pa.Table]:
-    match task:
-        case FoldTask():
-            yield from delta_tables(
-                place.log,
-                task.replay,
-                converter,
-                place.scratch,
-                drop_deletes=task.output.drop_deletes,
-                disk=place.environment.disk,
-            )
-        case MergeTask():
-            yield from _merged(task, converter, place)
-
-
-def _merged(task: MergeTask, converter: Converter, place: Workplace) -> Iterator[pa.Table]:
+def _tables(task: Task, work: RoundWork, open_run: OpenRun) -> Generator[pa.Table]:
+    output = task.output
+    converter = Converter(work.log, output.value_schema_id)
+    if isinstance(task, FoldTask):
+        yield from delta_tables(
+            work.log,
+            task.replay,
+            converter,
+            work.scratch,
+            drop_deletes=output.drop_deletes,
+            disk=work.environment.disk,
+        )
+        return
     with ExitStack() as opened:
         streams = [
-            opened.enter_context(closing(_lane(lane, task.output.key_groups, converter, place)))
+            opened.enter_context(closing(_lane(lane, output.key_groups, converter, open_run)))
             for lane in lanes(task.runs)
         ]
-        yield from merge_streams(streams, drop_deletes=task.output.drop_deletes)
+        yield from merge_streams(streams, drop_deletes=output.drop_deletes)
 
 
-def _lane(lane: Iterable[RunRef], key_groups: range, converter: Converter, place: Workplace) -> Generator[pa.Table]:
+def _lane(lane: Iterable[RunRef], key_groups: range, converter: Converter, open_run: OpenRun) -> Generator[pa.Table]:
     """The rows of runs one after the other, each open only while it is read."""
     for run in lane:
         is_whole = key_groups.start <= run.first_key_group and run.end_key_group <= key_groups.stop
-        with place.open_run(run) as reader:
+        with open_run(run) as reader:
             for table in reader.tables(None if is_whole else key_groups):
                 yield converter.table(table, run.value_schema_id)
 
 
-def _going_on(tables: Iterable[pa.Table], place: Workplace) -> Iterator[pa.Table]:
+def _going_on(tables: Iterable[pa.Table], work: RoundWork) -> Iterator[pa.Table]:
     for table in tables:
-        place.go_on()
+        work.go_on()
         yield table
 
 
-def _writer(output: Output, place: Workplace) -> RunWriter:
+def _writer(output: Output, work: RoundWork) -> RunWriter:
     label = RunMetadata(
-        log=place.log.name,
+        log=work.log.name,
         first_position=output.start_position,
         end_position=output.end_position,
         value_schema_id=output.value_schema_id,
     )
-    schema = place.log.change_schema(output.value_schema_id)
-    return RunWriter(
-        place.scratch / f"{place.environment.new_id()}.parquet", schema, label, disk=place.environment.disk
-    )
+    schema = work.log.change_schema(output.value_schema_id)
+    return RunWriter(work.scratch / f"{work.environment.new_id()}.parquet", schema, label, disk=work.environment.disk)
 
 
-def _referred(piece: Piece, output: Output) -> LocalRunRef:
-    written = piece.run
-    file = RunFile(
-        path=run_path(written.local.stem),
-        size_bytes=written.size_bytes,
-        rows=written.rows,
-        sha256=written.sha256,
-        index=written.index,
-    )
-    run = RunRef.of(
+def _referred(file: RunFile, key_groups: range, output: Output) -> RunRef:
+    return RunRef.of(
         file,
         start_position=output.start_position,
         end_position=output.end_position,
-        first_key_group=piece.first_key_group,
-        end_key_group=piece.end_key_group,
+        first_key_group=key_groups.start,
+        end_key_group=key_groups.stop,
         level=output.level,
         value_schema_id=output.value_schema_id,
     )
-    return LocalRunRef(run, written)
 
 
 @contextmanager

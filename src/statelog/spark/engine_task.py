@@ -20,7 +20,7 @@ import pyarrow as pa
 from statelog.environment import current_environment
 from statelog.errors import CorruptRun, NotFound
 from statelog.materializer.tasks import Task
-from statelog.materializer.work import Workplace, not_whole, run_id, scratch_directory, write_runs
+from statelog.materializer.work import RoundWork, not_whole, scratch_directory, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.clients import cached_log
 from statelog.spark.parsing import LogAddress
@@ -78,18 +78,12 @@ class TaskWork:
         log = cached_log(self.where)
         environment = current_environment()
         with scratch_directory(self.scratch, environment) as scratch:
-            place = Workplace(
-                log=log,
-                scratch=scratch,
-                open_run=lambda run: RunReader(log.store.open(run.path), run.file),
-                go_on=_go_on,
-                environment=environment,
-            )
+            work = RoundWork(log=log, scratch=scratch, go_on=_go_on, environment=environment)
             started_s = time.monotonic()
-            found = write_runs(task, place)
+            found = write_runs(task, work, lambda run: RunReader(log.store.open(run.path), run.file))
             written_s = time.monotonic()
             for one in found:
-                upload_run(log.store, one.written, run_id(one.run.path))
+                upload_run(log.store, one.written)
         uploaded_s = time.monotonic()
         for one in found:
             try:

@@ -171,13 +171,12 @@ class HistoryRig:
         schema = self.log.change_schema(self.log.value_schemas.newest().id)
         table = change_table(rows, schema.field("key").type, schema.field("value").type)
         label = RunMetadata(log=self.log.name, first_position=start, end_position=end, value_schema_id=0)
-        run_id = uuid.uuid4().hex
         with (
             tempfile.TemporaryDirectory() as directory,
-            RunWriter(Path(directory) / run_id, table.schema, label, target_rows=8) as writer,
+            RunWriter(Path(directory) / uuid.uuid4().hex, table.schema, label, target_rows=8) as writer,
         ):
             writer.append(table)
-            file = upload_run(self.log.store, writer.finish(), run_id)
+            file = upload_run(self.log.store, writer.finish())
         schema_id = self.log.value_schemas.newest().id
         return RunRef.of(file, start_position=start, end_position=end, level=0, value_schema_id=schema_id)
 

@@ -40,8 +40,7 @@ def _order(key: object) -> bytes:
 
 def write_run(store: Store, directory: Path, tables: Sequence[pa.Table], *, target_rows: int = TARGET_ROWS) -> RunFile:
     """Write tables, which follow each other, as one run and put it into the store."""
-    run_id = uuid.uuid4().hex
-    with RunWriter(directory / run_id, tables[0].schema, LABEL, target_rows=target_rows) as writer:
+    with RunWriter(directory / uuid.uuid4().hex, tables[0].schema, LABEL, target_rows=target_rows) as writer:
         for table in tables:
             writer.append(table)
-        return upload_run(store, writer.finish(), run_id)
+        return upload_run(store, writer.finish())

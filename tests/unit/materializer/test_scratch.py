@@ -19,8 +19,9 @@ from tests.support.told import lines
 _DIES = """
 import os, signal, sys
 from pathlib import Path
+from statelog.environment import Environment
 from statelog.materializer.work import scratch_directory
-with scratch_directory(Path(sys.argv[1])) as path:
+with scratch_directory(Path(sys.argv[1]), Environment()) as path:
     (path / "run.parquet").write_bytes(b"x")
     print(path, flush=True)
     if sys.argv[2] == "die":

@@ -22,9 +22,9 @@ from statelog.schemas.snapshot.runs import (
     row_groups_for,
 )
 from statelog.schemas.values.schema import parse_value_schema, rows_to_struct
-from statelog.storage.runs.merge import merge_runs
+from statelog.storage.runs.merge import merge_streams
 from statelog.storage.runs.read import RunReader, open_local, read_back
-from statelog.storage.runs.write import RunWriter
+from statelog.storage.runs.write import RunWriter, upload_run
 from statelog.storage.store import Store
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.samples.runs import LABEL, change_table, run_schema, write_run
@@ -175,9 +175,7 @@ def test_an_empty_run_is_a_run(store: Store, tmp_path: Path) -> None:
         writer.append(change_table([]))
         written = writer.finish()
 
-    run = replace(write_run(store, tmp_path, [change_table(CHANGES)]), path="runs/empty.parquet", rows=0)
-    run = replace(run, size_bytes=written.size_bytes, sha256=written.sha256, index=written.index)
-    store.upload(written.local, run.path)
+    run = upload_run(store, written)
     read_back(store, run)
     with RunReader(store.open(run.path), run) as reader:
         assert reader.table().num_rows == 0
@@ -337,8 +335,9 @@ def test_merge_bounds_what_it_loads(store: Store, tmp_path: Path) -> None:
         RunReader(store.open(new.path), new) as second,
         RunWriter(tmp_path / "merged", schema, LABEL) as writer,
     ):
-        rows = merge_runs([first, second], writer, key_groups=None, drop_deletes=False)
-        writer.finish()
+        for piece in merge_streams([first.tables(), second.tables()], drop_deletes=False):
+            writer.append(piece)
+        rows = writer.finish().file.rows
 
     merged = pq.ParquetFile(tmp_path / "merged").read()
     key = merged.column("key").to_numpy()

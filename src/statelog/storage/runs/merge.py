@@ -1,7 +1,7 @@
-"""Merges runs as a stream: reads row groups of every run, writes one run, in bounded memory.
+"""Merges sorted streams, such as the row groups of runs, into one, in bounded memory.
 
-A cursor walks each run in order. In every step all cursors give the changes up to one bound, the lowest end of what
-they have loaded; `merge_tables` merges those. So memory holds about one row group for each run, also when a single key
+A cursor walks each stream in order. In every step all cursors give the changes up to one bound, the lowest end of what
+they have loaded; `merge_tables` merges those. So memory holds about one table of each stream, also when a single key
 group is larger than memory. Never decides which runs to merge or whether deletes may go.
 
 Invariant: one step merges at most `MOST_BYTES`, however much is loaded, unless single rows exceed that: a column of
@@ -9,7 +9,7 @@ Arrow's ends at 2 GiB.
 """
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,33 +17,12 @@ import pyarrow as pa
 
 from statelog.schemas.changes.changes import merge_tables
 from statelog.schemas.snapshot.runs import key_groups_of
-from statelog.storage.runs.read import RunReader
-from statelog.storage.runs.write import RunWriter
 
-__all__ = ["MOST_BYTES", "merge_runs", "merge_streams"]
+__all__ = ["MOST_BYTES", "merge_streams"]
 
 MOST_BYTES = 1 << 30
 
 _Place = tuple[int, Any]
-
-
-def merge_runs(
-    readers: Sequence[RunReader],
-    writer: RunWriter,
-    *,
-    key_groups: Collection[int] | None,
-    drop_deletes: bool,
-) -> int:
-    """Merge runs, oldest first, into `writer`; returns the rows written. `key_groups` None means all.
-
-    The value columns must have one schema: a caller with runs of several value schemas uses `merge_streams` over
-    converted tables. The writer is left unfinished. Errors as for RunReader.tables and RunWriter.append.
-    """
-    rows = 0
-    for table in merge_streams([reader.tables(key_groups) for reader in readers], drop_deletes=drop_deletes):
-        writer.append(table)
-        rows += table.num_rows
-    return rows
 
 
 def merge_streams(

@@ -1,19 +1,25 @@
 """Writes runs: to a local file, row group by row group, and then whole to the store.
 
-Owns the Parquet settings of a run and the index of its bytes. Never decides what goes into a run.
+Owns the Parquet settings of a run and the index of its bytes. Never decides what goes into a run, nor where sorted
+changes are cut into several: `schemas.snapshot.run_ref.Cuts` does.
 
 Invariants:
+- The runs that changes were cut into tile the key groups that were to be covered, whatever rows there are; without rows
+  there is one. After an error no file is left.
 - A writer that is closed before `finish` leaves no file. What `finish` returns was hashed from the disk.
 - Changes that are not strictly ascending by (key group, key) are refused: a run out of order would hide changes.
 """
 
 import errno
 import hashlib
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -22,6 +28,7 @@ from statelog.closing import Closing
 from statelog.environment import DiskHook, no_faults
 from statelog.errors import CorruptRun, Fact
 from statelog.schemas.names import run_path
+from statelog.schemas.snapshot.run_ref import Cuts
 from statelog.schemas.snapshot.runs import (
     TARGET_ROWS,
     RowGroupPacker,
@@ -35,7 +42,7 @@ from statelog.schemas.snapshot.runs import (
 from statelog.storage.local.disk import local_disk
 from statelog.storage.store import Store
 
-__all__ = ["RunWriter", "WrittenRun", "upload_run"]
+__all__ = ["RunWriter", "WrittenRun", "upload_run", "write_cut"]
 
 _BLOCK_BYTES = 1024 * 1024
 _PARQUET_TAIL_BYTES = 8  # the footer's length and the magic
@@ -47,13 +54,10 @@ class _Digest(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenRun:
-    """A finished run on the local disk, and the facts that its manifest will keep."""
+    """A finished run on the local disk, and as its manifest will know it: by the name of the local file."""
 
     local: Path
-    rows: int
-    size_bytes: int
-    sha256: str
-    index: RunIndex
+    file: RunFile
 
 
 class RunWriter(Closing):
@@ -142,19 +146,16 @@ class RunWriter(Closing):
         return CorruptRun(message, hint=hint, path=str(self._local), **facts)
 
 
-def upload_run(store: Store, written: WrittenRun, run_id: str) -> RunFile:
-    """Put a finished run under a new name, and remove the local file.
+def upload_run(store: Store, written: WrittenRun) -> RunFile:
+    """Put a finished run under its name, and remove the local file.
 
     Raises StoreUnavailable, StorageFull; the local file is gone either way, because a retry writes a new run.
     """
-    path = run_path(run_id)
     try:
-        store.upload(written.local, path)
+        store.upload(written.local, written.file.path)
     finally:
         written.local.unlink(missing_ok=True)
-    return RunFile(
-        path=path, size_bytes=written.size_bytes, rows=written.rows, sha256=written.sha256, index=written.index
-    )
+    return written.file
 
 
 def _open_parquet(local: Path, schema: pa.Schema, disk: DiskHook) -> pq.ParquetWriter:
@@ -185,7 +186,10 @@ def _facts(local: Path, spans: list[tuple[int, int, int]]) -> WrittenRun:
         )
         footer_checksum = _checksum(file, size_bytes - footer, digest)
     index = RunIndex(row_groups=row_groups, footer_offset=footer, footer_checksum=footer_checksum)
-    return WrittenRun(local=local, rows=index.rows, size_bytes=size_bytes, sha256=digest.hexdigest(), index=index)
+    run = RunFile(
+        path=run_path(local.stem), size_bytes=size_bytes, rows=index.rows, sha256=digest.hexdigest(), index=index
+    )
+    return WrittenRun(local=local, file=run)
 
 
 def _starts(metadata: pq.FileMetaData) -> list[int]:
@@ -213,3 +217,61 @@ def _checksum(file: BinaryIO, size_bytes: int, digest: _Digest) -> int:
         digest.update(block)
         size_bytes -= len(block)
     return checksum.intdigest()
+
+
+def write_cut(
+    tables: Iterable[pa.Table], new_writer: Callable[[], RunWriter], cuts: Cuts, key_groups: range
+) -> list[tuple[range, WrittenRun]]:
+    """Write sorted tables, whose rows lie within `key_groups`, as one run or as several where they are cut, each with
+    the key groups that it covers. Errors as for RunWriter.
+    """
+    cut = _CutRuns(new_writer, cuts, key_groups.start)
+    try:
+        for table in tables:
+            cut.append(table)
+        return cut.finish(key_groups.stop)
+    except BaseException:
+        cut.abort()
+        raise
+
+
+class _CutRuns:
+    """The run that is being written, and those before it."""
+
+    def __init__(self, new_writer: Callable[[], RunWriter], cuts: Cuts, first_key_group: int) -> None:
+        self._new_writer = new_writer
+        self._cuts = cuts
+        self._first_key_group = first_key_group
+        self._last_key_group = first_key_group
+        self._done: list[tuple[range, WrittenRun]] = []
+        self._writer = new_writer()
+
+    def append(self, table: pa.Table) -> None:
+        if not table.num_rows:
+            return
+        groups = key_groups_of(table)
+        if self._writer.size_bytes + table.nbytes < self._cuts.least_bytes:
+            self._writer.append(table)
+        else:
+            starts = np.flatnonzero(np.diff(groups)) + 1
+            for start, end in pairwise([0, *starts.tolist(), len(groups)]):
+                self._cut_before(int(groups[start]))
+                self._writer.append(table.slice(start, end - start))
+                self._last_key_group = int(groups[start])
+        self._last_key_group = int(groups[-1])
+
+    def finish(self, end_key_group: int) -> list[tuple[range, WrittenRun]]:
+        self._done.append((range(self._first_key_group, end_key_group), self._writer.finish()))
+        return self._done
+
+    def abort(self) -> None:
+        self._writer.close()
+        for _, run in self._done:
+            run.local.unlink(missing_ok=True)
+
+    def _cut_before(self, key_group: int) -> None:
+        point = self._cuts.before(key_group, self._last_key_group, self._writer.size_bytes)
+        if point is not None and key_group > self._last_key_group:
+            self.finish(point)
+            self._first_key_group = point
+            self._writer = self._new_writer()
