@@ -20,6 +20,7 @@ from statelog.testing.faults import (
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.process import ProcessId
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore
+from statelog.testing.twin import Twin
 
 __all__ = [
     "Answer",
@@ -42,6 +43,7 @@ __all__ = [
     "SendAttempt",
     "Sending",
     "StillClock",
+    "Twin",
     "crash_at",
     "environment",
 ]

@@ -139,6 +139,8 @@ class MemoryCluster:
         self.lock = threading.RLock()
         self.published: dict[tuple[str, str, int], tuple[int, str]] = {}
         """Group offsets: (group, topic, partition) to the offset and the text beside it."""
+        self.keys: dict[tuple[str, int, int], bytes] = {}
+        """The keys of records that have one, by topic, partition and offset; no reader of the port sees them."""
         self._topics: dict[str, _Topic] = {}
         self._held: list[Sending] = []
         self._lost_lanes: set[tuple[int, str, int]] = set()

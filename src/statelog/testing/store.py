@@ -22,7 +22,7 @@ from statelog.storage.store import FileInfo
 from statelog.storage.store.local import ProbeOperations, prove_put_if_absent, stale_temporaries
 from statelog.storage.store.url import check_path, check_prefix, is_temporary
 
-__all__ = ["Fault", "FaultHook", "MemoryDisk", "MemoryStore"]
+__all__ = ["Fault", "FaultHook", "MemoryDisk", "MemoryStore", "no_store_faults"]
 
 
 class Fault(Enum):
@@ -45,7 +45,8 @@ class _File(NamedTuple):
     modified_s: float
 
 
-def _no_faults(_method: str, _path: str) -> Fault | None:
+def no_store_faults(_method: str, _path: str) -> Fault | None:
+    """Every call succeeds."""
     return None
 
 
@@ -139,7 +140,7 @@ class MemoryDisk:
 class MemoryStore:
     """One log's directory on a `MemoryDisk`, as one process sees it: faults are per handle, files are shared."""
 
-    def __init__(self, disk: MemoryDisk, log: str, *, faults: FaultHook = _no_faults) -> None:
+    def __init__(self, disk: MemoryDisk, log: str, *, faults: FaultHook = no_store_faults) -> None:
         self._disk = disk
         self._prefix = f"{check_name('log', log)}/"
         self._faults = faults

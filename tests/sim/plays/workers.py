@@ -11,8 +11,8 @@ from statelog.tables.group.context import InputStart, InputTopic, WorkerContext,
 from statelog.tables.group.standby_pool import StandbyPool
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Faults
+from statelog.testing.group import MemoryGroup, MemoryMember
 from statelog.testing.kafka import MemoryKafka
-from tests.sim.plays.group import FakeGroup, FakeMember
 from tests.sim.source import WORK
 from tests.support.rigs.log import TwinRig, twin_rig
 
@@ -46,8 +46,8 @@ class WorkersWorld:
         self.rig.create(partitions=PARTITIONS, key_groups=PARTITIONS, hash_rule="caller").close()
         self.source = MemoryKafka(cluster=MemoryCluster())
         self.source.create_topic(TopicSpec(name="input", partitions=PARTITIONS, replication_factor=1))
-        self.group = FakeGroup([0] * PARTITIONS)
-        self.workers: dict[SteppedWorker, FakeMember] = {}
+        self.group = MemoryGroup(self.source.cluster, "input")
+        self.workers: dict[SteppedWorker, MemoryMember] = {}
         self.heard = [0] * PARTITIONS
         self.start_opening: Start = lambda work: work()
 
@@ -55,9 +55,9 @@ class WorkersWorld:
         """So many messages more in each partition."""
         producer = self.source.producer()
         for partition in range(PARTITIONS):
-            for offset in range(self.group.ends[partition], self.group.ends[partition] + count):
+            end = self.group.ends[partition]
+            for offset in range(end, end + count):
                 producer.send("input", partition, b"%d" % offset, lambda _: None)
-            self.group.ends[partition] += count
         producer.poll(0.0)
         producer.close()
 
@@ -70,11 +70,11 @@ class WorkersWorld:
         hooks: WorkerHooks | None = None,
     ) -> SteppedWorker:
         """One worker more."""
-        made: list[FakeMember] = []
+        made: list[MemoryMember] = []
 
-        def join(listener: Any, note: Callable[[str], None]) -> FakeMember:
+        def join(listener: Any, note: Callable[[str], None]) -> MemoryMember:
             del note
-            made.append(FakeMember(self.group, listener, lambda timeout_s: self.idle(worker, timeout_s)))
+            made.append(MemoryMember(self.group, listener, lambda timeout_s: self.idle(worker, timeout_s)))
             return made[0]
 
         worker = SteppedWorker(

@@ -198,6 +198,7 @@ def test_an_input_that_is_made_anew_while_it_is_read(world: WorkersWorld) -> Non
                 worker.commit()
                 world.source.delete_topic("input")
                 world.source.create_topic(TopicSpec(name="input", partitions=PARTITIONS, replication_factor=1))
+                world.feed(4)
             if turn == 5:
                 worker.commit()
     assert _progress(world) == [1, 1, 1]

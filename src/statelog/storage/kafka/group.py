@@ -19,18 +19,19 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Never, Protocol
+from typing import Never, Protocol, runtime_checkable
 
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
 from statelog.environment import Clock
 from statelog.errors import BrokerUnavailable, ConfigError, Fact, Fenced, NotFound
+from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.config import ClientConfig, check_kafka, client_config, member_properties
 from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, client_error
 from statelog.storage.kafka.native import ProcessGuard, kafka_error, make_client, native
 
-__all__ = ["ConfluentMember", "GroupListener", "GroupMember", "GroupSettings", "Taken", "group_settings"]
+__all__ = ["ConfluentMember", "GroupKafka", "GroupListener", "GroupMember", "GroupSettings", "Taken", "group_settings"]
 
 
 class GroupListener(Protocol):
@@ -102,6 +103,15 @@ class GroupMember(Protocol):
 
 
 # ---- settings
+
+
+@runtime_checkable
+class GroupKafka(Kafka, Protocol):
+    """A cluster whose port makes the members of groups, too, as a twin does: it has no settings for a client."""
+
+    def join_group(self, group: str, topic: str, listener: GroupListener) -> GroupMember:
+        """A new member of a group."""
+        ...
 
 
 _GROUP = (

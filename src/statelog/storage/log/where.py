@@ -45,8 +45,8 @@ __all__ = [
 
 KafkaSource = Kafka | Mapping[str, str]
 """A port, or librdkafka's settings for one."""
-StoreSource = Store | str
-"""A port, or the root URL of one."""
+StoreSource = Store | Callable[[str], Store] | str
+"""A port, what makes one for the log of this name, or the root URL of one."""
 _ONE_BROKER = ("replication", "min-insync")
 
 
@@ -170,7 +170,9 @@ def opened_ports(name: str, where: Where, *, keeps: bool = True) -> Generator[Po
 def opened_store(name: str, where: Where) -> Store:
     """The port of a log's directory alone. Raises ConfigError, InvalidName."""
     check_log_name(name)
-    return open_store(where.root, name, where.storage_options) if isinstance(where.root, str) else where.root
+    if isinstance(where.root, str):
+        return open_store(where.root, name, where.storage_options)
+    return where.root(name) if callable(where.root) else where.root
 
 
 def _client(settings: Mapping[str, str], waived: frozenset[Waiver]) -> ConfluentKafka:

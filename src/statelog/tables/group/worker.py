@@ -35,17 +35,18 @@ from statelog.environment import Environment, current_environment
 from statelog.errors import ConfigError, NotFound
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.storage import Log, LogOptions, Where
+from statelog.storage import Kafka, Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.group import ConfluentMember, Taken, group_settings
+from statelog.storage.kafka.group import ConfluentMember, GroupKafka, Taken, group_settings
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own, sweep
 from statelog.tables.group.assignment import Assignment
 from statelog.tables.group.context import (
     DescribedInput,
     InputTopic,
+    Join,
     WorkerContext,
     WorkerHooks,
     check_fits,
@@ -108,21 +109,17 @@ def worker(
     not fit the input; and the errors of `statelog.open`.
     """
     source = InputTopic(topic) if isinstance(topic, str) else topic
-    kafka = where.kafka_settings()
-    group = group_settings(source.consumer, kafka, default_group=name)
     chosen, machine = settings or TableSettings(), current_environment()
     kept: dict[str, Any] = {"backend": backend, "directory": directory, "settings": chosen}
     with ExitStack() as failing:
-        cluster = ConfluentKafka(group.config)
-        failing.callback(cluster.close)
+        cluster, join = _input(name, where, source, failing)
         found = describe_input(cluster, source.name)
         descriptor = _fitting(name, found, where, create)
         check_fits(descriptor, found)
-        shared = ConfluentKafka(client_config(kafka))
-        failing.callback(shared.close)
+        shared = _shared(where, failing)
         release = failing.pop_all()
         failing.push(release)
-        doors = _Doors(name, replace(where, kafka=shared.lend()), kept, machine, release)
+        doors = _Doors(name, shared, kept, machine, release)
         context = WorkerContext(
             name=name,
             topic=source,
@@ -130,7 +127,7 @@ def worker(
             kafka=cluster,
             open_table=doors.table,
             standbys=StandbyPool(_wanted(standbys, found), doors.standby, machine.clock),
-            join=lambda listener, note: ConfluentMember(group, source.name, listener, note),
+            join=join,
             unsent_max=chosen.uncommitted_changes_max,
             environment=machine,
             release=release.close,
@@ -367,6 +364,26 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     def __repr__(self) -> str:
         return f"Worker({self._context.name!r}, topic={self._context.topic.name!r}, {self.life.value})"
+
+
+def _input(name: str, where: Where, topic: InputTopic, stack: ExitStack) -> tuple[Kafka, Join]:
+    """The cluster of the input, and the way into the group. Raises ConfigError for a setting."""
+    port = where.kafka
+    if isinstance(port, GroupKafka):
+        return port, lambda listener, _: port.join_group(name, topic.name, listener)
+    group = group_settings(topic.consumer, where.kafka_settings(), default_group=name)
+    cluster = ConfluentKafka(group.config)
+    stack.callback(cluster.close)
+    return cluster, lambda listener, note: ConfluentMember(group, topic.name, listener, note)
+
+
+def _shared(where: Where, stack: ExitStack) -> Where:
+    """Where the log is, by one client for all tables."""
+    if isinstance(where.kafka, GroupKafka):
+        return where
+    client = ConfluentKafka(client_config(where.kafka_settings()))
+    stack.callback(client.close)
+    return replace(where, kafka=client.lend())
 
 
 class _Doors:

@@ -1,7 +1,9 @@
-"""A consumer group in memory, whose coordinator decides at any time, and whose members hear of it late, or wrongly.
+"""A consumer group in memory: it shares the partitions of a topic of a `MemoryCluster` among its members.
 
-What it may do is what Kafka and its client do: give a partition to a member while the one before still works on it,
-call a loss a revocation, take a partition and give it back within one poll, say nothing for long, and refuse to answer.
+By itself it gives every member its fair share. A test that decides itself says who has what with `give`, at any time,
+and its members may hear of it late, or wrongly. What a group may do is what Kafka and its client do: give a partition
+to a member while the one before still works on it, call a loss a revocation, take a partition and give it back within
+one poll, say nothing for long, and refuse to answer.
 """
 
 from collections import deque
@@ -11,23 +13,30 @@ from dataclasses import dataclass, field
 from confluent_kafka import Message
 
 from statelog.storage.kafka.group import GroupListener, Taken
+from statelog.testing.cluster import MemoryCluster
 
-__all__ = ["FakeGroup", "FakeMember"]
+__all__ = ["MemoryGroup", "MemoryMember"]
 
 
 @dataclass(slots=True)
-class FakeGroup:
-    """The coordinator of a topic whose messages are their own offsets; `ends` are the log ends, and members fetch
-    `batch` messages at once.
-    """
+class MemoryGroup:
+    """The coordinator of a group on one topic. Members fetch `batch` messages at once; `shares`: it decides itself."""
 
-    ends: list[int]
+    cluster: MemoryCluster
+    topic: str
     batch: int = 1
-    owner: dict[int, "FakeMember | None"] = field(default_factory=dict[int, "FakeMember | None"])
+    shares: bool = False
+    owner: dict[int, "MemoryMember | None"] = field(default_factory=dict[int, "MemoryMember | None"])
     published: dict[int, int] = field(default_factory=dict[int, int])
-    members: list["FakeMember"] = field(default_factory=list["FakeMember"])
+    members: list["MemoryMember"] = field(default_factory=list["MemoryMember"])
 
-    def give(self, partition: int, to: "FakeMember | None", *, waits: bool) -> None:
+    @property
+    def ends(self) -> list[int]:
+        """The log end of each partition."""
+        found = self.cluster.describe(self.topic)
+        return [self.cluster.log(self.topic, one).end for one in range(found.partitions if found else 0)]
+
+    def give(self, partition: int, to: "MemoryMember | None", *, waits: bool) -> None:
         """Make a partition another member's. `waits`: once its owner has given it up; else that is told it was lost."""
         was = self.owner.get(partition)
         if was is to:
@@ -40,15 +49,21 @@ class FakeGroup:
             was.tell("lost", partition)
         self._assign(partition, to)
 
-    def _assign(self, partition: int, to: "FakeMember | None") -> None:
+    def share(self) -> None:
+        """Give every member its part, if the group decides that."""
+        if self.shares and self.members:
+            for partition in range(len(self.ends)):
+                self.give(partition, self.members[partition % len(self.members)], waits=True)
+
+    def _assign(self, partition: int, to: "MemoryMember | None") -> None:
         if to is not None and self.owner.get(partition) is to:
             to.tell("assigned", partition)
 
 
-class FakeMember:
+class MemoryMember:
     """One member; implements `GroupMember`. With nothing to give it calls `idle` with how long it may wait."""
 
-    def __init__(self, group: FakeGroup, listener: GroupListener, idle: Callable[[float], None]) -> None:
+    def __init__(self, group: MemoryGroup, listener: GroupListener, idle: Callable[[float], None]) -> None:
         self._group = group
         self._listener = listener
         self._idle = idle
@@ -60,6 +75,12 @@ class FakeMember:
         """Whether it hears nothing of the group for now: it is stopped, or cut off."""
         self.calls_losses_revocations = False
         group.members.append(self)
+        group.share()
+
+    @property
+    def has_all(self) -> bool:
+        """Whether it reads every partition that is its own."""
+        return not self._told and self.given == self.places.keys()
 
     def tell(self, what: str, partition: int, then: Callable[[], None] = lambda: None) -> None:
         """The group has something to say, at the next poll."""
@@ -84,14 +105,20 @@ class FakeMember:
             partition, offset = self._batch.popleft()
             if partition in self.places:
                 self.places[partition] = offset + 1
-                message = Message(topic="input", partition=partition, offset=offset, value=b"%d" % offset)
-                return message, partition, offset
+                return self._message(partition, offset), partition, offset
         return None
 
+    def _message(self, partition: int, offset: int) -> Message:
+        cluster, topic = self._group.cluster, self._group.topic
+        found = cluster.log(topic, partition).first_from(offset)
+        assert found is not None, "records of an input stay"
+        key = cluster.keys.get((topic, partition, offset))
+        return Message(topic=topic, partition=partition, offset=offset, key=key, value=found[1])
+
     def _fetch(self) -> None:
-        places = dict(self.places)
+        places, ends = dict(self.places), self._group.ends
         while len(self._batch) < self._group.batch:
-            left = {one: place for one, place in places.items() if place < self._group.ends[one]}
+            left = {one: place for one, place in places.items() if place < ends[one]}
             if not left:
                 return
             partition = min(left, key=lambda one: (left[one], one))
@@ -138,6 +165,7 @@ class FakeMember:
         if self in self._group.members:
             self._group.members.remove(self)
             self._hear_nothing_more()
+            self._group.share()
 
     def _hear_nothing_more(self) -> None:
         for _, _, then in self._told:

@@ -1,0 +1,99 @@
+"""The twin of a whole place: workers share an input, waiting moves the clock, environments hold where they are set."""
+
+import signal
+import threading
+
+import pytest
+
+import statelog
+from statelog.environment import Environment, current_environment
+from statelog.testing import Crash, StillClock, Twin, crash_at, environment
+
+
+def _count(twin: Twin) -> None:
+    with statelog.worker("counts", twin.where(), topic="words", create=True) as worker:
+        twin.when_idle = worker.stop
+        for message, table in worker:
+            word = message.value() or b""
+            table[word] = b"%d" % (int(table.get(word, b"0")) + 1)
+            worker.commit_every(1.0)
+
+
+def test_a_worker_goes_on_in_its_next_life() -> None:
+    """Each message counts once, over two lives, and the time of its waiting has passed on the clock."""
+    twin = Twin()
+    twin.create_topic("words", partitions=2)
+    with twin.environment():
+        twin.send("words", b"to", b"be")
+        twin.send("words", b"to", partition=1)
+        _count(twin)
+        twin.send("words", b"to")
+        _count(twin)
+    with statelog.open("counts", twin.where()) as log:
+        assert statelog.recover(log).to_dict() == {(0, b"to"): b"2", (0, b"be"): b"1", (1, b"to"): b"1"}
+    assert twin.clock() >= 1010.0
+
+
+def test_two_workers_share_the_partitions() -> None:
+    """Who joins gets its part once the other has given it up; who leaves hands it back."""
+    twin = Twin()
+    twin.create_topic("words", partitions=2)
+    twin.send("words", b"a", partition=0)
+    twin.send("words", b"b", partition=1)
+    with twin.environment(start=lambda work: work()):
+        first = statelog.worker("counts", twin.where(), topic="words", create=True)
+        twin.when_idle = first.stop
+        assert [message.value() for message, _ in first] == [b"a", b"b"]
+        second = statelog.worker("counts", twin.where(), topic="words")
+        twin.group("counts", "words").share()
+        owners = twin.group("counts", "words").owner
+        assert len({*owners.values()}) == 2
+        second.close()
+        first.close()
+    assert set(owners.values()) == {None}
+
+
+def test_a_program_may_end_by_a_signal() -> None:
+    """What the twin calls when it is idle may be anything."""
+    twin, heard = Twin(), list[int]()
+    twin.send("words", b"a")
+    with twin.environment(), statelog.worker("counts", twin.where(), topic="words", create=True) as worker:
+
+        def end(number: int, _frame: object) -> None:
+            heard.append(number)
+            worker.stop()
+
+        before = signal.signal(signal.SIGTERM, end)
+        twin.when_idle = lambda: signal.raise_signal(signal.SIGTERM)
+        assert len([*worker]) == 1
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+
+
+def test_an_environment_holds_in_its_block_and_in_threads_begun_there() -> None:
+    """Not behind it, and not in threads that a test begins by itself."""
+    seen: dict[str, float] = {}
+    clock = StillClock(7.0)
+    with environment(clock=clock) as inside:
+        assert current_environment() is inside
+        assert (inside.clock(), inside.wall_clock()) == (7.0, 7.0)
+        done = inside.begin(lambda: seen.update(ours=current_environment().clock()))
+        done.result(60)
+        theirs = threading.Thread(target=lambda: seen.update(theirs=current_environment().clock()))
+        theirs.start()
+        theirs.join()
+        with environment(crash=crash_at("x")) as deeper:
+            assert deeper.clock is clock
+    assert seen["ours"] == 7.0
+    assert seen["theirs"] != 7.0
+    assert current_environment() == Environment()
+
+
+def test_a_crash_comes_once_at_its_step() -> None:
+    """At the second time that its step is passed, and never again."""
+    crash = crash_at("sent", times=2)
+    for step in ("opened", "sent", "persisted"):
+        crash(step)
+    with pytest.raises(Crash, match="sent"):
+        crash("sent")
+    crash("sent")
