@@ -2,12 +2,17 @@
 
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 
 import statelog
 from statelog.environment import Environment, current_environment
 from statelog.testing import Crash, StillClock, Twin, crash_at, environment
+
+
+def _at_once(work: Callable[[], None]) -> None:
+    work()
 
 
 def _count(twin: Twin) -> None:
@@ -40,7 +45,7 @@ def test_two_workers_share_the_partitions() -> None:
     twin.create_topic("words", partitions=2)
     twin.send("words", b"a", partition=0)
     twin.send("words", b"b", partition=1)
-    with twin.environment(start=lambda work: work()):
+    with twin.environment(start=_at_once):
         first = statelog.worker("counts", twin.where(), topic="words", create=True)
         twin.when_idle = first.stop
         assert [message.value() for message, _ in first] == [b"a", b"b"]
