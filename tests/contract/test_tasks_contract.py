@@ -22,11 +22,9 @@ from statelog.errors import (
     KeyGroupMismatch,
     OverlappingTasks,
 )
-from statelog.producer.commits.grant import TaskGrant
-from statelog.producer.commits.opening import resume_grant
-from statelog.producer.coordinator import Coordinator
+from statelog.producer.coordinator import Coordinator, TaskWriter
+from statelog.producer.epoch import TaskGrant, resume_grant
 from statelog.producer.settings import WriterSettings
-from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.handle import Handle

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from statelog.errors import ClosedError
-from statelog.producer.coordinator import Coordinator
-from statelog.producer.task_writer import TaskWriter
+from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig

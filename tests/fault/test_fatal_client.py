@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
-from statelog.producer.commits.opening import OpenedEpoch
-from statelog.producer.coordinator import Coordinator
-from statelog.producer.task_writer import TaskWriter
+from statelog.producer.coordinator import Coordinator, TaskWriter
+from statelog.producer.epoch import OpenedEpoch
 from statelog.producer.writer import Writer
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.kafka.client import ConfluentKafka

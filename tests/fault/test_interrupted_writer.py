@@ -9,10 +9,9 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import ClosedError, NestedCall
-from statelog.producer.coordinator import Coordinator
+from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
-from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.storage.log.log import Log
 from statelog.testing.faults import Fate, SendAttempt

@@ -7,8 +7,7 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import ClosedError, OutcomeUnknown, PersistFailed, StatelogError, Unavailable
 from statelog.producer.guard import Life
-from statelog.producer.settings import WriterSettings
-from statelog.producer.statistics import WriterStatistics
+from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.producer.writer import Writer
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where

@@ -6,10 +6,9 @@ import pytest
 
 from statelog.environment import Environment, random_nonce
 from statelog.errors import BrokerUnavailable, ClosedError, Fenced, OutcomeUnknown, PersistFailed
-from statelog.producer.coordinator import Coordinator
+from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
-from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.records import Commit, decode

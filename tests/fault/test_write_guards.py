@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from statelog.errors import CheckpointMismatch, ClosedError, Fenced, IncompleteChangeSet, OffsetGone, PersistFailed
-from statelog.producer.coordinator import Coordinator
-from statelog.producer.sending.outbox import Outbox
+from statelog.producer.coordinator import Coordinator, TaskWriter
+from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
-from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle, Step
 from statelog.storage.kafka import Delivery

@@ -28,10 +28,8 @@ from statelog.errors import (
     Misuse,
     OverlappingTasks,
 )
-from statelog.producer.commits.grant import TaskGrant
-from statelog.producer.commits.opening import open_epoch
-from statelog.producer.coordinator import Coordinator
-from statelog.producer.task_writer import TaskWriter
+from statelog.producer.coordinator import Coordinator, TaskWriter
+from statelog.producer.epoch import TaskGrant, open_epoch
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.handle import Checkpoint

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from statelog.errors import Misuse, PersistFailed, SequenceAhead, SequenceTruncated
-from statelog.producer.sending.pipeline import INITIAL, Sequence, Stage
+from statelog.producer.pipeline import INITIAL, Sequence, Stage
 
 EVENTS = ("append", "roll", "send", "hold", "land", "land", "fail", "confirm", "truncate")
 SETTLED = (Stage.DURABLE, Stage.COMMITTED)

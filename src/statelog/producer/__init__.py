@@ -1,11 +1,9 @@
 """Writing: one writer, or a coordinator with tasks in other processes. Never reads data chunks."""
 
-from statelog.producer.commits.grant import Grant, TaskGrant
-from statelog.producer.coordinator import Coordinator
+from statelog.producer.coordinator import Coordinator, TaskWriter
+from statelog.producer.epoch import Grant, TaskGrant
 from statelog.producer.guard import Life
-from statelog.producer.settings import WriterSettings
-from statelog.producer.statistics import WriterStatistics
-from statelog.producer.task_writer import TaskWriter
+from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.producer.writer import Writer
 
 __all__ = [

@@ -11,9 +11,9 @@ from threading import get_ident
 import pyarrow as pa
 
 from statelog.errors import NestedCall, UncommittedChanges
+from statelog.producer.buffer import ChangeBuffer
+from statelog.producer.change_maker import Key, Value
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
-from statelog.producer.sending.buffer import ChangeBuffer
-from statelog.producer.sending.change_maker import Key, Value
 from statelog.slips import warn_caller
 
 __all__ = ["ChangeWriter"]

@@ -1,13 +1,17 @@
-"""`WriterSettings`: how a writer batches its changes and bounds its memory."""
+"""`WriterSettings`: how a writer batches its changes and bounds its memory; `WriterStatistics`: what came of it.
+
+Nothing is counted per change: a counter moves once per chunk, checkpoint or commit.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from statelog.errors import ConfigError
+from statelog.schemas.ledger.handle import Handle
 from statelog.storage.local.copy import check_directory
 
-__all__ = ["WriterSettings"]
+__all__ = ["Meter", "Summary", "Tally", "WriterSettings", "WriterStatistics"]
 
 _POSITIVE = ("roll_rows", "list_bytes", "roll_bytes", "chunk_bytes", "in_flight_bytes_max", "local_copies_bytes_max")
 
@@ -61,3 +65,140 @@ class WriterSettings:
             raise ConfigError("chunk_bytes is above 8 MiB", hint="A topic takes records of 16 MiB, framing included")
         if self.in_flight_bytes_max < self.chunk_bytes:
             raise ConfigError("in_flight_bytes_max is below chunk_bytes, so no chunk could ever be sent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """How often something happened, and its total, largest and latest value."""
+
+    count: int
+    total: float
+    largest: float
+    last: float
+
+    @property
+    def mean(self) -> float:
+        """The mean; 0 if it never happened."""
+        return self.total / self.count if self.count else 0.0
+
+
+class Tally:
+    """A summary that grows."""
+
+    __slots__ = ("_count", "_largest", "_last", "_total")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._total = self._largest = self._last = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one more."""
+        self._count += 1
+        self._total += value
+        self._largest = max(self._largest, value)
+        self._last = value
+
+    def summary(self) -> Summary:
+        """The summary so far."""
+        return Summary(count=self._count, total=self._total, largest=self._largest, last=self._last)
+
+
+@dataclass(slots=True)
+class Meter:
+    """The counters of one writer. Only the writer's thread adds to them."""
+
+    changes: int = 0
+    change_sets: int = 0
+    chunk_bytes: Tally = field(default_factory=Tally)
+    chunk_s: Tally = field(default_factory=Tally)
+    failed_chunks: int = 0
+    ahead: int = 0
+    blocked_s: Tally = field(default_factory=Tally)
+    persist_s: Tally = field(default_factory=Tally)
+    full_bytes: int = 0
+    incremental_bytes: int = 0
+    confirm_s: Tally = field(default_factory=Tally)
+    commit_attempts: Tally = field(default_factory=Tally)
+    confirm_failures: int = 0
+    settled_commits: int = 0
+    local_copy_failures: int = 0
+
+    def persisted(self, seconds: float, handle: Handle) -> None:
+        """A checkpoint is durable."""
+        self.persist_s.add(seconds)
+        self.full_bytes = handle.size_bytes
+        self.incremental_bytes = sum(entry.size_bytes for entry in handle.steps[-1].entries)
+
+    def statistics(
+        self, *, buffered_changes: int, in_flight_bytes: int, in_flight_chunks: int, available: bool
+    ) -> "WriterStatistics":
+        """The statistics now; the arguments are what only buffer and pipeline know."""
+        return WriterStatistics(
+            changes=self.changes + buffered_changes,
+            buffered_changes=buffered_changes,
+            change_sets=self.change_sets,
+            chunk_bytes=self.chunk_bytes.summary(),
+            chunk_s=self.chunk_s.summary(),
+            failed_chunks=self.failed_chunks,
+            persists_ahead=self.ahead,
+            blocked_s=self.blocked_s.summary(),
+            persist_s=self.persist_s.summary(),
+            full_bytes=self.full_bytes,
+            incremental_bytes=self.incremental_bytes,
+            confirm_s=self.confirm_s.summary(),
+            commit_attempts=self.commit_attempts.summary(),
+            confirm_failures=self.confirm_failures,
+            settled_commits=self.settled_commits,
+            local_copy_failures=self.local_copy_failures,
+            in_flight_bytes=in_flight_bytes,
+            in_flight_chunks=in_flight_chunks,
+            available=available,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterStatistics:
+    """One life of a writer so far. Times are in seconds, sizes in bytes of record values before compression.
+
+    changes            appended, by what was handed to the client and what waits
+    buffered_changes   of these, the ones that wait
+    change_sets        rolled over with at least one change
+    chunk_bytes        the chunks that were sent: their number and sizes
+    chunk_s            how long chunks that are durable took, from the send to Kafka's answer
+    failed_chunks      chunks whose delivery failed or is unknown
+    persists_ahead     times that a full buffer was sent before any checkpoint asked for it
+    blocked_s          waits for room in flight
+    persist_s          checkpoints that became durable: from the call of persist until that was seen
+    full_bytes         all that the newest durable checkpoint's handle lists, earlier unconfirmed ones included
+    incremental_bytes  what that checkpoint added
+    confirm_s          commits that the ledger shows valid
+    commit_attempts    how many Commits these took: 1 each, and 1 more for each that an Open had shown to be lost
+    confirm_failures   commits that were refused, void, failed or stayed unknown
+    settled_commits    of the valid ones, those whose outcome was unknown until a new Open settled it
+    in_flight_bytes    chunks that were sent and not reported yet; `in_flight_chunks` is their number
+    local_copy_failures  change sets without a local copy because the local disk failed
+    available          whether a whole chunk could be sent now without waiting
+
+    There are no attempts of chunks: each is handed over once. How often the client sends it within its delivery timeout
+    librdkafka tells neither by record nor in sum (its `txretries` counts other requests); it shows in `chunk_s`.
+    """
+
+    changes: int
+    buffered_changes: int
+    change_sets: int
+    chunk_bytes: Summary
+    chunk_s: Summary
+    failed_chunks: int
+    persists_ahead: int
+    blocked_s: Summary
+    persist_s: Summary
+    full_bytes: int
+    incremental_bytes: int
+    confirm_s: Summary
+    commit_attempts: Summary
+    confirm_failures: int
+    settled_commits: int
+    local_copy_failures: int
+    in_flight_bytes: int
+    in_flight_chunks: int
+    available: bool

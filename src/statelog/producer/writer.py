@@ -24,16 +24,14 @@ from threading import get_ident
 from statelog.environment import current_environment
 from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.pending import Pending
+from statelog.producer.buffer import ChangeBuffer, MetaBuffer
 from statelog.producer.change_writer import ChangeWriter
-from statelog.producer.commits.committer import Committer
-from statelog.producer.commits.grant import Grant, check_handle, next_checkpoint_id
-from statelog.producer.commits.opening import open_epoch
+from statelog.producer.committer import Committer, check_handle, next_checkpoint_id
+from statelog.producer.epoch import Grant, open_epoch
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
-from statelog.producer.sending.buffer import ChangeBuffer, MetaBuffer
-from statelog.producer.sending.outbox import Outbox
-from statelog.producer.sending.pipeline import INITIAL, PendingStep, Pipeline
-from statelog.producer.settings import WriterSettings
-from statelog.producer.statistics import Meter, WriterStatistics
+from statelog.producer.outbox import Outbox
+from statelog.producer.pipeline import INITIAL, PendingStep, Pipeline
+from statelog.producer.settings import Meter, WriterSettings, WriterStatistics
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import LossRange

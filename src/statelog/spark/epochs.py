@@ -25,8 +25,7 @@ from urllib.parse import unquote, urlparse
 
 from statelog.environment import NewNonce, current_environment
 from statelog.errors import Fenced, StatelogError
-from statelog.producer.commits.grant import Grant, TaskGrant
-from statelog.producer.commits.opening import open_epoch
+from statelog.producer.epoch import Grant, TaskGrant, open_epoch
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.state import LiveEpoch

@@ -28,9 +28,8 @@ from pyspark.sql.types import StructType
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, InvalidChange, Misuse, StatelogError
-from statelog.producer.commits.grant import Grant, TaskGrant
-from statelog.producer.coordinator import Coordinator
-from statelog.producer.task_writer import TaskWriter
+from statelog.producer.coordinator import Coordinator, TaskWriter
+from statelog.producer.epoch import Grant, TaskGrant
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.state import LastCommit

@@ -30,8 +30,8 @@ import pyarrow as pa
 from statelog.errors import InvalidMetadata, Misuse
 from statelog.pending import Pending
 from statelog.producer import Writer
+from statelog.producer.change_maker import ChangeMaker
 from statelog.producer.guard import is_refusal
-from statelog.producer.sending.change_maker import ChangeMaker
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.state import LastCommit

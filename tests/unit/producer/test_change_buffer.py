@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
-from statelog.producer.sending.buffer import ChangeBuffer
+from statelog.producer.buffer import ChangeBuffer
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import MAX_CHANGE_BYTES, change_schema, row_sizes

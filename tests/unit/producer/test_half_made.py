@@ -3,7 +3,7 @@
 import pytest
 
 from statelog.producer import coordinator, writer
-from statelog.producer.commits.opening import OpenedEpoch
+from statelog.producer.epoch import OpenedEpoch
 from tests.support.rigs.log import twin_rig
 
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import pytest
 
 from statelog.errors import ConfigError, PersistFailed
-from statelog.producer.commits.opening import open_epoch
-from statelog.producer.sending.outbox import Outbox
+from statelog.producer.epoch import open_epoch
+from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from tests.support.rigs.log import twin_rig

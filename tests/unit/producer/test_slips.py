@@ -12,9 +12,8 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import InvalidChange, StatelogError, StatelogWarning, UncommittedChanges
 from statelog.producer.change_writer import ChangeWriter
-from statelog.producer.coordinator import Coordinator
+from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
-from statelog.producer.task_writer import TaskWriter
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.storage.log.log import Log

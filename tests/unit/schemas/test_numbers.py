@@ -17,7 +17,7 @@ _WRITE = """
 import sys
 import pyarrow as pa
 from statelog.producer.coordinator import Coordinator
-from statelog.producer.task_writer import TaskWriter
+from statelog.producer.coordinator import TaskWriter
 from statelog.spark.repeated_keys import UniqueKeys
 import statelog.spark.sink
 from tests.support.rigs.history import history_rig

@@ -7,7 +7,7 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import LogInUse
-from statelog.producer.commits.opening import open_epoch
+from statelog.producer.epoch import open_epoch
 from statelog.spark.options import write_options
 from statelog.spark.ownership import RECENT_S, Rival, check_ownership, find_rivals
 from statelog.spark.query_run import run_tag, sibling_nonce

@@ -3,7 +3,7 @@
 import pytest
 
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, OutcomeUnknown
-from statelog.producer.commits.opening import open_epoch
+from statelog.producer.epoch import open_epoch
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint

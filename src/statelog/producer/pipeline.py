@@ -30,9 +30,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from statelog.errors import Misuse, PersistFailed, SequenceAhead, SequenceTruncated
-from statelog.producer.sending.buffer import meta_size
-from statelog.producer.sending.change_set import ChangeSet, LocalCopies
-from statelog.producer.sending.outbox import Outbox
+from statelog.producer.buffer import meta_size
+from statelog.producer.change_set import ChangeSet, LocalCopies
+from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.ledger.handle import Entry, Step
 

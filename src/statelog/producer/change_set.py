@@ -30,10 +30,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statelog.errors import KeyGroupMismatch
-from statelog.producer.commits.grant import Grant
-from statelog.producer.sending.outbox import Outbox
-from statelog.producer.settings import WriterSettings
-from statelog.producer.statistics import Meter
+from statelog.producer.epoch import Grant
+from statelog.producer.outbox import Outbox
+from statelog.producer.settings import Meter, WriterSettings
 from statelog.schemas.arrays import numbers_of
 from statelog.schemas.changes.changes import chunk_slices, split
 from statelog.schemas.changes.chunk import ChangeSetChecksum, encode_chunk

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from statelog.errors import PersistFailed
-from statelog.producer.commits.grant import Grant
-from statelog.producer.settings import WriterSettings
-from statelog.producer.statistics import Meter
+from statelog.producer.epoch import Grant
+from statelog.producer.settings import Meter, WriterSettings
 from statelog.schemas.ledger.place import Place
 from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, with_remedy
 

@@ -1,7 +1,10 @@
-"""Opening a writer: read the ledger, check the caller's expectation, write an Open, see whether it is valid.
+"""An epoch: the Open that begins it, and the `Grant` that a valid Open gives, a value that other processes can use.
 
-A valid Open fences every earlier epoch that shares a partition or the name, and settles their unknown outcomes: what
-they sent lies before it and is final, or will never be valid.
+To open a writer is to read the ledger, check the caller's expectation, write an Open, and see whether it is valid. A
+valid Open fences every earlier epoch that shares a partition or the name, and settles their unknown outcomes: what they
+sent lies before it and is final, or will never be valid. Tasks write chunks under a grant without touching the ledger
+or the DFS; the process that opened commits what they return. A grant itself fences nothing, and expires when a newer
+Open lands.
 
 Invariants:
 - Every Open goes out through a producer that has nothing in flight which could follow it: a new one, one that was
@@ -14,28 +17,69 @@ Invariants:
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from statelog.environment import Clock, current_environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
-from statelog.producer.commits.grant import Grant
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
-from statelog.schemas.ledger.handle import Checkpoint
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
+from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, not_given_up
 from statelog.schemas.names import check_name
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
+from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient, append_record
 from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 
-__all__ = ["OpenedEpoch", "open_epoch", "resume_grant"]
+__all__ = ["Grant", "OpenedEpoch", "TaskGrant", "open_epoch", "resume_grant"]
 
 _ATTEMPTS = 8
 _OPENS = 32
 """How many Opens a producer sends before all is checked anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """The right to persist and commit under an epoch.
+
+    `base` is the writer's last valid checkpoint when it opened, `metadata` what that commit carried; both are final.
+    `value_schema` is the one for new changes, `witness` how far the ledger was folded when the grant was made.
+    """
+
+    descriptor: Descriptor
+    value_schema: ValueSchema
+    writer: str
+    epoch: int
+    nonce: bytes
+    partitions: tuple[int, ...]
+    base: Checkpoint = NO_CHECKPOINT
+    metadata: Metadata = field(default_factory=dict[str, str])
+    witness: Place = ORIGIN
+
+    def handle(self, base: Checkpoint, steps: tuple[Step, ...]) -> Handle:
+        """The handle of checkpoints written under this grant; the first continues `base`."""
+        return Handle(
+            identity=self.descriptor.identity,
+            writer=self.writer,
+            epoch=self.epoch,
+            nonce=self.nonce,
+            base=base,
+            steps=steps,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskGrant:
+    """The right to write the changes of one checkpoint, which continues `base`. Pickles."""
+
+    grant: Grant
+    base: Checkpoint
+    checkpoint_id: int
 
 
 @dataclass(slots=True)

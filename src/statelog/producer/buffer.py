@@ -25,7 +25,7 @@ from typing import cast
 import pyarrow as pa
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
-from statelog.producer.sending.change_maker import ChangeMaker, Key, Value, cut
+from statelog.producer.change_maker import ChangeMaker, Key, Value, cut
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_bytes

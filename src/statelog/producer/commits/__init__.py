@@ -1,3 +1,0 @@
-"""From an Open to a commit of known outcome."""
-
-__all__: list[str] = []
