@@ -10,7 +10,7 @@ import pytest
 
 from statelog.storage.kafka import Kafka
 from statelog.storage.log.log import Log
-from statelog.storage.runs.write import RunWriter
+from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading
 from tests.support.rigs.kafka import World, broker_world, memory_world, spec_of
 from tests.support.rigs.log import LogRig, ports_closed, real_rig, twin_rig

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 
-from statelog.storage.runs.write import RunWriter
+from statelog.storage.run_writer import RunWriter
 from statelog.tables import Table
 from tests.sim.source import COPIED
 from tests.support.processes.doomed import NEVER, table_life

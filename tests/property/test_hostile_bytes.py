@@ -29,8 +29,8 @@ from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.snapshot.runs import RunFile
-from statelog.storage.runs.read import RunReader
-from statelog.storage.runs.write import RunWriter
+from statelog.storage.run_reader import RunReader
+from statelog.storage.run_writer import RunWriter
 from tests.support.processes.starts import in_fork
 from tests.support.samples.chunks import Row, chunk_of, rows_batch
 from tests.support.samples.format_examples import EXAMPLES

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from statelog.errors import CorruptRun
 from statelog.schemas.changes.changes import merge_tables
 from statelog.schemas.snapshot.runs import RowGroupPacker, RunFile, first_unsorted
-from statelog.storage.runs.merge import merge_streams
-from statelog.storage.runs.read import RunReader, read_back
+from statelog.storage.merge import merge_streams
+from statelog.storage.run_reader import RunReader, read_back
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.samples.runs import Change, change_table, write_run
 

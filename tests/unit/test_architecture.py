@@ -38,7 +38,7 @@ def test_room_has_a_readme(room: str) -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_modules_that_docstrings_name_are_there(room: str) -> None:
-    """A module in backticks, such as `storage.runs`, is where it says."""
+    """A module in backticks, such as `storage.local`, is where it says."""
     named = [
         (path.name, name)
         for path in sorted((SOURCE / room).rglob("*.py"))

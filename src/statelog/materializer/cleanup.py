@@ -51,7 +51,7 @@ from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import StoredSubscriptions, end_subscription, list_subscriptions
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
-from statelog.storage.runs.read import read_back
+from statelog.storage.run_reader import read_back
 from statelog.storage.store import FileInfo, Store
 
 __all__ = [

@@ -16,10 +16,12 @@ Invariants:
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from types import FrameType
 from typing import Generic, TypeVar
 
-from statelog.environment import current_environment
+from statelog.environment import Environment, current_environment
 
 __all__ = ["BackgroundTask", "Control", "install_signal_handlers"]
 
@@ -117,29 +119,20 @@ def _handler(request: Callable[[], None]) -> Callable[[int, FrameType | None], N
 T = TypeVar("T")
 
 
+@dataclass(slots=True, eq=False)
 class BackgroundTask(Generic[T]):
-    """One unit of work, begun at `started_s`. `on_end` is called on its thread, once it is over."""
+    """One unit of work, begun at `started_s`, and its result."""
 
-    def __init__(
-        self, work: Callable[[], T], *, started_s: float, on_end: Callable[["BackgroundTask[T]"], None]
-    ) -> None:
-        self.started_s = started_s
-        self.is_given_up = False
-        self._work = work
-        self._on_end = on_end
-        self._result: list[T] = []
-        self._error: BaseException | None = None
+    future: Future[T]
+    started_s: float
+    is_given_up: bool = False
 
-    def run(self) -> None:
-        """Do the work. Raises nothing: `result` does."""
-        try:
-            self._result.append(self._work())
-        except BaseException as error:  # noqa: BLE001 - raised again by `result`, on the thread that asks
-            self._error = error
-        self._on_end(self)
-
-    def result(self) -> T:
-        """What the work returned, once it is over. Raises what it raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
+    @classmethod
+    def begin(
+        cls, environment: Environment, work: Callable[[], T], on_end: "Callable[[BackgroundTask[T]], None]"
+    ) -> "BackgroundTask[T]":
+        """Begin it. `on_end` is called on its thread, once it is over."""
+        started_s = environment.clock()
+        task = cls(environment.begin(work), started_s)
+        task.future.add_done_callback(lambda _: on_end(task))
+        return task

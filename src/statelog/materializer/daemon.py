@@ -223,8 +223,7 @@ class Materializer:
 
     def _begin_round(self, cause: RoundCause) -> None:
         started_s = self._begin(cause)
-        self._round = BackgroundTask(lambda: self._run_round(started_s), started_s=started_s, on_end=self._round_over)
-        self._environment.start(self._round.run)
+        self._round = BackgroundTask.begin(self._environment, lambda: self._run_round(started_s), self._round_over)
 
     def _situation(self) -> ScheduleState:
         return ScheduleState(
@@ -274,7 +273,7 @@ class Materializer:
         """The round in flight is over."""
         outcome: RoundOutcome | None = None
         try:
-            outcome = task.result()
+            outcome = task.future.result()
         except StatelogError as error:
             self._failed(error)
             if not self._tolerates(error):
@@ -288,7 +287,7 @@ class Materializer:
         self._statistics = replace(self._statistics, hanging=self._statistics.hanging - 1)
         outcome: RoundOutcome | None = None
         with suppress(Unavailable, StoreRefused):  # It was counted as failed when it was given up.
-            outcome = task.result()
+            outcome = task.future.result()
         self._tell(EventKind.ROUND_ENDED_LATE, outcome=outcome, counts=outcome is not None)
         if outcome is not None:
             self._statistics = replace(self._statistics, late=self._statistics.late + 1)

@@ -13,8 +13,8 @@ from typing import Protocol
 from statelog.materializer.tasks import Task
 from statelog.materializer.work import RoundWork, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
-from statelog.storage.runs.read import RunReader, open_local, read_back
-from statelog.storage.runs.write import WrittenRun, upload_run
+from statelog.storage.run_reader import RunReader, open_local, read_back
+from statelog.storage.run_writer import WrittenRun, upload_run
 
 __all__ = ["Engine", "EngineMaker", "LocalEngine", "Written"]
 

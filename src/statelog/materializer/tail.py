@@ -187,7 +187,7 @@ class TailWatch:
         self._settings = settings
         self._clock = environment.clock
         self._wall_clock = environment.wall_clock
-        self._start = environment.start
+        self._environment = environment
         self._ring = ring
         self._over: deque[BackgroundTask[Tail]] = deque()
         self._under_way: BackgroundTask[Tail] | None = None
@@ -215,9 +215,8 @@ class TailWatch:
     def begin(self) -> None:
         """Begin a look."""
         gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._wall_clock)
-        self._under_way = BackgroundTask(gauge.look, started_s=self._clock(), on_end=self._came_back)
         self._out += 1
-        self._start(self._under_way.run)
+        self._under_way = BackgroundTask.begin(self._environment, gauge.look, self._came_back)
 
     def take_in(self) -> Iterator[tuple[Tail, float]]:
         """The tails found since the last call, each with the time its look began. Raises Damaged."""
@@ -255,7 +254,7 @@ class TailWatch:
         self._under_way = None
         self._due_s = self._clock() + look_every_s(self._settings)
         try:
-            return look.result()
+            return look.future.result()
         except (Unavailable, StoreRefused, OffsetGone):
             # Transient or not: the next round finds out, or else the watchdog does.
             self.drop()

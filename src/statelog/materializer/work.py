@@ -1,6 +1,6 @@
 """The work that a task is: read, fold or merge as a stream, and write runs. Every engine calls this and nothing else.
 
-Which runs to merge is decided in `schemas.snapshot.run_ref`; how rows are merged, in `storage.runs.merge`.
+Which runs to merge is decided in `schemas.snapshot.run_ref`; how rows are merged, in `storage.merge`.
 
 A fold is of the last change of every key that the commits touch, one partition after another: they hold adjacent key
 groups, so their sorted changes one after the other are the whole in order.
@@ -42,10 +42,10 @@ from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import OwnDirectory, make_own
 from statelog.storage.local.spill import NamelessFile
 from statelog.storage.log.log import Log
+from statelog.storage.merge import merge_streams
 from statelog.storage.replay import CommittedChunk, replay
-from statelog.storage.runs.merge import merge_streams
-from statelog.storage.runs.read import RunReader
-from statelog.storage.runs.write import RunWriter, WrittenRun, write_cut
+from statelog.storage.run_reader import RunReader
+from statelog.storage.run_writer import RunWriter, WrittenRun, write_cut
 
 __all__ = [
     "FOLD_BYTES",

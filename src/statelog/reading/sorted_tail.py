@@ -28,7 +28,7 @@ from statelog.environment import OpenSpillFile
 from statelog.errors import ClosedError
 from statelog.schemas.changes.changes import chunk_slices, cut_by_bytes, newest_sorted
 from statelog.storage.local.spill_queue import SpillQueue
-from statelog.storage.runs.merge import merge_streams
+from statelog.storage.merge import merge_streams
 
 __all__ = ["PartitionChanges", "SortedTail", "cut_to_frames"]
 

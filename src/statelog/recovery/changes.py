@@ -20,8 +20,8 @@ from statelog.reading.sorted_tail import SortedTail
 from statelog.recovery.settings import RecoverySettings, sorted_tail
 from statelog.recovery.tail import ReadCount, committed_chunks
 from statelog.storage.log.log import Log
+from statelog.storage.merge import merge_streams
 from statelog.storage.replay import CommittedChunk
-from statelog.storage.runs.merge import merge_streams
 
 __all__ = ["ChangeBatches", "check_identity", "history_schema", "newest_changes", "planned_chunks", "read_changes"]
 

@@ -37,7 +37,7 @@ from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.log.log import Log
-from statelog.storage.runs.merge import merge_streams
+from statelog.storage.merge import merge_streams
 
 __all__ = ["Beat", "Phase", "PlanReader"]
 

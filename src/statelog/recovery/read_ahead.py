@@ -24,11 +24,11 @@ from statelog.errors import ClosedError, OffsetGone, StorageFull, Unavailable
 from statelog.reading.plan import Plan
 from statelog.reading.planner import SnapshotFailed
 from statelog.reading.sorted_tail import cut_to_frames
+from statelog.recovery.commit_feed import CommitFeed
 from statelog.recovery.cursor import Applied, Cursor, encode_frame, rest_of
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.plan_reader import Phase, PlanReader
 from statelog.recovery.settings import memory_queue
-from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.recovery.tail import RetryWindow
 from statelog.storage.local.own_process import OwnProcess
 

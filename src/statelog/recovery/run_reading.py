@@ -29,7 +29,7 @@ from statelog.reading.planner import SnapshotFailed
 from statelog.recovery.tail import ReadCount
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log
-from statelog.storage.runs.read import KeyBounds, RunReader
+from statelog.storage.run_reader import KeyBounds, RunReader
 
 __all__ = ["Allowance", "Job", "Prefetch", "RunHandles", "run_jobs", "run_tables"]
 

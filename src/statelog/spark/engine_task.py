@@ -25,8 +25,8 @@ from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.clients import cached_log
 from statelog.spark.parsing import LogAddress
 from statelog.spark.reported import reported
-from statelog.storage.runs.read import RunReader, read_back
-from statelog.storage.runs.write import upload_run
+from statelog.storage.run_reader import RunReader, read_back
+from statelog.storage.run_writer import upload_run
 
 __all__ = ["DONE_SCHEMA", "TaskDone", "TaskWork"]
 

@@ -30,8 +30,8 @@ from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
 from statelog.storage.replay import replay
-from statelog.storage.runs.read import RunReader
-from statelog.storage.runs.write import RunWriter, upload_run
+from statelog.storage.run_reader import RunReader
+from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka

@@ -33,7 +33,7 @@ from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.replay import replay
-from statelog.storage.runs.read import RunReader
+from statelog.storage.run_reader import RunReader
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
 from statelog.testing.cluster import MemoryCluster

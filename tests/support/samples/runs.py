@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from statelog.schemas.snapshot.runs import TARGET_ROWS, RunFile, RunMetadata
-from statelog.storage.runs.write import RunWriter, upload_run
+from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
 
 __all__ = ["LABEL", "Change", "change_table", "run_schema", "write_run"]

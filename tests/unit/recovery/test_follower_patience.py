@@ -9,10 +9,10 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable
 from statelog.producer.writer import Writer
+from statelog.recovery.commit_feed import CommitFeed
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.recovery.targets import dict_target
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where

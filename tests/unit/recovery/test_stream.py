@@ -11,11 +11,11 @@ from statelog.errors import NotFound, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.reading.planner import Planner, SnapshotFailed
 from statelog.recovery import read_ahead
+from statelog.recovery.commit_feed import CommitFeed
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.recover import recover
 from statelog.recovery.run_opener import CacheSettings
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.streaming.commit_feed import CommitFeed
 from statelog.storage.held_lease import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore

@@ -22,9 +22,9 @@ from statelog.schemas.snapshot.runs import (
     row_groups_for,
 )
 from statelog.schemas.values.schema import parse_value_schema, rows_to_struct
-from statelog.storage.runs.merge import merge_streams
-from statelog.storage.runs.read import RunReader, open_local, read_back
-from statelog.storage.runs.write import RunWriter, upload_run
+from statelog.storage.merge import merge_streams
+from statelog.storage.run_reader import RunReader, open_local, read_back
+from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.samples.runs import LABEL, change_table, run_schema, write_run

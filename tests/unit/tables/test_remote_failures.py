@@ -11,7 +11,7 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import StatelogError, StoreRefused, StoreUnavailable
 from statelog.producer.guard import Life
-from statelog.storage.runs.write import RunWriter
+from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading, Table
 from statelog.testing.store import Fault, MemoryStore
 from tests.support.rigs.log import twin_rig

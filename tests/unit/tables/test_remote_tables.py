@@ -16,7 +16,7 @@ from statelog.errors import CorruptRun, Fenced
 from statelog.recovery import RecoverySettings
 from statelog.schemas.key_groups import key_group_of
 from statelog.storage.held_lease import list_leases
-from statelog.storage.runs.write import RunWriter
+from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading, Table, TableSettings
 from statelog.tables.state.base import Eligibility
 from tests.support.rigs.log import TwinRig, twin_rig

@@ -25,7 +25,7 @@ from statelog.cli.which_state import (
 from statelog.materializer import Control, install_signal_handlers
 from statelog.reading.retained_history import RetainedHistory
 from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
-from statelog.recovery.streaming.commit_feed import CommitFeed
+from statelog.recovery.commit_feed import CommitFeed
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log

@@ -44,8 +44,8 @@ from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage import Log
-from statelog.storage.runs.merge import merge_streams
-from statelog.storage.runs.read import KeyBounds
+from statelog.storage.merge import merge_streams
+from statelog.storage.run_reader import KeyBounds
 
 __all__ = [
     "RemoteRun",

@@ -1,3 +1,0 @@
-"""Runs on the store: written, read, merged."""
-
-__all__: list[str] = []
