@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
-from statelog.cli.screen.streams import Interrupt, fit_streams, give_up_stdout, is_stdout_unread, settle_stderr
+from statelog.cli.streams import Interrupt, fit_streams, give_up_stdout, is_stdout_unread, settle_stderr
 
 if TYPE_CHECKING:
     from statelog.errors import StatelogError
@@ -38,10 +38,12 @@ COMMANDS: Mapping[str, str] = {
     "version": "Print the versions of statelog and its dependencies.",
 }
 """Name to what the overview says about it."""
+_HOMES = {"init": "log", "evolve": "log", "delete": "log", "subscriptions": "describe"}
+"""The modules that hold more than one command, each under its name."""
 
 
 class Program(click.Group):
-    """The group of commands, each in the module of its name."""
+    """The group of commands, each in the module of its name if `_HOMES` names no other."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """The commands in the order in which a newcomer meets them."""
@@ -51,7 +53,9 @@ class Program(click.Group):
         """Load a command."""
         if cmd_name not in COMMANDS:
             return None
-        return cast("click.Command", import_module(f"statelog.cli.commands.{cmd_name.replace('-', '_')}").command)
+        home = cmd_name.replace("-", "_")
+        module = import_module(f"statelog.cli.{_HOMES.get(home, home)}")
+        return cast("click.Command", module.command if cmd_name not in _HOMES else getattr(module, cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """The overview, without loading any command."""
@@ -112,7 +116,7 @@ def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
     """Report what went wrong; returns the exit code. A defect of ours is raised again, as it is."""
     # Imported here: a run that goes well without Kafka and Arrow must not wait for them.
     from statelog.cli.exit_codes import INTERRUPTED, MISUSE, OK, exit_code
-    from statelog.cli.screen.output import print_error
+    from statelog.cli.output import print_error
     from statelog.errors import Misuse, StatelogError
 
     is_unread = isinstance(error, BrokenPipeError) and is_stdout_unread()

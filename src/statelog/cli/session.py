@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import click
 
-from statelog.cli.screen.output import Output
+from statelog.cli.output import Output
 from statelog.errors import ConfigError
 from statelog.storage.config import Config, config_layers, flag_layer, merge
 from statelog.storage.config_keys import read_names

@@ -4,9 +4,9 @@ import io
 import json
 from dataclasses import replace
 
-from statelog.cli.inputs.fields import Fields
-from statelog.cli.inputs.json_lines import JsonLines
-from statelog.cli.inputs.open_input import ParquetRows
+from statelog.cli.appender import ParquetRows
+from statelog.cli.fields import Fields
+from statelog.cli.json_lines import JsonLines
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import OPAQUE, parse_value_schema
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.cli.appender import Appended, Appender
-from statelog.cli.inputs.fields import Fields
-from statelog.cli.inputs.json_lines import JsonLines
+from statelog.cli.fields import Fields
+from statelog.cli.json_lines import JsonLines
 from statelog.cli.state_rows import BytesText
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange
 from statelog.schemas.key_groups import KeyType

@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from statelog.cli.appender import MOST_ROWS, Appended, Appender
-from statelog.cli.inputs.fields import Fields
-from statelog.cli.inputs.json_lines import JsonLines
-from statelog.cli.inputs.open_input import ParquetRows, open_input, writer_name
+from statelog.cli.appender import MOST_ROWS, Appended, Appender, ParquetRows, open_input, writer_name
+from statelog.cli.fields import Fields
+from statelog.cli.json_lines import JsonLines
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange, NotFound
 from tests.support.samples.append_rows import BYTES, GOOD, TYPED, reader, rows_of
 

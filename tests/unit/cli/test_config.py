@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 import pytest
 
-from statelog.cli.commands.init import command as init_command
-from statelog.cli.commands.materialize import command as materialize_command
-from statelog.cli.round_report import materializer_settings
+from statelog.cli.log import init as init_command
+from statelog.cli.materialize import command as materialize_command
+from statelog.cli.materialize import materializer_settings
 from statelog.errors import ConfigError, NotFound, StatelogError
 from statelog.storage.config import (
     Config,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from statelog.cli.commands.materialize import engine_for
+from statelog.cli.materialize import engine_for
 from statelog.errors import ConfigError
 from statelog.materializer.engine import LocalEngine
 from statelog.storage.config import Config, environment_layer, merge

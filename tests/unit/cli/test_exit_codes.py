@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from statelog import errors
 from statelog.cli import exit_codes
 from statelog.cli.exit_codes import exit_code
+from statelog.cli.output import Fact, Listing, Output, Report, Unit, clean, print_error
 from statelog.cli.program import COMMANDS, program
-from statelog.cli.screen.output import Fact, Listing, Output, Report, Unit, clean, print_error
-from statelog.cli.screen.progress import PlainBar
+from statelog.cli.progress import PlainBar
 from statelog.errors import (
     AlreadyExists,
     BrokerUnavailable,

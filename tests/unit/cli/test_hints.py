@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
+from statelog.cli.output import as_typed
 from statelog.cli.program import program
-from statelog.cli.screen.output import as_typed
 from statelog.errors import UnsafeTopic
 from statelog.schemas.topic_policy import TopicRole, check_topic
 

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from statelog.cli.round_report import event_fields, event_line
+from statelog.cli.materialize import event_fields, event_line
 from statelog.errors import BrokerUnavailable
 from statelog.materializer import Event, EventKind
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from statelog.cli.program import program
-from statelog.cli.screen.streams import Interrupt
+from statelog.cli.streams import Interrupt
 from statelog.schemas.names import DESCRIPTOR_PATH
 from tests.support.samples.format_examples import EXAMPLES
 
@@ -76,7 +76,7 @@ def test_what_a_library_prints_changes_no_exit_code(settle: str, code: int, prin
     """It is in Python's buffer at the end, where nobody reads it any more; Python by itself ends with 120 then."""
     program = f"""
 import sys
-from statelog.cli.screen.streams import settle_stderr
+from statelog.cli.streams import settle_stderr
 sys.stderr.reconfigure(line_buffering=False, write_through=False)
 {printed}
 {settle}

@@ -7,7 +7,7 @@ from typing import ParamSpec
 
 import click
 
-from statelog.cli.screen.output import Fact, Output, Report
+from statelog.cli.output import Fact, Output, Report
 from statelog.errors import BrokerUnavailable, NotFound
 from statelog.testing.dev import DevSettings, start, status, stop
 

@@ -9,8 +9,8 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from statelog.cli.screen.output import Fact, Listing, Output, Report, Unit
-from statelog.cli.screen.progress import ProgressBar, open_bar
+from statelog.cli.output import Fact, Listing, Output, Report, Unit
+from statelog.cli.progress import ProgressBar, open_bar
 from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import BytesText, json_lines, shown_rows, whole_file
 from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_at, parse_key_groups

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.json as pj
 from numpy.typing import NDArray
 
-from statelog.cli.inputs.fields import Fields
+from statelog.cli.fields import Fields
 from statelog.cli.state_rows import BytesText
 from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
 from statelog.schemas.values.arrow import default_array

@@ -6,12 +6,11 @@ from typing import BinaryIO, cast
 
 import click
 
-from statelog.cli.appender import Appended, Appender
+from statelog.cli.appender import Appended, Appender, open_input, writer_name
 from statelog.cli.exit_codes import INTERRUPTED
-from statelog.cli.inputs.fields import Fields
-from statelog.cli.inputs.open_input import open_input, writer_name
-from statelog.cli.screen.output import Fact, Report, Unit
-from statelog.cli.screen.progress import open_bar
+from statelog.cli.fields import Fields
+from statelog.cli.output import Fact, Report, Unit
+from statelog.cli.progress import open_bar
 from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import BytesText
 from statelog.errors import StatelogError

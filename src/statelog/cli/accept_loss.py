@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 import click
 
-from statelog.cli.screen.confirmation import confirm
-from statelog.cli.screen.output import Fact, Report
+from statelog.cli.output import Fact, Report, confirm
 from statelog.cli.session import Session, connected
 from statelog.errors import ConfigError, IdentityChanged
 from statelog.schemas.ledger.records import LossRange

@@ -7,7 +7,7 @@ import click
 import pyarrow as pa
 
 from statelog.cli.exit_codes import ABSENT
-from statelog.cli.screen.output import as_json, clean
+from statelog.cli.output import as_json, clean
 from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import BytesText, json_column, json_lines
 from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_at, read_keys, rows_of

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from statelog.cli.screen.streams import tell
+from statelog.cli.streams import tell
 from statelog.quantities import show_bytes, show_count, show_duration
 
 if TYPE_CHECKING:
     from statelog.errors import StatelogError
+from statelog.errors import ConfigError
 
-__all__ = ["Fact", "Listing", "Output", "Report", "Unit", "as_json", "as_typed", "clean", "print_error"]
+__all__ = ["Fact", "Listing", "Output", "Report", "Unit", "as_json", "as_typed", "clean", "confirm", "print_error"]
 
 
 _PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
@@ -226,3 +227,15 @@ def _option(found: re.Match[str]) -> str:
 
 def _made(found: re.Match[str]) -> str:
     return found[1].upper() if found[1] else "Make it with `statelog init`"
+
+
+def confirm(name: str, what: str) -> None:
+    """Show what would happen, and ask for the name. Raises ConfigError without an answer, or for another name."""
+    try:
+        typed = click.prompt(f"{what} Type its name to continue", err=True)
+    except click.Abort as abort:
+        if isinstance(abort.__cause__, KeyboardInterrupt) or isinstance(abort.__context__, KeyboardInterrupt):
+            raise
+        raise ConfigError("no answer; nothing was done", hint="In scripts, give --yes") from None
+    if typed != name:
+        raise ConfigError("the name does not match; nothing was done", log=name)

@@ -1,18 +1,25 @@
-"""`statelog init`: creates a log."""
+"""`statelog init`, `evolve` and `delete`: makes a log, gives it its next value schema, deletes it for good."""
 
 from pathlib import Path
 
 import click
 
-from statelog.cli.screen.output import Fact, Report, Unit
+from statelog.cli.output import Fact, Listing, Report, Unit, confirm
 from statelog.cli.session import Session, connected
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
+from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.config import read_text
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions
 
-__all__ = ["command"]
+__all__ = ["delete", "evolve", "init"]
+
+
+_EVOLVE_HELP = """Give the log NAME its next value schema. It must read what every earlier one wrote;
+docs/values.md says which changes do. A schema that the log already has changes nothing.
+
+Writers that start from now on use the newest schema; running ones keep theirs."""
 
 
 @click.command("init", help="Create the log NAME: its two topics and its directory.")
@@ -30,7 +37,7 @@ __all__ = ["command"]
 @click.option("--prefix-bytes", type=int, help="How many first bytes crc32-prefix hashes.")
 @click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
 @connected
-def command(
+def init(
     session: Session,
     name: str,
     partitions: int,
@@ -57,10 +64,10 @@ def command(
             ),
         ) as log,
     ):
-        session.output.report(_report(log, where.replication_factor))
+        session.output.report(_init_report(log, where.replication_factor))
 
 
-def _report(log: Log, replication_factor: int) -> Report:
+def _init_report(log: Log, replication_factor: int) -> Report:
     descriptor = log.descriptor
     return Report(
         f"created {log.name}",
@@ -78,3 +85,48 @@ def _report(log: Log, replication_factor: int) -> Report:
             Fact("replication_factor", replication_factor, Unit.COUNT),
         ),
     )
+
+
+@click.command("evolve", help=_EVOLVE_HELP)
+@click.argument("name")
+@click.option(
+    "--value-schema", type=click.Path(path_type=Path), metavar="FILE.avsc", required=True, help="Avro record."
+)
+@connected
+def evolve(session: Session, name: str, value_schema: Path) -> None:
+    """Evolve a log's values."""
+    avsc = read_text(value_schema, "value schema")
+    with session.open_log(name) as log:
+        before = log.value_schemas.newest().id
+        found = log.evolve_value_schema(avsc)
+        session.output.report(_evolve_report(log, before, found))
+
+
+def _evolve_report(log: Log, before: int, found: ValueSchema) -> Report:
+    schemas = log.value_schemas.all()
+    done = f"created value schema {found.id} of" if found.id > before else f"value schema {found.id} already exists in"
+    rows = tuple((one.id, one.avsc) for one in schemas)
+    return Report(
+        f"{done} {log.name}",
+        (
+            Fact("log", log.name),
+            Fact("value_schema_id", found.id, Unit.COUNT),
+            Fact("newest_value_schema_id", schemas[-1].id, Unit.COUNT),
+            Fact("new", "yes" if found.id > before else "no"),
+        ),
+        (Listing("value_schemas", (("id", Unit.COUNT), ("schema", Unit.TEXT)), rows),),
+    )
+
+
+@click.command("delete", help="Delete the log NAME for good: topics, snapshots, everything.")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@connected
+def delete(session: Session, name: str, yes: bool) -> None:
+    """Delete a log."""
+    where = session.where()
+    if not yes:
+        confirm(name, f"This deletes all data of {name} below {where.root}.")
+    with session.warnings_shown():
+        Log.delete(name, where)
+    session.output.report(Report(f"deleted {name}", (Fact("deleted", name),)))

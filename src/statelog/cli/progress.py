@@ -12,7 +12,7 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from statelog.cli.screen.streams import tell
+from statelog.cli.streams import tell
 
 __all__ = ["PLAIN_INTERVAL_S", "Bar", "PlainBar", "ProgressBar", "open_bar"]
 

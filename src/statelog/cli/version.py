@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from statelog.cli.screen.output import Fact, Output, Report
+from statelog.cli.output import Fact, Output, Report
 
 __all__ = ["command"]
 

@@ -1,3 +1,0 @@
-"""The screen: reports, progress, questions."""
-
-__all__: list[str] = []
