@@ -10,7 +10,7 @@ log_name    a name that no other test uses, for a log (its topics are `name` and
 topic_name  the same, for a bare topic
 spark       a local Spark session, from tests/support/spark/session.py
 lives       processes that a test lets die, from tests/support/processes/parts.py
-impatient   nobody waits for a simulated broker to catch up, from tests/support/rigs/impatient.py
+impatient   nobody waits for a simulated broker to catch up
 """
 
 import os
@@ -22,6 +22,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from statelog.storage.log import ledger, topics
+from statelog.tables.state import state
 from statelog.testing.broker import wait_until_ready
 from tests.sim.cluster.nodes import Cluster, running_cluster
 from tests.support.services import broker as brokers
@@ -36,7 +38,6 @@ pytest_plugins = [
     "tests.support.processes.parts",
     "tests.support.rigs.shell",
     "tests.support.services.secure_broker",
-    "tests.support.rigs.impatient",
     "tests.support.told",
 ]
 
@@ -127,6 +128,14 @@ def log_name(request: pytest.FixtureRequest) -> str:
 def topic_name(request: pytest.FixtureRequest) -> str:
     """A topic name that no other test and no other run uses."""
     return _unique(request)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks or looks again does so at once."""
+    monkeypatch.setattr(ledger, "_ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(topics, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(state, "_PAUSE_S", 0.0)
 
 
 def _unique(request: pytest.FixtureRequest) -> str:

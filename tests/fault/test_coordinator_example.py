@@ -1,8 +1,14 @@
-"""The example of the README on a real broker: SIGKILL of workers and coordinator at every named step, and a zombie."""
+"""The example of the README on a real broker: SIGKILL of workers and coordinator at every named step, and a zombie.
 
+What a process does at a step, once, is an object that pickles: a file in a directory that all of them share remembers
+that it happened, and to whom.
+"""
+
+import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,9 +19,64 @@ from examples.coordinator import LICENSE, LINES_PER_COMMIT, Job, count_words, ru
 from statelog.schemas.key_groups import KeyType
 from statelog.storage.log.where import Where
 from tests.support.processes.starts import quick_start
-from tests.support.processes.step_hooks import DieOnce, StopOnce, coordinate, nothing
 from tests.support.rigs.log import UNSAFE, LogRig, real_rig
 from tests.support.services.broker import Broker
+
+
+def coordinate(job: Job) -> None:
+    """The coordinator's process: the example's, but its workers start quickly."""
+    example.__dict__["SPAWN"] = quick_start()  # Of another type, with the same methods.
+    example.coordinate(job)
+
+
+def nothing(_: str) -> None:
+    """Go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class DieOnce:
+    """SIGKILL for the first process at each of these steps."""
+
+    directory: Path
+    steps: tuple[str, ...]
+
+    def __call__(self, step: str) -> None:
+        """Die here, if nobody has yet."""
+        if step in self.steps and _is_first(self.directory / step.replace(": ", "-")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @property
+    def left(self) -> list[str]:
+        """The steps at which nobody died."""
+        return [step for step in self.steps if not (self.directory / step.replace(": ", "-")).exists()]
+
+
+@dataclass(frozen=True, slots=True)
+class StopOnce:
+    """SIGSTOP for the first process at a step; `note` names it then."""
+
+    note: Path
+    step: str
+
+    def __call__(self, step: str) -> None:
+        """Stand still here, if nobody has yet."""
+        if step == self.step and _is_first(self.note):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    @property
+    def pid(self) -> int:
+        """The process that stands still, or 0."""
+        return int(self.note.read_text() or 0) if self.note.exists() else 0
+
+
+def _is_first(note: Path) -> bool:
+    try:
+        with note.open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    return True
+
 
 BATCHES = 4
 DEATHS = (

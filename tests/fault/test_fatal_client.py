@@ -1,10 +1,12 @@
 """Producers that end by a fatal error of the client: typed from every call, settled, and the next life is exact."""
 
+import ctypes
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 
 from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
@@ -18,11 +20,25 @@ from statelog.storage.kafka.producer import ConfluentProducer
 from statelog.storage.store.fsspec import open_store
 from statelog.tables import Standby
 from statelog.testing.faults import Fate, ScriptedFaults
-from tests.support.faults.fatal_client import make_fatal
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.services.broker import Broker
+
+_OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+
+
+def make_fatal(producer: object) -> None:
+    """Put the client of a `ConfluentProducer` that has sent into its fatal state, as a lost tail does."""
+    native = vars(producer)["_native"]
+    assert isinstance(native, confluent_kafka.Producer)
+    libraries = Path(confluent_kafka.__file__).parent.with_name("confluent_kafka.libs")
+    (path,) = libraries.glob("librdkafka*.so*")
+    call = ctypes.CDLL(str(path)).rd_kafka_test_fatal_error
+    call.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p]
+    # The object's first field behind Python's own two is the client's handle.
+    handle = ctypes.c_void_p.from_address(id(native) + 2 * ctypes.sizeof(ctypes.c_void_p))
+    assert call(handle, _OUT_OF_ORDER_SEQUENCE_NUMBER, b"the tail of the log was lost") == 0
 
 
 class Remembering(ConfluentKafka):

@@ -1,15 +1,23 @@
-"""Requests that go to leaders are made by clients that know them: one that has to look corrupts its memory."""
+"""Requests that go to leaders are made by clients that know them: one that has to look corrupts its memory.
 
+`moved_coordinator` is a process that asks a group's coordinator which says that it is none: librdkafka's admin client
+would crash it. Its brokers are librdkafka's own mock cluster, made by C calls: Python has none.
+"""
+
+import ctypes
 import gc
+import sys
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
+import confluent_kafka
 import pytest
 from confluent_kafka import TopicPartition, admin
 
@@ -18,9 +26,48 @@ from statelog.storage.kafka import OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import HighWater
-from tests.support.processes.moved_coordinator import moved_coordinator
 from tests.support.processes.parts import output
 from tests.support.services.broker import Broker
+
+_PRODUCER, _OFFSET_FETCH, _NOT_COORDINATOR = 0, 9, 16
+_ANSWERS = 2
+
+
+def moved_coordinator() -> None:
+    """Write the text beside a group's offset, which the coordinator tells when it is asked for the third time."""
+    with _mock_cluster() as (library, cluster, bootstrap), closing(_kafka(bootstrap)) as kafka:
+        kafka.publish_offset("group", "topic", 0, 5, "text")
+        errors = (ctypes.c_int * _ANSWERS)(*[_NOT_COORDINATOR] * _ANSWERS)
+        library.rd_kafka_mock_push_request_errors_array(
+            cluster, ctypes.c_int16(_OFFSET_FETCH), ctypes.c_size_t(_ANSWERS), errors
+        )
+        sys.stdout.write(kafka.published("group", "topic", 0))
+
+
+@contextmanager
+def _mock_cluster() -> Iterator[tuple[ctypes.CDLL, ctypes.c_void_p, str]]:
+    library = ctypes.CDLL(str(_library()))
+    for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
+        getattr(library, name).restype = ctypes.c_void_p
+    library.rd_kafka_mock_cluster_bootstraps.restype = ctypes.c_char_p
+    error = ctypes.create_string_buffer(512)
+    conf = ctypes.c_void_p(library.rd_kafka_conf_new())
+    client = ctypes.c_void_p(library.rd_kafka_new(_PRODUCER, conf, error, ctypes.c_size_t(len(error))))
+    assert client, error.value
+    cluster = ctypes.c_void_p(library.rd_kafka_mock_cluster_new(client, 1))
+    library.rd_kafka_mock_topic_create(cluster, b"topic", 1, 1)
+    try:
+        yield library, cluster, library.rd_kafka_mock_cluster_bootstraps(cluster).decode()
+    finally:
+        library.rd_kafka_mock_cluster_destroy(cluster)
+        library.rd_kafka_destroy(client)
+
+
+def _library() -> Path:
+    """The librdkafka that the client brings along, which is loaded by now."""
+    (found,) = (Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs").glob("librdkafka*.so*")
+    return found
+
 
 T = TypeVar("T")
 _PARTITIONS = 4
@@ -77,8 +124,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[int, _Told]:
     return told
 
 
-def _kafka(broker: Broker) -> ConfluentKafka:
-    return ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}), seen=HighWater())
+def _kafka(bootstrap: str) -> ConfluentKafka:
+    return ConfluentKafka(client_config({"bootstrap.servers": bootstrap}), request_timeout_s=30.0, seen=HighWater())
 
 
 def _in_threads(call: Callable[[], T], count: int) -> list[T]:
@@ -90,13 +137,13 @@ def _in_threads(call: Callable[[], T], count: int) -> list[T]:
 def test_a_client_never_looks_for_leaders_itself(broker: Broker, topic_name: str, told: dict[int, _Told]) -> None:
     """Neither one that was just made, nor one that threads share, nor where there is no such topic or partition."""
     everywhere = range(_PARTITIONS)
-    with closing(_kafka(broker)) as kafka:
+    with closing(_kafka(broker.bootstrap)) as kafka:
         kafka.create_topic(TopicSpec(name=topic_name, partitions=_PARTITIONS, replication_factor=1))
     for _ in range(20):
-        with closing(_kafka(broker)) as kafka:
+        with closing(_kafka(broker.bootstrap)) as kafka:
             answers = _in_threads(partial(kafka.offsets, topic_name, everywhere), 3)
             assert answers == [dict.fromkeys(everywhere, OffsetRange(0, 0))] * 3
-    with closing(_kafka(broker)) as kafka:
+    with closing(_kafka(broker.bootstrap)) as kafka:
         assert kafka.delete_records(topic_name, dict.fromkeys(everywhere, 0)) == dict.fromkeys(everywhere, 0)
         with pytest.raises(NotFound):
             kafka.offsets(topic_name, [_PARTITIONS])
@@ -112,7 +159,7 @@ def test_a_client_that_just_described_a_topic_is_not_asked_again(
     broker: Broker, topic_name: str, told: dict[int, _Told]
 ) -> None:
     """To know the leaders costs no question where the topic was described anyway, as at every open; later it does."""
-    with closing(_kafka(broker)) as kafka:
+    with closing(_kafka(broker.bootstrap)) as kafka:
         kafka.create_topic(TopicSpec(name=topic_name, partitions=_PARTITIONS, replication_factor=1))
     told.clear()
     now_s = 0.0
@@ -141,7 +188,7 @@ def test_a_client_that_looked_for_a_coordinator_is_not_kept(
         return original(client, requests, **options)
 
     monkeypatch.setattr(admin.AdminClient, "alter_consumer_group_offsets", watched)
-    with closing(_kafka(broker)) as kafka:
+    with closing(_kafka(broker.bootstrap)) as kafka:
         kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
         for _ in range(2):
             kafka.publish_offset(f"{topic_name}.group", topic_name, 0, 0)

@@ -1,4 +1,4 @@
-"""The oracle of a play on a cluster: the one history that the journals allow, and all that was seen, against it. Pure.
+"""The judge of a play on a cluster: the one history that the journals allow, and all that was seen, against it. Pure.
 
 Each opening of a writer says which commit it found last. So the lives of a name form a chain: what lies between two
 openings was committed by the first of them, each commit by an attempt that is in its journal. That gives history
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from tests.sim.cluster.story import PARTITIONS_OF, Attempt, State, changes_of
+from tests.sim.cluster.stage import PARTITIONS_OF, Attempt, State, changes_of
 
 __all__ = ["Committed", "History", "Sighting", "judge"]
 

@@ -1,7 +1,7 @@
-"""What the actors on a cluster write: endless sources of changes by name and position, and digests of what they make.
+"""What all on a cluster share: the sources of what they write, digests of states, journals, and the stage.
 
 A value names the life that wrote it, so a commit that is doubled, torn or of a fenced life shows in the state. Every
-commit also puts a mark of its own, a key that no other commit writes. Pure.
+commit also puts a mark of its own, a key that no other commit writes.
 
 Invariants: what a commit holds follows from its `Attempt` alone; names share no key and no partition.
 """
@@ -18,16 +18,22 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest
 
+from statelog.errors import StatelogError, Unavailable
 from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
 
 __all__ = [
     "JOB",
     "KEY_GROUPS",
     "PARTITIONS",
     "PARTITIONS_OF",
+    "PAUSE_S",
     "Attempt",
     "Board",
     "Journal",
+    "Part",
+    "Stage",
     "State",
     "changes_of",
     "entries",
@@ -160,3 +166,67 @@ def _placed(writer: str, stem: str) -> bytes:
 
 def _hash(key: bytes, value: bytes) -> int:
     return xxh3_64_intdigest(b"%d:%b%b" % (len(key), key, value))
+
+
+PAUSE_S = 0.3
+_IMPATIENT = {"socket.timeout.ms": "3000", "message.timeout.ms": "6000"}
+"""Half of the lives run with these, so that outcomes stay unknown and have to be settled; the others with defaults."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Where everything is: the log, its cluster, its root, and the directory of journals and letters."""
+
+    log: str
+    bootstrap: str
+    root: str
+    directory: Path
+
+    def kafka(self, life: int) -> dict[str, str]:
+        """The client's settings for one life."""
+        return {"bootstrap.servers": self.bootstrap, **(_IMPATIENT if life % 2 else {})}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the actors are to end."""
+        return self.curtain.exists()
+
+    @property
+    def curtain(self) -> Path:
+        """The file whose existence ends the play."""
+        return self.directory / "curtain"
+
+    @property
+    def mail(self) -> Path:
+        """Where a coordinator and its tasks leave letters and answers."""
+        return self.directory / "mail"
+
+    @property
+    def board(self) -> Board:
+        """What was acknowledged to anybody."""
+        return Board(self.directory / "board")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What an actor needs to play: its name, which of its lives this is, and its journal."""
+
+    stage: Stage
+    name: str
+    life: int
+    journal: Journal
+
+    def open(self) -> Log:
+        """The log, once Kafka answers."""
+        while True:
+            try:
+                return Log.open(self.stage.log, Where(self.stage.kafka(self.life), self.stage.root))
+            except Unavailable as error:
+                if self.stage.is_over:
+                    raise
+                self.failed(error)
+
+    def failed(self, error: StatelogError) -> None:
+        """Note an error after which one tries again, and wait a little."""
+        self.journal.note("error", kind=type(error).__name__, text=str(error))
+        time.sleep(PAUSE_S)

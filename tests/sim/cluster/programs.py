@@ -1,26 +1,42 @@
-"""Those who write on a cluster, as README and `examples/coordinator.py` do: writers, a coordinator, and its tasks.
+"""The programs on a cluster, as README and `examples/coordinator.py` have them: writers, a coordinator, and its tasks;
+readers that recover over and over, and a follower that keeps the state warm.
 
-Each opens, restores its key groups, resumes at its last commit, and opens again after an error that says so.
+Who writes opens, restores its key groups, resumes at its last commit, and opens again after an error that says so.
 """
 
 import pickle
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from statelog.errors import NotFound, Unavailable
 from statelog.pending import Pending
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
-from statelog.recovery import recover
+from statelog.recovery import AtPosition, Cursor, Portion, recover
+from statelog.recovery.run_opener import CacheSettings
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
-from tests.sim.cluster.part import Part, Stage
-from tests.sim.cluster.story import JOB, PARTITIONS_OF, Attempt, State, changes_of, partition_of_key
+from tests.sim.cluster.stage import (
+    JOB,
+    PARTITIONS_OF,
+    PAUSE_S,
+    Attempt,
+    Part,
+    Stage,
+    State,
+    changes_of,
+    owner_of,
+    partition_of_key,
+)
 from tests.sim.world import AGAIN
 
-__all__ = ["coordinate", "serve", "write"]
+__all__ = ["coordinate", "follow", "read", "serve", "write"]
 
 _PATIENCE_S = 4.0
 
@@ -36,57 +52,57 @@ class Letter(NamedTuple):
 
 def write(part: Part) -> None:
     """A writer of its own partitions."""
-    opening = 0
-    with part.open() as log:
-        while not part.stage.is_over:
-            opening += 1
-            try:
-                with Writer(log, part.name, partitions=PARTITIONS_OF[part.name]) as writer:
-                    life = _opened(part, opening, writer.grant.epoch, writer.last_commit)
-                    _restore(part, log, life)
-                    source = _Source(part, life, writer.last_commit)
-                    while not part.stage.is_over:
-                        _commit_two(writer, source) if source.chance.random() < 0.2 else _commit_one(writer, source)
-            except AGAIN as error:
-                part.failed(error)
+
+    def live(log: Log, opening: int) -> None:
+        with Writer(log, part.name, partitions=PARTITIONS_OF[part.name]) as writer:
+            source = _begin(part, log, opening, writer)
+            while not part.stage.is_over:
+                _commit_two(writer, source) if source.chance.random() < 0.2 else _commit_one(writer, source)
+
+    _live_on(part, live)
 
 
 def coordinate(part: Part) -> None:
     """A coordinator, whose tasks are actors, too: one that does not answer is asked again, in a new slot."""
-    opening = 0
+
+    def live(log: Log, opening: int) -> None:
+        with Coordinator(log, part.name, partitions=PARTITIONS_OF[part.name]) as coordinator:
+            source, desk = _begin(part, log, opening, coordinator), _Desk(part, coordinator)
+            while not part.stage.is_over:
+                attempt = source.next()
+                source.told(attempt, desk.commit(attempt))
+
+    _live_on(part, live)
+
+
+def _live_on(part: Part, live: Callable[[Log, int], None]) -> None:
+    """Open, and open again after an error that says so; each opening has its number."""
     with part.open() as log:
-        while not part.stage.is_over:
-            opening += 1
+        for opening in count(1):
+            if part.stage.is_over:
+                return
             try:
-                with Coordinator(log, part.name, partitions=PARTITIONS_OF[part.name]) as coordinator:
-                    life = _opened(part, opening, coordinator.grant.epoch, coordinator.last_commit)
-                    _restore(part, log, life)
-                    source = _Source(part, life, coordinator.last_commit)
-                    desk = _Desk(part, coordinator)
-                    while not part.stage.is_over:
-                        attempt = source.next()
-                        source.told(attempt, desk.commit(attempt))
+                live(log, opening)
             except AGAIN as error:
                 part.failed(error)
 
 
-def _opened(part: Part, opening: int, epoch: int, last: LastCommit | None) -> str:
-    """Note what an opener found; returns the name of its life, which its values carry."""
-    life = f"{part.life}.{opening}"
+def _begin(part: Part, log: Log, opening: int, owner: Writer | Coordinator) -> "_Source":
+    """Note what an opener found; then recover: what is read after an Open is final for these partitions. The values of
+    this life carry its name.
+    """
+    life, last = f"{part.life}.{opening}", owner.last_commit
     found: Mapping[str, object] = {} if last is None else {"metadata": dict(last.metadata), "offset": last.offset}
-    part.journal.note("opened", life=life, epoch=epoch, checkpoint=last.checkpoint.id if last else 0, **found)
-    return life
-
-
-def _restore(part: Part, log: Log, life: str) -> None:
-    """Open first, then recover: what is read is final for these partitions."""
-    key_groups = log.descriptor.key_groups_in(PARTITIONS_OF[part.name])
-    recovery = recover(log, key_groups=key_groups)
-    state = State(recovery.to_dict().items())
-    last = recovery.last_commit(part.name)
     part.journal.note(
-        "restored", life=life, checkpoint=last.checkpoint.id if last else 0, digest=state.digests[part.name]
+        "opened", life=life, epoch=owner.grant.epoch, checkpoint=last.checkpoint.id if last else 0, **found
     )
+    recovery = recover(log, key_groups=log.descriptor.key_groups_in(PARTITIONS_OF[part.name]))
+    state = State(recovery.to_dict().items())
+    restored = recovery.last_commit(part.name)
+    part.journal.note(
+        "restored", life=life, checkpoint=restored.checkpoint.id if restored else 0, digest=state.digests[part.name]
+    )
+    return _Source(part, life, last)
 
 
 class _Source:
@@ -227,3 +243,99 @@ def _post(path: Path, data: bytes) -> None:
     fresh = path.with_suffix(".new")
     fresh.write_bytes(data)
     fresh.replace(path)
+
+
+def read(part: Part) -> None:
+    """A reader of the newest state on one open log, now and then of a moment ago; every other one has a cache."""
+    chance = random.Random(f"{part.name} {part.life}")
+    cache = CacheSettings(directory=part.stage.directory / "cache")
+    settings = RecoverySettings(cache=cache) if part.name.endswith("1") else RecoverySettings()
+    past = 0
+    with part.open() as log:
+        while not part.stage.is_over:
+            try:
+                past = _read_newest(part, log, settings)
+                if chance.random() < 0.2:
+                    time.sleep(PAUSE_S)
+                    _read_at(part, log, settings, past)
+            except Unavailable as error:
+                part.failed(error)
+            else:
+                time.sleep(PAUSE_S)
+
+
+def _read_newest(part: Part, log: Log, settings: RecoverySettings) -> int:
+    """Everything that anybody was told of before is in it. Returns its position."""
+    begun_at, floor = time.monotonic(), part.stage.board.acknowledged()
+    recovery = recover(log, at_least=floor, settings=settings)
+    state = State(recovery.to_dict().items())
+    part.journal.note("read", begun_at=begun_at, floor=floor, position=recovery.position, digest=state.digest)
+    return recovery.position
+
+
+def _read_at(part: Part, log: Log, settings: RecoverySettings, position: int) -> None:
+    """A state of a moment ago, if it is still retained."""
+    try:
+        state = State(recover(log, at=AtPosition(position), settings=settings).to_dict().items())
+    except NotFound:
+        return
+    part.journal.note("revisited", position=position, digest=state.digest)
+
+
+class _Follower:
+    """A state that is kept warm, and a sharp eye for marks that come twice."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._state = State()
+        self._known: set[bytes] = set()
+        self._fresh: list[bytes] = []
+        self.cursor: Cursor | None = None
+
+    def begin_anew(self) -> None:
+        """The log does not hold what would be resumed any more."""
+        self._state, self.cursor = State(), None
+        self._known.clear()
+        self._fresh.clear()
+
+    def apply(self, portion: Portion) -> None:
+        """Apply a portion; at the state of a position, note it."""
+        columns = (portion.changes.column(name).to_pylist() for name in ("op", "key", "value"))
+        for op, key, value in zip(*columns, strict=True):
+            self._state.change(key, None if op == DELETE else value)
+            if key.startswith(owner_of(key).encode() + b"/c"):
+                self._fresh.append(key)
+        self.cursor = portion.cursor
+        if portion.cursor.is_complete:
+            doubled = [key.decode() for key in self._fresh if key in self._known]
+            self._known.update(self._fresh)
+            self._fresh.clear()
+            self._part.journal.note(
+                "followed", position=portion.cursor.position, digest=self._state.digest, doubled=doubled
+            )
+
+    def resumed(self) -> None:
+        """A commit that was applied in part is applied again from its first change."""
+        if self.cursor is not None and self.cursor.applied.has_state:
+            self._fresh.clear()
+
+
+def follow(part: Part) -> None:
+    """A follower: resumes after Unavailable, and begins anew where the log tells it to."""
+    follower = _Follower(part)
+    with part.open() as log:
+        while not part.stage.is_over:
+            follower.resumed()
+            try:
+                with recover(log, resume=follower.cursor).follow(poll_s=0.1) as stream:
+                    while not part.stage.is_over and not stream.has_ended:
+                        portion = stream.take(timeout_s=0.5)
+                        if portion is not None:
+                            follower.apply(portion)
+            except Unavailable as error:
+                part.failed(error)
+            except NotFound as error:
+                if follower.cursor is None:
+                    raise
+                part.failed(error)
+                follower.begin_anew()

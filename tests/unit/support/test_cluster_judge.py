@@ -1,12 +1,12 @@
-"""The oracle of the cluster's plays notices each kind of wrong, and finds nothing in what is right."""
+"""The judge of the cluster's plays notices each kind of wrong, and finds nothing in what is right."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.sim.cluster.oracle import Sighting, judge
-from tests.sim.cluster.story import PARTITIONS_OF, Attempt, State, changes_of, mark_of, owner_of, partition_of_key
+from tests.sim.cluster.judge import Sighting, judge
+from tests.sim.cluster.stage import PARTITIONS_OF, Attempt, State, changes_of, mark_of, owner_of, partition_of_key
 
 Entry = dict[str, Any]
 
