@@ -41,7 +41,7 @@ class Twins:
         return [(f"{name}{suffix}", p) for name in ("log", "table") for suffix, p in (("", 0), ("", 1), (".ledger", 0))]
 
     def _end(self, topic: str, partition: int) -> int:
-        return self.log.cluster.available(topic, partition).end
+        return self.log.cluster.log(topic, partition).end
 
     def _lose(self, loss: Loss, topic: str, partition: int, end: int) -> None:
         is_data = not topic.endswith(".ledger")
@@ -75,7 +75,7 @@ def test_a_worker_ends_on_a_log_that_lost_what_it_committed(junk: int) -> None:
             WORK.step(table, int(message.value() or b""))
             worker.commit()
     cluster = world.rig.cluster
-    cluster.lose_tail("log.ledger", 0, cluster.available("log.ledger", 0).end - 5)
+    cluster.lose_tail("log.ledger", 0, cluster.log("log.ledger", 0).end - 5)
     with world.rig.open() as log, closing(log.kafka.producer()) as producer:
         append_all(producer, log.ledger_topic, 0, b"junk", junk)
     processed = 0

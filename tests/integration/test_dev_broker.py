@@ -29,12 +29,13 @@ def test_two_starts_at_once_give_one_broker(settings: DevSettings) -> None:
         assert first.pid == second.pid
         assert {first.was_running, second.was_running} == {True, False}
         seen = status(settings)
-        assert (seen.ready, seen.bootstrap, seen.pid) == (True, first.bootstrap, first.pid)
+        assert (seen.reason, seen.bootstrap, seen.pid) == ("", first.bootstrap, first.pid)
     finally:
         stopped = stop(settings)
     assert stopped
+    assert first.pid is not None
     assert process.identify(first.pid) is None
-    assert not status(settings).running
+    assert status(settings).pid is None
     assert not stop(settings)
 
 
@@ -45,7 +46,7 @@ def test_a_killed_broker_is_started_again(settings: DevSettings) -> None:
         running = dev.read_running(settings.directory)
         assert running is not None
         process.kill(running.process_id)
-        assert not status(settings).running
+        assert status(settings).pid is None
         second = start(settings)
         assert not second.was_running
         assert second.pid != first.pid

@@ -110,7 +110,7 @@ def test_who_remembers_is_told_until_a_person_accepts(
     end = max(1, known.place.position - lost)
     cluster.lose_tail("log.ledger", 0, end)
     for partition, count in enumerate(data_lost):
-        there = cluster.available("log", partition)
+        there = cluster.log("log", partition)
         cluster.lose_tail("log", partition, max(_committed(rig, end).get(partition, 0), there.end - count))
     for kind in appends:
         _append(rig, kind)

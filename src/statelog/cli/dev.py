@@ -54,7 +54,7 @@ def start_command(port: int | None, heap_mb: int, directory: Path | None, as_jso
     )
     output.report(Report("development broker", facts))
     if not as_json:
-        output.line(f"\n{_instructions(broker.bootstrap, root)}")
+        output.line(f"\n{_instructions(str(broker.bootstrap), root)}")
 
 
 @command.command("stop", help="Stop the broker. Its data stays.")
@@ -71,8 +71,8 @@ def status_command(directory: Path | None, as_json: bool) -> None:
     """Show the broker."""
     found = status(_settings(directory))
     facts = (
-        Fact("running", found.running),
-        Fact("ready", found.ready),
+        Fact("running", found.pid is not None),
+        Fact("ready", not found.reason),
         Fact("bootstrap", found.bootstrap),
         Fact("pid", found.pid),
         Fact("kafka_version", found.kafka_version),
@@ -80,9 +80,9 @@ def status_command(directory: Path | None, as_json: bool) -> None:
         Fact("log", str(found.log_path)),
     )
     Output(as_json=as_json).report(Report("development broker", facts))
-    if not found.running:
+    if found.pid is None:
         raise NotFound("the development broker is not started", hint="Start it: statelog dev start")
-    if not found.ready:
+    if found.reason:
         raise BrokerUnavailable("the development broker is not ready", reason=found.reason, log=str(found.log_path))
 
 

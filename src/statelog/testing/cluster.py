@@ -9,7 +9,7 @@ through `lose_tail` and `recreate_topic`, which are the accidents that make them
 import bisect
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from statelog.errors import AlreadyExists, BrokerUnavailable, NotFound
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
@@ -42,6 +42,12 @@ _DEFAULT_TOPIC_CONFIG = {
 _BY_BROKER = "LogAppendTime"
 _UNKNOWN = DeliveryStatus.UNKNOWN
 _FATAL = frozenset({Fate.FATAL, Fate.FATAL_APPENDED})
+_APPENDED_BUT = {
+    Fate.APPEND_UNANSWERED: "_MSG_TIMED_OUT: the answer was lost",
+    Fate.FATAL_APPENDED: "_FATAL: the client gave up",
+    Fate.ACK_WITHOUT_OFFSET: "acknowledged without an offset",
+}
+"""What their sender is told instead of the offset."""
 _ALWAYS = frozenset({AnswerKind.TRUE, AnswerKind.LOST})
 _ANSWERS = {
     "offsets": _ALWAYS | {AnswerKind.OLD, AnswerKind.HALF},
@@ -332,12 +338,7 @@ class MemoryCluster:
             self.log(topic, 0)
             spec = self._topics[topic].spec
             self.delete(topic)
-            changed = {**spec.config, **(config or {})}
-            self.create(
-                TopicSpec(
-                    name=topic, partitions=spec.partitions, replication_factor=spec.replication_factor, config=changed
-                )
-            )
+            self.create(replace(spec, config={**spec.config, **(config or {})}))
 
     def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
         """An operator changes settings of a topic."""
@@ -345,12 +346,7 @@ class MemoryCluster:
             self.log(topic, 0)
             self._remember(topic)
             found = self._topics[topic]
-            found.spec = TopicSpec(
-                name=topic,
-                partitions=found.spec.partitions,
-                replication_factor=found.spec.replication_factor,
-                config={**found.spec.config, **config},
-            )
+            found.spec = replace(found.spec, config={**found.spec.config, **config})
 
     def add_partitions(self, topic: str, count: int) -> None:
         """An operator adds partitions."""
@@ -360,11 +356,6 @@ class MemoryCluster:
             self._topics[topic].logs.extend(PartitionLog() for _ in range(count))
 
     # ---- inside
-
-    def available(self, topic: str, partition: int) -> OffsetRange:
-        """Log start and log end. Raises NotFound."""
-        log = self.log(topic, partition)
-        return OffsetRange(log.start, log.end)
 
     def _remember(self, topic: str) -> None:
         self._past.setdefault(topic, []).append(self.describe(topic))
@@ -382,28 +373,17 @@ class MemoryCluster:
         log = self._find(attempt.topic, attempt.partition)
         if log is None:
             outcome = Delivery(_UNKNOWN, -1, "_UNKNOWN_PARTITION: no such topic or partition")
-        elif len(attempt.value) + _RECORD_OVERHEAD_BYTES > self._max_bytes(attempt.topic):
+        elif len(attempt.value) + _RECORD_OVERHEAD_BYTES > int(self._setting(attempt.topic, "max.message.bytes")):
             outcome = classify_delivery(attempt.topic, "MSG_SIZE_TOO_LARGE", "Broker: Message size too large", None)
-        elif sending.fate is Fate.APPEND_UNANSWERED:
-            self._stamp(attempt, log)
-            outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: the answer was lost")
-        elif sending.fate is Fate.FATAL_APPENDED:
-            self._stamp(attempt, log)
-            outcome = Delivery(_UNKNOWN, -1, "_FATAL: the client gave up")
-        elif sending.fate is Fate.ACK_WITHOUT_OFFSET:
-            self._stamp(attempt, log)
-            outcome = Delivery(_UNKNOWN, -1, "acknowledged without an offset")
         else:
-            outcome = Delivery(DeliveryStatus.OK, self._stamp(attempt, log), "")
+            offset, lost = self._stamp(attempt, log), _APPENDED_BUT.get(sending.fate)
+            outcome = Delivery(DeliveryStatus.OK, offset, "") if lost is None else Delivery(_UNKNOWN, -1, lost)
         if sending.outcome is None:
             sending.outcome = outcome
 
     def _stamp(self, attempt: SendAttempt, log: PartitionLog) -> int:
         is_stamped = self._clock is not None and self._setting(attempt.topic, "message.timestamp.type") == _BY_BROKER
         return log.append(attempt.value, int(self._clock() * 1000) if self._clock and is_stamped else -1)
-
-    def _max_bytes(self, topic: str) -> int:
-        return int(self._setting(topic, "max.message.bytes"))
 
     def _setting(self, topic: str, name: str) -> str:
         return {**_DEFAULT_TOPIC_CONFIG, **self._topics[topic].spec.config}[name]

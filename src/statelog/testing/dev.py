@@ -23,7 +23,6 @@ __all__ = [
     "DEFAULT_PORT",
     "DevBroker",
     "DevSettings",
-    "DevStatus",
     "RunningBroker",
     "forget",
     "note_running",
@@ -61,28 +60,18 @@ class DevSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevBroker:
-    """A development broker that takes records. `was_running` says that start had nothing to do."""
+    """The development broker as it is now; without one `bootstrap` and `pid` are None.
 
-    bootstrap: str
-    pid: int
-    kafka_version: str
-    directory: Path
-    log_path: Path
-    was_running: bool
+    It takes records if there is no `reason` why not. `was_running` says that a start had nothing to do.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevStatus:
-    """What there is now. `ready` says that a record was just accepted; `reason` why not. No broker: None, not ready."""
-
-    running: bool
-    ready: bool
-    reason: str
     bootstrap: str | None
     pid: int | None
     kafka_version: str
     directory: Path
     log_path: Path
+    reason: str = ""
+    was_running: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,20 +115,24 @@ def stop(settings: DevSettings) -> bool:
         return running is not None
 
 
-def status(settings: DevSettings, *, probe_timeout_s: float = 3.0) -> DevStatus:
+def status(settings: DevSettings, *, probe_timeout_s: float = 3.0) -> DevBroker:
     """Look at the broker without changing anything, but for one record in its probe topic. Waits for no lock."""
     running = read_running(settings.directory)
-    bootstrap = None if running is None else _bootstrap(running.port)
-    reason = "not started" if bootstrap is None else produce_probe(bootstrap, probe_timeout_s)
-    return DevStatus(
-        running=running is not None,
-        ready=not reason,
-        reason=reason,
-        bootstrap=bootstrap,
+    reason = "not started" if running is None else produce_probe(_bootstrap(running.port), probe_timeout_s)
+    return _described(settings, running, reason=reason)
+
+
+def _described(
+    settings: DevSettings, running: RunningBroker | None, *, reason: str = "", was_running: bool = True
+) -> DevBroker:
+    return DevBroker(
+        bootstrap=None if running is None else _bootstrap(running.port),
         pid=None if running is None else running.pid,
         kafka_version=KAFKA_VERSION if running is None else running.kafka_version,
         directory=settings.directory,
         log_path=_broker_directory(settings) / "broker.log",
+        reason=reason,
+        was_running=was_running,
     )
 
 
@@ -151,14 +144,7 @@ def _found(settings: DevSettings, running: RunningBroker) -> DevBroker:
             running_port=running.port,
             asked_port=settings.port,
         )
-    return DevBroker(
-        bootstrap=_bootstrap(running.port),
-        pid=running.pid,
-        kafka_version=running.kafka_version,
-        directory=settings.directory,
-        log_path=_broker_directory(settings) / "broker.log",
-        was_running=True,
-    )
+    return _described(settings, running)
 
 
 def _start_new(settings: DevSettings, on_step: Callable[[str], None]) -> DevBroker:
@@ -170,23 +156,15 @@ def _start_new(settings: DevSettings, on_step: Callable[[str], None]) -> DevBrok
         jars_directory=settings.directory,
         start_timeout_s=settings.start_timeout_s,
         on_step=on_step,
-        on_spawn=lambda spawned: _note(settings, spawned, port),
+        # Noted before it is ready, so that a start that is interrupted leaves a broker that stop can find.
+        on_spawn=lambda spawned: note_running(settings.directory, _running(spawned, port)),
     )
     broker.start()
-    return DevBroker(
-        bootstrap=broker.bootstrap,
-        pid=broker.process.pid,
-        kafka_version=broker.version,
-        directory=settings.directory,
-        log_path=broker.log_path,
-        was_running=False,
-    )
+    return _described(settings, _running(broker.process, port), was_running=False)
 
 
-def _note(settings: DevSettings, spawned: process.ProcessId, port: int) -> None:
-    """Noted before it is ready, so that a start that is interrupted leaves a broker that stop can find."""
-    running = RunningBroker(pid=spawned.pid, process_started=spawned.started, port=port, kafka_version=KAFKA_VERSION)
-    note_running(settings.directory, running)
+def _running(spawned: process.ProcessId, port: int) -> RunningBroker:
+    return RunningBroker(pid=spawned.pid, process_started=spawned.started, port=port, kafka_version=KAFKA_VERSION)
 
 
 def _usable_port(wanted: int | None) -> int:

@@ -386,7 +386,8 @@ class MemoryReader:
 
     def _check(self, partition: int, wanted: OffsetRange) -> None:
         self._cluster.check_up()
-        check_range(self._topic, partition, wanted, self._cluster.available(self._topic, partition))
+        log = self._cluster.log(self._topic, partition)
+        check_range(self._topic, partition, wanted, OffsetRange(log.start, log.end))
 
     def _step(self, partition: int, left: dict[int, OffsetRange]) -> Record | None:
         """The next record of a partition, or None at its end; asked anew each time, since the log may change."""

@@ -238,7 +238,7 @@ def test_status_and_stop_without_a_broker(tmp_path: Path) -> None:
     settings = DevSettings(directory=tmp_path / "none")
     assert not dev.stop(settings)
     seen = dev.status(settings)
-    assert (seen.running, seen.ready, seen.bootstrap, seen.pid) == (False, False, None, None)
+    assert (seen.reason, seen.bootstrap, seen.pid) == ("not started", None, None)
     assert not settings.directory.exists()
 
 
