@@ -16,9 +16,9 @@ from statelog.errors import StatelogError
 from statelog.materializer import run_round
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.roll_up import CRASH_POINTS
+from statelog.testing import Crash
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.store import Fault
-from tests.sim.actors import Crash
 from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 

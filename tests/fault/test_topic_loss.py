@@ -32,9 +32,9 @@ from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import TopicFate, TopicLoss, accept_data_loss
 from statelog.storage.log.where import Where
+from statelog.testing import Crash
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
-from tests.sim.actors import Crash
 from tests.support.rigs.log import TwinLog, settings_for
 from tests.support.rigs.lost_topics import BOTH, KEPT, accept, anew, gone, made
 

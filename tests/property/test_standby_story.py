@@ -20,7 +20,7 @@ import statelog
 from statelog.errors import ClosedError, Fenced, StatelogError
 from statelog.recovery import RecoverySettings
 from statelog.tables import Standby, Table, TableSettings
-from tests.sim.actors import Crash
+from statelog.testing import Crash
 from tests.sim.judge import InputJudge
 from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.plays.table import INPUT, MADE

@@ -8,16 +8,13 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from statelog.storage.kafka import OffsetRange, Record
+from statelog.testing import Crash
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
 
-__all__ = ["Actor", "Crash", "SteppedKafka", "Stepper"]
+__all__ = ["Actor", "SteppedKafka", "Stepper"]
 
 _DEADLINE_S = 60.0
-
-
-class Crash(BaseException):
-    """The process dies here. Not an Exception, so that nothing takes it for a failure and goes on."""
 
 
 class Actor:

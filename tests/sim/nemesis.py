@@ -14,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from statelog.testing import Crash
 from statelog.testing.faults import (
     HALF,
     LOST,
@@ -27,7 +28,6 @@ from statelog.testing.faults import (
     old,
 )
 from statelog.testing.store import Fault
-from tests.sim.actors import Crash
 
 __all__ = ["Kind", "Nemesis", "Operation"]
 

@@ -23,9 +23,10 @@ from statelog.recovery.cursor import Cursor
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.tables import TableSettings
+from statelog.testing import Crash
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
-from tests.sim.actors import Crash, SteppedKafka, Stepper
+from tests.sim.actors import SteppedKafka, Stepper
 from tests.sim.nemesis import Nemesis
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 from tests.support.told import lines

@@ -23,7 +23,7 @@ from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import KeyType, key_group_of, partition_of, share
 from statelog.schemas.ledger.state import LastCommit
-from tests.sim.actors import Crash
+from statelog.testing import Crash
 from tests.support.rigs.log import TwinLog, settings_for
 
 __all__ = ["KEY_GROUPS", "PARTITIONS", "Care", "RescaleWorld", "Worker", "first_key"]

@@ -26,7 +26,7 @@ from statelog.spark.stream_reader import part_rows, parts_of
 from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import list_subscriptions
 from statelog.storage.log.log import Log
-from tests.sim.actors import Crash
+from statelog.testing import Crash
 from tests.support.rigs.log import TwinLog, settings_for
 
 Rows = list[dict[str, Any]]
