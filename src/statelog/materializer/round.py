@@ -88,7 +88,7 @@ class Round:
         self._started_s = environment.wall_clock()
 
     def run(self) -> RoundOutcome:
-        """Run it to its end, once. Raises as `run_round` does, and RoundGivenUp."""
+        """Run it to its end, once. Raises what `run_round` names, and RoundGivenUp."""
         try:
             return self._roll_up_newest()
         except Damaged:

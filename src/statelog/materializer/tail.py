@@ -134,7 +134,7 @@ class TailGauge:
 
 
 def tail_now(log: Log) -> Tail:
-    """The whole tail up to the ledger's end at this moment. Raises as a look does.
+    """The whole tail up to the ledger's end at this moment. Raises OffsetGone, Damaged, Unavailable.
 
     It reads the ledger, and what chunks that no commit lists say of it:
 

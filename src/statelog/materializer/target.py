@@ -104,7 +104,9 @@ def check_ledger(log: Log, newest: Manifest | None) -> None:
 
 
 def check_data(log: Log, newest: Manifest | None, target: LedgerState) -> None:
-    """Before data is read, with what was accepted up to `target`. Raises as `check_ledger` does."""
+    """Before data is read, with what was accepted up to `target`. Raises OffsetGone, BeyondEnd,
+    AnchorMismatch, BrokerUnavailable.
+    """
     needed = newest.next_offsets if newest else {}
     there = log.data_offsets(at_least=not_given_up(target.accepted, needed))
     for partition, held in there.items():

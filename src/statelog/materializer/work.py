@@ -92,7 +92,8 @@ def delta_tables(
 ) -> Iterator[pa.Table]:
     """Sorted tables with the last change of every key of the plan, values in the converter's schema.
 
-    `drop_deletes` leaves deletes out: only right where no older run exists. Raises as `storage.replay.replay` does.
+    `drop_deletes` leaves deletes out: only right where no older run exists. Raises Damaged,
+    OffsetGone, BrokerUnavailable.
     """
     reader = log.kafka.reader(log.data_topic)
     try:

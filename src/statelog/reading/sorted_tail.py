@@ -145,7 +145,9 @@ class SortedTail(Closing):
             self._fold()
 
     def finish(self) -> None:
-        """That was all: what is on disk becomes as few streams as one merge may read. Raises as `add`."""
+        """That was all: what is on disk becomes as few streams as one merge may read. Raises StorageFull,
+        StoreUnavailable, ClosedError.
+        """
         while len(self._spilled) > (most := self._fan_in(self._spilled)):
             self._merge_last(most)
 

@@ -151,7 +151,7 @@ class PlanReader:
         return sorted_tail(self._settings, self.environment.open_spill_file)
 
     def fill(self, tail: SortedTail) -> None:
-        """Read the tail whole, and verify it. Raises as `merged`."""
+        """Read the tail whole, and verify it. Raises StorageFull, Damaged, OffsetGone, Unavailable."""
 
         def read() -> None:
             self._read_tail(tail)

@@ -81,7 +81,7 @@ class RunOpener:
             _warn(error)
 
     def open(self, run: RunFile) -> AbstractContextManager[BinaryIO]:
-        """A seekable reader. Raises NotFound, StoreUnavailable, and as `hold`.
+        """A seekable reader. Raises NotFound, StoreUnavailable, ConfigError.
 
         From any thread. One that comes after `close` reads from the store, so that it joins nothing behind its owner.
         """

@@ -59,7 +59,9 @@ class RunHandles:
             self._put_back(reader)
 
     def key_bounds(self) -> list[KeyBounds | None]:
-        """The bounds of the keys of each row group, as the verified footer has them. Raises as `row_groups`."""
+        """The bounds of the keys of each row group, as the verified footer has them. Raises CorruptRun, NotFound,
+        StoreUnavailable, ClosedError.
+        """
         reader = self._take()
         try:
             return reader.key_bounds()

@@ -65,7 +65,7 @@ def committed_chunks(
     clock: Callable[[], float],
 ) -> Generator[CommittedChunk]:
     """The chunks that a plan lists, with their wanted changes in the target's value schema, in offset order within a
-    partition. Errors as for `storage.replay.replay`.
+    partition. Raises Damaged, OffsetGone, BrokerUnavailable, IncompatibleSchema.
 
     A broker that is away for less than `stall_timeout_s` is waited for, and so is a store that has to be asked for a
     value schema while the lease stands.
@@ -151,7 +151,7 @@ class RetryingReader:
         self._pause = pause
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Yield every record of `ranges`. Raises as the port says; BrokerUnavailable once the window is over."""
+        """Yield every record of `ranges`. Raises OffsetGone, and BrokerUnavailable once the window is over."""
         next_offsets = {partition: wanted.start for partition, wanted in ranges.items()}
         ask_anew = self._retries.ask_anew
         while True:

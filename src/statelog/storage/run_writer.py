@@ -223,7 +223,8 @@ def write_cut(
     tables: Iterable[pa.Table], new_writer: Callable[[], RunWriter], cuts: Cuts, key_groups: range
 ) -> list[tuple[range, WrittenRun]]:
     """Write sorted tables, whose rows lie within `key_groups`, as one run or as several where they are cut, each with
-    the key groups that it covers. Errors as for RunWriter.
+    the key groups that it covers. Raises CorruptRun, StorageFull,
+    StoreUnavailable.
     """
     cut = _CutRuns(new_writer, cuts, key_groups.start)
     try:

@@ -202,7 +202,7 @@ class LocalCopyReader:
             places.sort(key=attrgetter("offset"))
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Yield the chunks of the plan that lie in `ranges`, by offset within a partition. Raises as `elsewhere`."""
+        """Yield the chunks of the plan that lie in `ranges`, by offset in a partition. Raises what `elsewhere` does."""
         for partition, wanted in ranges.items():
             for place in self._places.get(partition, ()):
                 if wanted.start <= place.offset < wanted.end:
