@@ -42,9 +42,7 @@ from statelog.materializer.schedule import Rates, RoundCause, ScheduleState, cau
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.statistics import (
     MaterializerStatistics,
-    with_failure,
     with_outcome,
-    with_start,
     with_tail,
 )
 from statelog.materializer.tail import TailWatch, Watchdog
@@ -132,7 +130,7 @@ class Materializer:
 
     def _begin(self, cause: RoundCause) -> float:
         self._control.take_trigger()
-        self._statistics = with_start(self._statistics)
+        self._statistics = replace(self._statistics, started=self._statistics.started + 1)
         started_s = self._clock()
         self._tell(EventKind.ROUND_STARTED, started_s, cause=cause)
         return started_s
@@ -331,7 +329,8 @@ class Materializer:
     def _failed(self, error: StatelogError) -> None:
         if self._statistics.failures_in_a_row == 0:
             self._failing_since_s = self._clock()
-        self._statistics = with_failure(self._statistics)
+        known = self._statistics
+        self._statistics = replace(known, failed=known.failed + 1, failures_in_a_row=known.failures_in_a_row + 1)
         self._tell(
             EventKind.ROUND_FAILED,
             cause_of=error,

@@ -6,7 +6,7 @@ from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, Ro
 from statelog.materializer.schedule import Rates, RestoreEstimate, estimate
 from statelog.materializer.tail import Tail
 
-__all__ = ["MaterializerStatistics", "with_failure", "with_outcome", "with_start", "with_tail"]
+__all__ = ["MaterializerStatistics", "with_outcome", "with_tail"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,6 @@ class MaterializerStatistics:
         return estimate(self.tail.work, self.rates) if self.tail else None
 
 
-def with_start(counts: MaterializerStatistics) -> MaterializerStatistics:
-    """A round begins."""
-    return replace(counts, started=counts.started + 1)
-
-
 def with_tail(counts: MaterializerStatistics, tail: Tail, *, looked_s: float) -> MaterializerStatistics:
     """A look at the tail came back; it began at `looked_s`, on the daemon's clock.
 
@@ -64,17 +59,7 @@ def with_tail(counts: MaterializerStatistics, tail: Tail, *, looked_s: float) ->
     before, since_s = counts.tail, looked_s - tail.age_s
     if before is not None and before.oldest_s is not None and before.number == tail.number and tail.commits:
         since_s = min(since_s, counts.since_s)
-    return replace(
-        counts,
-        tail=tail,
-        since_s=since_s,
-        number=max(counts.number, tail.number),
-    )
-
-
-def with_failure(counts: MaterializerStatistics) -> MaterializerStatistics:
-    """A round failed."""
-    return replace(counts, failed=counts.failed + 1, failures_in_a_row=counts.failures_in_a_row + 1)
+    return replace(counts, tail=tail, since_s=since_s, number=max(counts.number, tail.number))
 
 
 def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, duration_s: float) -> MaterializerStatistics:

@@ -23,7 +23,7 @@ from statelog.reading.plan import Plan, partitions_of
 from statelog.reading.planner import Planner, SnapshotFailed, check_held, check_plan
 from statelog.recovery.run_opener import RunOpener
 from statelog.recovery.settings import RecoverySettings, terms_of
-from statelog.storage.local.own_process import OwnProcess
+from statelog.storage.local.own_directory import OwnProcess
 from statelog.storage.log.log import Log
 
 __all__ = ["HeldPlan"]

@@ -30,7 +30,7 @@ from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.plan_reader import Phase, PlanReader
 from statelog.recovery.settings import memory_queue
 from statelog.recovery.tail import RetryWindow
-from statelog.storage.local.own_process import OwnProcess
+from statelog.storage.local.own_directory import OwnProcess
 
 __all__ = ["ReadAhead"]
 

@@ -31,7 +31,7 @@ from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage import Where
 from statelog.storage import open as open_log
-from statelog.storage.local.own_process import OwnProcess
+from statelog.storage.local.own_directory import OwnProcess
 from statelog.tables.follower import Follower
 from statelog.tables.keyed import Keyed
 from statelog.tables.settings import BackendKind, TableSettings
