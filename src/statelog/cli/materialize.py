@@ -119,7 +119,7 @@ def _is_there(session: Session, name: str) -> bool:
 
 
 class _Events:
-    """Prints events. Once nobody reads them, the daemon ends; its work is not done then, as that of a reader is."""
+    """Prints events. If stdout is closed the daemon stops with an error: unlike a reader, it has not finished."""
 
     def __init__(self, session: Session, control: Control) -> None:
         self._output = session.output

@@ -5,35 +5,32 @@ Everything goes to standard error, so that results can be piped.
 
 import sys
 import time
+from abc import abstractmethod
 from collections.abc import Callable
-from types import TracebackType
-from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from statelog.cli.streams import tell
+from statelog.closing import Closing
 
 __all__ = ["PLAIN_INTERVAL_S", "Bar", "PlainBar", "ProgressBar", "open_bar"]
 
 PLAIN_INTERVAL_S = 5.0
 
 
-class ProgressBar(Protocol):
+class ProgressBar(Closing):
     """Shows progress. A context manager; `fraction` is from 0 to 1, or None if unknown."""
 
+    @abstractmethod
     def update(self, fraction: float | None, text: str) -> None:
         """Show the current state."""
-        ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def close(self) -> None:
+        """Take it away."""
 
 
-class PlainBar:
+class PlainBar(ProgressBar):
     """Lines, at most one in `interval_s` seconds; with an infinite interval none."""
 
     def __init__(
@@ -58,16 +55,8 @@ class PlainBar:
             share = "" if fraction is None else f"{fraction:.0%}, "
             self._echo(f"{self._what}: {share}{text}")
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Nothing to clean up."""
-
-
-class Bar:
+class Bar(ProgressBar):
     """A bar of rich's, gone when it is done."""
 
     def __init__(self, what: str) -> None:
@@ -76,19 +65,15 @@ class Bar:
             *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
         )
         self._task = self._progress.add_task(what, total=None, text="")
+        self._progress.start()
 
     def update(self, fraction: float | None, text: str) -> None:
         """Move the bar."""
         total = None if fraction is None else 1.0
         self._progress.update(self._task, total=total, completed=fraction or 0.0, text=text)
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Take it off the terminal."""
         self._progress.stop()
 
 

@@ -85,7 +85,10 @@ class ChangeMaker:
         return self._made(groups, ops, key_column, column)
 
     def of_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The changes of a batch in the columns of `Writer.append_batch`. Raises as `of_rows`."""
+        """The changes of a batch in the columns of `Writer.append_batch`.
+
+        Raises InvalidChange, ValueTooLarge, KeyGroupMismatch.
+        """
         self._check_names(batch.schema.names)
         keys = self._cast_keys(batch.column("key"))
         ops = _ops_of(batch)

@@ -76,7 +76,7 @@ class ChangeWriter(Guarded):
             raise NestedCall("a writer is called inside of a put")
 
     def delete(self, key: Key) -> None:
-        """Remove `key`, whether it is there or not. Raises as `put`."""
+        """Remove `key`, whether it is there or not. Raises InvalidChange, ClosedError, PersistFailed."""
         if get_ident() != self._guard.user:
             self._guard.check()
         if not self._lists.room_bytes:
@@ -93,7 +93,10 @@ class ChangeWriter(Guarded):
         turn.user = user
 
     def append(self, key_group: int, key: Key, value: Value | None) -> None:
-        """Append a change whose key group the caller names; None deletes. Raises as `put`."""
+        """Append a change whose key group the caller names; None deletes.
+
+        Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError, PersistFailed.
+        """
         if get_ident() != self._guard.user:
             self._guard.check()
         if not self._lists.room_bytes:
@@ -111,7 +114,9 @@ class ChangeWriter(Guarded):
 
     @Guarded.turn
     def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:
-        """Append many changes at once, in row order. Raises as `put`.
+        """Append many changes at once, in row order.
+
+        Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError, PersistFailed.
 
         Columns: `key`, optional `op` (0 or "put", 1 or "delete"; without it a null value deletes), and `value`, or for
         typed values the fields themselves. The whole table is checked before any of it is buffered; it is then sent

@@ -46,6 +46,7 @@ from statelog.storage.log.log import Log
 
 __all__ = [
     "Committer",
+    "GrantHolder",
     "check_checkpoint_id",
     "check_handle",
     "make_commit",
@@ -139,8 +140,8 @@ class Committer:
         return self.finish(settle=settle)
 
     def begin(self, handles: Sequence[Handle], checkpoint_id: int, metadata: Metadata, *, final: bool = False) -> None:
-        """Send a Commit, for `finish` to take its outcome. Raises as `commit` does before anything is sent, and
-        Unavailable.
+        """Send a Commit, for `finish` to take its outcome. Raises CheckpointMismatch and other misuse before
+        anything is sent, ClosedError, Fenced, Unavailable.
         """
         if self._end is _End.OVERTAKEN:
             raise Fenced(self._end.value, writer=self.grant.writer, hint=_AGAIN)
@@ -159,7 +160,7 @@ class Committer:
         return self._under_way is not None and self._under_way.appended.wait(timeout_s)
 
     def finish(self, *, settle: bool = True) -> LastCommit:
-        """The outcome of the Commit that is under way. Raises as `commit`."""
+        """The outcome of the pending Commit. Raises Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable."""
         assert self._under_way is not None, "nothing is under way"
         sent, self._under_way = self._under_way, None
         is_overtaken = False
@@ -278,6 +279,33 @@ class Committer:
         finally:
             if old is not self.opened:
                 old.close()
+
+
+class GrantHolder:
+    """A mixin: who commits under a grant, and what it knows of its log."""
+
+    __slots__ = ()
+    _committer: Committer
+
+    @property
+    def grant(self) -> Grant:
+        """The grant that it holds: what its tasks, if there are any, write under."""
+        return self._committer.grant
+
+    @property
+    def last_commit(self) -> LastCommit | None:
+        """The last valid commit (checkpoint, offset, metadata): where the source resumes. None before the first."""
+        return self._committer.last
+
+    @property
+    def position(self) -> int:
+        """A ledger position that includes all that it knows."""
+        return self._committer.position
+
+    @property
+    def place(self) -> Place:
+        """That position with the ledger record below it: for `recover(at_least=)` elsewhere, and for what is kept."""
+        return self._committer.place
 
 
 def make_commit(

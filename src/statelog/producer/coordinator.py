@@ -22,13 +22,13 @@ from statelog.errors import ConfigError
 from statelog.producer.buffer import ChangeBuffer
 from statelog.producer.change_set import ChangeSet
 from statelog.producer.change_writer import ChangeWriter
-from statelog.producer.committer import Committer, check_handle, next_checkpoint_id, refuse_overlaps
+from statelog.producer.committer import Committer, GrantHolder, check_handle, next_checkpoint_id, refuse_overlaps
 from statelog.producer.epoch import Grant, TaskGrant, open_epoch, resume_grant
 from statelog.producer.guard import Guard, Guarded, Life
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.ledger.handle import Checkpoint, Handle, Step
-from statelog.schemas.ledger.place import Metadata, Place
+from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import data_topic
 from statelog.storage.kafka import Producer
@@ -44,7 +44,7 @@ _TASK_AGAIN = "Make a new one for every attempt of a task"
 _TASK_APART = "Make one in each, with a slot of its own"
 
 
-class Coordinator(Guarded):
+class Coordinator(GrantHolder, Guarded):
     """Opens a writer for tasks in other processes, and commits their handles. One thread, one process.
 
         >>> with Coordinator(log, "job") as coordinator:
@@ -80,26 +80,6 @@ class Coordinator(Guarded):
             raise
 
     @property
-    def grant(self) -> Grant:
-        """The grant that tasks write under."""
-        return self._committer.grant
-
-    @property
-    def last_commit(self) -> LastCommit | None:
-        """The writer's last valid commit: where its source resumes. None before the first."""
-        return self._committer.last
-
-    @property
-    def position(self) -> int:
-        """A ledger position that includes all that this coordinator knows."""
-        return self._committer.position
-
-    @property
-    def place(self) -> Place:
-        """That position with the ledger record below it: for `recover(at_least=)` elsewhere, and for what is kept."""
-        return self._committer.place
-
-    @property
     def base(self) -> Checkpoint:
         """The checkpoint that the next commit continues."""
         return self._committer.base
@@ -127,8 +107,8 @@ class Coordinator(Guarded):
         """Commit the winners' handles as one checkpoint, all or nothing. The id defaults to theirs, or to the next one.
 
         `unique_keys` declares that no key comes from two tasks; without it two tasks in one key group are refused with
-        OverlappingTasks before anything is written. Raises as `Writer.confirm`; any error but misuse ends the
-        coordinator.
+        OverlappingTasks before anything is written. Raises Fenced, CommitRefused, OutcomeUnknown, Damaged or
+        Unavailable, which end the coordinator, and CheckpointMismatch and other misuse, which do not.
         """
         if checkpoint_id is None:
             checkpoint_id = handles[0].checkpoint.id if handles else self.base.id + 1

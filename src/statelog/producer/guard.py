@@ -255,17 +255,17 @@ class Guarded(Closing):
 
     @staticmethod
     def turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
-        """Makes a method a call that is alone, of one that is open. Raises as `Guard.check`."""
+        """Makes a method a call that is alone, of one that is open. Raises ClosedError, Fenced, NestedCall."""
         return Guarded._alone(method, Guard.check, Guard.check_life)
 
     @staticmethod
     def last_turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
-        """As `turn`, for the end of it. Raises as `Guard.check_end`."""
+        """As `turn`, for the end of it. Raises ClosedError, NestedCall."""
         return Guarded._alone(method, Guard.check_end, lambda _: None)
 
     @staticmethod
     def late_turn(method: Callable[Concatenate[G, P], R]) -> Callable[Concatenate[G, P], R]:
-        """As `turn`, for what may be asked of one that has failed, too. Raises as `Guard.check_owner`."""
+        """As `turn`, for what may be asked of one that has failed, too. Raises ClosedError, NestedCall."""
         return Guarded._alone(method, Guard.check_owner, lambda _: None)
 
     @staticmethod

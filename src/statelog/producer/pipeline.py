@@ -109,7 +109,7 @@ class Sequence(NamedTuple):
         return self._replace(confirmed=max(self.confirmed, end_sqn))
 
     def truncated_below(self, sqn: int) -> "Sequence":
-        """Nothing starts below `sqn` any more. Raises as `check_truncation`."""
+        """Nothing starts below `sqn` any more. Raises SequenceAhead, Misuse."""
         self.check_truncation(sqn)
         return self._replace(truncated=max(self.truncated, sqn))
 
@@ -217,7 +217,7 @@ class Pipeline:
     def roll_over(self, changes: pa.RecordBatch | None) -> None:
         """End the active change set with these last changes. An empty one stays active: it needs no other number.
 
-        What waits is sent once it is enough. Raises as `send_ahead`.
+        What waits is sent once it is enough. Raises PersistFailed, Unavailable.
         """
         self._roll_over(changes)
         if changes is not None:
@@ -239,7 +239,7 @@ class Pipeline:
 
     def hold(self, checkpoint_id: int, changes: pa.RecordBatch | None, meta: Mapping[str, bytes | None]) -> PendingStep:
         """Roll over, with these last changes; send what is not sent yet, and make all that no checkpoint holds a
-        checkpoint. Raises as `send_ahead`.
+        checkpoint. Raises PersistFailed, Unavailable.
         """
         self._roll_over(changes)
         self._send_rolled()
@@ -308,7 +308,7 @@ class Pipeline:
             self.copies.discard(self.sequence.confirmed, self.sequence.held)
 
     def truncate(self, to_sqn: int) -> None:
-        """Let nothing start below `to_sqn` any more. Raises as `Sequence.check_truncation`."""
+        """Let nothing start below `to_sqn` any more. Raises SequenceAhead, Misuse."""
         self.sequence = self.sequence.truncated_below(to_sqn)
         self.copies.discard(INITIAL, min(self.sequence.truncated, self.sequence.confirmed))
 

@@ -26,14 +26,14 @@ from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.pending import Pending
 from statelog.producer.buffer import ChangeBuffer, MetaBuffer
 from statelog.producer.change_writer import ChangeWriter
-from statelog.producer.committer import Committer, check_handle, next_checkpoint_id
-from statelog.producer.epoch import Grant, open_epoch
+from statelog.producer.committer import Committer, GrantHolder, check_handle, next_checkpoint_id
+from statelog.producer.epoch import open_epoch
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox
 from statelog.producer.pipeline import INITIAL, PendingStep, Pipeline
 from statelog.producer.settings import Meter, WriterSettings, WriterStatistics
 from statelog.schemas.ledger.handle import Checkpoint, Handle
-from statelog.schemas.ledger.place import Metadata, Place, check_metadata
+from statelog.schemas.ledger.place import Metadata, check_metadata
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
@@ -46,7 +46,7 @@ _Finish = Callable[[Checkpoint, float, bool], LastCommit]
 _APART = "Open one in each, on disjoint partitions and under its own name"
 
 
-class Writer(ChangeWriter):
+class Writer(GrantHolder, ChangeWriter):
     """Appends keyed changes to a log under its own name, exactly once.
 
         >>> with Writer(log, "web") as writer:
@@ -98,26 +98,6 @@ class Writer(ChangeWriter):
     def name(self) -> str:
         """The writer's name."""
         return self.grant.writer
-
-    @property
-    def grant(self) -> Grant:
-        """The grant that this writer holds."""
-        return self._committer.grant
-
-    @property
-    def last_commit(self) -> LastCommit | None:
-        """The last valid commit (checkpoint, offset, metadata): where the source resumes. None before the first."""
-        return self._committer.last
-
-    @property
-    def position(self) -> int:
-        """A ledger position that includes all that this writer knows."""
-        return self._committer.position
-
-    @property
-    def place(self) -> Place:
-        """That position with the ledger record below it: for `recover(at_least=)` elsewhere, and for what is kept."""
-        return self._committer.place
 
     @property
     def accepted_losses(self) -> tuple[LossRange, ...]:
@@ -213,7 +193,8 @@ class Writer(ChangeWriter):
     ) -> LastCommit:
         """Persist and confirm. The id defaults to the last one plus 1. Without changes it commits the metadata alone.
 
-        Raises as `persist` and `confirm`; InvalidMetadata before anything is sent.
+        Raises InvalidMetadata and CheckpointMismatch before anything is sent; PersistFailed, Fenced, CommitRefused,
+        OutcomeUnknown, Damaged or Unavailable, which end the writer.
         """
         check_metadata({} if metadata is None else metadata)
         handle = self._persist(checkpoint_id, None, self._wait).result()

@@ -336,7 +336,9 @@ class MemoryReader:
         self._is_closed = False
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Yield every record of `ranges`, one per partition in turn. Raises as the port says; waits only to stall."""
+        """Yield every record of `ranges`, one per partition in turn. Raises OffsetGone, BeyondEnd, BrokerUnavailable,
+        NotFound; waits only to stall.
+        """
         if self._is_closed:
             raise ClosedError("the reader is closed", hint="Make a new one")
         self._turn += 1

@@ -175,7 +175,7 @@ def fetch_jars(
 ) -> None:
     """Fetch the pinned jars into a directory of its own, check them, then rename it to `jars`.
 
-    The caller holds a lock on the directory above. Raises as `ensure_jars`.
+    The caller holds a lock on the directory above. Raises ConfigError, Unavailable, Corrupt.
     """
     jars.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=jars.parent) as made:
