@@ -19,7 +19,7 @@ from statelog.materializer.engine import Engine, EngineMaker, Written
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data
-from statelog.materializer.tasks import MergeTask, Output, fold_tasks, merge_tasks
+from statelog.materializer.tasks import MergeTask, TaskOutput, fold_tasks, merge_tasks
 from statelog.materializer.work import RoundWork, not_whole
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
@@ -193,8 +193,8 @@ class RollUp:
         most_tasks = self._engine.tasks_for(sum(run.size_bytes for run in merge.runs))
         return merge_tasks(merge, self._partition_starts, self._runs, output, most_tasks)
 
-    def _output(self, start_position: int, end_position: int, level: int = 0, *, drop_deletes: bool) -> Output:
-        return Output(
+    def _output(self, start_position: int, end_position: int, level: int = 0, *, drop_deletes: bool) -> TaskOutput:
+        return TaskOutput(
             start_position=start_position,
             end_position=end_position,
             key_groups=range(MAX_KEY_GROUPS),

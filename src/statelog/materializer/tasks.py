@@ -18,11 +18,11 @@ from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.snapshot.run_ref import Cuts, Merge, RunRef, cut_points
 
-__all__ = ["FoldTask", "MergeTask", "Output", "Task", "fold_tasks", "merge_tasks", "only"]
+__all__ = ["FoldTask", "MergeTask", "Task", "TaskOutput", "fold_tasks", "merge_tasks", "only"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class TaskOutput:
     """What the runs of a task cover together, and how they are written. `key_groups` is a range of step 1."""
 
     start_position: int
@@ -38,7 +38,7 @@ class Output:
 class FoldTask:
     """Replay some partitions, and keep the last change of every key."""
 
-    output: Output
+    output: TaskOutput
     replay: ReplayPlan
 
 
@@ -46,7 +46,7 @@ class FoldTask:
 class MergeTask:
     """Merge the output's key groups of some runs, which are in manifest order."""
 
-    output: Output
+    output: TaskOutput
     runs: tuple[RunRef, ...]
 
 
@@ -55,7 +55,7 @@ Task = FoldTask | MergeTask
 
 
 def fold_tasks(
-    plan: ReplayPlan, starts: Sequence[int], runs: Sequence[RunRef], output: Output, most_tasks: int
+    plan: ReplayPlan, starts: Sequence[int], runs: Sequence[RunRef], output: TaskOutput, most_tasks: int
 ) -> tuple[FoldTask, ...]:
     """The replay of a plan, which lists something, as at most so many tasks of about the same bytes.
 
@@ -72,7 +72,7 @@ def fold_tasks(
 
 
 def merge_tasks(
-    merge: Merge, starts: Sequence[int], runs: Sequence[RunRef], output: Output, most_tasks: int
+    merge: Merge, starts: Sequence[int], runs: Sequence[RunRef], output: TaskOutput, most_tasks: int
 ) -> tuple[MergeTask, ...]:
     """A merge as at most so many tasks of about the same bytes; `runs` are all of the snapshot.
 
@@ -92,7 +92,7 @@ def merge_tasks(
     )
 
 
-def _covering(output: Output, key_groups: range, runs: Sequence[RunRef]) -> Output:
+def _covering(output: TaskOutput, key_groups: range, runs: Sequence[RunRef]) -> TaskOutput:
     points = cut_points(runs, key_groups.start, key_groups.stop, output.end_position)
     return replace(output, key_groups=key_groups, cuts=replace(output.cuts, at=points))
 

@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from statelog.environment import DiskHook, Environment, no_faults
 from statelog.errors import ConfigError, StatelogError, StoreUnavailable
-from statelog.materializer.tasks import FoldTask, Output, Task, only
+from statelog.materializer.tasks import FoldTask, Task, TaskOutput, only
 from statelog.reading.converter import Converter
 from statelog.reading.sorted_tail import SortedTail
 from statelog.schemas.changes.replay_plan import ReplayPlan
@@ -190,7 +190,7 @@ def _going_on(tables: Iterable[pa.Table], work: RoundWork) -> Iterator[pa.Table]
         yield table
 
 
-def _writer(output: Output, work: RoundWork) -> RunWriter:
+def _writer(output: TaskOutput, work: RoundWork) -> RunWriter:
     label = RunMetadata(
         log=work.log.name,
         first_position=output.start_position,
@@ -201,7 +201,7 @@ def _writer(output: Output, work: RoundWork) -> RunWriter:
     return RunWriter(work.scratch / f"{work.environment.new_id()}.parquet", schema, label, disk=work.environment.disk)
 
 
-def _referred(file: RunFile, key_groups: range, output: Output) -> RunRef:
+def _referred(file: RunFile, key_groups: range, output: TaskOutput) -> RunRef:
     return RunRef.of(
         file,
         start_position=output.start_position,

@@ -221,7 +221,7 @@ def in_raw_order(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
     Of longs, the negative ones of one key group are held back until its others have come; nothing else is held.
     """
-    held = _Held([])
+    held = _HeldBack([])
     for table in tables:
         if not table.num_rows:
             continue
@@ -237,7 +237,7 @@ def _has_rows(table: pa.Table) -> bool:
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldBack:
     """Negative keys of one key group, ascending."""
 
     tables: list[pa.Table]

@@ -1,14 +1,20 @@
-"""The cache's files: whole, verified downloads in a directory of its own, which is swept after a kill.
+"""`RunCache`: runs on the local disk, their readers, and when they are removed. Never decodes a run.
+
+The first reader of a run downloads it, in its own thread; later ones wait for that download. A run without
+readers stays for `idle_s` after its last reader, in case that one more recovery wants it.
 
     <base>/attempt-<uuid>/<uuid>.run      a whole, verified run
     <base>/attempt-<uuid>/<uuid>.partial  a download on its way, never read
 
-An attempt is one cache in one process; what dead attempts left is swept when the next one begins. Never decides which
-files to keep.
+An attempt is one cache in one process; what dead attempts left is swept when the next one begins.
 
 Invariants:
 - A file is readable under its name if and only if its length and its sha256 are those of its manifest.
-- In a fork nothing is written or deleted.
+- One lock guards the map and the counts. Look-up and retain, release, and remove each are one critical section, so no
+  file goes between the look at its count and its removal. Nobody downloads or waits for a download with the lock held.
+- A download that failed is not in the map: those who waited get its error, and the next one to ask tries again.
+- A reader counts once, however often it is closed.
+- After `close` there is no file, no directory and no thread of this cache. In a fork nothing is written or deleted.
 """
 
 import copy
@@ -35,6 +41,7 @@ from statelog.storage.store.errors import guarded
 __all__ = ["CacheDirectory", "CacheStatistics", "CachedRun", "RunCache", "check_limits"]
 
 _LOG = logging.getLogger("statelog.recovery")
+_LONGEST_WAIT_S = 3600.0
 
 
 class CacheDirectory:
@@ -124,9 +131,6 @@ def _verify(file: Path, run: RunFile) -> None:
 def _local(action: str, path: Path) -> AbstractContextManager[None]:
     """Failures of the local disk in our own terms."""
     return guarded(action=action, url=f"file://{path.parent}", path=path.name, reading=False)
-
-
-_LONGEST_WAIT_S = 3600.0
 
 
 class CacheStatistics(NamedTuple):

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from statelog.materializer.tasks import FoldTask, Output
+from statelog.materializer.tasks import FoldTask, TaskOutput
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.snapshot.run_ref import Cuts
@@ -22,7 +22,7 @@ def test_tasks_travel_whole_and_small() -> None:
         changes = rng.randrange(1, 50)
         entry = Entry(3, number, 1, changes, 130 * changes, number, number + 1, rng.getrandbits(64), b"\xff\x0f")
         listed[ChangeSetId(77, nonce, number, number)] = entry
-    output = Output(
+    output = TaskOutput(
         start_position=0,
         end_position=_SETS + 1,
         key_groups=range(128),
