@@ -46,7 +46,7 @@ class Pending(Generic[T]):
     def done(self) -> bool:
         """Whether `result` would hardly wait. Processes the reports that are due; never waits.
 
-        A table's commit raises as `result`, also for an earlier one that failed.
+        A table's commit raises its error here, too, and that of an earlier one that failed.
         """
         return self.wait(0.0)
 

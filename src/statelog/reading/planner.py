@@ -204,7 +204,7 @@ def check_held(log: Log, plan: Plan) -> LogOffsets | None:
 def check_plan(log: Log, plan: Plan) -> None:
     """As `check_held`, and whether the records are still those that the snapshot was built on.
 
-    Raises as that, and AnchorMismatch if records were replaced.
+    Raises AnchorMismatch if records were replaced; OffsetGone, BeyondEnd, BrokerUnavailable, StoreUnavailable.
     """
     found = check_held(log, plan)
     if found is not None:

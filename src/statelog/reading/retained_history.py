@@ -241,7 +241,7 @@ class Snapshots:
         self.warnings: list[str] = []
 
     def listed(self, *, max_age_s: float = 0.0) -> "Manifests":
-        """Those that there are now, or were less than `max_age_s` ago. Raises as `ManifestChain.listed`."""
+        """Those of now, or of less than `max_age_s` ago. Raises IdentityChanged, StoreUnavailable."""
         return Manifests(self, self._log.manifests.numbers(max_age_s=max_age_s), max_age_s)
 
     @property

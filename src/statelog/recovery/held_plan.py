@@ -89,7 +89,7 @@ class HeldPlan:
         return plan_s
 
     def prepare(self) -> None:
-        """Have a plan that is right now, and that nothing holds yet. Raises as planning does."""
+        """Have a plan that is right now, and that nothing holds yet. Raises NotFound, Damaged, Unavailable."""
         self._owner.check()
         started_s = self._clock()
         while self._plan is None:
@@ -106,7 +106,7 @@ class HeldPlan:
     def claim(self) -> Plan:
         """The plan, under its lease and checked; another one if the log moved on since it was made.
 
-        Raises as planning does, and ClosedError in a fork.
+        Raises NotFound, Damaged, Unavailable; ClosedError in a fork.
         """
         self._owner.check()
         started_s = self._clock()

@@ -209,7 +209,7 @@ class Recovery(Closing):
                 print(changes.num_rows, cursor.is_complete)
 
         The lease lies on the store when this returns, and is removed once all of it was read, however slow the reader
-        is. Raises ConfigError, Misuse, and as `recover`; the stream itself raises what reading does.
+        is. Raises Misuse, NotFound, Damaged, Unavailable; the stream itself raises what reading does.
         """
         return self._open_stream()
 
@@ -220,7 +220,7 @@ class Recovery(Closing):
                 changes, cursor = next(stream)
 
         The ledger is asked for more every `poll_s`. A lease holds the log for a follower that is behind, up to the cap
-        on leases. Raises as `stream`.
+        on leases. Raises Misuse, NotFound, Damaged, Unavailable.
         """
         if self._held.plan.is_alone:
             raise Misuse("a snapshot alone has no commits behind it", hint="Use stream; recover follows a log")
@@ -276,7 +276,7 @@ class Recovery(Closing):
 
             let_go = recovery.reserve()
 
-        For a program that plans, and hands `position` to workers that read. Raises as a target does.
+        For a program that plans, and hands `position` to workers that read. Raises NotFound, Damaged, Unavailable.
         """
         self._held.pin()
         return self._held.reserve()

@@ -109,7 +109,7 @@ class Descriptor:
         return crc32(key_bytes(key, self.key_type)[: self.prefix_bytes]) % self.key_groups
 
     def key_groups_of(self, keys: pa.Array) -> NDArray[np.uint16]:
-        """Those of a column of keys of the log's type. Raises as `key_group_of`."""
+        """Those of a column of keys of the log's type. Raises Misuse where callers name them."""
         if self.hash_rule is HashRule.CALLER:
             raise self._named_by_callers()
         return key_groups_of(keys, self.key_groups, self.prefix_bytes)

@@ -102,8 +102,9 @@ _producers: ProcessCache[Where, Producer] = ProcessCache()
 
 
 def cached_log(where: LogAddress, identity: LogIdentity | None = None) -> Log:
-    """The opened log of this process; opened anew if it is not the one with the `identity` that was planned. Raises as
-    `Log.open`.
+    """The opened log of this process; opened again if it is not the one with the `identity` that was planned.
+
+    Raises NotFound, ConfigError, Damaged, UnsafeTopic, Unavailable.
     """
     log = _logs.get_or_make(where, lambda: open_log(where))
     if identity not in (None, log.descriptor.identity):
@@ -135,7 +136,7 @@ def task_producer(where: Where) -> Generator[Producer]:
 
 
 def open_log(where: LogAddress) -> Log:
-    """The log, opened for the caller alone. Raises as `Log.open`."""
+    """The log, opened for the caller alone. Raises NotFound, ConfigError, Damaged, UnsafeTopic, Unavailable."""
     return Log.open(*where)
 
 

@@ -185,7 +185,7 @@ def append_record(
 
 
 def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
-    """Whether a person accepted that what stood at `offset` of the ledger is lost. Raises as `Reader.read`."""
+    """Whether a person accepted that the ledger lost what stood at `offset`. Raises Damaged, BrokerUnavailable."""
     records = reader.read({0: OffsetRange(offset, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
     restarts = (record for found in records if isinstance(record := decode(found.value), Restart))
     return any(record.position > offset for record in restarts)
@@ -265,7 +265,9 @@ class LedgerClient:
         return valid
 
     def read_end(self) -> list[ValidCommit]:
-        """Fold up to the ledger's end now. Raises as `read_to`, and BeyondEnd if it ends below the fold's position."""
+        """Fold up to the ledger's end now. Raises BeyondEnd if it ends below the fold's position, other Damaged,
+        BrokerUnavailable.
+        """
         return self.read_to(self._checked_end())
 
     def fold_to(self, end_position: int) -> None:

@@ -114,7 +114,7 @@ class Follower:
 
     @contextmanager
     def _turn(self) -> Generator[None]:
-        """Between two steps. Raises BrokerUnavailable if one does not end in time, and as a read does."""
+        """Between two steps. Raises BrokerUnavailable if one takes too long, and why the state ended, if it did."""
         timeout_s = self.setup.settings.recovery.stall_timeout_s
         if not self.lock.acquire(timeout=timeout_s):
             raise BrokerUnavailable("the standby waits for Kafka or the store to go on", waited_s=timeout_s)
@@ -125,7 +125,10 @@ class Follower:
             self.lock.release()
 
     def refresh(self) -> bool:
-        """A step now; whether the state is level with what the ledger's end was then. Raises as a read does."""
+        """A step now; whether the state is level with what the ledger's end was then.
+
+        Raises Damaged, Fenced, Unavailable, which end the standby; BrokerUnavailable if another step takes too long.
+        """
         with self._turn():
             try:
                 self._step(None)

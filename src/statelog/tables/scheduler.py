@@ -159,7 +159,7 @@ class CommitScheduler:
             self.look_at_once()
 
     def commit_if_due(self, interval_s: float) -> None:
-        """Commit what was noted, if it is time to or too much has come by now. Raises as `commit`."""
+        """Commit the noted progress if it is time to, or too much has come in. Raises what `Table.commit` raises."""
         self.step()
         now_s, layers, settings = self._clock(), self._layers, self._settings
         left = settings.uncommitted_changes_max - len(layers.active.changes)
@@ -190,8 +190,9 @@ class CommitScheduler:
     # ---- commit
 
     def commit(self, progress: Metadata, count: int) -> Pending[LastCommit]:
-        """Make the changes of the active layer the next checkpoint, once there is room for it. The table was changed so
-        often by now. Raises as `Table.commit`.
+        """Make the active layer the next checkpoint, once there is room for it. `count` is how often the table changed.
+
+        Raises InvalidMetadata, InvalidChange, Misuse, after which the table goes on; any other error ends it.
         """
         with self.refusing():
             _check_progress(progress)
@@ -216,7 +217,9 @@ class CommitScheduler:
         return commit
 
     def step(self, timeout_s: float | None = 0.0) -> None:
-        """Take what has come in, or wait so long for what the oldest commit needs next. Raises as its result."""
+        """Take what has come in, or wait this long for what the oldest commit needs next. Raises the error that it
+        failed with.
+        """
         while self._checkpoints:
             if self._confirming is None:
                 if not self._confirm(timeout_s):

@@ -206,8 +206,8 @@ class Standby(Closing, Keyed[K, V]):
     def refresh(self) -> bool:
         """Read what was committed by now, and return whether the state is level with it; False if Kafka gave no answer.
 
-        A standby with `poll_s=None` moves in no other way. Raises as a read does, and BrokerUnavailable; Misuse while
-        this thread iterates it.
+        A standby with `poll_s=None` moves in no other way. Raises Damaged, Fenced, Unavailable, which end it;
+        BrokerUnavailable if another step takes too long; Misuse while this thread iterates it.
         """
         self._owner.check()
         self._state.check_movable()

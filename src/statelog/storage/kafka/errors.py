@@ -205,7 +205,10 @@ _PLACE = ("partition", "start_offset", "end_offset")
 def read_past(
     reader: Reader, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float, counts: Counts
 ) -> Iterator[Record]:
-    """Yield every record of `ranges` but those that cannot be unpacked and do not count. Raises as `Reader.read`."""
+    """Yield every record of `ranges` but those that cannot be unpacked and do not count.
+
+    Raises Unreadable for those that count; OffsetGone, BeyondEnd, BrokerUnavailable.
+    """
     starts = {partition: wanted.start for partition, wanted in ranges.items()}
     while True:
         left = {p: OffsetRange(starts[p], wanted.end) for p, wanted in ranges.items() if starts[p] < wanted.end}

@@ -269,7 +269,9 @@ class ConfluentMember:
             raise
 
     def poll(self, timeout_s: float) -> Taken | None:
-        """The next record, or None. Raises as the port says."""
+        """The next record, or None. Raises what the listener raised; ConfigError, NotFound, Fenced or BrokerUnavailable
+        for what ends the member.
+        """
         if self._guard.is_closed:
             self._guard.check()
         room = max(_BATCH - len(self._batch), 1)

@@ -89,7 +89,7 @@ class ManifestChain:
         self._read: tuple[StoredManifest, float] | None = None
 
     def numbers(self, *, max_age_s: float = 0.0) -> list[int]:
-        """The numbers that there are, ascending. Raises as `listed`."""
+        """The numbers that there are, ascending. Raises IdentityChanged, StoreUnavailable."""
         return sorted(self.listed(max_age_s=max_age_s))
 
     def listed(self, *, max_age_s: float = 0.0) -> dict[int, FileInfo]:
@@ -168,7 +168,7 @@ class ManifestChain:
         return found
 
     def newest_of_any(self, *, max_age_s: float = 0.0) -> StoredManifest | None:
-        """The newest manifest, whichever topics it was made for. Raises as `newest`, but for those."""
+        """The newest manifest, whichever topics it was made for. Raises Damaged, StoreUnavailable."""
         missed: list[int] = []
         while numbers := self.numbers(max_age_s=0.0 if missed else max_age_s):
             try:

@@ -64,7 +64,10 @@ class Ledger:
         return self.range(at_least=at_least).end
 
     def place_at(self, position: int) -> Place:
-        """A position that the ledger reaches, with the record below it, if that is still there. Raises as `end`."""
+        """A position that the ledger reaches, with the record below it, if that is still there.
+
+        Raises BeyondEnd, Unreadable, BrokerUnavailable.
+        """
         if position == 0:
             return ORIGIN
         with closing(self.kafka.reader(self.topic)) as reader:

@@ -239,7 +239,10 @@ def make_log(
     replication_factor: int,
     waived: frozenset[Waiver],
 ) -> Descriptor:
-    """Make a log, or finish one whose create died; returns its descriptor. Raises as `Log.create`."""
+    """Make a log, or finish one whose create died; returns its descriptor.
+
+    Raises AlreadyExists, ConfigError, Unsafe, Unavailable.
+    """
     store.check()
     begun = descriptor_or_none(store)
     if begun is not None and not is_begun(client, begun):
@@ -275,7 +278,7 @@ def make_log(
 
 
 def delete_log(client: Kafka, store: Store, name: str) -> None:
-    """Delete a log: topics, snapshots, descriptor. Raises as `Log.delete`."""
+    """Delete a log: topics, snapshots, descriptor. Raises NotFound, ConfigError, Unavailable."""
     descriptor = descriptor_or_none(store)
     if descriptor is None:
         raise NotFound(f"there is no log {name}", url=store.url)

@@ -68,7 +68,10 @@ class StandbyPool:
                 self._made[partition] = self._maker.submit(self._open_one, partition)
 
     def promote(self, partition: int) -> Table[Any, Any] | None:
-        """The table of a partition, from its standby; None if there is none. Raises as `Standby.promote`."""
+        """The table of a partition, from its standby; None if there is none.
+
+        Raises ConfigError, Fenced, OutcomeUnknown, Unavailable, Damaged.
+        """
         future = self._made.get(partition)
         if future is None or future.cancel():
             self._made.pop(partition, None)

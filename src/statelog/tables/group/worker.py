@@ -178,7 +178,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
     # ---- messages
 
     def __iter__(self) -> Iterator[tuple[Message, Table[K, V]]]:
-        """The messages from now on. Raises as `next` of the worker."""
+        """The messages from now on. Raises what `next(worker)` raises: ConfigError, Damaged, Fenced and the like."""
         turn, clock, at_hand, held = self._guard, self._clock, self._at_hand, self._assignment.held
         while (found := self._next()) is not None:
             yield found
@@ -276,11 +276,12 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     def commit_every(self, interval_s: float) -> None:
         """The message is processed; commit all tables, each with its place, if so many seconds have passed since the
-        last time, or very many messages (`uncommitted_changes_max` of `TableSettings`). Waits only if the log does not
-        keep up.
+        last time, or very many messages (`uncommitted_changes_max` of `TableSettings`). Waits only if the log falls
+        behind.
 
         From then on the worker also does so while it waits for messages. A table whose commit fails is opened again a
-        little later, from its progress, here or in another process. Raises as the loop does.
+        little later, from its progress, here or in another process. Raises ConfigError, Damaged, Fenced, NotFound;
+        PersistFailed, OutcomeUnknown and Unavailable if trying again a few times does not help.
         """
         if interval_s == self._interval_s and self._clock() < self._turn_s and get_ident() == self._guard.user:
             self._is_processed = True  # And all else is done where the loop asks for the next message.
@@ -299,7 +300,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         """The message is processed; commit all tables, each with its place, and wait.
 
         Returns for each partition that is this worker's the offset up to which it is committed; one whose commit failed
-        is missing, and processed again. Raises as the loop does.
+        is missing, and processed again. Raises ConfigError, Damaged, Fenced, NotFound; PersistFailed, OutcomeUnknown
+        and Unavailable if trying again a few times does not help.
         """
         self._settle()
         with self._guard:
@@ -444,7 +446,10 @@ def _wanted(standbys: Collection[int] | Literal["all"], found: DescribedInput) -
 
 
 def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogOptions) -> Descriptor:
-    """What the log is; made to fit the input if there is none and it may be. Raises as `statelog.open`."""
+    """What the log is; made to fit the input if there is none and `create` allows it.
+
+    Raises NotFound, ConfigError, Damaged, Unsafe, Unavailable.
+    """
     said = create if isinstance(create, LogOptions) else LogOptions()
     if not said.given() <= {"key_type", "value_schema"}:
         raise ConfigError("the input says how many partitions and key groups its log has", hint="Leave them out")

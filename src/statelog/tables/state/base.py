@@ -157,8 +157,8 @@ class BaseSnapshot:
                     self._swap(found)
 
     def replace(self, failed: SnapshotFailed, snapshot: RemoteSnapshot) -> None:
-        """What was read could not be. Stand on another snapshot from now on. Raises the failure's error if there is
-        none, Fenced, StoreUnavailable.
+        """A snapshot could not be read: stand on another one from now on. Raises the failure's error if there is none,
+        Fenced, StoreUnavailable.
         """
         with self._lock:
             if self._held is None or self._held.snapshot is not snapshot or failed.is_copy:
@@ -173,7 +173,10 @@ class BaseSnapshot:
             self._access.environment.crash("base-moved")
 
     def tables(self, read: Callable[[RemoteSnapshot], Iterable[pa.Table]]) -> Iterator[pa.Table]:
-        """What `read` gives of a snapshot, by (key group, key), whatever snapshots it takes. Raises as `replace`."""
+        """What `read` gives of a snapshot, by (key group, key), however many snapshots it takes.
+
+        Raises Fenced, StoreUnavailable; NotFound or Damaged if no other snapshot is readable.
+        """
         passed: pa.Table | None = None
         while True:
             snapshot = self.snapshot

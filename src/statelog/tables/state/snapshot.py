@@ -222,12 +222,15 @@ class RemoteRun:
     def with_key(self, key_group: int, key: SortableKey) -> list[int]:
         """The numbers of the row groups that may hold a key: one or none, unless statistics are missing or cut short.
 
-        Raises as `row_group`.
+        Raises SnapshotFailed, StoreUnavailable, ClosedError.
         """
         return self._chosen(key_group, lambda bounds: may_hold(bounds, key))
 
     def between(self, key_group: int, start: SortableKey | None, end: SortableKey | None) -> list[int]:
-        """Those that may hold keys of a key group between two, in the order of the keys. Raises as `row_group`."""
+        """Those that may hold keys of a key group between two, in the order of the keys.
+
+        Raises SnapshotFailed, StoreUnavailable, ClosedError.
+        """
         return self._chosen(key_group, lambda bounds: may_reach(bounds, start, end))
 
     def row_group(self, number: int) -> RowGroup:
@@ -318,7 +321,9 @@ class RemoteSnapshot:
     ) -> Iterator[pa.Table]:
         """The rows of a key group from `start` on and below `end`, sorted, in tables; deletes are gone.
 
-        `streams` is how many key groups are read so at the same time: they share the memory. Raises as `find`.
+        `streams` is how many key groups are read at the same time: they share the memory.
+
+        Raises SnapshotFailed, StoreUnavailable, ClosedError.
         """
         runs = self._newest_first(key_group)[::-1]
         most_bytes = max(_LEAST_PORTION_BYTES, self._access.cache.most_bytes // max(1, streams * len(runs)))
@@ -328,7 +333,7 @@ class RemoteSnapshot:
     def tables(self, key_groups: frozenset[int], beat: Callable[[], None]) -> Generator[pa.Table]:
         """The rows of some key groups by (key group, key), in tables. `beat` is called often. From any one thread.
 
-        Reads around the cache. Raises as `find`.
+        Reads around the cache. Raises SnapshotFailed, StoreUnavailable, ClosedError.
         """
         access = self._access
         plan = make_plan(access.log.descriptor, self.manifest, self.manifest, (), key_groups)

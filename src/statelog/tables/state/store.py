@@ -85,16 +85,16 @@ class KeyedStore(Protocol):
 
         They are the newest of each key between the place that it has and the one that `move` gives next, those of the
         table's key groups only, with values in the table's value schema. Any number of tables may come before `move`,
-        also of several commits, oldest first. Until then what is read is of no place. Raises as `apply`.
+        also of several commits, oldest first. Until then reads are of no place. Raises StorageFull, StoreUnavailable.
         """
         ...
 
     def move(self, place: StatePlace) -> None:
-        """What was loaded is the state at this place. Raises as `apply`."""
+        """What was loaded is the state at this place. Raises StorageFull, StoreUnavailable."""
         ...
 
     def adopt(self, record: TableRecord, place: StatePlace) -> None:
-        """It was just made, and is a table's at this place from now on. Raises as `apply`."""
+        """It is new, and a table's at this place from now on. Raises StorageFull, StoreUnavailable."""
         ...
 
     def unchanged(self, rows: pa.Table) -> pa.Table:
@@ -102,7 +102,7 @@ class KeyedStore(Protocol):
         ...
 
     def fill(self, rows: pa.Table, complete: Collection[int]) -> None:
-        """Take unchanged rows of a snapshot, with which these key groups are missing no more. Raises as `apply`."""
+        """Take unchanged rows of a snapshot, which complete these key groups. Raises StorageFull, StoreUnavailable."""
         ...
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class DictStore:
 
     @classmethod
     def recovered(cls, recovery: Recovery, keys: KeyRule, values: ValueRule) -> "DictStore":
-        """With all of a recovered state. Raises as `Recovery.to_dict`."""
+        """With all of a recovered state. Raises Damaged, Unavailable."""
         state = recovery.to_dict()
         if keys.one is not None:
             state = {key: value for (_, key), value in state.items()}
