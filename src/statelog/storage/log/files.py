@@ -98,7 +98,8 @@ class ManifestChain:
         Raises StoreUnavailable, also if the directory is not there or went back, IdentityChanged if it is another's.
         """
         known, now_s = self._listing, time.monotonic()
-        if known is not None and now_s - known[1] < max_age_s:
+        # That there is none is never remembered: who finds none looks whether the directory is still the log's.
+        if known is not None and known[0] and now_s - known[1] < max_age_s:
             return known[0]
         seen = self._highest  # Asked for before the listing: other threads may put meanwhile.
         found = ((manifest_number(info.path), info) for info in self._store.list("manifests/"))
