@@ -7,9 +7,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from statelog.materializer.engine import delta_tables
 from statelog.materializer.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round import run_round
-from statelog.materializer.work import delta_tables
 from statelog.reading.converter import Converter
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.snapshot.runs import first_unsorted

@@ -15,12 +15,11 @@ from pathlib import Path
 from statelog.environment import CrashPoint, Environment
 from statelog.errors import CorruptRun, NotFound, RoundGivenUp
 from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, other_root, plan_cleanup, publish, run_cleanup
-from statelog.materializer.engine import Engine, EngineMaker, Written
+from statelog.materializer.engine import Engine, EngineMaker, RoundWork, Written, not_whole
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data
 from statelog.materializer.tasks import MergeTask, TaskOutput, fold_tasks, merge_tasks
-from statelog.materializer.work import RoundWork, not_whole
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
 from statelog.schemas.names import DESCRIPTOR_PATH

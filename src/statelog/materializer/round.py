@@ -19,12 +19,11 @@ from dataclasses import replace
 from statelog.environment import current_environment
 from statelog.errors import Damaged, DataLoss, NotFound, OffsetGone, StatelogError
 from statelog.materializer.cleanup import VerifiedRuns
-from statelog.materializer.engine import EngineMaker, LocalEngine
+from statelog.materializer.engine import EngineMaker, LocalEngine, scratch_directory
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.roll_up import RollUp, Steps
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target, prove_truncation
-from statelog.materializer.work import scratch_directory
 from statelog.schemas.topic_policy import ROLLING_UP
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log

@@ -19,12 +19,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
 from statelog.errors import ConfigError, RoundGivenUp, StatelogError, Unavailable
-from statelog.materializer.engine import EngineMaker, Written
+from statelog.materializer.engine import EngineMaker, RoundWork, Written
 from statelog.materializer.outcome import RoundOutcome
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import Task
-from statelog.materializer.work import RoundWork
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.engine_task import DONE_SCHEMA, TaskDone, TaskWork
 from statelog.spark.parsing import LogAddress, address_options, log_address

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from statelog.environment import current_environment
 from statelog.errors import CorruptRun, NotFound
+from statelog.materializer.engine import RoundWork, not_whole, scratch_directory, write_runs
 from statelog.materializer.tasks import Task
-from statelog.materializer.work import RoundWork, not_whole, scratch_directory, write_runs
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.clients import cached_log
 from statelog.spark.parsing import LogAddress

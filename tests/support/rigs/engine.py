@@ -1,7 +1,6 @@
 """Engines for tests: the local one, asked to cut its work into several tasks."""
 
-from statelog.materializer.engine import EngineMaker, LocalEngine
-from statelog.materializer.work import RoundWork
+from statelog.materializer.engine import EngineMaker, LocalEngine, RoundWork
 
 __all__ = ["SplitEngine", "split_engine"]
 
