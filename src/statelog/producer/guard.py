@@ -202,7 +202,7 @@ class Guard:
 
     def hand_over(self, *parts: Callable[[], None]) -> Callable[[], None]:
         """In a turn of the owner's: it is nobody's, until what this returns is called, in the thread whose it is then.
-        That calls `parts`, too, and raises as `check`.
+        That calls `parts`, too, and raises ClosedError, Fenced, NestedCall.
         """
         self._thread = NOBODY
         return partial(self._adopt, parts)
