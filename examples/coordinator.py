@@ -33,7 +33,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from statelog.environment import Environment
 from statelog.producer import Coordinator, TaskGrant, TaskWriter
 from statelog.recovery import recover
 from statelog.schemas import Handle, KeyType, key_group_of, share
@@ -142,7 +141,7 @@ def coordinate(job: Job) -> None:
     lines = job.text.read_text(encoding="utf-8").splitlines()
     with (
         job.open() as log,
-        Environment(crash=job.step).run(Coordinator, log, "word-count") as coordinator,
+        Coordinator(log, "word-count") as coordinator,
         ExitStack() as stack,
     ):
         job.step("coordinator: opened")

@@ -16,6 +16,7 @@ import pytest
 from demo.processes import alive, resume, wait_until
 from examples import coordinator as example
 from examples.coordinator import LICENSE, LINES_PER_COMMIT, Job, count_words, run_to_the_end, words
+from statelog.environment import Environment
 from statelog.schemas.key_groups import KeyType
 from statelog.storage.log.where import Where
 from tests.support.processes.starts import quick_start
@@ -26,7 +27,7 @@ from tests.support.services.broker import Broker
 def coordinate(job: Job) -> None:
     """The coordinator's process: the example's, but its workers start quickly."""
     example.__dict__["SPAWN"] = quick_start()  # Of another type, with the same methods.
-    example.coordinate(job)
+    Environment(crash=job.step).run(example.coordinate, job)
 
 
 def nothing(_: str) -> None:
