@@ -128,7 +128,7 @@ def test_a_producer_made_ahead_that_is_over(real: tuple[LogRig, Remembering]) ->
 
 
 def _check_none_to_take(standby: Standby[bytes, bytes]) -> None:
-    assert vars(standby)["_setup"].log.spare.take(time.monotonic()) is None
+    assert vars(standby)["_setup"].log.warm_producer.take(time.monotonic()) is None
     standby.close()
 
 

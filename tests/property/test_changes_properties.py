@@ -8,21 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.schemas.changes import key_order
-from statelog.schemas.changes.changes import (
-    DELETE,
-    OPAQUE,
-    PUT,
-    apply_to_dict,
-    chunk_slices,
-    last_per_key,
-    live,
-    newest_sorted,
-    row_sizes,
-    sort_by_key,
-    split,
-)
+from statelog.schemas.changes.changes import DELETE, OPAQUE, PUT, chunk_slices, live, newest_sorted, row_sizes, split
 from statelog.schemas.key_groups import KeyType, partition_of
 from tests.support.samples.chunks import Row, rows_batch
+from tests.support.samples.folds import last_per_key, sort_by_key
 
 TYPED = pa.struct([("a", pa.int64()), ("s", pa.string())])
 # Few distinct bytes, so that keys repeat, share beginnings, and differ by padding only.
@@ -70,17 +59,6 @@ def naive_last(rows: list[Row]) -> list[Row]:
     return [rows[number] for number in sorted(last.values())]
 
 
-def naive_state(rows: list[Row]) -> dict[tuple[int, object], object]:
-    """Apply change by change."""
-    state: dict[tuple[int, object], object] = {}
-    for group, op, key, value in rows:
-        if op == PUT:
-            state[group, key] = value
-        else:
-            state.pop((group, key), None)
-    return state
-
-
 @settings(deadline=None, max_examples=300)
 @given(tables())
 def test_folds_equal_their_naive_twins(case: tuple[list[Row], pa.Table]) -> None:
@@ -102,20 +80,6 @@ def test_words_and_arrow_agree(case: tuple[list[Row], pa.Table]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_order, "_WIDEST", -1)
         assert [fold(table) for fold in folds] == by_words
-
-
-@settings(deadline=None, max_examples=200)
-@given(tables(), st.integers(0, 60))
-def test_state_equals_replay(case: tuple[list[Row], pa.Table], at: int) -> None:
-    """A dict that takes the changes in two parts is the dict that takes them one by one."""
-    rows, table = case
-    grouped: dict[object, object] = {}
-    for part in (table.slice(0, at), table.slice(at)):
-        apply_to_dict(part, grouped, with_group=True)
-    assert grouped == naive_state(rows)
-    plain: dict[object, object] = {}
-    apply_to_dict(table, plain)
-    assert plain == {key: value for (_, key), value in naive_state([(0, *row[1:]) for row in rows]).items()}
 
 
 @settings(deadline=None, max_examples=200)

@@ -22,7 +22,7 @@ import xxhash
 
 from statelog.errors import Damaged
 from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame
-from statelog.schemas.changes.changes import apply_to_dict, change_schema
+from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.changes.chunk import decode_batch, decode_head
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import records as ledger
@@ -33,6 +33,7 @@ from statelog.storage.run_reader import RunReader
 from statelog.storage.run_writer import RunWriter
 from tests.support.processes.starts import in_fork
 from tests.support.samples.chunks import Row, chunk_of, rows_batch
+from tests.support.samples.folds import apply_to_dict
 from tests.support.samples.format_examples import EXAMPLES
 from tests.support.samples.ledger_story import IDENTITY, Story
 from tests.support.samples.runs import LABEL, change_table

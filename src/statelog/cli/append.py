@@ -14,7 +14,7 @@ from statelog.cli.progress import open_bar
 from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import BytesText
 from statelog.errors import StatelogError
-from statelog.quantities import show_count
+from statelog.formatting import show_count
 from statelog.schemas.descriptor import HashRule
 from statelog.storage.log.log import Log
 

@@ -9,9 +9,9 @@ import click
 from statelog.cli.materialize import materializer_settings
 from statelog.cli.output import Fact, Listing, Report, Unit, confirm
 from statelog.cli.session import Session, connected
+from statelog.formatting import show_time
 from statelog.materializer import tail_now
 from statelog.materializer.tail import Tail
-from statelog.quantities import show_time
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.claims import SubscriptionFile, expired, holding, newest_files

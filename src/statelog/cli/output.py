@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from statelog.cli.streams import tell
-from statelog.quantities import show_bytes, show_count, show_duration
+from statelog.formatting import show_bytes, show_count, show_duration
 
 if TYPE_CHECKING:
     from statelog.errors import StatelogError

@@ -15,7 +15,7 @@ from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import BytesText, json_lines, shown_rows, whole_file
 from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_at, parse_key_groups
 from statelog.errors import ConfigError
-from statelog.quantities import show_bytes, show_duration
+from statelog.formatting import show_bytes, show_duration
 from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
 from statelog.schemas.descriptor import HashRule
 

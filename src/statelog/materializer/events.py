@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import Any
 
 from statelog.errors import StatelogError
+from statelog.formatting import show_bytes, show_count, show_duration
 from statelog.materializer.outcome import RoundOutcome
-from statelog.quantities import show_bytes, show_count, show_duration
 
 __all__ = ["Event", "EventKind", "log_event"]
 

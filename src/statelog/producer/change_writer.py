@@ -14,7 +14,7 @@ from statelog.errors import NestedCall, UncommittedChanges
 from statelog.producer.buffer import ChangeBuffer
 from statelog.producer.change_maker import Key, Value
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
-from statelog.slips import warn_caller
+from statelog.warn import warn_caller
 
 __all__ = ["ChangeWriter"]
 

@@ -181,8 +181,8 @@ def _attempt(
 
     `next_nonce` gives that of an Open that may be sent now, or raises.
     """
-    spare = log.spare.take(clock())
-    producer = log.kafka.producer() if spare is None else spare
+    warm = log.warm_producer.take(clock())
+    producer = log.kafka.producer() if warm is None else warm
     try:
         producer.connect()  # Which takes about as long as the checks.
         ledger.fold_end()

@@ -48,8 +48,7 @@ from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.files import ManifestChain, descriptor_or_none
 from statelog.storage.log.log import Log
-from statelog.storage.log.no_kafka import NoKafka
-from statelog.storage.log.where import Where, opened_store
+from statelog.storage.log.where import Where, no_kafka, opened_store
 
 __all__ = ["Recovery", "recover", "recover_snapshot"]
 
@@ -127,7 +126,7 @@ def recover_snapshot(
     if made is None:
         raise NotFound(f"there is no log {name}", url=store.url)
     newest = ManifestChain(store, made).newest_of_any()
-    log = Log(made.at(newest.manifest.identity) if newest else made, NoKafka(), store)
+    log = Log(made.at(newest.manifest.identity) if newest else made, no_kafka(), store)
     at = None if position is None else AtPosition(position)
     planner = Planner(log, at, None if key_groups is None else frozenset(key_groups), is_alone=True)
     held = HeldPlan(log, planner, settings or RecoverySettings(), current_environment(), planner.key_groups)

@@ -9,7 +9,7 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topic_policy import Waiver
-from statelog.schemas.values.schema import ValueSchema
+from statelog.schemas.values.schema import ValueSchema, avsc_from_arrow
 
 __all__ = [
     "Descriptor",
@@ -25,6 +25,7 @@ __all__ = [
     "SubscriptionCap",
     "ValueSchema",
     "Waiver",
+    "avsc_from_arrow",
     "key_group_of",
     "key_groups_of",
     "share",

@@ -39,7 +39,6 @@ __all__ = [
     "check_counts",
     "check_prefix_bytes",
     "crc32_column",
-    "from_bitmap",
     "key_bytes",
     "key_group_of",
     "key_groups_of",
@@ -308,12 +307,6 @@ def _small_bitmap(key_groups: Set[int], first: int) -> bytes:
 
 def _below(key_group: int, first: int) -> KeyGroupMismatch:
     return KeyGroupMismatch("a key group lies below its partition", key_group=key_group, first=first)
-
-
-def from_bitmap(bitmap: bytes, first: int) -> frozenset[int]:
-    """The key groups of a bitmap, in the partition whose first key group is `first`."""
-    bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")
-    return frozenset((np.flatnonzero(bits) + first).tolist())
 
 
 def merge_bitmaps(a: bytes, b: bytes) -> bytes:

@@ -108,7 +108,7 @@ class Follower:
     def _keep_spare(self) -> None:
         """Have a producer ready for a promotion, as long as Kafka answers."""
         if self._feed.is_answered:
-            self.setup.log.spare.keep(self._environment.clock())
+            self.setup.log.warm_producer.keep(self._environment.clock())
 
     # ---- steps; their caller holds the lock
 

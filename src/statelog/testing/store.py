@@ -9,7 +9,7 @@ Invariants: all files change under one lock and are immutable bytes, so nothing 
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import BinaryIO, NamedTuple
 from statelog.errors import AlreadyExists, NotFound, StorageFull, StoreUnavailable
 from statelog.schemas.names import check_name
 from statelog.storage.store import FileInfo
-from statelog.storage.store.local import ProbeOperations, prove_put_if_absent, stale_temporaries
-from statelog.storage.store.url import check_path, check_prefix, is_temporary
+from statelog.storage.store.base import BaseStore
+from statelog.storage.store.url import check_path
 
 __all__ = ["Fault", "FaultHook", "MemoryDisk", "MemoryStore", "no_store_faults"]
 
@@ -137,7 +137,7 @@ class MemoryDisk:
         return sum(len(file.data) for file in self._files.values())
 
 
-class MemoryStore:
+class MemoryStore(BaseStore):
     """One log's directory on a `MemoryDisk`, as one process sees it: faults are per handle, files are shared."""
 
     def __init__(self, disk: MemoryDisk, log: str, *, faults: FaultHook = no_store_faults) -> None:
@@ -157,12 +157,7 @@ class MemoryStore:
 
     def check(self) -> None:
         """Prove put-if-absent, with faults as in any call."""
-        operations = ProbeOperations(create=self._create, read=self._read, delete=self._delete)
-        prove_put_if_absent(operations, url=self.url, token=self._disk.next_token())
-
-    def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create a file."""
-        self._create(check_path(path), data)
+        self.prove(self._disk.next_token())
 
     def put(self, path: str, data: bytes) -> None:
         """Write or replace a file."""
@@ -176,36 +171,11 @@ class MemoryStore:
 
     def download(self, path: str, local: Path) -> None:
         """Copy a file to a local path."""
-        local.write_bytes(self._content("download", check_path(path)))
-
-    def read(self, path: str) -> bytes:
-        """A whole file."""
-        return self._read(check_path(path))
+        local.write_bytes(self._bytes_of("download", check_path(path)))
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
         """A reader over the bytes that the file has now."""
-        return io.BytesIO(self._content("open", check_path(path)))
-
-    def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        """All published files below `prefix`."""
-        self._ask("list", check_prefix(prefix))
-        found = self._disk.files(self._prefix + prefix)
-        cut = len(self._prefix)
-        return iter([info._replace(path=info.path[cut:]) for info in found if not is_temporary(info.path)])
-
-    def delete(self, path: str) -> None:
-        """Delete a file."""
-        self._delete(check_path(path))
-
-    def sweep(self, now_s: float) -> None:
-        """Delete temporary files that are a day old; only tests make them here."""
-        self._ask("sweep", "")
-        found = [info._replace(path=info.path[len(self._prefix) :]) for info in self._disk.files(self._prefix)]
-        for path in stale_temporaries(found, now_s):
-            self._disk.remove(self._prefix + path)
-
-    def tidy(self) -> None:
-        """Nothing: there are no directories."""
+        return io.BytesIO(self._bytes_of("open", check_path(path)))
 
     def now_s(self) -> float:
         """The disk's clock."""
@@ -216,12 +186,17 @@ class MemoryStore:
         self._effect("put_if_absent", path, lambda: self._disk.write(self._prefix + path, data, absent=True))
 
     def _read(self, path: str) -> bytes:
-        return self._content("read", path)
+        return self._bytes_of("read", path)
 
     def _delete(self, path: str) -> None:
         self._effect("delete", path, lambda: self._disk.remove(self._prefix + path))
 
-    def _content(self, method: str, path: str) -> bytes:
+    def _files(self, prefix: str) -> Sequence[FileInfo]:
+        self._ask("list", prefix)
+        found, cut = self._disk.files(self._prefix + prefix), len(self._prefix)
+        return [info._replace(path=info.path[cut:]) for info in found]
+
+    def _bytes_of(self, method: str, path: str) -> bytes:
         self._ask(method, path)
         return self._disk.get(self._prefix + path)
 

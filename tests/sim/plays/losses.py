@@ -22,7 +22,6 @@ from statelog.materializer import run_round
 from statelog.producer import Coordinator, Grant, Writer
 from statelog.recovery import AtPosition, Cursor, RecoverySettings, Stream, newest_changes, plan_changes, recover
 from statelog.schemas import KeyType, Place, key_group_of
-from statelog.schemas.changes.changes import apply_to_dict
 from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.place import ORIGIN
 from statelog.spark.options import StreamOptions, stream_options
@@ -32,6 +31,7 @@ from statelog.storage import Log
 from statelog.storage.log.producers import append_all
 from statelog.tables import Standby, Table, TableSettings
 from tests.support.rigs.log import LogRig, settings_for
+from tests.support.samples.folds import apply_to_dict
 
 __all__ = ["CASES", "DOORS", "Case", "Door", "Loss", "Regrowth", "Snapshot", "Verdict", "World", "state_at", "verdict"]
 

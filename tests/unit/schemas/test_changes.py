@@ -11,19 +11,17 @@ from statelog.schemas.changes import key_order
 from statelog.schemas.changes.changes import (
     DELETE,
     PUT,
-    apply_to_dict,
     change_schema,
     changes_batch,
     chunk_slices,
-    last_per_key,
     live,
     newest_sorted,
     row_sizes,
-    sort_by_key,
     split,
 )
 from statelog.schemas.changes.key_order import sorted_rows
 from statelog.schemas.key_groups import KeyType
+from tests.support.samples.folds import last_per_key, sort_by_key
 
 SCHEMA = change_schema(KeyType.BYTES)
 
@@ -155,17 +153,6 @@ def test_folds_of_nothing(fold: Callable[[pa.Table], pa.Table]) -> None:
     """An empty table folds to itself, with and without chunks."""
     assert fold(SCHEMA.empty_table()).equals(SCHEMA.empty_table())
     assert fold(pa.Table.from_batches([], SCHEMA)).num_rows == 0
-
-
-def test_apply_to_dict() -> None:
-    """Puts replace, deletes remove, a delete of an absent key is harmless, and groups separate keys when asked to."""
-    state: dict[object, object] = {b"a": b"0", b"z": b"9"}
-    changes = table((1, 0, b"a", b"1"), (1, 1, b"q", None), (2, 0, b"a", b"2"), (3, 1, b"z", None))
-    apply_to_dict(changes, state)
-    assert state == {b"a": b"2"}
-    grouped: dict[object, object] = {(3, b"z"): b"9"}
-    apply_to_dict(changes, grouped, with_group=True)
-    assert grouped == {(1, b"a"): b"1", (2, b"a"): b"2"}
 
 
 def test_keys_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,12 @@ import pytest
 from fastavro import parse_schema, schemaless_reader
 
 from statelog.errors import ConfigError, InvalidChange
+from statelog.schemas.values.arrow import fit
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import (
     OPAQUE,
     avsc_from_arrow,
     columns_of,
-    fit_struct,
     parse_value_schema,
     rows_to_struct,
     struct_from_columns,
@@ -174,11 +174,11 @@ def test_columns_that_do_not_fit_are_refused(columns: dict[str, pa.Array]) -> No
 def test_struct_columns_keep_deletes_but_no_inner_nulls() -> None:
     """A null struct is a delete's and stays; a null inside a present one is refused."""
     schema = schema_of(field("int"))
-    kind = pa.struct([pa.field("f", pa.int64())])
-
-    assert fit_struct(pa.array([{"f": 1}, None], kind), schema).to_pylist() == [{"f": 1}, None]
+    kind, root = pa.struct([pa.field("f", pa.int64())]), schema.root
+    assert root
+    assert fit(pa.array([{"f": 1}, None], kind), root, "value").to_pylist() == [{"f": 1}, None]
     with pytest.raises(InvalidChange):
-        fit_struct(pa.array([{"f": None}, None], kind), schema)
+        fit(pa.array([{"f": None}, None], kind), root, "value")
 
 
 def test_a_schema_from_arrow() -> None:

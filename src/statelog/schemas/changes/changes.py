@@ -3,7 +3,7 @@
 A put's value is the whole result, so that applying a change twice is harmless; a delete's value is null. The value
 column is binary (opaque to us) or a struct (typed). Row order is the order of the changes.
 
-Never loops over rows in Python, except to fill a dict. Never does I/O. `key_order` owns the comparison of keys.
+Never loops over rows in Python. Never does I/O. `key_order` owns the comparison of keys.
 
 Invariants:
 - Splitting, cutting and folding keep the order of the changes of one key.
@@ -11,9 +11,9 @@ Invariants:
   bound what they fold at once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.schemas.arrays import column_of, numbers_of, whole_column
-from statelog.schemas.changes.key_order import last_rows, sorted_last_rows, sorted_rows
+from statelog.schemas.changes.key_order import sorted_last_rows
 from statelog.schemas.key_groups import KeyType, partition_starts
 
 __all__ = [
@@ -31,18 +31,15 @@ __all__ = [
     "OPAQUE",
     "PUT",
     "PartitionSlice",
-    "apply_to_dict",
     "change_schema",
     "changes_batch",
     "chunk_slices",
     "cut_by_bytes",
     "gone_and_live",
-    "last_per_key",
     "live",
     "merge_tables",
     "newest_sorted",
     "row_sizes",
-    "sort_by_key",
     "split",
 ]
 
@@ -183,19 +180,10 @@ def _fixed_width(kind: pa.DataType) -> int:
 # ---- on the way out: the last change per key
 
 
-def last_per_key(changes: pa.Table) -> pa.Table:
-    """The last change of every (key group, key), in row order."""
-    return _take(changes, last_rows)
-
-
-def sort_by_key(changes: pa.Table) -> pa.Table:
-    """All changes by (key group, key) in the keys' native order; those of one key keep their order."""
-    return _take(changes, sorted_rows)
-
-
 def newest_sorted(changes: pa.Table) -> pa.Table:
-    """The last change of every (key group, key), sorted: `sort_by_key(last_per_key(changes))`, moving values once."""
-    return _take(changes, sorted_last_rows)
+    """The last change of every (key group, key), sorted by them in the keys' native order."""
+    rows = sorted_last_rows(whole_column(changes.column("key_group")), whole_column(changes.column("key")))
+    return changes.take(column_of(rows))
 
 
 def live(changes: pa.Table) -> pa.Table:
@@ -209,34 +197,6 @@ def gone_and_live(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]
     if not pc.any(deletes).as_py():
         return rows.slice(0, 0), rows
     return rows.filter(deletes), rows.filter(pc.invert(deletes))
-
-
-def apply_to_dict(changes: pa.Table, state: dict[Any, Any], *, with_group: bool = False) -> None:
-    """Apply changes to a dict from key to value, or from (key group, key) if `with_group`.
-
-    A log whose callers name the key groups may hold one key in several; there only `with_group` tells them apart.
-    """
-    keys = ["key_group", "key"] if with_group else ["key"]
-    newest = last_per_key(changes if with_group else _in_one_group(changes))
-    for key in _rows_of(newest.filter(pc.equal(newest.column("op"), DELETE)), keys):
-        state.pop(key, None)
-    puts = live(newest)
-    state.update(zip(_rows_of(puts, keys), puts.column("value").to_pylist(), strict=True))
-
-
-def _rows_of(changes: pa.Table, names: Sequence[str]) -> Sequence[object]:
-    columns = [changes.column(name).to_pylist() for name in names]
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-
-
-def _in_one_group(changes: pa.Table) -> pa.Table:
-    zeros = column_of(np.zeros(changes.num_rows, np.uint16))
-    return changes.set_column(changes.schema.get_field_index("key_group"), "key_group", zeros)
-
-
-def _take(changes: pa.Table, choose: Callable[[pa.Array, pa.Array], NDArray[np.int64]]) -> pa.Table:
-    rows = choose(whole_column(changes.column("key_group")), whole_column(changes.column("key")))
-    return changes.take(column_of(rows))
 
 
 def _numpy(column: pa.Array) -> NDArray[np.uint16]:

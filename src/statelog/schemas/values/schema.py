@@ -22,7 +22,7 @@ import pyarrow as pa
 from statelog.errors import ConfigError, IncompatibleSchema, InvalidChange
 from statelog.schemas.arrays import whole_column
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.values.arrow import default_array, family, fit, fit_fields, from_rows, is_list, struct_children
+from statelog.schemas.values.arrow import default_array, family, fit_fields, from_rows, is_list, struct_children
 from statelog.schemas.values.resolution import Resolution, apply_resolution, compose, first_difference, make_resolution
 from statelog.schemas.values.types import ValueType, canonical_json, parse_value_type
 
@@ -37,7 +37,6 @@ __all__ = [
     "check_compatible",
     "columns_of",
     "convert",
-    "fit_struct",
     "misfits",
     "parse_value_schema",
     "resolve",
@@ -191,11 +190,6 @@ def struct_from_columns(
     if deletes is None:
         deletes = pa.repeat(pa.scalar(value=False, type=pa.bool_()), columns.num_rows)
     return fit_fields(given, _typed(schema), _ROOT, deletes)
-
-
-def fit_struct(column: pa.Array, schema: ValueSchema) -> pa.Array:
-    """A struct column of kindred types as the value column; nulls (deletes) are kept. Raises InvalidChange."""
-    return fit(column, _typed(schema), _ROOT)
 
 
 def columns_of(struct: pa.Array) -> pa.RecordBatch:

@@ -43,7 +43,7 @@ from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
 from statelog.storage.log.evidence import Witnesses, check_ledger
 from statelog.storage.log.files import ManifestChain, ValueSchemas, descriptor_or_none
 from statelog.storage.log.ledger import Ledger
-from statelog.storage.log.producers import Spare, append_all
+from statelog.storage.log.producers import WarmProducer, append_all
 from statelog.storage.log.topics import (
     IdentifiedTopics,
     check_made,
@@ -106,7 +106,7 @@ class Log(Closing):
         self.store = store
         self.manifests = ManifestChain(store, descriptor)
         self.value_schemas = ValueSchemas(store, descriptor.value_schema_id)
-        self.spare = Spare(self._writing_producer)
+        self.warm_producer = WarmProducer(self._writing_producer)
         """A producer made ahead of an Open, for who keeps one."""
         self.witnesses = Witnesses(kafka, self.data_topic, descriptor.seal_key)
         """What the writers of chunks have seen of the ledger."""
@@ -212,7 +212,7 @@ class Log(Closing):
     def close(self) -> None:
         """Release the clients. Idempotent."""
         try:
-            self.spare.close()
+            self.warm_producer.close()
         finally:
             self.kafka.close()
 

@@ -1,4 +1,4 @@
-"""Producers of a log: one that is made ahead (`Spare`), and many equal records at once (`append_all`)."""
+"""Producers of a log: one that is made ahead (`WarmProducer`), and many equal records at once (`append_all`)."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ from statelog.errors import OutcomeUnknown, StatelogError
 from statelog.storage.kafka import Delivery, DeliveryStatus, Producer
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 
-__all__ = ["Spare", "append_all"]
+__all__ = ["WarmProducer", "append_all"]
 
 _FRESH_S = 180.0
 """So long a connection that is hardly used is trusted: load balancers drop idle ones after 4 minutes and more, brokers
@@ -34,7 +34,7 @@ class _Made(NamedTuple):
         return False
 
 
-class Spare:
+class WarmProducer:
     """At most one producer, made ahead for an Open that has to be quick: a new client connects before its first send.
 
     Belongs to a log, and is closed with it. Whoever may have to open keeps one (`keep`), and an Open takes it (`take`);

@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, cast
 
-from statelog.errors import ConfigError
+from statelog.errors import ConfigError, Misuse
 from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.names import check_log_name, parse_enum
 from statelog.schemas.topic_policy import Waiver, parse_waivers
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.config import DEFAULT_REPLICATION_FACTOR, Config, merge, named_layers
-from statelog.storage.kafka import Kafka
+from statelog.storage.kafka import Kafka, OffsetRange, Reader, Record
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import check_kafka, check_password_in_clear, client_config
 from statelog.storage.store import Store
@@ -39,6 +39,7 @@ __all__ = [
     "check_replicas",
     "configured_where",
     "new_log",
+    "no_kafka",
     "opened_ports",
     "opened_store",
 ]
@@ -271,3 +272,35 @@ def _whole(name: str, value: object, most: int, most_text: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise ConfigError(f"{name} is {value!r} and must be a whole number from 1 to {most_text}")
     return value
+
+
+# ---- no Kafka
+
+
+def no_kafka() -> Kafka:
+    """The port for when there is no Kafka: every request but an empty read raises Misuse."""
+    return cast("Kafka", _NoKafka())
+
+
+class _NoKafka:
+    def reader(self, _topic: str) -> Reader:
+        return self
+
+    def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Generator[Record]:
+        if any(end > start for start, end in ranges.values()):
+            _refuse("read", ranges, stall_timeout_s)
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+    def __getattr__(self, request: str) -> Callable[..., NoReturn]:
+        return partial(_refuse, request)
+
+
+def _refuse(request: str, *asked: object, **_: object) -> NoReturn:
+    raise Misuse(
+        "this log was opened without Kafka, to read a snapshot alone",
+        asked=" ".join(map(str, (request, *asked))),
+        hint="Open it with Log.open to follow it, to write, or to recover a newer state",
+    )

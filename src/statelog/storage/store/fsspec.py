@@ -9,7 +9,7 @@ fork); a listing comes from the store, whole, or is an error; no secret is in `r
 
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,20 +24,13 @@ from fsspec.spec import AbstractFileSystem
 from statelog.errors import AlreadyExists, ConfigError, NotFound, StoreUnavailable
 from statelog.storage.kafka.config import mask_text
 from statelog.storage.store import FileInfo, Store
+from statelog.storage.store.base import BaseStore
 from statelog.storage.store.errors import GuardedReader, Repeats, guarded, is_conflict, is_missing, is_taken
-from statelog.storage.store.local import (
-    LocalStore,
-    ProbeOperations,
-    make_private,
-    prove_put_if_absent,
-    stale_temporaries,
-)
+from statelog.storage.store.local import LocalStore, make_private
 from statelog.storage.store.url import (
     RootUrl,
     check_options,
     check_path,
-    check_prefix,
-    is_temporary,
     log_url,
     mask_options,
     parse_directory_mode,
@@ -115,7 +108,7 @@ def _open_webhdfs(url: str, options: Mapping[str, object]) -> tuple[AbstractFile
     return WebHdfs(host=place.hostname, port=place.port, **{**user, **options}), place.path or "/"
 
 
-class FsspecStore:
+class FsspecStore(BaseStore):
     """One log's directory on an fsspec file system. Usable from threads; connects anew in a forked process."""
 
     def __init__(
@@ -149,16 +142,6 @@ class FsspecStore:
         """The directory's URL; it never holds credentials."""
         return self._url
 
-    def check(self) -> None:
-        """Prove put-if-absent here, and clear out temporary files that a crash left more than a day ago."""
-        operations = ProbeOperations(create=self._create, read=self._read, delete=self._delete)
-        prove_put_if_absent(operations, url=self._url, token=uuid4().hex)
-        self.sweep(self.now_s())
-
-    def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create a file by a conditional write of the whole of it."""
-        self._create(check_path(path), data)
-
     def put(self, path: str, data: bytes) -> None:
         """Replace a file by one write of the whole of it."""
         full = self._full(check_path(path))
@@ -185,10 +168,6 @@ class FsspecStore:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def read(self, path: str) -> bytes:
-        """A whole file."""
-        return self._read(check_path(path))
-
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
         """A buffered reader of ranges; its reads raise our errors."""
         full = self._full(check_path(path))
@@ -198,22 +177,6 @@ class FsspecStore:
             source = self._ask("open", path, lambda: self._open_range(full), reading=True)
         reader = GuardedReader(source, lambda: self._guard("read", path, reading=True), self._repeats)
         return io.BufferedReader(reader, _READ_BYTES)
-
-    def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        """Every published file below `prefix`: one request per directory, or per page of one."""
-        return iter([info for info in self._files(check_prefix(prefix)) if not is_temporary(info.path)])
-
-    def delete(self, path: str) -> None:
-        """Delete a file."""
-        self._delete(check_path(path))
-
-    def sweep(self, now_s: float) -> None:
-        """Delete temporary files that are a day old: probes of the clock and of conditional writes, HDFS' uploads."""
-        for path in stale_temporaries(self._files(""), now_s):
-            self._delete(path)
-
-    def tidy(self) -> None:
-        """Nothing: an object store has no directories; those of HDFS stay."""
 
     def now_s(self) -> float:
         """The store's clock: the time that it stamps on a small object written now. Three small requests.
@@ -312,7 +275,7 @@ class FsspecStore:
         self._ask("delete", path, remove)
 
     def _files(self, prefix: str) -> Sequence[FileInfo]:
-        """All files below a prefix, temporary ones too, complete or not at all."""
+        """With one request per directory, or per page of one."""
         base = self._connected().base
         with self._guard("list", prefix, reading=False):
             found = _walk(self._entries, f"{base}/{prefix.rpartition('/')[0]}".rstrip("/"))

@@ -8,11 +8,6 @@ The rights of the log's directory are those of all that is made below it, whatev
 and so 0600 for files, unless it was made with another mode, or changed since. So users who share a log set nothing.
 
 Invariant: a call that returned survives a power cut, and no name ever shows a part of a file.
-
-Owns, for every implementation, the proof that a store honours put-if-absent, which works on the few operations that it
-is handed; and the cleanup of what interrupted calls left. That touches temporary files only, which nothing names:
-removing one under a call that is still running makes that call fail, never lie. So its age limit serves liveness, and
-safety needs no clock.
 """
 
 import errno
@@ -20,91 +15,23 @@ import io
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from statelog.errors import AlreadyExists, NotFound, StatelogError, StoreUnavailable, UnsafeStore
+from statelog.errors import AlreadyExists, UnsafeStore
 from statelog.schemas.names import check_name
 from statelog.storage.store import FileInfo
+from statelog.storage.store.base import BaseStore
 from statelog.storage.store.errors import GuardedReader, guarded
-from statelog.storage.store.url import check_path, check_prefix, is_temporary, temporary_name
+from statelog.storage.store.url import check_path, temporary_name
 
-__all__ = ["STALE_AFTER_S", "LocalStore", "ProbeOperations", "make_private", "prove_put_if_absent", "stale_temporaries"]
+__all__ = ["LocalStore", "make_private"]
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _COPY_BYTES = 4 << 20
-
-
-# ---- the proof, for every implementation
-
-
-STALE_AFTER_S = 86_400.0
-_PROOF_HINT = "Use a store that honours conditional writes (If-None-Match), or another gateway in front of it"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeOperations:
-    """The operations of a store, on any path below the log's directory, temporary names included."""
-
-    create: Callable[[str, bytes], None]
-    read: Callable[[str], bytes]
-    delete: Callable[[str], None]
-
-
-def prove_put_if_absent(operations: ProbeOperations, *, url: str, token: str) -> None:
-    """Create a probe twice. Raises UnsafeStore if the second call succeeds, or if the first one's bytes are gone.
-
-    `token` makes the probe's name unique, so that AlreadyExists on the first call can only be an earlier try of it.
-    """
-    path = temporary_name(f"probe-{token}")
-    first, second = f"first {token}".encode(), f"second {token}".encode()
-    try:
-        _prove(operations, path, (first, second), url)
-    except BaseException:
-        with suppress(StatelogError):  # Why the proof failed is what counts; what it left is swept.
-            operations.delete(path)
-        raise
-    operations.delete(path)
-
-
-def _prove(operations: ProbeOperations, path: str, contents: tuple[bytes, bytes], url: str) -> None:
-    _create_first(operations, path, contents[0], url)
-    if _succeeds(operations, path, contents[1]):
-        raise UnsafeStore("The store overwrites a file that must only be created", hint=_PROOF_HINT, store=url)
-    if _content(operations, path, url) != contents[0]:
-        raise UnsafeStore("The store refused the second create, but kept its bytes", hint=_PROOF_HINT, store=url)
-
-
-def _create_first(operations: ProbeOperations, path: str, data: bytes, url: str) -> None:
-    try:
-        operations.create(path, data)
-    except AlreadyExists as error:
-        if _content(operations, path, url) != data:
-            raise StoreUnavailable("A probe of a new name is there already", store=url, path=path) from error
-
-
-def _succeeds(operations: ProbeOperations, path: str, data: bytes) -> bool:
-    try:
-        operations.create(path, data)
-    except AlreadyExists:
-        return False
-    return True
-
-
-def _content(operations: ProbeOperations, path: str, url: str) -> bytes:
-    try:
-        return operations.read(path)
-    except NotFound as error:
-        raise UnsafeStore("The store does not show a file that was just written", store=url, path=path) from error
-
-
-def stale_temporaries(files: Iterable[FileInfo], now_s: float) -> list[str]:
-    """The temporary files that no running call can still be waiting for; both clocks are the store's."""
-    return [file.path for file in files if is_temporary(file.path) and now_s - file.modified_s > STALE_AFTER_S]
 
 
 # ---- durable writes
@@ -179,7 +106,7 @@ def _link(temporary: Path, target: Path) -> None:
         raise
 
 
-class LocalStore:
+class LocalStore(BaseStore):
     """One log's directory below a local root. Stateless: safe in threads, after a fork, and to pickle."""
 
     def __init__(self, root: Path, log: str, *, directory_mode: int = 0o700) -> None:
@@ -197,18 +124,12 @@ class LocalStore:
         return f"file://{self._directory}"
 
     def check(self) -> None:
-        """Prove put-if-absent here, and clear out temporary files that a crash left more than a day ago."""
+        """As every store, unless the log's directory is a symbolic link (UnsafeStore)."""
         if self._directory.is_symlink():
             raise UnsafeStore(
                 "The log's directory is a symbolic link", hint="Point the root at its target", store=self.url
             )
-        operations = ProbeOperations(create=self._create, read=self._read, delete=self._delete)
-        prove_put_if_absent(operations, url=self.url, token=uuid4().hex)
-        self.sweep(self.now_s())
-
-    def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create a file by an exclusive hard link, so that exactly one caller wins."""
-        self._create(check_path(path), data)
+        super().check()
 
     def put(self, path: str, data: bytes) -> None:
         """Replace a file by a rename."""
@@ -229,29 +150,12 @@ class LocalStore:
         with source, self._guard("make a local copy of", path, reading=False):
             _replace_durably(local, lambda file: shutil.copyfileobj(source, file, _COPY_BYTES))
 
-    def read(self, path: str) -> bytes:
-        """A whole file."""
-        return self._read(check_path(path))
-
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
         """A buffered reader; its reads raise our errors."""
         check_path(path)
         with self._guard("open", path, reading=True):
             source = (self._directory / path).open("rb", buffering=0)
         return io.BufferedReader(GuardedReader(source, lambda: self._guard("read", path, reading=True)))
-
-    def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        """Every published file below `prefix`."""
-        return iter(self._files(check_prefix(prefix), hidden=False))
-
-    def delete(self, path: str) -> None:
-        """Delete a file, unless a symbolic link leads out of the log's directory."""
-        self._delete(check_path(path))
-
-    def sweep(self, now_s: float) -> None:
-        """Delete temporary files that are a day old."""
-        for path in stale_temporaries(self._files("", hidden=True), now_s):
-            self._delete(path)
 
     def tidy(self) -> None:
         """Remove the directories that hold nothing; not through a symbolic link, and never the root."""
@@ -282,6 +186,7 @@ class LocalStore:
         return mode
 
     def _create(self, path: str, data: bytes) -> None:
+        """By an exclusive hard link, so that exactly one caller wins."""
         target = self._directory / path
         with self._guard("create", path, reading=False):
             mode = self._make(target.parent)
@@ -305,6 +210,7 @@ class LocalStore:
             return (self._directory / path).read_bytes()
 
     def _delete(self, path: str) -> None:
+        """Unless a symbolic link leads out of the log's directory."""
         target = self._directory / path
         with self._guard("delete", path, reading=False), suppress(FileNotFoundError):
             # Only the root may be reached through links: below it, one could lead to somebody else's files.
@@ -313,12 +219,11 @@ class LocalStore:
             target.unlink()
             _fsync_directory(target.parent)
 
-    def _files(self, prefix: str, *, hidden: bool) -> Sequence[FileInfo]:
-        """Published files, or with `hidden` the temporary ones too, complete or not at all."""
+    def _files(self, prefix: str) -> Sequence[FileInfo]:
         with self._guard("list", prefix, reading=False):
             found = _walk(self._directory / prefix.rpartition("/")[0])
         relative = (info._replace(path=os.path.relpath(info.path, self._directory)) for info in found)
-        return [info for info in relative if info.path.startswith(prefix) and (hidden or not is_temporary(info.path))]
+        return [info for info in relative if info.path.startswith(prefix)]
 
 
 def _walk(directory: Path) -> list[FileInfo]:

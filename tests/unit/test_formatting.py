@@ -1,6 +1,6 @@
 """Quantities as people read them, on screens and in log lines."""
 
-from statelog.quantities import show_bytes, show_count, show_duration
+from statelog.formatting import show_bytes, show_count, show_duration
 
 
 def test_quantities_are_shown_for_people() -> None:

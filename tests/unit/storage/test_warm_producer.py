@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from statelog.errors import BrokerUnavailable
 from statelog.storage.kafka import Producer
-from statelog.storage.log.producers import Spare
+from statelog.storage.log.producers import WarmProducer
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryProducer
 
@@ -46,7 +46,7 @@ class _Maker:
 def test_it_is_kept_and_taken_once() -> None:
     """However often it is kept there is one; it is given away once, and then made again, though not at once."""
     make = _Maker()
-    spare = Spare(make)
+    spare = WarmProducer(make)
     assert spare.take(0.0) is None
     for now_s in range(100):
         spare.keep(float(now_s))
@@ -64,7 +64,7 @@ def test_it_is_kept_and_taken_once() -> None:
 def test_an_old_one_is_made_anew() -> None:
     """Before a network drops its idle connection without a word; one that nobody looked after is not taken."""
     make = _Maker()
-    spare = Spare(make)
+    spare = WarmProducer(make)
     spare.keep(0.0)
     spare.keep(179.0)
     assert len(make.made) == 1
@@ -77,7 +77,7 @@ def test_an_old_one_is_made_anew() -> None:
 def test_one_that_went_bad_is_never_taken() -> None:
     """It is made anew, each time after a longer pause: what made it bad, such as a missing right, may stay."""
     make = _Maker()
-    spare, made_s = Spare(make), list[int]()
+    spare, made_s = WarmProducer(make), list[int]()
     for now_s in range(4000):
         before = len(make.made)
         spare.keep(float(now_s))
@@ -93,7 +93,7 @@ def test_one_that_went_bad_is_never_taken() -> None:
 def test_one_that_was_closed_under_it_is_never_taken() -> None:
     """A client that cannot even be asked, as in a fork, is none."""
     make = _Maker()
-    spare = Spare(make)
+    spare = WarmProducer(make)
     spare.keep(0.0)
     make.made[0].close()
     assert spare.take(1.0) is None
@@ -102,7 +102,7 @@ def test_one_that_was_closed_under_it_is_never_taken() -> None:
 def test_where_none_can_be_made_there_is_none() -> None:
     """That is no failure; as soon as one can be made there is one."""
     make = _Maker(can=False)
-    spare = Spare(make)
+    spare = WarmProducer(make)
     spare.keep(0.0)
     assert spare.take(0.0) is None
     make.can = True
@@ -113,7 +113,7 @@ def test_where_none_can_be_made_there_is_none() -> None:
 def test_close() -> None:
     """It releases what is there, and once more nothing."""
     make = _Maker()
-    spare = Spare(make)
+    spare = WarmProducer(make)
     spare.keep(0.0)
     spare.close()
     spare.close()
