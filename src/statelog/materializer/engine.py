@@ -1,4 +1,4 @@
-"""`Engine`: who carries out the tasks of a round; and the work that a task is, which is the same whoever does it.
+"""`Engine`: what carries out the tasks of a round; and the work of a task, which is the same for every engine.
 
 The round plans, checks, and puts the manifest. `LocalEngine` does the tasks in this process, one after the other.
 
@@ -15,7 +15,7 @@ Invariants:
   wrote them are never uploaded.
 - A fold is complete only once the last partition's replay has ended: only then is it known that all that was listed is
   there. A caller that stops earlier must publish nothing.
-- Every run gets a name that was never used before, so work that is done twice leaves files that nobody names.
+- Every run gets a name that was never used before, so work that is done twice leaves files that no manifest names.
 - A merged run's values have the newest schema.
 - Memory holds about three times `FOLD_BYTES` in a fold (`reading.sorted_tail`), whatever the number and the size of the
   commits and of their values, or a row group for each lane of a merge: nothing grows with the state.

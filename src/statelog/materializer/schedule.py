@@ -1,4 +1,4 @@
-"""When a round begins, and why; and how long a restore would take by now. Pure decisions over frozen values.
+"""When a round begins, and why; and how long a restore would take now. Pure decisions over frozen values.
 
 first round   after a delay that a hash of the log's name spreads over the interval; less, where the newest snapshot is
               about an interval old, so that a daemon that is restarted again and again still runs rounds

@@ -1,3 +1,3 @@
-"""Reading: the one way behind a position of a log. Between storage and those who write, fold, recover and serve."""
+"""Reading: the one way behind a position of a log. Between storage and the rooms that write, fold, recover, serve."""
 
 __all__: list[str] = []

@@ -1,15 +1,15 @@
 """`Planner`: plans states: takes the target once, folds the ledger to it, and checks that the log reaches back.
 
 Owns the choice of the snapshot, and the checks of a plan. Whether the snapshot is there and the log reaches back is
-looked at again once the lease is written: what is found then stays as long as the lease does. Anchors are compared
+checked again once the lease is written: what is found then stays as long as the lease does. Anchors are compared
 when a plan is made, because what is read is verified record by record anyway. Never reads a run or a chunk.
 
 Invariants:
-- A plan is never older than what this process was told or has read through this log, nor than what the caller knows of.
+- A plan is never older than what this process has seen through this log, nor than what the caller knows of.
 - The target is taken once. It moves only if the newest state was asked for and the log no longer holds that target.
 - If the log does not reach back to the snapshot before one that failed, that one's error is what the caller gets.
-- The first plan may begin at a snapshot that this process read a moment ago: one that is gone by now is found missing
-  under the lease, and planned anew.
+- The first plan may begin at a snapshot that this process read a moment ago: if it is gone by now, the check under the
+  lease finds that, and planning starts over.
 """
 
 from collections.abc import Collection, Mapping

@@ -6,7 +6,7 @@ another run of the query: what comes in the same run is another write, and dropp
 
 An Open ends every rival, so they are looked at first. A rival blocks the way for as long as it may be alive: a query
 that opened or committed not long ago, a plain write that began not long ago and has neither committed nor been given
-up. What no job of Spark's opened is not judged here: who opens last owns the log.
+up. Epochs that no Spark job opened are not judged here: the last to open owns the log.
 
 Invariants:
 - A batch is skipped only if its query and its id are those of the writer's last commit, and its run is not, as far as

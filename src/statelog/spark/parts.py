@@ -2,9 +2,9 @@
 
 Invariants:
 - The parts have everything of the plan once. Rows of a state come by (key group, key), changes in commit order.
-- A task reads what its part names, as a stream, in bounded memory. Only if something of a snapshot cannot be read does
-  it plan anew, at the same position, and goes on behind the last row that it gave: the rest is the same whatever
-  snapshot it is read from.
+- A task reads what its part names, as a stream, in bounded memory. Only if part of a snapshot cannot be read does it
+  plan again, at the same position, and go on after the last row that it gave: the rest is the same whatever snapshot it
+  is read from.
 """
 
 from collections.abc import Iterator, Sequence

@@ -2,12 +2,12 @@
 
 The planning workers of a session are children of one parent, so they know each other without talking: the first eight
 bytes of a nonce say that Spark opened the epoch, for a query or for plain writes, for which one, and in which session.
-A worker may be ended and another one go on; so that a query was told that it lost its epoch, and may open again once it
-is started again, is kept in a file of the session's. That it has one is in the ledger, too: the nonce of its commits.
+A worker may end and another one go on. So the session keeps a file that says that a query lost its epoch, and may open
+again only after a restart. That it has one is in the ledger, too: the nonce of its commits.
 
 Invariants:
-- A file that somebody swept away takes no epoch back: the ledger says whose the last commit is.
-- What a run left behind on this machine is removed once its session is gone; what nobody touched for a month, too.
+- Deleting that file takes no epoch back: the ledger says whose the last commit is.
+- What a run left behind on this machine is removed once its session is gone, or after a month untouched.
 """
 
 import hashlib

@@ -10,8 +10,8 @@ away.
 
 Invariants:
 - Only a `load()` chooses a position; a scan may find it gone, but never reads another.
-- A lease is capped by its age (`lease_cap_s` of the materializer): a program that never leaves `state` does not hold a
-  log for ever.
+- A lease is capped by its age (`lease_cap_s` of the materializer), so a program that never leaves `state` does not hold
+  a log indefinitely.
 """
 
 import logging

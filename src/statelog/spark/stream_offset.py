@@ -1,7 +1,7 @@
 """`StreamOffset`: how far a stream has read, as JSON in Spark's checkpoint: docs/format-stream-offset.md. Pure.
 
 Invariants:
-- It carries the log's identity, so the offsets of a topic that was made anew, or of another log, are refused.
+- It carries the log's identity, so the offsets of a recreated topic, or of another log, are refused.
 - It carries where its reading began: Spark asks for the start again if it dies in the first micro-batch, and would get
   another one.
 - It carries the ledger record below its position: a ledger that lost it, and grew again, is another history.

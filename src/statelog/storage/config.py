@@ -9,7 +9,7 @@ Invariants:
 - An unknown key is refused, naming file, key and the nearest known one.
 - No value of the tables `kafka` and `storage` is ever part of a message or a repr, unless its name says that it is no
   secret.
-- A file that nobody named is the user's own, and no secret from another source goes to an address in it.
+- A file that was found, not named, must be the user's own, and no secret from another source goes to an address in it.
 """
 
 import difflib

@@ -5,9 +5,9 @@ It executes; what a lease says and when it has expired is decided in `schemas.sn
 Invariants:
 - A lease that can be written is written. A store that refuses writes to us, or is full, costs the lease and a log line:
   then truncation does not wait for this reader, which plans again or fails loudly if it is overtaken.
-- No threads: who holds a lease calls `renew` as it makes progress, as often as it likes.
-- A lease is convenience, never safety. So a renewal that fails is borne as long as the lease still stands, a lease
-  that cannot be removed is left to expire, and one that cannot be read holds nothing back. Each of them is a log line.
+- No threads: the holder of a lease calls `renew` as it makes progress, as often as it likes.
+- A lease is convenience, never safety. So a failed renewal is tolerated as long as the lease still stands, a lease that
+  cannot be removed is left to expire, and one that cannot be read holds nothing back. Each of them is a log line.
 """
 
 import logging

@@ -7,11 +7,11 @@ Invariants:
 - An append is never sent twice. Its outcome is an offset, a clear failure, or OutcomeUnknown, after which
   this producer must not be used again (its record may still land).
 - A valid commit that was folded is returned by one `read_to`, even if that of its turn failed half way.
-- Whatever is read is read from the last folded record on, which must still be the same: so a ledger that lost its tail
-  and grew again, or was made anew, is noticed. A record that is gone by truncation proves nothing.
+- Every read starts at the last folded record, which must still be the same, so a ledger that lost its tail and grew
+  again, or was recreated, is noticed. A record that is gone by truncation proves nothing.
 - No verdict, and nothing that is read, rests on a look at last record and identity that is older than `LOOK_AGAIN_S`:
   the state of a follower would seem fresh where another cluster answers.
-- What is missing is told as a loss only after who answers was asked: it may be another cluster, or a log made anew.
+- What is missing is reported as a loss only after the identity was checked: it may be another cluster, or a new log.
 """
 
 import math

@@ -1,7 +1,7 @@
 """What keeps a stream's place from truncation: a subscription, if the query names a reader, else a lease.
 
 A subscription holds while the query is stopped, too. A lease holds for its time after the last micro-batch began, and
-is made anew every hour, because no lease may live longer than the materializer allows.
+is replaced every hour, because no lease may live longer than the materializer allows.
 
 Invariant: only places that Spark has committed are held, so a query that is started again finds its own there.
 """

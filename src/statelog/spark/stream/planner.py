@@ -6,7 +6,7 @@ Spark's checkpoint, the log, and the subscription.
 Invariants:
 - A micro-batch has the changes of whole commits, valid ones only, or the state at one position.
 - A batch that Spark has begun is planned again as it was, or is an error: it never becomes another.
-- What is gone is told, or begun anew behind a reset; never skipped.
+- What is gone is an error, or a new beginning after a reset; it is never skipped.
 """
 
 import logging

@@ -10,8 +10,8 @@ What every implementation promises:
 - A delivery is reported exactly once, to the callback, from inside `poll` or `close`, and is three-valued.
   What is not a clear yes or a clear no is `UNKNOWN`: it may be in the log now, or appear there later.
 - A reader returns exactly the records of the ranges it was given, in offset order per partition, or raises.
-  It never skips, never resets, never ends early. Gaps in offsets are not errors. What cannot be unpacked is told by its
-  offsets, and only if it lies in a range: who reads decides whether it counts (`errors.read_past`).
+  It never skips, never resets, never ends early. Gaps in offsets are not errors. What cannot be unpacked is reported by
+  its offsets, and only if it lies in a range: the caller decides whether it counts (`errors.read_past`).
 - Nothing here decides anything: no retries of semantics, no validity, no policy.
 """
 

@@ -5,19 +5,19 @@ reports of itself, what it knows of leaders, and the rules when it is replaced:
 
 - It goes on asking a broker that it once took for the controller or the leader, dead or alive. So a client that gave
   answers before and then gives none in a quarter of the time is replaced by a new one, which gets all of the time.
-- It drops requests to a broker that turns out not to be in the cluster. The next client is asked at once, as long as
-  there is time.
+- It drops requests to a broker that turns out not to be in the cluster. The next client is asked immediately, as long
+  as there is time.
 
 What it knows about librdkafka:
 
-- It retries endlessly where it is refused: wrong credentials, wrong certificates. What it says of that ends the wait.
+- It retries endlessly if it is refused (wrong credentials, wrong certificates). Its own report of that ends the wait.
 - All answers must be there before it may be dropped, and a future must stay in its mapping until it is done.
 - Where it knows no leader of a partition, `list_offsets` and `delete_records` look for one from the calling thread, in
   memory that the client's own thread frees as soon as its picture of the cluster changes: heap corruption, most likely
   in a new client, whose first picture is on its way. So these ask for leaders first, by `describe_topics`, which looks
   in the client's own thread and leaves what it found in that picture.
-- It tells of TLS at a plain listener by itself, and of the reverse only that connections are closed. So a handshake is
-  tried, of which nothing but its beginning counts: no certificate is verified, and nothing is sent.
+- It reports TLS at a plain listener by itself, but of the reverse only that connections are closed. So a handshake is
+  tried, of which only the beginning counts: no certificate is verified, and nothing is sent.
 """
 
 import concurrent.futures

@@ -3,13 +3,13 @@ the client cannot unpack, where none of it counts.
 
 Owns the two classifications that safety rests on, and the mapping from the client's errors to ours.
 
-Who may write to a log's data topic can leave a batch there that unpacks to more than the client takes, or not at all.
-It stops nobody who does not need what is in it: who reads says what counts.
+Anybody who may write to a log's data topic can leave a batch there that unpacks to more than the client takes, or not
+at all. It stops no reader that does not need what is in it: the reader says what counts.
 
 Invariants:
 - A delivery is OK only when nothing else is possible, and nothing that the client says is a clear no.
-- What counts is never stepped over: it is the error that it was. Only a batch's own offsets are stepped over, and every
-  other record of the ranges comes, once.
+- What counts is never skipped: its error is raised. Only a batch's own offsets are skipped, and every other record of
+  the ranges comes, once.
 """
 
 import re

@@ -1,16 +1,16 @@
 """Consumer groups: the port of a member that reads the partitions which the group gives it, from places of its own; the
 settings of one; and the member on confluent-kafka.
 
-The group only says who reads what. Where a partition is read from is said by `read_from`, and no offset of the group is
-ever read back. What every implementation promises:
+The group only says who reads what. `read_from` says where a partition is read from, and no offset of the group is ever
+read back. What every implementation promises:
 
 - The listener is called from inside `poll` and `close`, in their thread, and nowhere else.
-- A listener is told where a partition ends, if it is read to its end: behind its last record there may be marks of
-  transactions, and what they took back, which are never given.
+- A listener learns where a partition ends once it is read to its end: after its last record there may be transaction
+  markers and aborted records, which are never given.
 - A partition that was assigned is not read before `read_from` names its place. After `revoked`, `lost` or `stop` no
   record of it is given, until `read_from` names it again.
-- A partition is the group's to give again once `revoked` has returned, and not before. Before `lost` it may be another
-  member's for long.
+- The group can reassign a partition once `revoked` has returned, and not before. Before `lost` is called, the partition
+  may long have been another member's.
 - What the listener raises comes out of the call that it was called from, and the group has gone on as if it had not.
 """
 

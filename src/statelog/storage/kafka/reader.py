@@ -3,9 +3,9 @@
 Owns one librdkafka consumer, which only ever assigns explicit offsets: no group, no commit, no reset. It never skips
 and never ends early: a partition is finished when a record at or past the end, or the end of the log itself, was seen.
 Invariants: offsets of a partition strictly increase, and after any exception out of the client, an interrupt too, the
-consumer is thrown away, because the client may have moved its position past records that it then dropped. A consumer is
-a reader's, while it reads, or waits for the next one in `IdleConsumers`, never read by two; where a fork has copied it,
-it is given to nobody.
+consumer is thrown away, because the client may have moved its position past records that it then dropped. A consumer
+belongs to one reader while it reads, or waits for the next one in `IdleConsumers`. One that a fork has copied is never
+handed out.
 
 The client fetches ahead, and unpacks all of what it fetched: an error behind a range is none of that range's.
 """

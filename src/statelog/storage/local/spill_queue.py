@@ -8,7 +8,7 @@ Invariants:
   is larger passes alone.
 - `put` never waits for the consumer; `offer` never spills.
 - Segments are sealed at `segment_bytes`, rotate over the directories, and are released when their last frame was taken
-  and no view holds them. When the queue fails or is closed, everything is released at once.
+  and no view holds them. When the queue fails or is closed, everything is released immediately.
 - Each segment is an open file. So with every 32 of them the next ones are twice as large, and where the process
   may open no more files, the last one grows on.
 """

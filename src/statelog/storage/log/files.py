@@ -5,9 +5,9 @@ It executes; which manifests are kept, what a manifest says and what may be dele
 Invariants:
 - A value schema, `schemas/<id>.avsc` with ids from 1, is stored before the first chunk that uses it is sent: an id that
   is found in a chunk has its schema. Id 0 means opaque bytes and has no file.
-- A slot of the chain is written once. Who put it is told by the nonce inside, never by the outcome of the put.
-- "Newest" is the highest number listed. A listing, or the manifest that was read last, is handed on only to a caller
-  that says how old it may be: what it names may be superseded by then, which a look under a lease finds.
+- A slot of the chain is written once. The nonce inside says who put it, never the outcome of the put.
+- "Newest" is the highest number listed. A listing, or the manifest that was read last, is reused only for a caller
+  that says how old it may be: what it names may be superseded by then, which a check under a lease finds.
 - An empty listing is believed only beside the log's own descriptor, and no listing that ends below a number that this
   process has seen: the newest manifest is never deleted, so the directory is not the one that it was.
 - Nothing is put before this process has seen the store refuse a second create: a gateway may have changed since the log

@@ -4,8 +4,8 @@ Invariants:
 - The ledger's first record, the mark, names the descriptor: topics belong to the log at one root and to no other.
 - Every open compares the descriptor with the cluster (ids, partitions) and the topics with the policy, and
   refuses before anything is read or written.
-- Any number of processes may open the same name with `create=True` at once: one of them makes the log, all open it. An
-  option that is given holds for the log that comes out: one that an existing log contradicts is an error.
+- Any number of processes may open the same name with `create=True` concurrently: one of them makes the log, all open
+  it. A given option must hold for the log: one that an existing log contradicts is an error.
 - A log holds its two ports, and is closed by its maker. It does not outlive a fork: open it again in the child.
 """
 

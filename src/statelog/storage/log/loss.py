@@ -13,7 +13,7 @@ Invariants:
 - The last Restart lies at or above the snapshot's position, and above every witness that the data topic bears.
   One that died on the way is run again: the Restarts of the first are void beside those of the second.
 - Where topics are gone, one put decides: that of the manifest that names the new ones, in the slot right behind the
-  newest one. What a round of the old topics puts before it is gone on from; one that comes later finds its slot taken.
+  newest one. It continues from what a round of the old topics puts before it; a later one finds its slot taken.
 - A new ledger holds Restarts up to the old position and above, so no offset of a snapshot stands for another record
   there; and whoever read the old one finds other records than it knows, or a Restart that it began below.
 - A topic that is there is taken over only if its settings are sound and no other log owns it; none is ever deleted.

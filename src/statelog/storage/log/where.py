@@ -1,4 +1,4 @@
-"""`Where`: where logs are, as a value: the brokers, the root, and what this cluster is excused from; and `LogOptions`:
+"""`Where`: where logs are, as a value: the brokers, the root, and the checks waived for this cluster; and `LogOptions`:
 how a log is that is made there.
 
 It connects to nothing. A log is opened at it by `opened_ports`, which makes the two ports out of settings where the
