@@ -2,16 +2,18 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 __all__ = [
     "MAX_BODY_LINES",
     "MAX_FILE_LINES",
+    "MIN_FILE_LINES",
     "Offence",
     "bare_ignores",
     "declared_names",
     "exported_names",
+    "fragments",
     "long_file",
     "long_functions",
     "open_promises",
@@ -20,6 +22,7 @@ __all__ = [
 
 MAX_BODY_LINES = 50
 MAX_FILE_LINES = 500
+MIN_FILE_LINES = 40
 _PROMISE = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b")
 _IGNORE = re.compile(r"#\s*(noqa|type:\s*ignore|pyright:\s*ignore|mypy:|ruff:)(?P<rest>.*)")
 _REASONED = re.compile(r"\s*(:?\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*|\[[a-zA-Z, -]+\])\s*(-|#)\s*\w.*")
@@ -47,6 +50,18 @@ def long_file(source: str) -> Iterator[Offence]:
     lines = source.count("\n")
     if lines > MAX_FILE_LINES:
         yield Offence(lines, f"{lines} lines")
+
+
+def fragments(sources: Mapping[str, str]) -> Iterator[str]:
+    """The modules below MIN_FILE_LINES lines that one other alone imports, of these sources by dotted name."""
+    used: dict[str, set[str]] = {name: set() for name in sources}
+    for name, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and node.module in used:
+                used[node.module].add(name)
+    for name, source in sources.items():
+        if source.count("\n") < MIN_FILE_LINES and len(used[name]) == 1:
+            yield f"{name}, for {used[name].pop()}"
 
 
 def bare_ignores(source: str) -> Iterator[Offence]:

@@ -47,6 +47,24 @@ def test_no_file_is_too_long() -> None:
     assert _offences(style.long_file, _python("src", *PROGRAMS, "tests")) == []
 
 
+def test_no_module_is_a_fragment() -> None:
+    """What is short and of use to one module alone stands in that module. Faces are no modules of their own."""
+    modules = {
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path.read_text(encoding="utf-8")
+        for path in _room_modules()
+        if path.name != "__init__.py"
+    }
+    assert list(style.fragments(modules)) == []
+
+
+def test_a_fragment_is_found() -> None:
+    """A short module with one importer is one; a long one, one with two importers or none is not."""
+    long = "\n" * style.MIN_FILE_LINES
+    imports = "from a import x\nfrom b import y\nfrom c import z\n"
+    sources = {"a": "x = 1\n", "b": f"y = 1{long}", "c": "z = 1\n", "d": imports, "e": "from c import z\n"}
+    assert list(style.fragments(sources)) == ["a, for d"]
+
+
 def test_every_ignore_has_a_reason() -> None:
     """Whoever silences a linter or a type checker names the rule and says why."""
     assert _offences(style.bare_ignores, _python("src", *PROGRAMS, "tests")) == []
