@@ -158,11 +158,6 @@ class SortedTail(Closing):
             newest = (piece for table in newest for piece in cut_by_bytes(table, self._frame_bytes))
         return [*(_drain(spilled.queue) for spilled in self._spilled), newest]
 
-    @property
-    def spilled_streams(self) -> int:
-        """How many streams are on disk."""
-        return len(self._spilled)
-
     def close(self) -> None:
         """Release the disk. Idempotent."""
         with self._lock:
