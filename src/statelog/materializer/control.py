@@ -23,7 +23,7 @@ from typing import Generic, TypeVar
 
 from statelog.environment import Environment, current_environment
 
-__all__ = ["BackgroundTask", "Control", "install_signal_handlers"]
+__all__ = ["BackgroundTask", "Control", "begin_task", "install_signal_handlers"]
 
 
 class Control:
@@ -127,12 +127,12 @@ class BackgroundTask(Generic[T]):
     started_s: float
     is_given_up: bool = False
 
-    @classmethod
-    def begin(
-        cls, environment: Environment, work: Callable[[], T], on_end: "Callable[[BackgroundTask[T]], None]"
-    ) -> "BackgroundTask[T]":
-        """Begin it. `on_end` is called on its thread, once it is over."""
-        started_s = environment.clock()
-        task = cls(environment.begin(work), started_s)
-        task.future.add_done_callback(lambda _: on_end(task))
-        return task
+
+def begin_task(
+    environment: Environment, work: Callable[[], T], on_end: Callable[[BackgroundTask[T]], None]
+) -> BackgroundTask[T]:
+    """Begin a unit of work. `on_end` is called on its thread, once it is over."""
+    started_s = environment.clock()
+    task = BackgroundTask(environment.begin(work), started_s)
+    task.future.add_done_callback(lambda _: on_end(task))
+    return task

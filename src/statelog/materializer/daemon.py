@@ -33,7 +33,7 @@ from statelog.errors import (
     Unavailable,
 )
 from statelog.materializer.cleanup import VerifiedRuns
-from statelog.materializer.control import BackgroundTask, Control
+from statelog.materializer.control import BackgroundTask, Control, begin_task
 from statelog.materializer.engine import EngineMaker, LocalEngine
 from statelog.materializer.events import Event, EventKind, log_event
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
@@ -221,7 +221,7 @@ class Materializer:
 
     def _begin_round(self, cause: RoundCause) -> None:
         started_s = self._begin(cause)
-        self._round = BackgroundTask.begin(self._environment, lambda: self._run_round(started_s), self._round_over)
+        self._round = begin_task(self._environment, lambda: self._run_round(started_s), self._round_over)
 
     def _situation(self) -> ScheduleState:
         return ScheduleState(

@@ -28,7 +28,7 @@ from typing import Self
 
 from statelog.environment import Environment, current_environment
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
-from statelog.materializer.control import BackgroundTask
+from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.events import Event, EventKind
 from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, RestoreWork, look_every_s, outlook
 from statelog.materializer.settings import MaterializerSettings
@@ -216,7 +216,7 @@ class TailWatch:
         """Begin a look."""
         gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._wall_clock)
         self._out += 1
-        self._under_way = BackgroundTask.begin(self._environment, gauge.look, self._came_back)
+        self._under_way = begin_task(self._environment, gauge.look, self._came_back)
 
     def take_in(self) -> Iterator[tuple[Tail, float]]:
         """The tails found since the last call, each with the time its look began. Raises Damaged."""
