@@ -143,7 +143,7 @@ class StatelogError(Exception):
         return f"{text}. {self.hint}" if self.hint else text
 
     def restated(self, *, hint: str = "", **facts: Fact) -> Self:
-        """The same error, said again by who knows more: what to do instead, or further facts."""
+        """The same error with more context: what to do instead, or further facts."""
         return type(self)(self.message, hint=hint or self.hint, **{**self.facts, **facts})
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:

@@ -50,7 +50,7 @@ def fit_streams(*, as_json: bool) -> None:
 
 
 def check_stdout() -> None:
-    """Raise BrokenPipeError if nobody will read standard output any more: for who has nothing to write just now."""
+    """Raise BrokenPipeError if standard output has lost its reader, for a command with nothing to write just now."""
     if is_stdout_unread():
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 

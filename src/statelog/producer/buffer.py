@@ -58,7 +58,7 @@ class ChangeLists:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew. Whoever has the former lists keeps them."""
+        """Start with new lists. Holders of the former ones keep them."""
         self.keys: list[Key] = []
         self.values: list[Value | None] = []
         self.groups: list[int] = []

@@ -49,7 +49,7 @@ class ChangeWriter(Guarded):
                     size = lists.least_bytes
                 room = lists.room_bytes
                 if size < room:
-                    lists.room_bytes = 0  # Which refuses whoever comes in between.
+                    lists.room_bytes = 0  # Which refuses any call in between.
                     lists.keys.append(key)
                     lists.values.append(value)
                     lists.room_bytes = room - size

@@ -241,7 +241,7 @@ class Committer:
         raise error
 
     def _reopen(self) -> tuple[bool, int]:
-        """Take the epoch anew. Either way an Open settles what was sent before.
+        """Take the epoch again. Either way an Open settles what was sent before.
 
         Returns whether it is another writer's now, and a position above that Open. No new question is asked for the
         ledger's end: an old answer to it could hide a commit that is there.

@@ -40,7 +40,7 @@ __all__ = ["Grant", "OpenedEpoch", "TaskGrant", "open_epoch", "resume_grant"]
 
 _ATTEMPTS = 8
 _OPENS = 32
-"""How many Opens a producer sends before all is checked anew."""
+"""How many Opens a producer sends before everything is checked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

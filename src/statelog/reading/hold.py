@@ -43,7 +43,7 @@ class Needs(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Who holds, for how long after the last sign of life, and whether at all."""
+    """The holder, how long a lease lasts after its last sign of life, and whether to take one at all."""
 
     holder: str
     ttl_s: float

@@ -113,7 +113,7 @@ def cached_log(where: LogAddress, identity: LogIdentity | None = None) -> Log:
 
 
 def planned(where: LogAddress, plan: Callable[[], P]) -> P:
-    """What `plan` makes of the opened log; once more if the log was made anew under its name since it was opened."""
+    """What `plan` makes of the opened log; once more if the log was recreated under its name since it was opened."""
     try:
         return plan()
     except IdentityChanged:

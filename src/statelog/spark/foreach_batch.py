@@ -58,7 +58,7 @@ def upsert(
     query_id: str | None = None,
 ) -> Upsert:
     """The function for `foreachBatch`. The DataFrame has the columns of a write: `key`, optional `op`, the value. It is
-    one commit for each micro-batch, so whoever calls it in a function of their own calls it once.
+    one commit for each micro-batch, so a function of your own must call it only once.
 
     `unique_keys` declares that no key comes twice in a batch, as after an aggregation by key; else `sequence_by` names
     the column whose greatest value in a task decides for a key. `partitions` are this job's, by number or as a share

@@ -102,7 +102,7 @@ class Beginning(StrEnum):
 
 
 class OnTruncation(StrEnum):
-    """What a stream does whose place was truncated: end with an error, or begin anew from a snapshot."""
+    """What a stream does if its place was truncated: end with an error, or start over from a snapshot."""
 
     FAIL = "fail"
     SNAPSHOT = "snapshot"

@@ -102,4 +102,4 @@ def _rest(log: Log, plan: Plan, settings: RecoverySettings, given: int) -> Itera
 
 
 def _beat(_: Phase) -> None:
-    """Nothing to renew: whoever planned holds what is read."""
+    """Nothing to renew: the planner holds what is read."""

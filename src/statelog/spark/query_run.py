@@ -44,7 +44,7 @@ _FORGOTTEN_S = 30 * 86_400.0
 def run_tag(options: WriteOptions) -> bytes:
     """What all nonces of this run begin with; the same in all planning workers of a session.
 
-    Started again with other partitions, a query is another run, which opens anew.
+    Started again with other partitions, a query is another run, which opens again.
     """
     where = (options.where.log, options.writer, options.checkpoint_location or options.query_id)
     session = (platform.node(), *_session(), options.partitions, options.share)

@@ -249,7 +249,7 @@ class LedgerClient:
         """Fold all records below `end_position`; returns the valid commits among those that were new.
 
         Ends before that, at a later position than before, once the commits to return have `most_bytes` together.
-        If the ledger was truncated past the fold while its owner was idle, the fold starts anew from the newest
+        If the ledger was truncated past the fold while its owner was idle, the fold starts over from the newest
         manifest (where the client was given a way to it), and the commits below that are not returned. Raises
         OffsetGone if it starts above the fold's position all the same, BeyondEnd if it ends below `end_position`,
         IdentityChanged, CorruptLedger, UnknownFormat, BrokerUnavailable.
@@ -271,13 +271,13 @@ class LedgerClient:
         return self.read_to(self._checked_end())
 
     def fold_to(self, end_position: int) -> None:
-        """As `read_to`, for who needs the fold only: a long ledger's commits are not kept in memory."""
+        """As `read_to`, if only the fold is needed: a long ledger's commits are not kept in memory."""
         with self._asking_who_answers():
             for _ in self._follow(end_position):
                 pass
 
     def fold_end(self) -> None:
-        """As `read_end`, for who needs the fold only."""
+        """As `read_end`, if only the fold is needed."""
         self.fold_to(self._checked_end())
 
     def verdict(self, offset: int, record: LedgerRecord, *, verify: Callable[[], None] | None = None) -> Void | None:

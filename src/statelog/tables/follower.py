@@ -63,7 +63,7 @@ _Placed = Callable[[str], StateView]
 
 
 class _CannotFollow(Exception):
-    """The state has to be made anew; the message says why."""
+    """The state has to be rebuilt; the message says why."""
 
 
 class Follower:
@@ -72,7 +72,7 @@ class Follower:
     def __init__(self, setup: TableSetup, poll_s: float | None) -> None:
         self.setup = setup
         self.lock = Lock()
-        """Held by whoever makes a step."""
+        """Held during a step."""
         self._environment = setup.environment
         self._poll_s = poll_s
         self._stop = Event()
@@ -197,7 +197,7 @@ class Follower:
     # ---- a state is made
 
     def _rebuild(self, reason: str, at_least: int, schema: ValueSchema | None = None) -> None:
-        """Make the state anew, from the newest snapshot and the tail, beside the one that is read meanwhile."""
+        """Rebuild the state, from the newest snapshot and the tail, beside the one that is read meanwhile."""
         _LOG.warning("the standby of %s is made anew: %s", self.setup.log.name, reason)
         old = self.state.view
         self._feed.close()

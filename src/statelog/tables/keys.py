@@ -194,7 +194,7 @@ class KeyRule:
         return self.group(key).to_bytes(2, "big") + key_bytes(self.plain(key), self.descriptor.key_type)
 
     def quick_raw(self) -> Callable[[Any], bytes]:
-        """The function `raw`, made for the keys of this table, for whoever asks for each."""
+        """The function `raw`, made for the keys of this table, for callers that ask for each."""
         if self.is_paired:
             return self.raw
         if self.one is not None:

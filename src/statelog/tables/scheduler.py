@@ -311,7 +311,7 @@ class CommitScheduler:
         return True
 
     def _conclude(self) -> None:
-        """The Commit that was sent is history: the state takes its changes, and then whoever waits is told."""
+        """The Commit that was sent is history: the state takes its changes, and then the waiting caller is told."""
         assert self._confirming is not None
         commit = self._confirming.result()
         self._confirming = None

@@ -50,7 +50,7 @@ class TableSettings:
     uncommitted_changes_max  `commit_every` commits before its time is up once so many keys have changed
     uncommitted_bytes_max    the same once so many bytes were put; changes of bytes below 4 KiB do not count
     cache_bytes              of RocksDB: blocks that were read, their indexes and filters included
-    recent_bytes             of RocksDB: what was committed last, as objects, for who reads it back; 0 keeps none
+    recent_bytes             of RocksDB: what was committed last, kept as objects to be read back; 0 keeps none
     write_buffer_bytes       of RocksDB: changes in memory before they become a file; twice as much while one is made
     open_files_max           of RocksDB: files that it keeps open
     loading                  "first": all of the state is local before the table opens. "behind": it opens once what was

@@ -429,7 +429,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def _advance(self, timeout_s: float | None) -> None:
-        """For whoever holds a pending commit."""
+        """For the holder of a pending commit."""
         self._step(timeout_s)
 
     def _step(self, timeout_s: float | None) -> None:

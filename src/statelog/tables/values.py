@@ -38,7 +38,7 @@ _SCALARS: Mapping[str, type] = {
 
 
 class NoClass:
-    """The class of nothing: whoever compares with it asks `admit` each time."""
+    """The class of nothing: comparing with it asks `admit` each time."""
 
 
 class ValueRule:

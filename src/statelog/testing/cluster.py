@@ -333,7 +333,7 @@ class MemoryCluster:
             self.log(topic, partition).spoilt.append(OffsetRange(start, end))
 
     def recreate_topic(self, topic: str, config: Mapping[str, str] | None = None) -> None:
-        """Delete a topic and make it anew, empty, with another topic id. Raises NotFound."""
+        """Delete a topic and recreate it, empty, with another topic id. Raises NotFound."""
         with self.lock:
             self.log(topic, 0)
             spec = self._topics[topic].spec

@@ -392,7 +392,7 @@ class MemoryReader:
         check_range(self._topic, partition, wanted, OffsetRange(log.start, log.end))
 
     def _step(self, partition: int, left: dict[int, OffsetRange]) -> Record | None:
-        """The next record of a partition, or None at its end; asked anew each time, since the log may change."""
+        """The next record of a partition, or None at its end; asked each time, since the log may change."""
         wanted = left[partition]
         with self._cluster.lock:
             self._check(partition, wanted)

@@ -217,7 +217,7 @@ def _corrupt(message: str, head: ChunkHead) -> CorruptChunk:
 
 
 def _seal(key: bytes, epoch: int, nonce: bytes, sqn: int, index: int, witness: Place) -> bytes:
-    """Who may only write records must not be able to say that the ledger lost its tail."""
+    """The right to write records must not be enough to claim that the ledger lost its tail."""
     where = (epoch, nonce, sqn, index, witness.position)
     if witness.last is None:
         sealed = _SEALED_1.pack(*where)

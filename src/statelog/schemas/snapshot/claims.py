@@ -215,7 +215,7 @@ class SubscriptionFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionCap:
-    """When the materializer ends a subscription that holds something back, so that no forgotten reader does for ever.
+    """When the materializer ends a subscription that holds something back, lest a forgotten reader do so indefinitely.
 
     idle_s   its reader has not written it for so long
     records  it holds more records (offsets of the data topic) that are in a snapshot; None for any number

@@ -188,7 +188,7 @@ class Witnesses:
         return {p: _Tail(max(tail.end, there[p].end), frozenset(named[p])) for p, tail in known.items()}
 
     def _named(self, value: bytes) -> Place | None:
-        """The place that a record names; None if it is no chunk of somebody who knows the log's descriptor."""
+        """The place that a record names; None unless it is a chunk of a writer that knows the log's descriptor."""
         try:
             found = decode_head(value)
         except (Corrupt, UnknownFormat):

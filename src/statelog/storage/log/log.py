@@ -156,7 +156,7 @@ class Log(Closing):
     def delete(cls, name: str, where: Where) -> None:
         """Delete a log for good: topics, snapshots, descriptor. Run again, it finishes what it began.
 
-        Topics that are not the log's own (made anew since) are left alone. Raises NotFound, ConfigError, Unavailable.
+        Topics that are not the log's own (recreated since) are left alone. Raises NotFound, ConfigError, Unavailable.
         """
         with opened_ports(name, where, keeps=False) as (client, store, _):
             delete_log(client, store, name)
@@ -343,7 +343,7 @@ class Log(Closing):
             )
 
     def _writing_producer(self) -> Producer:
-        """A new producer, for who may write: without the right to, its client would complain of a fatal error."""
+        """A new producer. Only for writers: without the right to write, its client would report a fatal error."""
         self.verify(WRITING)
         return self.kafka.producer()
 

@@ -15,7 +15,7 @@ Invariants:
 - Where topics are gone, one put decides: that of the manifest that names the new ones, in the slot right behind the
   newest one. It continues from what a round of the old topics puts before it; a later one finds its slot taken.
 - A new ledger holds Restarts up to the old position and above, so no offset of a snapshot stands for another record
-  there; and whoever read the old one finds other records than it knows, or a Restart that it began below.
+  there; and a reader of the old one finds other records than it knows, or a Restart that it began below.
 - A topic that is there is taken over only if its settings are sound and no other log owns it; none is ever deleted.
 """
 
@@ -183,7 +183,7 @@ def _is_other(log: Log) -> bool:
 
 
 def _is_torn(log: Log) -> bool:
-    """Whether the ledger, or who has seen it, tells that it lost records."""
+    """Whether the ledger, or a witness of it, shows that it lost records."""
     try:
         log.checked_ledger().close()
     except (AnchorMismatch, BeyondEnd):
@@ -253,7 +253,7 @@ def accept_topic_loss(
     operator: str,
     confirm: Callable[[TopicLoss], None] = _agreed,
 ) -> Log:
-    """Give up what a lost ledger held behind the newest snapshot, make what is gone anew, and open the log.
+    """Give up what a lost ledger held behind the newest snapshot, recreate what is gone, and open the log.
 
     The commits behind that snapshot are given up, and so is every handle, stream and writer of before: a job resumes at
     its writer's `last_commit`, which is the snapshot's. `confirm` hears first what is lost; what it raises ends it.

@@ -109,7 +109,7 @@ def _open_webhdfs(url: str, options: Mapping[str, object]) -> tuple[AbstractFile
 
 
 class FsspecStore(BaseStore):
-    """One log's directory on an fsspec file system. Usable from threads; connects anew in a forked process."""
+    """One log's directory on an fsspec file system. Usable from threads; reconnects in a forked process."""
 
     def __init__(
         self,

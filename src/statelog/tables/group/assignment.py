@@ -10,7 +10,7 @@ Invariants:
 - Tables open in other threads, and are used, hooks included, in the worker's: in the order of their partitions.
 - A partition is read only while its table is open, from the place that the table's progress names.
 - What is committed was read from the topic that the progress names: the cluster says so once the last of it was read.
-- What no commit holds is dropped with its table, and read again by whoever opens the next one.
+- What no commit holds is dropped with its table, and the next one to open it reads it again.
 - What is published to the group is history, for tools that look at its lag; nothing waits for it, or reads it back.
 """
 

@@ -26,7 +26,7 @@ __all__ = ["StandbyPool"]
 
 _LOG = logging.getLogger("statelog.tables")
 _SETTLE_S = 2.0
-"""So long after the last decision of the group nothing is made: it may be about to decide anew."""
+"""How long after the last decision of the group nothing is made: it may be about to decide again."""
 _AGAIN_S = 10.0
 
 

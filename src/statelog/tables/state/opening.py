@@ -294,7 +294,7 @@ class StateOpening:
         return self._database(self._directory, self._directory.unfinished)
 
     def _set_aside(self, reason: str) -> OpenReport:
-        """Say that a store is made anew, and why, if there was one."""
+        """Say that a store is rebuilt, and why, if there was one."""
         aside = None
         if self._directory is not None:
             if reason:

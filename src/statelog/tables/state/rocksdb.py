@@ -10,7 +10,7 @@ Invariants:
 - Once it is closed, all of it is in files that are synced.
 - It never holds what no commit holds.
 - A kill leaves a key group missing, whatever of its rows was loaded; they are loaded again, but for what changed since.
-- A key group is missing no more, for who reads, before what was gone of it is forgotten.
+- Readers see a key group as complete before its tombstones are dropped.
 """
 
 import ctypes

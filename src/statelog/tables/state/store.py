@@ -13,7 +13,7 @@ Invariants:
   state before it, or after it, together with the place of the one it is; a kill between `load` and `move` leaves the
   older place under newer changes, which are loaded once more; where a state is in memory only, a kill leaves nothing.
 - What it gives is what it was given: keys and values as the rules of the table have them. Who gets them copies them.
-- Rows of the snapshot never replace a local change: whoever fills asks first which of them are unchanged.
+- Rows of the snapshot never replace a local change: filling asks first which of them are unchanged.
 - A key group leaves `missing` only when all its rows are here, and what is gone of it is forgotten only after that. A
   reader that misses here, and then finds the key group complete, must look here once more, and no further.
 """
