@@ -45,7 +45,7 @@ def moved_coordinator() -> None:
 
 
 @contextmanager
-def _mock_cluster() -> Iterator[tuple[ctypes.CDLL, ctypes.c_void_p, str]]:
+def _mock_cluster() -> Generator[tuple[ctypes.CDLL, ctypes.c_void_p, str]]:
     library = ctypes.CDLL(str(_library()))
     for name in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_mock_cluster_new"):
         getattr(library, name).restype = ctypes.c_void_p

@@ -27,7 +27,7 @@ from statelog.errors import Corrupt, Misuse, UnknownFormat
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["Datum", "FileCodec", "RecordCodec", "datum_of"]
+__all__ = ["Datum", "FileCodec", "RecordCodec", "datum_of", "parsed"]
 
 Datum = Mapping[str, Any]
 """One record, as Avro wants it and gives it: the schema says which names there are, and of which types."""
@@ -57,6 +57,11 @@ _BYTES = parse_schema({"type": "bytes"})
 def datum_of(value: "DataclassInstance", **others: object) -> dict[str, Any]:
     """A dataclass as a datum: its fields by name, but for the `others`, which Avro has in another form."""
     return {one.name: getattr(value, one.name) for one in fields(value)} | others
+
+
+def parsed(datum: Datum, **others: Any) -> dict[str, Any]:
+    """The arguments of what a datum is of: its fields, but for the `others`, which Avro has in another form."""
+    return {**datum, **others}
 
 
 def _load(avsc: str) -> dict[str, object]:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, Misuse
-from statelog.schemas.avro import Datum, FileCodec, datum_of
+from statelog.schemas.avro import Datum, FileCodec, datum_of, parsed
 from statelog.schemas.key_groups import (
     KeyType,
     check_counts,
@@ -135,12 +135,9 @@ class Descriptor:
 
 
 def _from_datum(datum: Datum) -> Descriptor:
-    others = {
-        "identity": LogIdentity(**datum["identity"]),
-        "hash_rule": HashRule(datum["hash_rule"]),
-        "key_type": KeyType(datum["key_type"]),
-    }
-    return Descriptor(**{**datum, **others})
+    identity = LogIdentity(**datum["identity"])
+    rule, key_type = HashRule(datum["hash_rule"]), KeyType(datum["key_type"])
+    return Descriptor(**parsed(datum, identity=identity, hash_rule=rule, key_type=key_type))
 
 
 def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions: int) -> str | None:

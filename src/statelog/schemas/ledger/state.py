@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from statelog.schemas.avro import Datum, datum_of
+from statelog.schemas.avro import Datum, datum_of, parsed
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.records import LossRange
@@ -119,7 +119,7 @@ class LedgerState:
             position=datum["position"],
             writers=tuple(_writer_from_datum(row) for row in datum["writers"]),
             partitions=tuple(PartitionState(**row) for row in datum["partitions"]),
-            live=tuple(LiveEpoch(**{**row, "partitions": frozenset(row["partitions"])}) for row in datum["live"]),
+            live=tuple(LiveEpoch(**parsed(row, partitions=frozenset(row["partitions"]))) for row in datum["live"]),
             meta=tuple(MetaRecord(**row) for row in datum["meta"]),
             accepted=tuple(LossRange(**row) for row in datum["accepted"]),
             restarted=datum["restarted"],

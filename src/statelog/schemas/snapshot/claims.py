@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from statelog.errors import ConfigError, Corrupt, ReaderInUse, SubscriptionEnded
-from statelog.schemas.avro import Datum, FileCodec, RecordCodec, datum_of
+from statelog.schemas.avro import Datum, FileCodec, RecordCodec, datum_of, parsed
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_name, subscription_path, subscription_slot
@@ -110,7 +110,7 @@ class Lease:
     def from_bytes(cls, data: bytes, path: str) -> "Lease":
         """From the file's bytes; `path` is for messages. Raises Corrupt, UnknownFormat."""
         return _LEASES.decode(
-            data, path, lambda datum: cls(**{**datum, "next_offsets": _offsets(datum["next_offsets"])})
+            data, path, lambda datum: cls(**parsed(datum, next_offsets=_offsets(datum["next_offsets"])))
         )
 
 
