@@ -34,9 +34,8 @@ from statelog.spark.columns import change_batches, change_columns, chosen, newes
 from statelog.spark.options import StreamOptions, stream_options
 from statelog.spark.parts import PlanPart, change_parts, read_state, state_parts
 from statelog.spark.reported import reported
-from statelog.spark.stream.admission import NO_LIMIT, Limit
-from statelog.spark.stream.planner import StreamPlanner
 from statelog.spark.stream_offset import FORMAT_VERSION, StreamOffset, is_reset
+from statelog.spark.stream_planner import NO_LIMIT, Limit, StreamPlanner
 from statelog.storage.log.log import Log
 
 __all__ = ["RESET", "ResetPart", "StreamReader", "part_rows", "parts_of", "stream_columns"]

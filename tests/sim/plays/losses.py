@@ -25,8 +25,8 @@ from statelog.schemas import KeyType, Place, key_group_of
 from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.place import ORIGIN
 from statelog.spark.options import StreamOptions, stream_options
-from statelog.spark.stream.planner import StreamPlanner
 from statelog.spark.stream_offset import StreamOffset
+from statelog.spark.stream_planner import StreamPlanner
 from statelog.storage import Log
 from statelog.storage.log.producers import append_all
 from statelog.tables import Standby, Table, TableSettings

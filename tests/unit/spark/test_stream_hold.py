@@ -3,7 +3,7 @@
 from statelog.environment import Environment
 from statelog.reading.commits import Commits, Folded
 from statelog.spark.options import stream_options
-from statelog.spark.stream.hold import StreamHold
+from statelog.spark.stream_planner import StreamHold
 from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import list_subscriptions
 from statelog.storage.log.log import Log

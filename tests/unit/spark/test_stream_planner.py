@@ -19,9 +19,8 @@ from statelog.reading.plan import Plan
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files
 from statelog.spark.columns import change_columns, spark_arrow_schema
 from statelog.spark.options import stream_options
-from statelog.spark.stream.admission import NO_LIMIT, Limit
-from statelog.spark.stream.planner import StreamPlanner
 from statelog.spark.stream_offset import StreamOffset, is_reset
+from statelog.spark.stream_planner import NO_LIMIT, Limit, StreamPlanner
 from statelog.spark.stream_reader import part_rows, parts_of
 from statelog.storage.held_lease import list_leases
 from statelog.storage.held_subscription import list_subscriptions

@@ -1,39 +1,79 @@
 """`StreamPlanner`: plans the micro-batches of one query: where each ends, and what its tasks read. No Spark in it.
 
 It lives as long as the query's process. Spark may die anywhere: whatever a planner knows follows from the offsets in
-Spark's checkpoint, the log, and the subscription.
+Spark's checkpoint, the log, and the subscription. Each look at the ledger reads what is new, and nothing twice
+(`CommitWindow`).
+
+What keeps a stream's place from truncation (`StreamHold`) is a subscription, if the query names a reader, which holds
+while the query is stopped, too; else a lease, which holds for its time after the last micro-batch began, and is
+replaced every hour, because no lease may live longer than the materializer allows.
 
 Invariants:
 - A micro-batch has the changes of whole commits, valid ones only, or the state at one position.
 - A batch that Spark has begun is planned again as it was, or is an error: it never becomes another.
 - What is gone is an error, or a new beginning after a reset; it is never skipped.
+- Only places that Spark has committed are held, so a query that is started again finds its own there.
 """
 
 import logging
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 
 from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.reading.changes import plan_changes
+from statelog.reading.commits import Commits, Folded
 from statelog.reading.converter import newer_values
-from statelog.reading.plan import AtPosition, AtTime, Plan
+from statelog.reading.hold import Hold, Needs
+from statelog.reading.plan import AtPosition, AtTime, CommitFacts, Plan, commit_facts, partitions_of
 from statelog.reading.retained_history import RetainedHistory
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.ledger.place import ORIGIN
+from statelog.schemas.ledger.place import ORIGIN, Place
+from statelog.schemas.snapshot.claims import check_holder
 from statelog.spark.options import Beginning, OnTruncation, StreamOptions
-from statelog.spark.stream.admission import NO_LIMIT, Limit, admitted
-from statelog.spark.stream.hold import StreamHold
-from statelog.spark.stream.window import CommitWindow
+from statelog.spark.parts import lease_terms
 from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
+from statelog.storage.held_subscription import HeldSubscription
+from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log
 
-__all__ = ["StreamPlanner"]
+__all__ = ["NO_LIMIT", "CommitWindow", "Limit", "StreamHold", "StreamPlanner", "admitted"]
 
 _LOG = logging.getLogger("statelog.spark")
 _CLOCKS_APART_S = 60
+_STEP_BYTES = 4 << 20
+_MOVE_S = 30.0
+_ANEW_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The most changes, and bytes of record values, of a micro-batch; `math.inf` for any number."""
+
+    changes: float = math.inf
+    size_bytes: float = math.inf
+
+
+NO_LIMIT = Limit()
+
+
+def admitted(commits: Iterable[CommitFacts], limit: Limit) -> int:
+    """How many of these commits, the oldest first, make the next micro-batch: all within the limit, but at least one.
+
+    A micro-batch ends at a commit, because a commit counts as a whole.
+    """
+    taken, changes, size_bytes = 0, 0, 0
+    for commit in commits:
+        changes += commit.changes
+        size_bytes += commit.size_bytes
+        if taken and (changes > limit.changes or size_bytes > limit.size_bytes):
+            break
+        taken += 1
+    return taken
 
 
 class StreamPlanner(Closing):
@@ -145,14 +185,14 @@ class StreamPlanner(Closing):
 
     # ---- a place and its hold
 
-    def _held(self, offset: StreamOffset) -> StreamHold:
+    def _held(self, offset: StreamOffset) -> "StreamHold":
         if self._hold is None or self._hold.reading != offset.reading:
             if self._hold is not None:
                 self._hold.release()
             self._hold = self._environment.run(StreamHold, self._log, self._options, offset.reading)
         return self._hold
 
-    def _follow(self, offset: StreamOffset) -> CommitWindow:
+    def _follow(self, offset: StreamOffset) -> "CommitWindow":
         """The commits from an offset on. Raises NotFound, OffsetGone if the log does not hold them."""
         if self._window is not None and self._window.holds(offset.position):
             self._window.move_to(offset.position)
@@ -203,6 +243,117 @@ class StreamPlanner(Closing):
         if self._let_state_go is not None:
             self._let_state_go()
             self._let_state_go = None
+
+
+class CommitWindow(Closing):
+    """The commits from `start` on, of which `key_groups` count (None: all). Belongs to one thread.
+
+    `base` lies at or below the start; None is the ledger's first record. Raises OffsetGone if it is truncated,
+    AnchorMismatch if the record below the start is another one now.
+    """
+
+    def __init__(
+        self, log: Log, base: LedgerBase | None, start: Place, key_groups: Collection[int] | None = None
+    ) -> None:
+        self._log = log
+        self._partitions = partitions_of(key_groups, log.descriptor)
+        self._ledger = Commits(log, base, start.position, seen=[start])
+        self._start = start.position
+        self.base = self._ledger.folded
+        self.commits: deque[CommitFacts] = deque()
+
+    def holds(self, position: int) -> bool:
+        """Whether a stream can go on at this position without a new window."""
+        return self._start <= position <= self._ledger.position
+
+    def move_to(self, position: int) -> None:
+        """Begin at a position that the window holds."""
+        while self.commits and self.commits[0].position <= position:
+            self.commits.popleft()
+        self._start = position
+
+    def read_ahead(self, end_position: int, is_enough: Callable[[], bool]) -> None:
+        """Read on, up to the end or until it is enough. Raises OffsetGone, BeyondEnd, Damaged, Unavailable."""
+        while self._ledger.position < end_position and not is_enough():
+            for found in self._ledger.read_to(end_position, most_bytes=_STEP_BYTES):
+                self.commits.append(commit_facts(found, self._partitions))
+
+    def rebase(self) -> Folded:
+        """Fold the base up to the start, which it then is; reads again what lies between."""
+        if self.base.state.position < self._start:
+            with Commits(self._log, self.base, self._start) as ledger:
+                self.base = ledger.folded
+        return self.base
+
+    def close(self) -> None:
+        """Release the ledger's reader. Idempotent."""
+        self._ledger.close()
+
+
+class StreamHold:
+    """Holds one reading's place. Belongs to one thread."""
+
+    def __init__(self, log: Log, options: StreamOptions, reading: str) -> None:
+        self._log = log
+        self._options = options
+        self._environment = current_environment()
+        self._lease: Hold | None = None
+        self._held_s: float | None = None
+        self._position = -1
+        self._is_taken_up = False
+        self.reading = reading
+        self._subscription = None
+        if options.reader is not None:
+            self._subscription = HeldSubscription(
+                log, options.reader, holder_id=reading, holder=f"Spark stream {reading}"
+            )
+
+    def kept_base(self) -> LedgerBase | None:
+        """The fold that the reader's subscription carries, if there is one. Raises SubscriptionEnded, ReaderInUse."""
+        found = self._subscription.newest() if self._subscription else None
+        check_holder(found, self.reading)
+        if found is None or found.identity != self._log.descriptor.identity:
+            return None
+        return found
+
+    def move(self, position: int, base: Callable[[], LedgerBase], *, at_once: bool = False) -> None:
+        """Hold a committed position, if it is time to, or `at_once`; `base` is the fold there.
+
+        Raises SubscriptionEnded, ReaderInUse, OffsetGone, StoreRefused, Unavailable.
+        """
+        now_s = self._environment.clock()
+        if self._lease is not None:
+            self._lease.renew()
+        is_new = position != self._position
+        least_s = 0.0 if at_once else _MOVE_S
+        if self._held_s is None or now_s - self._held_s >= (least_s if is_new else _ANEW_S):
+            self._hold(base())
+
+    def take_up(self, base: Callable[[], LedgerBase]) -> None:
+        """Spark has the reading in its checkpoint: from now on nobody else takes its reader id."""
+        if not self._is_taken_up:
+            self._is_taken_up = True
+            if self._subscription is not None:
+                self._hold(base())
+
+    def release(self) -> None:
+        """Let a lease go; a subscription stays."""
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+
+    def _hold(self, base: LedgerBase) -> None:
+        state = base.state
+        if self._subscription is not None:
+            self._subscription.hold(state, base.place.last, take_up=self._is_taken_up)
+        else:
+            committed = state.committed_positions
+            next_offsets = {p: committed.get(p, 0) for p in range(self._log.descriptor.partitions)}
+            terms, needs = lease_terms(self._options.lease_s, "spark-stream"), Needs(state.position, next_offsets)
+            lease = Hold(self._log.store, terms, needs, environment=self._environment)
+            self.release()
+            self._lease = lease
+        self._position, self._held_s = state.position, self._environment.clock()
 
 
 def _gone(what: str, error: StatelogError) -> StatelogError:
