@@ -53,21 +53,23 @@ class StandbyPlay:
     # ---- opening
 
     def where(self, process: Process) -> dict[str, Any]:
-        """Its views of the ports, and a host that dies and fails as the nemesis says."""
+        """Its views of the ports."""
         directory = self.world.scratch / process.name.rstrip("+") if self.is_kept else None
-        return process.table_options(directory, self.point, _SETTINGS)
+        return process.table_options(directory, _SETTINGS)
 
     def table(self, process: Process) -> Table[bytes, bytes]:
         """The process's table, opened if it has none."""
         if process.name not in self.tables:
-            self.tables[process.name] = statelog.table(LOG, create=MADE, **self.where(process))
+            environment = process.table_environment(self.point)
+            self.tables[process.name] = environment.run(statelog.table, LOG, create=MADE, **self.where(process))
             self.judge.check(self.tables[process.name])
         return self.tables[process.name]
 
     def standby(self, process: Process) -> Standby[bytes, bytes]:
         """The process's standby, opened if it has none."""
         if process.name not in self.standbys:
-            self.standbys[process.name] = statelog.standby(LOG, poll_s=None, **self.where(process))
+            environment = process.table_environment(self.point)
+            self.standbys[process.name] = environment.run(statelog.standby, LOG, poll_s=None, **self.where(process))
         self.judge.check(self.standbys[process.name], is_owner=False)
         return self.standbys[process.name]
 

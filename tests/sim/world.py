@@ -116,15 +116,18 @@ class Process:
         """Its clock, and ids that never come twice."""
         return Environment(clock=self.tick, wall_clock=self.clock, nonce=nonce or self.world.nonce)
 
-    def table_options(self, directory: Path | None, crash: CrashPoint, settings: TableSettings) -> dict[str, Any]:
+    def table_options(self, directory: Path | None, settings: TableSettings) -> dict[str, Any]:
         """Where a table or standby of this process lives; `directory`: in RocksDB, else in a dict."""
+        where = Where(self.view(), self.store, allow_unsafe=UNSAFE, replication_factor=1)
+        options = {"where": where, "settings": settings}
+        return options if directory is None else options | {"backend": "rocksdb", "directory": directory}
+
+    def table_environment(self, crash: CrashPoint) -> Environment:
+        """What a table or standby of this process takes from outside."""
         disk = self.world.nemesis.disk_hook
-        environment = Environment(
+        return Environment(
             clock=self.tick, wall_clock=self.clock, nonce=self.world.nonce, crash=crash, start=_at_once, disk=disk
         )
-        where = Where(self.view(), self.store, allow_unsafe=UNSAFE, replication_factor=1)
-        options = {"where": where, "environment": environment, "settings": settings}
-        return options if directory is None else options | {"backend": "rocksdb", "directory": directory}
 
     def roll_up(self) -> CompletedRound | SkippedRound:
         """A round, by the daemon's rule: what is in the way is borne, everything else ends it."""

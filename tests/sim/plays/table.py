@@ -78,8 +78,8 @@ class _Life:
         crash = stalling(process.world.nemesis.point, 1 if self.goal % 2 else 100)
         recovery = RecoverySettings(holder="table", threads=1, lease_ttl_s=0.2)
         settings = TableSettings(commits_under_way_max=2, recovery=recovery, loading=self.loading)
-        options = process.table_options(self.directory, crash, settings)
-        with statelog.table(LOG, create=MADE, **options) as table:
+        options = process.table_options(self.directory, settings)
+        with process.table_environment(crash).run(statelog.table, LOG, create=MADE, **options) as table:
             offset = self.judge.check(table)
             self.commits.clear()
             try:
