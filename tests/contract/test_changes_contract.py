@@ -15,7 +15,7 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading.hold import Hold, Terms
 from statelog.recovery import AtPosition, AtTime, plan_changes, read_changes, split_changes
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import LogRig, TwinLog, real_rig, settings_for, twin_rig

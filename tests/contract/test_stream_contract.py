@@ -16,7 +16,7 @@ from statelog.recovery.commit_feed import CommitFeed
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.history import HistoryRig, Reader, history_rig

@@ -8,7 +8,7 @@ from statelog.errors import StoreRefused, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.kafka import MemoryKafka

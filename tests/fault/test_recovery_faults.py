@@ -27,7 +27,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.chunk import decode_batch, decode_head, encode_chunk
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import manifest_path
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.loss import accept_data_loss
 from tests.support.rigs.history import SnapshotTwins

@@ -12,7 +12,7 @@ from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.claims import expired
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from tests.support.rigs.cache import until
 from tests.support.rigs.history import SnapshotTwins
 

@@ -13,9 +13,9 @@ from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
+from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage.held_lease import LeaseHolder
 from statelog.storage.log.log import Log
 from tests.sim.actors import Stepper
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
@@ -122,15 +122,8 @@ def test_a_lease_holds_its_snapshot_and_the_log_until_it_ends(twin: TwinLog, tmp
     """While a lease lives, its manifest, runs and offsets stay; at the cap they go, with the lease's file."""
     log = twin.open()
     manifest = log.manifests.read(1).manifest
-    claim = LeaseHolder.claim(
-        log.store,
-        holder="reader",
-        manifest_number=1,
-        position=manifest.position,
-        next_offsets=manifest.next_offsets,
-        ttl_s=1000.0,
-        environment=Environment(clock=twin.clock),
-    )
+    needs = Needs(manifest.position, manifest.next_offsets, 1)
+    claim = Hold(log.store, Terms("reader", 1000.0), needs, environment=Environment(clock=twin.clock))
     with claim:
         _others(twin, tmp_path, 4)
         assert log.manifests.numbers() == [1, 4, 5]

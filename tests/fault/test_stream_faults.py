@@ -33,7 +33,7 @@ from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.stream import Portion
 from statelog.schemas.ledger.place import Place
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.log.files import ManifestChain
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka

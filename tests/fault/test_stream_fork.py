@@ -12,7 +12,7 @@ from statelog.errors import ClosedError
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from tests.support.processes.parts import output
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.history import Reader, history_rig

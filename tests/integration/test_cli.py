@@ -18,7 +18,7 @@ import rocksdict
 from statelog.errors import SubscriptionEnded
 from statelog.producer.writer import Writer
 from statelog.recovery import RecoverySettings, read_rocksdb_state, recover
-from statelog.storage.held_subscription import HeldSubscription
+from statelog.storage.claims import HeldSubscription
 from tests.support.rigs.shell import Shell, wait_for, write_lines, writer_row
 from tests.support.services.broker import Broker
 

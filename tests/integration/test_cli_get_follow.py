@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from statelog.producer.writer import Writer
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from tests.support.rigs.shell import Shell, wait_for, write_lines
 from tests.support.services.broker import Broker
 

@@ -13,7 +13,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.topic_policy import TopicRole, topic_config
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where

@@ -24,8 +24,7 @@ from statelog.schemas.names import subscription_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.spark import error_of, state
 from statelog.spark.views import VIEWS
-from statelog.storage.held_lease import list_leases
-from statelog.storage.held_subscription import HeldSubscription
+from statelog.storage.claims import HeldSubscription, list_leases
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import AVSC, SparkLog
 

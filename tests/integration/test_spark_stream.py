@@ -18,7 +18,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.snapshot.claims import newest_files
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.spark import error_of
-from statelog.storage.held_subscription import list_subscriptions
+from statelog.storage.claims import list_subscriptions
 from tests.support.documents import DOCS
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import AVSC, SparkLog

@@ -18,14 +18,14 @@ from statelog.errors import CorruptRun, NotFound, OffsetGone, StatelogError, Sto
 from statelog.materializer import cleanup
 from statelog.materializer.outcome import CompletedRound, LostRound
 from statelog.materializer.round import run_round
+from statelog.reading.hold import Hold, Needs, Terms
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.claims import Lease, Subscription, SubscriptionCap, SubscriptionFile, newest_files
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Floor, RetentionPolicy, condemned, truncation_floor
-from statelog.storage.held_lease import LeaseHolder
-from statelog.storage.held_subscription import HeldSubscription, list_subscriptions
+from statelog.storage.claims import HeldSubscription, list_subscriptions
 from statelog.storage.log.log import Log
 from tests.sim.actors import Actor
 from tests.sim.nemesis import Nemesis
@@ -174,15 +174,8 @@ class RoundWorld:
         return bool(newest[reader].subscription.ended)
 
     def _recover_plainly(self, log: Log, manifest: Manifest) -> None:
-        claim = LeaseHolder.claim(
-            log.store,
-            holder="reader",
-            manifest_number=manifest.number,
-            position=manifest.position,
-            next_offsets=manifest.next_offsets,
-            ttl_s=80.0,
-            environment=Environment(clock=self.twin.clock),
-        )
+        needs = Needs(manifest.position, manifest.next_offsets, manifest.number)
+        claim = Hold(log.store, Terms("reader", 80.0), needs, environment=Environment(clock=self.twin.clock))
         self.reads += 1
         with claim:
             try:

@@ -29,7 +29,7 @@ from statelog.pending import Pending
 from statelog.recovery import RecoverySettings
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.log import ledger
 from statelog.tables import Loading, Table, TableSettings
 from statelog.testing.cluster import MemoryCluster

@@ -65,10 +65,10 @@ def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -
     twin.write({b"c": b"3"})
     requests.clear()
     with twin.open() as log:
-        assert requests.total() <= 7, requests
+        assert requests.total() <= 6, requests
         requests.clear()
         with Writer(log, "w") as writer:
-            assert requests.total() <= 14, requests
+            assert requests.total() <= 11, requests
             requests.clear()
             writer.put(b"k", b"v")
             writer.commit()
@@ -76,7 +76,7 @@ def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -
         requests.clear()
         with recover(log) as recovery:
             assert recovery.to_dict() == {b"a": b"1", b"c": b"3", b"k": b"v"}
-        assert requests.total() <= 22, requests
+        assert requests.total() <= 15, requests
 
 
 def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None:
@@ -88,13 +88,13 @@ def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None
     tables.roll_up(tmp_path)
     requests.clear()
     with tables.open():
-        assert requests.total() <= 42, requests
+        assert requests.total() <= 25, requests
     requests.clear()
     with tables.standby() as standby:
-        assert requests.total() <= 32, requests
+        assert requests.total() <= 24, requests
         requests.clear()
         assert standby.refresh()
         assert requests.total() <= 2, requests
         requests.clear()
         with standby.promote():
-            assert requests.total() <= 14, requests
+            assert requests.total() <= 12, requests

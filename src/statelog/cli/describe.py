@@ -16,8 +16,7 @@ from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.claims import SubscriptionFile, expired, holding, newest_files
 from statelog.schemas.snapshot.retention import truncation_floor
-from statelog.storage.held_lease import HeldLease, list_leases
-from statelog.storage.held_subscription import StoredSubscriptions, list_subscriptions, remove_subscription
+from statelog.storage.claims import HeldLease, StoredSubscriptions, list_leases, list_subscriptions, remove_subscription
 from statelog.storage.log.log import Log, LogDescription
 
 __all__ = ["command", "describe", "subscriptions", "subscriptions_listing"]

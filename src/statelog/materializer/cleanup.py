@@ -46,8 +46,7 @@ from statelog.schemas.snapshot.retention import (
     truncation_floor,
     why_not_ours,
 )
-from statelog.storage.held_lease import list_leases
-from statelog.storage.held_subscription import StoredSubscriptions, end_subscription, list_subscriptions
+from statelog.storage.claims import StoredSubscriptions, end_subscription, list_leases, list_subscriptions
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
 from statelog.storage.run_reader import read_back

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from statelog.environment import Clock, current_environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
+from statelog.reading.commits import Folded, Folding
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
@@ -31,7 +32,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import OffsetRange, Producer
-from statelog.storage.ledger_client import LedgerClient, append_record
+from statelog.storage.ledger_client import LedgerBase, LedgerClient, append_record
 from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
@@ -89,6 +90,8 @@ class OpenedEpoch:
     grant: Grant
     ledger: LedgerClient
     producer: Producer
+    folding: Folding | None = None
+    """What the Open folded, if that was to be kept."""
 
     def close(self) -> None:
         """Release both clients, the second even if the first fails. Idempotent."""
@@ -106,6 +109,8 @@ def open_epoch(
     expect: int | Checkpoint | None = None,
     ours: Collection[bytes] | None = None,
     judged: int | None = None,
+    base: LedgerBase | None = None,
+    keeps_folding: bool = False,
 ) -> OpenedEpoch:
     """Open `writer` on `partitions` (None: all).
 
@@ -113,7 +118,8 @@ def open_epoch(
     nonces of this process: if given, partitions and name must still belong to one of them, so that a re-open never
     takes them back from another writer. Fenced then names the ledger position below which that was found. `judged` is
     the newest epoch on them (`LedgerFold.prior`) that the caller has looked at: if given, one that was opened after it,
-    other than by this call, is Fenced, too.
+    other than by this call, is Fenced, too. `base` is a fold that the caller has kept. With `keeps_folding` what is
+    folded on the way is handed on: the base of the recovery behind the Open.
 
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
@@ -122,9 +128,12 @@ def open_epoch(
     issued = None if ours is None and judged is None else set(ours or ())
     failure: StatelogError = Fenced("other writers keep opening at the same time", writer=writer, log=log.name)
     log.verify(WRITING)
-    stored = log.manifests.newest()
+    stored = log.manifests.newest(max_age_s=log.look_again_s)
     newest = stored.manifest if stored else None
-    ledger = log.ledger.client(newest, rebase=log.ledger.newest_state, clock=environment.clock)
+    begin = max((one for one in (newest, base) if one is not None), key=lambda one: one.state.position, default=None)
+    ledger = log.ledger.client(
+        begin, rebase=log.ledger.newest_state, clock=environment.clock, keeps=keeps_folding and begin is newest
+    )
 
     def next_nonce() -> bytes:
         _check_expected(ledger.fold, writer, expect)
@@ -135,8 +144,6 @@ def open_epoch(
         return nonce
 
     try:
-        if newest is not None and newest.position > log.position:
-            log.ledger.end(at_least=newest.position)  # An older answer is no proof of a loss: it is asked again.
         for _ in range(_ATTEMPTS):
             try:
                 with log.asking_who_answers():
@@ -145,6 +152,9 @@ def open_epoch(
                 failure = error  # The next Open settles it.
                 continue
             if opened is not None:
+                commits = ledger.kept()
+                if commits is not None:
+                    opened.folding = Folding(newest, commits, Folded(ledger.fold.freeze(), ledger.place))
                 return opened
         raise failure  # noqa: TRY301  # the cleanup below is the same for every way out
     except BaseException:
@@ -185,7 +195,8 @@ def _attempt(
     producer = log.kafka.producer() if warm is None else warm
     try:
         producer.connect()  # Which takes about as long as the checks.
-        ledger.fold_end()
+        # An older answer is no proof of a loss: it is asked again.
+        ledger.fold_end(log.ledger.end(at_least=max(ledger.fold.position, log.position)))
         there = _check_data(log, ledger.fold, partitions)
         check_data_anchors(log, newest, partitions, ledger.fold.accepted, there)
         check_ledger(log, ledger, there=there)

@@ -27,7 +27,7 @@ from statelog.pending import Pending
 from statelog.producer.buffer import ChangeBuffer, MetaBuffer
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.committer import Committer, GrantHolder, check_handle, next_checkpoint_id
-from statelog.producer.epoch import open_epoch
+from statelog.producer.epoch import OpenedEpoch, open_epoch
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox
 from statelog.producer.pipeline import INITIAL, PendingStep, Pipeline
@@ -39,7 +39,7 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
 from statelog.storage.replay import verify_handle
 
-__all__ = ["Writer"]
+__all__ = ["OpenedWriter", "Writer"]
 
 _Wait = Callable[[int, float | None], bool]
 _Finish = Callable[[Checkpoint, float, bool], LastCommit]
@@ -72,20 +72,22 @@ class Writer(GrantHolder, ChangeWriter):
         expect: int | None = None,
         settings: WriterSettings | None = None,
     ) -> None:
+        self._go_on(log, open_epoch(log, name, partitions=partitions, expect=expect), settings or WriterSettings())
+
+    def _go_on(self, log: Log, opened: OpenedEpoch, settings: WriterSettings) -> None:
         self._log = log
-        self._settings = settings or WriterSettings()
+        self._settings = settings
         self._environment = current_environment()
         self._meter = Meter()
         self._meta = MetaBuffer()
         self._committing: Pending[LastCommit] | None = None
-        opened = open_epoch(log, name, partitions=partitions, expect=expect)
         try:
             self._committer = Committer(log, opened)
             self._pipeline = Pipeline(self._new_outbox(), self._settings)
             self._environment.crash("opened")
             grant = opened.grant
             super().__init__(
-                Guard("writer", name, again="Open it again", apart=_APART),
+                Guard("writer", grant.writer, again="Open it again", apart=_APART),
                 ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings),
             )
         except BaseException:
@@ -401,3 +403,10 @@ class Writer(GrantHolder, ChangeWriter):
         steps = self._pipeline.steps
         last_id = steps[-1].checkpoint_id if steps else self._committer.base.id
         return next_checkpoint_id(wanted, last_id, writer=self.name)
+
+
+class OpenedWriter(Writer):
+    """A writer over an epoch that was opened for it: for an owner that goes on from what the opening has read."""
+
+    def __init__(self, log: Log, opened: OpenedEpoch, settings: WriterSettings) -> None:
+        self._go_on(log, opened, settings)

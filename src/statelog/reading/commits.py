@@ -11,19 +11,20 @@ Invariants:
 
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from statelog.closing import Closing
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit, LedgerState
+from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LedgerBase, ValidCommit
 from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log
 
-__all__ = ["Commits", "Folded"]
+__all__ = ["Commits", "Folded", "Folding"]
 
 
 class Folded(NamedTuple):
@@ -31,6 +32,21 @@ class Folded(NamedTuple):
 
     state: LedgerState = LedgerState()
     place: Place = ORIGIN
+
+
+class Folding(NamedTuple):
+    """A fold of the ledger that was checked: the snapshot where it began (None: the first record), the valid commits
+    behind that, and where they lead.
+    """
+
+    base: Manifest | None
+    commits: Sequence[ValidCommit]
+    folded: Folded
+
+    @property
+    def start(self) -> int:
+        """The ledger position where it began."""
+        return self.base.position if self.base else 0
 
 
 class Commits(Closing):

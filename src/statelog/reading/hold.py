@@ -1,26 +1,31 @@
 """`Hold`: what keeps truncation and clean-up from what a reader needs: one lease, written, then looked at again.
 
 Every reader holds its position this way: a recovery, a follower, a read of changes, a Spark scan, a table that stands
-on a snapshot. `storage.held_lease` says what a lease on the store is worth.
+on a snapshot. What a lease says and when it has expired is decided in `schemas.snapshot.claims`.
 
 Invariants:
 - The lease is written first, and only then is the plan checked: what the check finds stays as long as the lease does.
   A failed check leaves no lease.
 - A reader that cannot, or does not want to, write to the store takes no lease. It makes the same check, and truncation
-  does not wait for it.
+  does not wait for it. A store that refuses writes to us, or is full, costs the lease and a log line.
+- A lease is convenience, never safety. So a failed renewal is tolerated as long as the lease still stands, and a lease
+  that cannot be removed is left to expire. Each of them is a log line.
 - A lease is capped by its age, so that a stuck reader cannot hold a log indefinitely. A reader that moves on gets a
   new one.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Self, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, Self, TypeVar
 
 from statelog.closing import Closing
 from statelog.environment import Environment, current_environment
-from statelog.errors import NotFound, OffsetGone, Unavailable
+from statelog.errors import NotFound, OffsetGone, StorageFull, StoreRefused, Unavailable
 from statelog.reading.plan import Plan
 from statelog.reading.planner import check_held
-from statelog.storage.held_lease import LeaseHolder
+from statelog.schemas.names import lease_path
+from statelog.schemas.snapshot.claims import Lease
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store
 
@@ -28,6 +33,8 @@ __all__ = ["ATTEMPTS", "Hold", "Needs", "Terms", "needed", "planned_anew"]
 
 T = TypeVar("T")
 
+_LOG = logging.getLogger("statelog.storage")
+_RENEWALS_PER_TTL = 3
 ATTEMPTS = 5
 """How often a reader plans again if truncation outruns it, unless the settings say otherwise."""
 _AGE_S = 3600.0
@@ -51,7 +58,7 @@ class Terms(NamedTuple):
 
 
 class Hold(Closing):
-    """Holds what is needed until it is closed. Belongs to one thread."""
+    """Holds what is needed until it is closed. Belongs to one thread, which calls `renew` as it makes progress."""
 
     def __init__(
         self,
@@ -62,12 +69,15 @@ class Hold(Closing):
         *,
         environment: Environment | None = None,
     ) -> None:
-        """`look` checks that all of it is there, and its errors pass through. Raises StoreUnavailable."""
+        """`look` checks that all of it is there, and its errors pass through. Raises StoreUnavailable, ConfigError."""
         self._store = store
         self._terms = terms
         self._needs = needs
         self._environment = environment or current_environment()
-        self._lease = self._claim()
+        self._lease: Lease | None = None
+        self._written_s = 0.0
+        self._is_stale = False
+        self._claim()
         self._claimed_s = self._environment.clock()
         try:
             look()
@@ -95,11 +105,28 @@ class Hold(Closing):
     @property
     def is_held(self) -> bool:
         """Whether the lease lies on the store."""
-        return self._lease.is_held
+        return self._lease is not None
 
-    def renew(self) -> None:
-        """Write the lease again if it is time to. Raises StoreUnavailable once it has run out."""
-        self._lease.renew(position=self._needs.position, next_offsets=self._needs.next_offsets)
+    def renew(self) -> bool:
+        """Write the lease again if a third of its time has passed; tells whether it did.
+
+        Raises StoreUnavailable, StoreRefused or StorageFull only when the lease has run out since it could last be
+        written.
+        """
+        age_s, ttl_s = self._environment.clock() - self._written_s, self._terms.ttl_s
+        if self._lease is None or age_s < ttl_s / _RENEWALS_PER_TTL:
+            return False
+        try:
+            self._write(replace(self._lease, **self._facts()))
+        except (Unavailable, StoreRefused) as error:
+            if age_s >= ttl_s:
+                raise
+            if not self._is_stale:
+                text = "lease %s could not be renewed and runs out in %g s: %s"
+                _LOG.warning(text, self._lease.id, ttl_s - age_s, error)
+            self._is_stale = True
+            return False
+        return True
 
     def needs(self, position: int, next_offsets: Mapping[int, int]) -> None:
         """Nothing below is needed any more; the next renewal says so."""
@@ -113,29 +140,54 @@ class Hold(Closing):
             return
         older = self._lease
         try:
-            newer = self._claim()
+            is_taken = self._claim()
         except Unavailable:
             return  # The older lease stands, and whether it can be renewed decides; the next move tries again.
-        if older.is_held and not newer.is_held:
-            return  # As above: the store takes no new one.
-        self._lease, self._claimed_s = newer, now_s
-        older.release()
+        if older is None or is_taken:  # Else as above: the store takes no new one.
+            self._claimed_s = now_s
+            self._remove(older)
 
     def close(self) -> None:
         """Remove the lease. Idempotent; never raises, because a lease runs out by itself."""
-        self._lease.release()
+        older, self._lease = self._lease, None
+        self._remove(older)
 
-    def _claim(self) -> LeaseHolder:
-        return LeaseHolder.claim(
-            self._store,
-            holder=self._terms.holder,
-            manifest_number=self._needs.manifest_number,
-            position=self._needs.position,
-            next_offsets=self._needs.next_offsets,
-            ttl_s=self._terms.ttl_s,
-            environment=self._environment,
-            wanted=self._terms.wanted,
-        ).__enter__()
+    def _claim(self) -> bool:
+        """Write a new lease, made now by the store's clock; False, and a log line, if the store takes none."""
+        if not self._terms.wanted:
+            return False
+        try:
+            self._write(
+                Lease(
+                    id=self._environment.new_id(),
+                    holder=self._terms.holder,
+                    manifest_number=self._needs.manifest_number,
+                    ttl_s=self._terms.ttl_s,
+                    created_s=self._store.now_s(),
+                    **self._facts(),
+                )
+            )
+        except (StoreRefused, StorageFull) as error:
+            _LOG.warning("no lease could be written, so truncation does not wait for this reader: %s", error)
+            return False
+        return True
+
+    def _facts(self) -> dict[str, Any]:
+        return {"position": self._needs.position, "next_offsets": dict(self._needs.next_offsets)}
+
+    def _write(self, lease: Lease) -> None:
+        started_s = self._environment.clock()
+        self._store.put(lease_path(lease.id), lease.to_bytes())
+        self._lease, self._written_s, self._is_stale = lease, started_s, False
+
+    def _remove(self, lease: Lease | None) -> None:
+        try:
+            if lease is not None:
+                self._store.delete(lease_path(lease.id))
+        except (Unavailable, StoreRefused) as error:
+            _LOG.warning(
+                "lease %s could not be removed and runs out in %g s: %s", lease and lease.id, self._terms.ttl_s, error
+            )
 
 
 def needed(plan: Plan, partitions: Iterable[int] | None = None) -> Needs:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from statelog.errors import BeyondEnd, CorruptRun, NotFound, OffsetGone, StatelogError
-from statelog.reading.commits import Commits
+from statelog.reading.commits import Commits, Folding
 from statelog.reading.plan import At, AtPosition, Plan, make_plan, wanted_key_groups
 from statelog.reading.retained_history import Manifests, RetainedHistory, Snapshots
 from statelog.schemas.ledger.place import Place
@@ -38,6 +38,7 @@ __all__ = [
     "check_plan",
     "check_reach",
     "data_offsets",
+    "plan_of",
 ]
 
 _NOT_HELD_HINT = "Ask for a position from the oldest to the newest, or for a checkpoint committed in between"
@@ -115,8 +116,7 @@ class Planner:
         with Commits(self.log, base) as ledger:
             commits, folded = ledger.read_to(target), ledger.folded
             ledger.pass_to(history.end_position)
-            bodies = (valid.commit.read_body() for valid in commits)  # Decoded one by one: there may be many.
-            plan = make_plan(self.log.descriptor, base, folded, bodies, self.key_groups)
+            plan = plan_of(self.log, Folding(base, commits, folded), self.key_groups)
             there = data_offsets(self.log, plan)
             ledger.check(history.seen, there=there)
         check_reach(plan, LogOffsets(there, history.ledger), self.log.name)
@@ -157,6 +157,12 @@ class Planner:
             snapshots=len(positions),
             hint=_PASSED_HINT if self._is_pinned else _NOT_HELD_HINT,
         )
+
+
+def plan_of(log: Log, folding: Folding, key_groups: frozenset[int] | None) -> Plan:
+    """The plan of the state at the end of a fold whose ledger and anchors were checked just now, as an Open does."""
+    bodies = (valid.commit.read_body() for valid in folding.commits)  # Decoded one by one: there may be many.
+    return make_plan(log.descriptor, folding.base, folding.folded, bodies, key_groups)
 
 
 # ---- the checks of a plan

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone
-from statelog.reading.commits import Commits
+from statelog.reading.commits import Commits, Folded
 from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import Plan, partitions_of
@@ -89,6 +89,11 @@ class CommitFeed:
     def asked_place(self) -> Place:
         """The place up to which commits were asked for, and came out."""
         return self._ledger.place
+
+    @property
+    def folded(self) -> Folded:
+        """The ledger up to there: where another fold can begin."""
+        return self._ledger.folded
 
     @property
     def losses(self) -> int:

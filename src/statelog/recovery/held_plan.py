@@ -43,22 +43,26 @@ class HeldPlan:
         settings: RecoverySettings,
         environment: Environment,
         key_groups: frozenset[int] | None = None,
+        *,
+        plan: Plan | None = None,
     ) -> None:
-        """`key_groups` are those whose partitions are held, None for all: what is resumed wants more than it reads."""
+        """`key_groups` are those whose partitions are held, None for all: what is resumed wants more than it reads.
+        `plan` is the first one, if it was just made.
+        """
         self.log = log
         self._planner = planner
         self.settings = settings
         self.environment = environment
         self._clock = environment.clock
         self._partitions = partitions_of(key_groups, log.descriptor)
-        self._plan: Plan | None = None
+        self._plan = plan
         self._lease: Hold | None = None
         self.opener = RunOpener(log, settings.cache)
         self._plan_s = 0.0
         self._failures = 0
-        self._is_checked = False
+        self._is_checked = plan is not None
         self._owner = OwnProcess("the recovery")
-        self.plans = 0
+        self.plans = int(plan is not None)
         self.had_lease = False
 
     @property

@@ -37,7 +37,7 @@ from statelog.schemas.snapshot.claims import check_holder
 from statelog.spark.options import Beginning, OnTruncation, StreamOptions
 from statelog.spark.parts import lease_terms
 from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
-from statelog.storage.held_subscription import HeldSubscription
+from statelog.storage.claims import HeldSubscription
 from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log
 

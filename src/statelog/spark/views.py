@@ -22,7 +22,7 @@ from statelog.spark.clients import cached_log
 from statelog.spark.columns import check_columns, spark_arrow_schema
 from statelog.spark.parsing import LogAddress
 from statelog.spark.reported import reported
-from statelog.storage.held_subscription import list_subscriptions
+from statelog.storage.claims import list_subscriptions
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 

@@ -17,7 +17,6 @@ Invariants:
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cached_property
@@ -196,7 +195,8 @@ class LedgerClient:
 
     `verify` compares the log's identity with the cluster's, as whoever makes a client has just done. It is asked before
     a verdict, and before what was read is believed, at most once in LOOK_AGAIN_S.
-    `rebase` gives the newest snapshot's state and last record.
+    `rebase` gives the newest snapshot's state and last record. With `keeps` the valid commits that are folded are kept
+    until `kept` is asked for.
     """
 
     def __init__(
@@ -210,6 +210,7 @@ class LedgerClient:
         rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
         verify: Callable[[], None] = _nothing_to_verify,
         clock: Callable[[], float] = time.monotonic,
+        keeps: bool = False,
     ) -> None:
         self._kafka = kafka
         self._topic = topic
@@ -222,6 +223,9 @@ class LedgerClient:
         self._verified_s = clock()
         self._reader = kafka.reader(topic)
         self._valid: list[ValidCommit] = []
+        self._keeps = keeps
+        self._compared: set[LastRecord] = set()
+        self._compared_s: float | None = None
         self._is_torn = False
         self._proof: BeyondEnd | None = None
         self.fold = LedgerFold(identity, base)
@@ -256,11 +260,8 @@ class LedgerClient:
         """
         taken = [0]
         with self._asking_who_answers():
-            for record, void, found, writer in self._follow(end_position, lambda: taken[0] >= most_bytes):
-                if void is None and isinstance(record, Commit):
-                    place = Place(found.offset + 1, LastRecord.of(found.offset, found.value))
-                    self._valid.append(ValidCommit(writer, record, found.timestamp_ms, place))
-                    taken[0] += len(record.body)
+            for folded in self._follow(end_position, lambda: taken[0] >= most_bytes):
+                taken[0] += self._take(folded)
         valid, self._valid = self._valid, []
         return valid
 
@@ -273,12 +274,16 @@ class LedgerClient:
     def fold_to(self, end_position: int) -> None:
         """As `read_to`, if only the fold is needed: a long ledger's commits are not kept in memory."""
         with self._asking_who_answers():
-            for _ in self._follow(end_position):
-                pass
+            self._pass(end_position)
 
-    def fold_end(self) -> None:
-        """As `read_end`, if only the fold is needed."""
-        self.fold_to(self._checked_end())
+    def fold_end(self, end_position: int | None = None) -> None:
+        """As `read_end`, if only the fold is needed. `end_position` is the ledger's end, if it was just asked for."""
+        self.fold_to(self._checked_end(end_position))
+
+    def kept(self) -> list[ValidCommit] | None:
+        """The valid commits since the base, kept no longer. None if none was kept, or the base is newer now."""
+        kept, self._valid, keeps, self._keeps = self._valid, [], self._keeps, False
+        return kept if keeps else None
 
     def verdict(self, offset: int, record: LedgerRecord, *, verify: Callable[[], None] | None = None) -> Void | None:
         """Why the record that we appended at `offset` is void, or None if it is valid.
@@ -321,9 +326,9 @@ class LedgerClient:
         return looked_s is None or self._clock() - looked_s >= LOOK_AGAIN_S
 
     def _read_verdict(self, offset: int, record: LedgerRecord) -> Void | None:
-        landed = deque(self._follow(offset + 1), maxlen=1)
-        if landed:
-            return self._void_of(landed.pop(), offset, record)
+        landed = self._pass(offset + 1)
+        if landed is not None:
+            return self._void_of(landed, offset, record)
         raise OutcomeUnknown(
             "the ledger was truncated past a record before its verdict was read",
             topic=self._topic,
@@ -336,6 +341,23 @@ class LedgerClient:
             raise self._lost("another record stands where ours was acknowledged", offset)
         return landed.void
 
+    def _pass(self, end_position: int) -> _Folded | None:
+        """Fold, and give the last record that was folded. A commit is made for who keeps them only."""
+        last = None
+        for last in self._follow(end_position):
+            if self._keeps:
+                self._take(last)
+        return last
+
+    def _take(self, folded: _Folded) -> int:
+        """Note a valid commit, and return its size in bytes; 0 for all else."""
+        record, void, found, writer = folded
+        if void is not None or not isinstance(record, Commit):
+            return 0
+        place = Place(found.offset + 1, LastRecord.of(found.offset, found.value))
+        self._valid.append(ValidCommit(writer, record, found.timestamp_ms, place))
+        return len(record.body)
+
     def _follow(self, end_position: int, is_enough: Callable[[], bool] = _never) -> Generator[_Folded]:
         """Fold what is below `end_position`, record by record, if need be from a newer base, until it is enough."""
         while True:
@@ -346,6 +368,7 @@ class LedgerClient:
                 if newer is None or newer[0].position <= self.fold.position:
                     raise
                 self.fold, self._last = LedgerFold(self._identity, newer[0]), newer[1]
+                self._keeps = False
             else:
                 return
 
@@ -401,7 +424,8 @@ class LedgerClient:
         Raises AnchorMismatch, BeyondEnd, BrokerUnavailable.
         """
         with self._asking_who_answers():
-            for position, last in sorted({one for one in places if one.last not in (None, self.last)}, reverse=True):
+            known = {None, self.last, *(() if self._is_over_due(self._compared_s) else self._compared)}
+            for position, last in sorted({one for one in places if one.last not in known}, reverse=True):
                 assert last is not None
                 try:
                     with closing(self._records(last.offset, position)) as records:
@@ -440,6 +464,9 @@ class LedgerClient:
             yield from self._records(self.fold.position, end_position)
             return
         if found is not None and last == LastRecord.of(found.offset, found.value):
+            if self._is_over_due(self._compared_s):
+                self._compared, self._compared_s = set(), self._clock()
+            self._compared.add(last)
             yield from records
             return
         records.close()
@@ -450,9 +477,10 @@ class LedgerClient:
     def _records(self, start: int, end_position: int) -> Generator[Record]:
         yield from self._reader.read({0: OffsetRange(start, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
 
-    def _checked_end(self) -> int:
+    def _checked_end(self, end_position: int | None = None) -> int:
         with self._asking_who_answers():
-            end_position = self.end_position()
+            if end_position is None:
+                end_position = self.end_position()
             if end_position < self.fold.position:
                 raise self._lost("the ledger ends below what was folded already", end_position)
         return end_position

@@ -262,7 +262,7 @@ class Follower:
         """
         setup, environment = self.setup, self._environment
         with self.state.without_scans(), self._turn():
-            writer = setup.writer()
+            writer, _ = setup.writer(self._feed.folded)
             try:
                 environment.crash("promoting")
                 report = self._catch_up(writer)

@@ -11,11 +11,15 @@ from statelog.closing import Closing
 from statelog.environment import Environment, current_environment
 from statelog.errors import ConfigError
 from statelog.producer import Writer
+from statelog.producer.epoch import open_epoch
+from statelog.producer.writer import OpenedWriter
+from statelog.reading.commits import Folding
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of
 from statelog.schemas.names import check_name, parse_enum
 from statelog.storage import Log
+from statelog.storage.ledger_client import LedgerBase
 from statelog.tables.keys import KeyRule
 from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.state.directory import StateDirectory
@@ -98,11 +102,16 @@ class TableSetup(Closing):
             environment=current_environment(),
         )
 
-    def writer(self) -> Writer:
-        """The owner's Open. Raises what opening a writer raises."""
-        return self.environment.run(
-            Writer, self.log, self.owner, partitions=self.share.partitions, settings=self.settings.writer
+    def writer(self, base: LedgerBase | None = None) -> tuple[Writer, Folding | None]:
+        """The owner's Open, and what it folded; nothing if it began at `base`. Raises what opening a writer does."""
+        return self.environment.run(self._writer, base)
+
+    def _writer(self, base: LedgerBase | None) -> tuple[Writer, Folding | None]:
+        opened = open_epoch(
+            self.log, self.owner, partitions=self.share.partitions, base=base, keeps_folding=base is None
         )
+        folding, opened.folding = opened.folding, None  # For the opening of the state only: there may be many commits.
+        return OpenedWriter(self.log, opened, self.settings.writer), folding
 
     def close(self) -> None:
         """Release both. Idempotent."""

@@ -16,7 +16,7 @@ from statelog.environment import Environment
 from statelog.errors import ConfigError, Misuse
 from statelog.producer.writer import Writer
 from statelog.recovery import CacheSettings, RecoverySettings, RunOpener, recover
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.storage.store import Store

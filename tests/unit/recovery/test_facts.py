@@ -11,7 +11,7 @@ from statelog.producer.writer import Writer
 from statelog.reading.hold import needed
 from statelog.recovery.recover import Recovery, recover, recover_snapshot
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka

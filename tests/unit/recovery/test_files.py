@@ -14,7 +14,7 @@ from statelog.errors import AlreadyExists, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.targets import write_parquet
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.samples.chunks import rows_batch

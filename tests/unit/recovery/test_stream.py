@@ -16,7 +16,7 @@ from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.recover import recover
 from statelog.recovery.run_opener import CacheSettings
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.cache import until

@@ -4,8 +4,7 @@ from statelog.environment import Environment
 from statelog.reading.commits import Commits, Folded
 from statelog.spark.options import stream_options
 from statelog.spark.stream_planner import StreamHold
-from statelog.storage.held_lease import list_leases
-from statelog.storage.held_subscription import list_subscriptions
+from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinLog
 

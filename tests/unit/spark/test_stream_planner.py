@@ -22,8 +22,7 @@ from statelog.spark.options import stream_options
 from statelog.spark.stream_offset import StreamOffset, is_reset
 from statelog.spark.stream_planner import NO_LIMIT, Limit, StreamPlanner
 from statelog.spark.stream_reader import part_rows, parts_of
-from statelog.storage.held_lease import list_leases
-from statelog.storage.held_subscription import list_subscriptions
+from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.log.log import Log
 from statelog.testing import Crash
 from tests.support.rigs.log import TwinLog, settings_for

@@ -15,7 +15,7 @@ from statelog.environment import Environment
 from statelog.errors import CorruptRun, Fenced
 from statelog.recovery import RecoverySettings
 from statelog.schemas.key_groups import key_group_of
-from statelog.storage.held_lease import list_leases
+from statelog.storage.claims import list_leases
 from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading, Table, TableSettings
 from statelog.tables.state.base import Eligibility

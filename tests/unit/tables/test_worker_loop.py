@@ -143,6 +143,7 @@ def test_one_thread(world: WorkersWorld) -> None:
 
 
 @pytest.mark.parametrize("nested", ["commit", "commit_every", "close"])
+@pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")  # What a close between two calls discards.
 def test_a_call_from_a_signals_handler(nested: str) -> None:
     """Inside of another call it is refused: whatever is committed is the fold of what it names, and all is released."""
 

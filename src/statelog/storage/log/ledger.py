@@ -84,8 +84,9 @@ class Ledger:
         *,
         rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        keeps: bool = False,
     ) -> LedgerClient:
-        """A ledger client from `base` on, or from the ledger's first record; see LedgerClient for `rebase`.
+        """A ledger client from `base` on, or from the ledger's first record; see LedgerClient for the rest.
 
         Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch would silently void
         valid commits.
@@ -101,6 +102,7 @@ class Ledger:
             rebase=rebase,
             verify=self.verify_identity,
             clock=clock,
+            keeps=keeps,
         )
 
     def newest_client(self) -> LedgerClient:

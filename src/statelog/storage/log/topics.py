@@ -18,7 +18,7 @@ import os
 import time
 from typing import NamedTuple
 
-from statelog.errors import AlreadyExists, CorruptManifest, IdentityChanged, NotFound, OffsetGone
+from statelog.errors import AlreadyExists, CorruptManifest, IdentityChanged, NotFound, OffsetGone, StatelogError
 from statelog.schemas.descriptor import Descriptor, verify
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Mark, Restart, decode
@@ -161,7 +161,13 @@ def owner_of(client: Kafka, topic: str) -> bytes | None:
 
 
 def check_owner(client: Kafka, descriptor: Descriptor, manifests: ManifestChain, url: str) -> None:
-    """Raise IdentityChanged if the topics are another root's, NotFound if the create died before its mark."""
+    """Raise IdentityChanged if the topics are another root's, NotFound if the create died before its mark.
+
+    The mark need not be read where a snapshot of these very topics stands: whoever put that had found it, and topic ids
+    never come back.
+    """
+    if _is_rolled_up(descriptor, manifests):
+        return
     owner, name = owner_of(client, ledger_topic(descriptor.name)), descriptor.name
     if owner is not None and owner != descriptor.digest:
         raise IdentityChanged(
@@ -173,6 +179,14 @@ def check_owner(client: Kafka, descriptor: Descriptor, manifests: ManifestChain,
     if owner is None and not manifests.numbers() and is_begun(client, descriptor):
         hint = "Create it again, with the same settings"
         raise NotFound(f"the log {name} was begun, and its create died", url=url, hint=hint)
+
+
+def _is_rolled_up(descriptor: Descriptor, manifests: ManifestChain) -> bool:
+    try:
+        newest = manifests.newest_of_any()
+    except StatelogError:
+        return False  # What is wrong with it is told where it is needed.
+    return newest is not None and newest.manifest.identity == descriptor.identity and descriptor.made_with is None
 
 
 def mark_ledger(client: Kafka, topic: str, digest: bytes) -> None:

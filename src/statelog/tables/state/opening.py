@@ -30,8 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, NotFound, OffsetGone
 from statelog.producer import Writer
-from statelog.reading.planner import Planner
-from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes, recover
+from statelog.reading.commits import Folding
+from statelog.reading.plan import make_change_plan
+from statelog.reading.planner import Planner, plan_of
+from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.snapshot.manifest import Manifest
@@ -73,19 +75,20 @@ class OpenReport:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """The state that is wanted: its place, its values, and what says so: an owner whose Open stands, or for who owns
-    nothing a recovery of that place.
+    nothing a recovery of that place. `folding` is what the Open has read of the ledger: nothing is folded again.
     """
 
     place: StatePlace
     values: ValueRule
     writer: Writer | None = None
     recovery: Recovery | None = None
+    folding: Folding | None = None
 
     @classmethod
-    def by(cls, writer: Writer) -> "Wanted":
+    def by(cls, writer: Writer, folding: Folding | None = None) -> "Wanted":
         """An owner's: since its Open nothing can have changed its key groups, so that is its place, too."""
         place = StatePlace(writer.place, len(writer.accepted_losses))
-        return cls(place=place, values=ValueRule(writer.grant.value_schema), writer=writer)
+        return cls(place=place, values=ValueRule(writer.grant.value_schema), writer=writer, folding=folding)
 
 
 class StateOpening:
@@ -242,14 +245,7 @@ class StateOpening:
     def _caught_up(self, store: KeyedStore, start: int) -> OpenReport:
         """Read what was committed behind its place. Raises OffsetGone, NotFound if the log holds it no more."""
         rows = 0
-        plan = plan_changes(
-            self._log,
-            AtPosition(start),
-            None if self._wanted.writer is not None else AtPosition(self._place.position),
-            key_groups=self._keys.owned,
-            value_schema_id=self._recovery.value_schema_id,
-            seen=[self._place.ledger],
-        )
+        plan = self._changes_since(start)
         if not plan.is_empty:
             newest = self._environment.run(newest_changes, self._log, plan, settings=self._recovery)
             with closing(newest) as tables:
@@ -260,6 +256,28 @@ class StateOpening:
         self._environment.crash("caught-up")
         store.move(self._place)
         return OpenReport(position=self._place.position, from_position=start, rows_read=rows)
+
+    def _changes_since(self, start: int) -> Plan:
+        """The plan of what was committed behind a position; of what the Open has folded, if that holds it all."""
+        folding, groups, schema_id = self._wanted.folding, self._keys.owned, self._wanted.values.schema.id
+        if folding is not None and folding.start <= start:
+            return make_change_plan(
+                self._log.descriptor,
+                [commit for commit in folding.commits if commit.position > start],
+                folding.folded,
+                start_position=start,
+                value_schema_id=schema_id,
+                key_groups=groups,
+                accepted=folding.folded.state.accepted,
+            )
+        return plan_changes(
+            self._log,
+            AtPosition(start),
+            None if self._wanted.writer is not None else AtPosition(self._place.position),
+            key_groups=groups,
+            value_schema_id=schema_id,
+            seen=[self._place.ledger],
+        )
 
     # ---- what is made
 
@@ -277,14 +295,7 @@ class StateOpening:
             store.close()
 
     def _whole(self) -> KeyedStore:
-        recovery = self._wanted.recovery or self._environment.run(
-            recover,
-            self._log,
-            key_groups=self._keys.owned,
-            at_least=self._place.ledger,
-            progress=lambda _: self._beat(),
-            settings=self._recovery,
-        )
+        recovery = self._wanted.recovery or Recovery(self._held(), lambda _: self._beat())
         with recovery:
             if self._directory is None:
                 return DictStore.recovered(recovery, self._keys, self._wanted.values)
@@ -327,8 +338,7 @@ class StateOpening:
 
     def _partial(self, writer: Writer) -> KeyedStore | None:
         """A store that misses what a snapshot has, with all that was committed behind it; None if there is none."""
-        planner = Planner(self._log, None, self._keys.owned, seen=[self._place.ledger])
-        held = HeldPlan(self._log, planner, self._recovery, self._environment, self._keys.owned)
+        held = self._held()
         with ExitStack() as planned:
             planned.callback(held.release)
             while True:
@@ -339,6 +349,13 @@ class StateOpening:
                     return self._folded(held, plan, plan.manifest, writer)
                 except OffsetGone as error:
                     held.replan(error)
+
+    def _held(self) -> HeldPlan:
+        """The state at the place or above, planned: at the Open, of what that has folded."""
+        folding = self._wanted.folding
+        planner = Planner(self._log, None, self._keys.owned, seen=[self._place.ledger])
+        plan = None if folding is None else plan_of(self._log, folding, planner.key_groups)
+        return HeldPlan(self._log, planner, self._recovery, self._environment, self._keys.owned, plan=plan)
 
     def _folded(self, held: HeldPlan, plan: Plan, manifest: Manifest, writer: Writer) -> KeyedStore:
         """As `_partial`, for this plan. Raises OffsetGone if the log moved on."""

@@ -1,15 +1,18 @@
-"""Subscriptions on the store: written before their reader checks its plan, moved as it commits, ended by one more file.
+"""What readers hold, as it lies on the store: leases, and subscriptions.
 
-It executes; who may write the next file, what holds and when the cap ends one is decided in
-`schemas.snapshot.claims`.
+It executes; what holds, who may write the next file of a subscription and when the cap ends one is decided in
+`schemas.snapshot.claims`. A lease is written by `reading.hold`. A subscription is written before its reader checks its
+plan, moved as it commits, and ended by one more file.
 
 Invariants:
-- The next file is put if absent, and its nonce says whose it is. Only older ones from a listing taken before that put
-  are deleted: never the newest, and never the only one that holds.
+- The next file of a subscription is put if absent, and its nonce says whose it is. Only older ones from a listing taken
+  before that put are deleted: never the newest, and never the only one that holds.
 - If a listed file is gone and none after it was listed, the reader has moved meanwhile, and the listing is repeated.
-- What cannot be read is reported, never left out, because truncation must not pass it.
+- A subscription that cannot be read is reported, never left out, because truncation must not pass it. A lease that
+  cannot be read holds nothing back, with a log line: its reader may have to plan again.
 """
 
+import logging
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,6 +29,7 @@ from statelog.schemas.ledger.place import LastRecord, LogIdentity
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import subscription_path, subscription_slot
 from statelog.schemas.snapshot.claims import (
+    Lease,
     Subscription,
     SubscriptionFile,
     check_holder,
@@ -36,16 +40,27 @@ from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo, Store
 
 __all__ = [
+    "HeldLease",
     "HeldSubscription",
     "StoredSubscriptions",
     "UnreadableSubscription",
     "end_subscription",
+    "list_leases",
     "list_subscriptions",
     "remove_subscription",
 ]
 
+_LOG = logging.getLogger("statelog.storage")
 _FOLDER = "subscriptions/"
 _LOOKS = 10
+
+
+class HeldLease(NamedTuple):
+    """A lease as it lies on the store. `modified_s` is the store's time of its last renewal; see `lease.expired`."""
+
+    lease: Lease
+    modified_s: float
+    path: str
 
 
 class UnreadableSubscription(NamedTuple):
@@ -100,6 +115,21 @@ def _read_all(store: Store, folder: str, reader: str | None) -> StoredSubscripti
     return StoredSubscriptions(
         files=tuple(files), unreadable=tuple(one for one in unreadable if one.number > ended.get(one.reader, 0))
     )
+
+
+def list_leases(store: Store) -> list[HeldLease]:
+    """All leases that lie on the store, expired ones too, by path. Raises StoreUnavailable."""
+    found: list[HeldLease] = []
+    for info in sorted(store.list("leases/")):
+        try:
+            lease = Lease.from_bytes(store.read(info.path), info.path)
+        except NotFound:
+            continue  # Its holder removed it since it was listed.
+        except (Corrupt, UnknownFormat) as error:
+            _LOG.warning("a lease cannot be read and holds nothing back: %s", error)
+            continue
+        found.append(HeldLease(lease, info.modified_s, info.path))
+    return found
 
 
 # ---- a reader's own

@@ -14,7 +14,7 @@ from statelog.materializer.outcome import CompletedRound
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import subscription_path
 from statelog.schemas.snapshot.claims import SubscriptionCap, holding
-from statelog.storage.held_subscription import (
+from statelog.storage.claims import (
     HeldSubscription,
     end_subscription,
     list_subscriptions,
