@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Closing"]
-
 
 class Closing(ABC):
     """A mixin: the context manager that closes itself."""

@@ -2,8 +2,6 @@
 
 import datetime
 
-__all__ = ["show_bytes", "show_count", "show_duration", "show_time"]
-
 
 def show_count(number: float) -> str:
     """A count with commas between thousands."""

@@ -14,8 +14,6 @@ import pytest
 if TYPE_CHECKING:
     from statelog.testing import EmbeddedBroker, Twin
 
-__all__ = ["statelog_broker", "statelog_twin"]
-
 
 @pytest.fixture
 def statelog_twin() -> "Iterator[Twin]":

@@ -9,8 +9,6 @@ import inspect
 import warnings
 from types import FrameType
 
-__all__ = ["warn_caller"]
-
 _OURS = ("statelog", "pyspark_statelog", "contextlib")
 
 

@@ -28,7 +28,8 @@ from statelog.errors import (
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtPosition
 from statelog.recovery import run_reading
-from statelog.recovery.progress import Phase, Progress
+from statelog.recovery.plan_reader import Phase
+from statelog.recovery.progress import Progress
 from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.stream import Portion

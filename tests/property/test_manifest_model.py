@@ -22,7 +22,7 @@ from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.names import run_path
 from statelog.schemas.snapshot import retention
 from statelog.schemas.snapshot.claims import Lease, expired
-from statelog.schemas.snapshot.manifest import Manifest, RunRef, check_chain, next_manifest, sha256
+from statelog.schemas.snapshot.manifest import Manifest, check_chain, next_manifest, sha256
 from statelog.schemas.snapshot.retention import (
     RetentionPolicy,
     condemned,
@@ -31,7 +31,7 @@ from statelog.schemas.snapshot.retention import (
     superseded_times,
     truncation_floor,
 )
-from statelog.schemas.snapshot.run_ref import check_tiles, choose_merges, in_order
+from statelog.schemas.snapshot.run_ref import RunRef, check_tiles, choose_merges, in_order
 from statelog.schemas.snapshot.runs import RunIndex
 
 CUTS = (10, 11, 90)

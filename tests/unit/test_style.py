@@ -110,14 +110,17 @@ def test_links_are_for_people() -> None:
     assert [path for path in paths if bare.search(path.read_text(encoding="utf-8"))] == []
 
 
-def test_every_module_declares_its_names() -> None:
-    """Each module of a room has an `__all__` without repetitions, and binds every name in it."""
+def test_what_declares_names_binds_them() -> None:
+    """An `__all__` is without repetitions, and its module binds every name in it. Every face has one.
+
+    A module inside of a room needs none: it offers what has no underscore.
+    """
     wrong: list[str] = []
     for path in _room_modules():
         source = path.read_text(encoding="utf-8")
         names = style.declared_names(source)
         if names is None:
-            wrong.append(f"{path.relative_to(ROOT)}: no __all__")
+            wrong += [f"{path.relative_to(ROOT)}: no __all__"] * (path.name == "__init__.py")
         elif len(set(names)) != len(names) or not set(names) <= style.exported_names(source):
             wrong.append(f"{path.relative_to(ROOT)}: {sorted(set(names) - style.exported_names(source)) or names}")
     assert wrong == []

@@ -12,8 +12,6 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import TopicLoss, accept_data_loss, accept_ledger_loss, accept_topic_loss
 
-__all__ = ["command"]
-
 _RANGE = re.compile(r"(\d+):(\d+)-(\d+)\Z")
 
 

@@ -18,8 +18,6 @@ from statelog.formatting import show_count
 from statelog.schemas.descriptor import HashRule
 from statelog.storage.log.log import Log
 
-__all__ = ["command"]
-
 _EVERY = 100_000
 BYTES_TEXT = click.Choice([one.value for one in BytesText])
 _HELP = """Append the changes of INPUT to the log NAME, exactly once.

@@ -40,8 +40,6 @@ from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.names import check_name
 from statelog.storage.log.log import Log
 
-__all__ = ["MOST_ROWS", "Appended", "Appender", "ParquetRows", "open_input", "writer_name"]
-
 MOST_ROWS = 100_000
 
 

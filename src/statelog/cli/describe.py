@@ -19,8 +19,6 @@ from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.storage.claims import HeldLease, StoredSubscriptions, list_leases, list_subscriptions, remove_subscription
 from statelog.storage.log.log import Log, LogDescription
 
-__all__ = ["command", "describe", "subscriptions", "subscriptions_listing"]
-
 _NONE = StoredSubscriptions(files=(), unreadable=())
 
 

@@ -11,8 +11,6 @@ from statelog.cli.output import Fact, Output, Report
 from statelog.errors import BrokerUnavailable, NotFound
 from statelog.testing.dev import DevSettings, start, status, stop
 
-__all__ = ["command"]
-
 P = ParamSpec("P")
 _UNSAFE = ("replication", "min-insync")
 

@@ -24,19 +24,6 @@ from statelog.errors import (
     Unsafe,
 )
 
-__all__ = [
-    "ABSENT",
-    "DAMAGED",
-    "FENCED",
-    "INTERRUPTED",
-    "MISUSE",
-    "NOT_FOUND",
-    "OK",
-    "OTHER",
-    "UNAVAILABLE",
-    "exit_code",
-]
-
 OK = 0
 OTHER = 1
 MISUSE = 2

@@ -16,8 +16,6 @@ from statelog.errors import ConfigError, InvalidChange
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import ValueSchema
 
-__all__ = ["Fields", "column_of"]
-
 _SEE = "See --key-field, --value-field, --op-field and --ignore-unknown"
 
 

@@ -36,8 +36,6 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
-__all__ = ["CommitLines", "command"]
-
 _POLL_S = 0.2
 _BATCH_ROWS = 10_000
 

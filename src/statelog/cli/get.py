@@ -15,8 +15,6 @@ from statelog.errors import ConfigError
 from statelog.recovery import RecoverySettings, recover
 from statelog.schemas.descriptor import Descriptor, HashRule
 
-__all__ = ["command"]
-
 _HELP = """Read the committed values of the KEYs of the log NAME.
 
 One key: its value as it is, a typed one as JSON. Several, or --json: a line of JSON for each key that is there, as

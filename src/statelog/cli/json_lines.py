@@ -24,8 +24,6 @@ from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
 from statelog.schemas.values.arrow import default_array
 from statelog.schemas.values.types import ValueType
 
-__all__ = ["BLOCK_BYTES", "JsonLines"]
-
 BLOCK_BYTES = 4 << 20
 _PARALLEL_BYTES = 1 << 20
 _MAX_LINE_BYTES = 64 << 20

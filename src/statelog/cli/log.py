@@ -13,9 +13,6 @@ from statelog.storage.config import read_text
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions
 
-__all__ = ["delete", "evolve", "init"]
-
-
 _EVOLVE_HELP = """Give the log NAME its next value schema. It must read what every earlier one wrote;
 docs/values.md says which changes do. A schema that the log already has changes nothing.
 

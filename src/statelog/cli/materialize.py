@@ -31,8 +31,6 @@ from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.config import Config
 from statelog.storage.log.where import configured_where
 
-__all__ = ["command", "engine_for", "event_fields", "event_line", "materializer_settings", "outcome_report"]
-
 _LOOK_AGAIN_S = 2.0
 F = TypeVar("F", bound=Callable[..., Any])
 _HELP = """Roll the log NAME up into snapshots and truncate what they cover, round after round.

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from statelog.errors import StatelogError
 from statelog.errors import ConfigError
 
-__all__ = ["Fact", "Listing", "Output", "Report", "Unit", "as_json", "as_typed", "clean", "confirm", "print_error"]
-
-
 _PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
 _OPTIONS = {
     "replication_factor": "--replication-factor",

@@ -20,8 +20,6 @@ from statelog.cli.streams import Interrupt, fit_streams, give_up_stdout, is_stdo
 if TYPE_CHECKING:
     from statelog.errors import StatelogError
 
-__all__ = ["COMMANDS", "Program", "program"]
-
 COMMANDS: Mapping[str, str] = {
     "init": "Create a log: its topics and its directory.",
     "append": "Append the changes of a file or a pipe to a log, exactly once.",

@@ -14,8 +14,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from statelog.cli.streams import tell
 from statelog.closing import Closing
 
-__all__ = ["PLAIN_INTERVAL_S", "Bar", "PlainBar", "ProgressBar", "open_bar"]
-
 PLAIN_INTERVAL_S = 5.0
 
 

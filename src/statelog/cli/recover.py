@@ -19,8 +19,6 @@ from statelog.formatting import show_bytes, show_duration
 from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
 from statelog.schemas.descriptor import HashRule
 
-__all__ = ["command"]
-
 STDOUT = "-"
 _HELP = """Read the state of the log NAME: all or some key groups, the newest or an earlier one that is retained.
 

@@ -18,8 +18,6 @@ from statelog.storage.config_keys import read_names
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where, configured_where
 
-__all__ = ["Session", "connected"]
-
 P = ParamSpec("P")
 _SHOWN = (logging.getLogger("statelog.storage"), logging.getLogger("statelog.recovery"))
 

@@ -21,8 +21,6 @@ import pyarrow as pa
 from statelog.errors import InvalidChange, StorageFull, StoreUnavailable
 from statelog.schemas.values.schema import columns_of
 
-__all__ = ["BytesText", "json_column", "json_lines", "shown_rows", "whole_file"]
-
 _BATCH_ROWS = 10_000
 Shown = Callable[[object], object]
 

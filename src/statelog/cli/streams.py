@@ -18,8 +18,6 @@ from typing import TextIO
 
 import click
 
-__all__ = ["Interrupt", "check_stdout", "fit_streams", "give_up_stdout", "is_stdout_unread", "settle_stderr", "tell"]
-
 _STDOUT, _STDERR = 1, 2
 
 

@@ -7,8 +7,6 @@ import click
 
 from statelog.cli.output import Fact, Output, Report
 
-__all__ = ["command"]
-
 
 @click.command("version", help="Print the versions of statelog and its dependencies.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

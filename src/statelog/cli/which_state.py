@@ -20,19 +20,6 @@ from statelog.recovery import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.storage.config_keys import duration_s
 
-__all__ = [
-    "From",
-    "Start",
-    "at_options",
-    "bytes_option",
-    "lease_option",
-    "parse_at",
-    "parse_from",
-    "parse_key_groups",
-    "read_keys",
-    "rows_of",
-]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -43,8 +43,6 @@ from statelog.storage.store.url import mask_url
 if TYPE_CHECKING:
     import deltalake
 
-__all__ = ["DeltaTarget", "Exported", "TableMoved", "export"]
-
 _LOG = logging.getLogger("statelog.lake")
 _ATTEMPTS = 5
 _DELETED = "__statelog_deleted"

@@ -34,7 +34,7 @@ from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import manifest_number, manifest_path
 from statelog.schemas.snapshot.claims import Claim, Lease, expired, holding, newest_files, over_cap, superseded_paths
-from statelog.schemas.snapshot.manifest import Manifest, RunRef, check_chain, sha256
+from statelog.schemas.snapshot.manifest import Manifest, check_chain, sha256
 from statelog.schemas.snapshot.retention import (
     Floor,
     Publication,
@@ -46,23 +46,12 @@ from statelog.schemas.snapshot.retention import (
     truncation_floor,
     why_not_ours,
 )
+from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage.claims import StoredSubscriptions, end_subscription, list_leases, list_subscriptions
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
 from statelog.storage.run_reader import read_back
 from statelog.storage.store import FileInfo, Store
-
-__all__ = [
-    "CleanupPlan",
-    "KeptManifest",
-    "KeptManifests",
-    "VerifiedRuns",
-    "claim_root",
-    "other_root",
-    "plan_cleanup",
-    "publish",
-    "run_cleanup",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,8 +23,6 @@ from typing import Generic, TypeVar
 
 from statelog.environment import Environment, current_environment
 
-__all__ = ["BackgroundTask", "Control", "begin_task", "install_signal_handlers"]
-
 
 class Control:
     """Shared by a daemon and its callers. Every method is thread-safe, except `wait`, which belongs to one thread.

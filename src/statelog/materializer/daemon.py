@@ -49,8 +49,6 @@ from statelog.materializer.tail import TailWatch, Watchdog
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.log.log import Log
 
-__all__ = ["Materializer", "ask_first_delay_s"]
-
 _LAST_STEP_S = 10.0  # how long a round that should end may take to reach its next step
 _DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
 _ENDED: dict[type[RoundOutcome], EventKind] = {

@@ -49,23 +49,6 @@ from statelog.storage.replay import CommittedChunk, replay
 from statelog.storage.run_reader import RunReader, open_local, read_back
 from statelog.storage.run_writer import RunWriter, WrittenRun, upload_run, write_cut
 
-__all__ = [
-    "FOLD_BYTES",
-    "Engine",
-    "EngineMaker",
-    "LocalEngine",
-    "LocalRunRef",
-    "OpenRun",
-    "RoundWork",
-    "Written",
-    "delta_tables",
-    "fold",
-    "not_whole",
-    "scratch_directory",
-    "write_runs",
-]
-
-
 FOLD_BYTES = 64 << 20
 _PREFIX = "statelog-round-"
 

@@ -18,8 +18,6 @@ from statelog.errors import StatelogError
 from statelog.formatting import show_bytes, show_count, show_duration
 from statelog.materializer.outcome import RoundOutcome
 
-__all__ = ["Event", "EventKind", "log_event"]
-
 _LOG = logging.getLogger("statelog.materializer")
 
 

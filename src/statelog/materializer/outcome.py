@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["CappedSubscription", "Cleanup", "CompletedRound", "LostRound", "RoundOutcome", "SkippedRound"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CappedSubscription:

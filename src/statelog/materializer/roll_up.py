@@ -29,8 +29,6 @@ from statelog.storage.log.evidence import take_anchors
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
 
-__all__ = ["CRASH_POINTS", "RollUp", "Steps"]
-
 CRASH_POINTS = (
     "after-newest",  # the newest manifest was read, nothing written
     "after-fold",  # the target and its commits are known

@@ -28,8 +28,6 @@ from statelog.schemas.topic_policy import ROLLING_UP
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
 
-__all__ = ["Round", "run_round"]
-
 _LOG = logging.getLogger("statelog.materializer")
 
 QUIET_RECORDS = 1000

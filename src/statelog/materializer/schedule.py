@@ -23,22 +23,6 @@ from enum import StrEnum
 from statelog.materializer.outcome import CompletedRound, RoundOutcome
 from statelog.materializer.settings import MaterializerSettings
 
-__all__ = [
-    "Rates",
-    "RestoreEstimate",
-    "RestoreOutlook",
-    "RestoreWork",
-    "RoundCause",
-    "ScheduleState",
-    "Speed",
-    "cause_of_round",
-    "delay_after",
-    "estimate",
-    "first_delay_s",
-    "look_every_s",
-    "outlook",
-]
-
 _LOOK_AT_LEAST_S = 0.05
 _OVERDUE_S = 30.0
 _LOOK_AT_MOST_S = 30.0

@@ -9,8 +9,6 @@ from statelog.errors import ConfigError
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
 
-__all__ = ["MaterializerSettings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaterializerSettings:

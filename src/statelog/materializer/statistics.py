@@ -6,8 +6,6 @@ from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, Ro
 from statelog.materializer.schedule import Rates, RestoreEstimate, estimate
 from statelog.materializer.tail import Tail
 
-__all__ = ["MaterializerStatistics", "with_outcome", "with_tail"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaterializerStatistics:

@@ -37,8 +37,6 @@ from statelog.schemas.topic_policy import READING
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
-__all__ = ["Tail", "TailGauge", "TailWatch", "Watchdog", "tail_now"]
-
 _LOOK_RECORDS = 16_384
 _LOOK_BYTES = 32 << 20
 

@@ -24,8 +24,6 @@ from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.evidence import check_anchors, check_data_anchors
 from statelog.storage.log.log import Log
 
-__all__ = ["RoundTarget", "check_data", "check_ledger", "choose_target", "prove_truncation"]
-
 _STEP_RECORDS = 4096
 _STEP_BYTES = 32 << 20
 

@@ -18,8 +18,6 @@ from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.snapshot.run_ref import Cuts, Merge, RunRef, cut_points
 
-__all__ = ["FoldTask", "MergeTask", "Task", "TaskOutput", "fold_tasks", "merge_tasks", "only"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutput:

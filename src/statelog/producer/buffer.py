@@ -32,8 +32,6 @@ from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.schemas.ledger.place import has_utf8
 from statelog.schemas.values.schema import ValueSchema
 
-__all__ = ["LARGE", "ChangeBuffer", "ChangeLists", "Key", "MetaBuffer", "Unquick", "Value", "meta_size"]
-
 LARGE = 1 << 20
 """From here on a change is made and measured at once, before it counts as buffered."""
 

@@ -24,8 +24,6 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of, ranges_text
 from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
 
-__all__ = ["ChangeMaker", "Key", "Value", "cut"]
-
 Key = bytes | str | int
 """A key, by the key type of the log."""
 Value = bytes | Mapping[str, object]

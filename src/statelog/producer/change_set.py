@@ -40,8 +40,6 @@ from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, 
 from statelog.schemas.ledger.handle import Entry, gaps_of
 from statelog.storage.local.copy import LocalCopy, attempt_directory, copies_of_writer
 
-__all__ = ["ChangeSet", "LocalCopies"]
-
 _BLOCK_BYTES = 4096
 
 

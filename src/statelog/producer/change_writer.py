@@ -16,8 +16,6 @@ from statelog.producer.change_maker import Key, Value
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.warn import warn_caller
 
-__all__ = ["ChangeWriter"]
-
 
 class ChangeWriter(Guarded):
     """Appends changes to a buffer, which the subclass sends. Made by `Writer` or `TaskWriter`."""

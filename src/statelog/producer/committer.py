@@ -44,17 +44,6 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.ledger_client import send_record
 from statelog.storage.log.log import Log
 
-__all__ = [
-    "Committer",
-    "GrantHolder",
-    "check_checkpoint_id",
-    "check_handle",
-    "make_commit",
-    "next_checkpoint_id",
-    "refuse_overlaps",
-    "refused",
-]
-
 _SETTLE_ATTEMPTS = 3
 _MAX_BYTES = 15 << 20  # Below the 16 MiB that the ledger allows, with room for the head and Kafka's framing.
 _AGAIN = "Open it again and resume from last_commit"

@@ -35,8 +35,6 @@ from statelog.storage.kafka import Producer
 from statelog.storage.log.log import Log
 from statelog.storage.replay import verify_handle
 
-__all__ = ["Coordinator", "TaskWriter"]
-
 _SLOTS = 1 << 31
 _SALT_BYTES = 4
 _APART = "Commit in the thread that opened it, or hand its grant to another: Coordinator(log, name, grant=...)"

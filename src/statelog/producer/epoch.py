@@ -37,8 +37,6 @@ from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 
-__all__ = ["Grant", "OpenedEpoch", "TaskGrant", "open_epoch", "resume_grant"]
-
 _ATTEMPTS = 8
 _OPENS = 32
 """How many Opens a producer sends before everything is checked again."""

@@ -39,8 +39,6 @@ from weakref import WeakSet
 from statelog.closing import Closing
 from statelog.errors import ClosedError, Fenced, Misuse, NestedCall, StatelogError
 
-__all__ = ["NOBODY", "Guard", "Guarded", "Life", "is_refusal"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 G = TypeVar("G", bound="Guarded")

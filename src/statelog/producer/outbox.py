@@ -18,8 +18,6 @@ from statelog.producer.settings import Meter, WriterSettings
 from statelog.schemas.ledger.place import Place
 from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, with_remedy
 
-__all__ = ["Failure", "Outbox"]
-
 _GRACE_S = 5.0  # If the client gives up before we do, wait for its own reason.
 _POLL_S = 0.1
 _AGAIN = "Open the writer again and resume the source from last_commit"

@@ -36,8 +36,6 @@ from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.ledger.handle import Entry, Step
 
-__all__ = ["INITIAL", "PendingStep", "Pipeline", "Sequence", "Stage"]
-
 INITIAL = 1
 
 

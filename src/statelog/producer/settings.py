@@ -11,8 +11,6 @@ from statelog.errors import ConfigError
 from statelog.schemas.ledger.handle import Handle
 from statelog.storage.local.copy import check_directory
 
-__all__ = ["Meter", "Summary", "Tally", "WriterSettings", "WriterStatistics"]
-
 _POSITIVE = ("roll_rows", "list_bytes", "roll_bytes", "chunk_bytes", "in_flight_bytes_max", "local_copies_bytes_max")
 
 _MOST_WAITING = 1 << 30

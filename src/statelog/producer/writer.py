@@ -39,8 +39,6 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
 from statelog.storage.replay import verify_handle
 
-__all__ = ["OpenedWriter", "Writer"]
-
 _Wait = Callable[[int, float | None], bool]
 _Finish = Callable[[Checkpoint, float, bool], LastCommit]
 _APART = "Open one in each, on disjoint partitions and under its own name"

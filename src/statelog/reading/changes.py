@@ -24,8 +24,6 @@ from statelog.schemas.topic_policy import READING
 from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log
 
-__all__ = ["LEAST_BYTES", "plan_changes", "split_changes"]
-
 LEAST_BYTES = 4 << 20
 """What a task of its own is worth: about what it reads while another one starts."""
 

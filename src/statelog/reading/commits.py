@@ -24,8 +24,6 @@ from statelog.storage.ledger_client import LedgerBase, ValidCommit
 from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log
 
-__all__ = ["Commits", "Folded", "Folding"]
-
 
 class Folded(NamedTuple):
     """The ledger folded up to a place: where another fold can begin."""

@@ -7,8 +7,6 @@ from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.values.schema import ValueSchema, convert
 from statelog.storage.log.log import Log
 
-__all__ = ["Converter", "newer_values"]
-
 
 class Converter:
     """Converts to one value schema. `newest_id` is the newest of that one and those met so far."""

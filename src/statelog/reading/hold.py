@@ -29,8 +29,6 @@ from statelog.schemas.snapshot.claims import Lease
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store
 
-__all__ = ["ATTEMPTS", "Hold", "Needs", "Terms", "needed", "planned_anew"]
-
 T = TypeVar("T")
 
 _LOG = logging.getLogger("statelog.storage")

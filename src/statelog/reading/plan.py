@@ -28,27 +28,10 @@ from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import CommitBody, LossRange
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_name
-from statelog.schemas.snapshot.manifest import Manifest, RunRef
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import row_groups_for
 from statelog.storage.ledger_client import LedgerBase, ValidCommit
-
-__all__ = [
-    "At",
-    "AtCheckpoint",
-    "AtPosition",
-    "AtTime",
-    "Bound",
-    "CommitFacts",
-    "CommitSpan",
-    "Plan",
-    "RunPart",
-    "commit_facts",
-    "make_change_plan",
-    "make_plan",
-    "part_of",
-    "partitions_of",
-    "wanted_key_groups",
-]
 
 
 class RunPart(NamedTuple):

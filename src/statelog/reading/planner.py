@@ -29,18 +29,6 @@ from statelog.storage.log.evidence import check_anchors, check_data_anchors
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
-__all__ = [
-    "LogOffsets",
-    "Planner",
-    "SnapshotFailed",
-    "check_held",
-    "check_manifest",
-    "check_plan",
-    "check_reach",
-    "data_offsets",
-    "plan_of",
-]
-
 _NOT_HELD_HINT = "Ask for a position from the oldest to the newest, or for a checkpoint committed in between"
 _PASSED_HINT = "The log was truncated since this state was planned and shown: recover again, into an empty target"
 

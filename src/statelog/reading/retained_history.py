@@ -35,8 +35,6 @@ from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerBase
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
-__all__ = ["Manifests", "RetainedHistory", "Snapshots"]
-
 _LOG = logging.getLogger("statelog.recovery")
 _HINT = (
     "Ask for changes from the oldest to the newest position (earliest: all that is held); what lies below is in the"

@@ -30,8 +30,6 @@ from statelog.schemas.changes.changes import chunk_slices, cut_by_bytes, newest_
 from statelog.storage.local.spill_queue import SpillQueue
 from statelog.storage.merge import merge_streams
 
-__all__ = ["PartitionChanges", "SortedTail", "cut_to_frames"]
-
 _AT_ONCE = 16
 _LEAST_FRAME_BYTES = 256 * 1024
 _SEGMENT_BYTES = 1 << 30

@@ -23,8 +23,6 @@ from statelog.storage.log.log import Log
 from statelog.storage.merge import merge_streams
 from statelog.storage.replay import CommittedChunk
 
-__all__ = ["ChangeBatches", "check_identity", "history_schema", "newest_changes", "planned_chunks", "read_changes"]
-
 
 def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = None) -> Generator[pa.RecordBatch]:
     """Yield the changes: key, op (0 put, 1 delete), value (null in a delete), key_group, writer, checkpoint, position,

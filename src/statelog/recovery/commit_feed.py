@@ -32,8 +32,6 @@ from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
-__all__ = ["CommitFeed"]
-
 
 class CommitFeed:
     """Follows a log from a plan's position on. Belongs to one thread. Close it to remove its lease.

@@ -29,8 +29,6 @@ from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LogIdentity, Place, shown_id
 from statelog.schemas.snapshot.runs import key_groups_of
 
-__all__ = ["DONE", "Applied", "Cursor", "decode_frame", "encode_frame", "rest_of"]
-
 _FORMAT = 2
 DONE = -1
 """The `next_key_group` once the whole state is applied."""

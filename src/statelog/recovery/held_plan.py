@@ -26,8 +26,6 @@ from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.local.own_directory import OwnProcess
 from statelog.storage.log.log import Log
 
-__all__ = ["HeldPlan"]
-
 
 class HeldPlan:
     """The plan of one recovery.

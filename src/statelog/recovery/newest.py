@@ -20,8 +20,6 @@ from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.changes.key_order import last_rows
 from statelog.schemas.snapshot.runs import key_groups_of
 
-__all__ = ["SLICE_KEY_BYTES", "MemoryTail", "cut", "newest", "select_key_groups"]
-
 SLICE_KEY_BYTES = 1 << 30
 """Keys compared at once: half of what one Arrow array can hold."""
 _SMALL_ROWS = 2048

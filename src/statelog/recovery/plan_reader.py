@@ -39,8 +39,6 @@ from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.log.log import Log
 from statelog.storage.merge import merge_streams
 
-__all__ = ["Beat", "Phase", "PlanReader"]
-
 _WAIT_S = 0.05
 _AHEAD = 6
 _AHEAD_BYTES = 64 << 20

@@ -16,8 +16,6 @@ from statelog.errors import Misuse
 from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.plan_reader import Phase, PlanReader
 
-__all__ = ["Monitor", "OnProgress", "Phase", "Progress", "RecoveryStatistics", "progress_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:

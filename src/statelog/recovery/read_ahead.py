@@ -32,8 +32,6 @@ from statelog.recovery.settings import memory_queue
 from statelog.recovery.tail import RetryWindow
 from statelog.storage.local.own_directory import OwnProcess
 
-__all__ = ["ReadAhead"]
-
 _OFFER_S = 1.0
 
 

@@ -36,8 +36,8 @@ from statelog.reading.plan import At, AtPosition, Plan
 from statelog.reading.planner import Planner, SnapshotFailed
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.plan_reader import PlanReader
-from statelog.recovery.progress import Monitor, OnProgress, Phase, RecoveryStatistics
+from statelog.recovery.plan_reader import Phase, PlanReader
+from statelog.recovery.progress import Monitor, OnProgress, RecoveryStatistics
 from statelog.recovery.read_ahead import ReadAhead
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.recovery.settings import RecoverySettings
@@ -49,8 +49,6 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.files import ManifestChain, descriptor_or_none
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where, no_kafka, opened_store
-
-__all__ = ["Recovery", "recover", "recover_snapshot"]
 
 T = TypeVar("T")
 

@@ -37,18 +37,6 @@ from statelog.schemas.key_groups import KeyType, key_bytes, key_group_of
 from statelog.schemas.ledger.place import LogIdentity, Metadata, Place
 from statelog.storage.local.disk import local_disk_error
 
-__all__ = [
-    "STATE_FAMILY",
-    "STATE_KEY",
-    "ResumePoint",
-    "RocksdbState",
-    "opens_rocksdb",
-    "read_rocksdb_state",
-    "require_rocksdict",
-    "rocksdb_disk",
-    "rocksdb_error",
-]
-
 STATE_FAMILY = "statelog"
 STATE_KEY = b"state"
 _FORMAT = 1

@@ -44,8 +44,6 @@ from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.local.disk import make_parents, sync
 from statelog.storage.local.own_directory import make_own
 
-__all__ = ["in_raw_order", "raw_keys", "rocksdb_options", "rocksdb_target"]
-
 _PIECE_BYTES = 4 << 20
 _BLOOM_BITS = 10
 """Of a key, in the filter of its file: whoever asks for a key that is not there reads nothing else."""

@@ -38,8 +38,6 @@ from statelog.storage.local.own_directory import OwnDirectory, OwnProcess, make_
 from statelog.storage.store import Store
 from statelog.storage.store.errors import guarded
 
-__all__ = ["CacheDirectory", "CacheStatistics", "CachedRun", "RunCache", "check_limits"]
-
 _LOG = logging.getLogger("statelog.recovery")
 _LONGEST_WAIT_S = 3600.0
 

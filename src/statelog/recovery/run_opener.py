@@ -27,8 +27,6 @@ from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log
 
-__all__ = ["CacheSettings", "RunOpener"]
-
 _LOG = logging.getLogger("statelog.recovery")
 
 

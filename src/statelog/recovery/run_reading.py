@@ -31,8 +31,6 @@ from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log
 from statelog.storage.run_reader import KeyBounds, RunReader
 
-__all__ = ["Allowance", "Job", "Prefetch", "RunHandles", "run_jobs", "run_tables"]
-
 _JOB_BYTES = 1 << 20
 T = TypeVar("T")
 

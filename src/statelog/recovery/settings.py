@@ -14,8 +14,6 @@ from statelog.recovery.run_opener import CacheSettings
 from statelog.storage.local.copy import check_directory
 from statelog.storage.local.spill_queue import SpillQueue
 
-__all__ = ["RecoverySettings", "memory_queue", "sorted_tail", "terms_of"]
-
 _FRAME_BYTES = 4 * 1024 * 1024
 _LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024, "segment_bytes": 1}
 

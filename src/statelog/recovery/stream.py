@@ -26,11 +26,10 @@ import pyarrow as pa
 
 from statelog.closing import Closing
 from statelog.recovery.cursor import Applied, Cursor, decode_frame
-from statelog.recovery.progress import Monitor, Phase
+from statelog.recovery.plan_reader import Phase
+from statelog.recovery.progress import Monitor
 from statelog.recovery.read_ahead import ReadAhead
 from statelog.storage.local.spill_queue import SpillStatistics
-
-__all__ = ["Portion", "Stream"]
 
 _UNCLOSED = "unclosed stream of statelog: close it, or take from it in a with block"
 

@@ -27,8 +27,6 @@ from statelog.storage.local.copy import LocalCopyReader
 from statelog.storage.log.log import Log
 from statelog.storage.replay import CommittedChunk, replay
 
-__all__ = ["Pause", "ReadCount", "RetryWindow", "RetryingReader", "committed_chunks"]
-
 _LOG = logging.getLogger("statelog.recovery")
 _RETRY_S = 0.2
 T = TypeVar("T")

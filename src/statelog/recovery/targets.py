@@ -20,8 +20,6 @@ from statelog.schemas.values.schema import columns_of
 from statelog.storage.local.disk import local_disk, make_parents, sync
 from statelog.storage.local.own_directory import make_own
 
-__all__ = ["Target", "dict_target", "parquet_target", "table_target", "values_of", "write_parquet"]
-
 _STATE_COLUMNS = ["key_group", "key", "value"]
 T = TypeVar("T")
 

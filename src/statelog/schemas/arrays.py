@@ -14,8 +14,6 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-__all__ = ["BinaryColumn", "Fingerprints", "binary_column", "column_of", "fingerprints", "numbers_of", "whole_column"]
-
 
 class BinaryColumn(NamedTuple):
     """The rows' bytes end to end, and where each row's bytes start and end: one offset more than rows, the first 0."""

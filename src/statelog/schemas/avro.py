@@ -27,8 +27,6 @@ from statelog.errors import Corrupt, Misuse, UnknownFormat
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["Datum", "FileCodec", "RecordCodec", "datum_of", "parsed"]
-
 Datum = Mapping[str, Any]
 """One record, as Avro wants it and gives it: the schema says which names there are, and of which types."""
 T = TypeVar("T")

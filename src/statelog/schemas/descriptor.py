@@ -31,8 +31,6 @@ from statelog.schemas.key_groups import (
 from statelog.schemas.ledger.place import LogIdentity, shown_id
 from statelog.schemas.names import check_name
 
-__all__ = ["FORMAT_VERSION", "Descriptor", "HashRule", "check_hashing", "verify"]
-
 FORMAT_VERSION = 2
 _FILE = FileCodec("descriptor", version=FORMAT_VERSION, error=CorruptDescriptor, earlier={1: "descriptor-1"})
 _FILE_1 = FileCodec("descriptor-1", version=1, error=CorruptDescriptor)

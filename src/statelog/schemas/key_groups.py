@@ -31,27 +31,6 @@ from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
 from statelog.schemas.arrays import BinaryColumn, binary_column, numbers_of
 from statelog.schemas.names import parse_enum
 
-__all__ = [
-    "DEFAULT_KEY_GROUPS",
-    "MAX_KEY_GROUPS",
-    "KeyType",
-    "bitmaps_overlap",
-    "check_counts",
-    "check_prefix_bytes",
-    "crc32_column",
-    "key_bytes",
-    "key_group_of",
-    "key_groups_of",
-    "key_groups_of_partition",
-    "merge_bitmaps",
-    "partition_of",
-    "partition_starts",
-    "ranges_text",
-    "share",
-    "spark_expression",
-    "to_bitmap",
-]
-
 DEFAULT_KEY_GROUPS = 128
 MAX_KEY_GROUPS = 65536
 _MAX_PREFIX_BYTES = 256

@@ -10,23 +10,6 @@ from typing import TypeVar
 
 from statelog.errors import ConfigError, InvalidName
 
-__all__ = [
-    "DESCRIPTOR_PATH",
-    "check_log_name",
-    "check_name",
-    "data_topic",
-    "is_run_path",
-    "lease_path",
-    "ledger_topic",
-    "manifest_number",
-    "manifest_path",
-    "parse_enum",
-    "run_path",
-    "schema_path",
-    "subscription_path",
-    "subscription_slot",
-]
-
 DESCRIPTOR_PATH = "descriptor.avro"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _LEDGER = ".ledger"

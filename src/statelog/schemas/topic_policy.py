@@ -14,22 +14,6 @@ from typing import NamedTuple
 
 from statelog.errors import ConfigError, UnsafeTopic
 
-__all__ = [
-    "LEDGER_WRITING",
-    "MAX_RECORD_BYTES",
-    "NO_RIGHTS",
-    "READING",
-    "ROLLING_UP",
-    "WRITING",
-    "Rights",
-    "TopicRole",
-    "Waiver",
-    "check_rights",
-    "check_topic",
-    "parse_waivers",
-    "topic_config",
-]
-
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 _OVERHEAD_BYTES = 64 * 1024  # Kafka counts its batch framing into max.message.bytes
 

@@ -27,8 +27,6 @@ from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 
-__all__ = ["IDLE_S", "ProcessCache", "cached_log", "open_log", "planned", "task_producer"]
-
 IDLE_S = 600.0
 """Whatever was not used for so long is closed when the cache is next used: a process may serve any number of jobs."""
 

@@ -23,18 +23,6 @@ from statelog.schemas.key_groups import KeyType, spark_expression
 from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_schema, table_type
 from statelog.storage.log.log import Log
 
-__all__ = [
-    "change_batches",
-    "change_columns",
-    "check_columns",
-    "chosen",
-    "key_group_column",
-    "newest_with",
-    "repartition_by_key_group",
-    "spark_arrow_schema",
-    "state_columns",
-]
-
 
 def state_columns(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> StructType:
     """The columns of a state, all nullable."""

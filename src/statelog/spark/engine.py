@@ -31,8 +31,6 @@ from statelog.spark.reported import error_of
 from statelog.spark.session import require_spark
 from statelog.storage import Log, Where
 
-__all__ = ["TASK_BYTES", "SparkEngine", "SparkEngineMaker", "materialize", "spark_engine"]
-
 _LOOK_S = 0.5
 TASK_BYTES = 16 << 20
 """What a task is worth, by default: a run of its own, and the tenth of a second that Spark takes to start it."""

@@ -28,8 +28,6 @@ from statelog.spark.reported import reported
 from statelog.storage.run_reader import RunReader, read_back
 from statelog.storage.run_writer import upload_run
 
-__all__ = ["DONE_SCHEMA", "TaskDone", "TaskWork"]
-
 _FAST = 1
 DONE_SCHEMA = "task long, done binary"
 """What `TaskWork` gives: the number of a task, and its `TaskDone`, pickled."""

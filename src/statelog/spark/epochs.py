@@ -39,8 +39,6 @@ from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 
-__all__ = ["give_up", "plan_batch", "sibling_nonces"]
-
 _LOG = logging.getLogger("statelog.spark")
 _LOOKS = 5
 

@@ -20,8 +20,6 @@ from statelog.spark.parsing import address_options
 from statelog.spark.sink import QUERY_PROPERTY
 from statelog.storage import Where
 
-__all__ = ["Upsert", "upsert"]
-
 _RUN_PROPERTY = "spark.jobGroup.id"  # The run of a query is its job group, unless the function made one of its own.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PROCESS = str(uuid.uuid4())

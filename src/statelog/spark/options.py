@@ -26,24 +26,6 @@ from statelog.spark.parsing import (
     refuse_unknown,
 )
 
-__all__ = [
-    "LEASE_S",
-    "Beginning",
-    "ChangeOptions",
-    "OnTruncation",
-    "ReadOptions",
-    "StateOptions",
-    "StreamOptions",
-    "WriteOptions",
-    "change_options",
-    "names_stream",
-    "read_of",
-    "state_options",
-    "stream_options",
-    "view_options",
-    "write_options",
-]
-
 LEASE_S = 300
 """How long a planned read is held, by default, for tasks that have not started."""
 _STREAM_LEASE_S = 3600

@@ -30,18 +30,6 @@ from statelog.spark.query_run import is_plain, is_query, query_of
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.log.log import Log
 
-__all__ = [
-    "NO_QUERY",
-    "RECENT_S",
-    "BatchDecision",
-    "Rival",
-    "check_ownership",
-    "decide_batch",
-    "decide_write",
-    "find_rivals",
-    "under_way",
-]
-
 NO_QUERY = "none"
 """What `takeOverFrom` says for commits that no query made."""
 RECENT_S = 2 * 3600.0

@@ -13,20 +13,6 @@ from statelog.schemas.names import check_name
 from statelog.storage import Where
 from statelog.storage.store.url import option_text, option_value
 
-__all__ = [
-    "COMMON",
-    "LogAddress",
-    "address_options",
-    "flag",
-    "key_texts",
-    "listed",
-    "log_address",
-    "lowered",
-    "number",
-    "numbers",
-    "refuse_unknown",
-]
-
 _KAFKA = "kafka."
 _STORAGE = "storage."
 """What the names of options begin with that are handed on to Kafka's client, or to the store."""

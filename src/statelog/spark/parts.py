@@ -24,8 +24,6 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor
 from statelog.storage.log.log import Log
 
-__all__ = ["PlanPart", "change_parts", "lease_terms", "read_state", "slices", "state_parts"]
-
 _LEAST_STATE_BYTES = 16 << 20
 """What a task of its own is worth: a few times what Spark itself spends on a task in Python, 30 to 60 ms."""
 

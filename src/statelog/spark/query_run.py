@@ -23,18 +23,6 @@ from statelog.errors import ConfigError
 from statelog.schemas.ledger.state import LastCommit
 from statelog.spark.options import WriteOptions
 
-__all__ = [
-    "QueryRun",
-    "is_plain",
-    "is_query",
-    "query_of",
-    "run_of",
-    "run_tag",
-    "same_run",
-    "sibling_nonce",
-    "voided_nonce",
-]
-
 _QUERY, _PLAIN = b"SQ", b"SP"
 _VOIDED = b"S-"
 _KIND_BYTES, _PART_BYTES, _TAG_BYTES = 2, 3, 8

@@ -27,8 +27,6 @@ from statelog.schemas.arrays import Fingerprints, fingerprints
 from statelog.schemas.changes.key_order import sorted_rows
 from statelog.storage.local.spill import NamelessFile
 
-__all__ = ["NewestRows", "UniqueKeys"]
-
 _BUDGET_BYTES = 64 << 20
 _MEMORY_ROWS = 4 << 20
 """So many fingerprints are held in memory, 64 MiB, and about so many are looked at together."""

@@ -20,8 +20,6 @@ from typing import cast
 from statelog import errors
 from statelog.errors import Fact, StatelogError
 
-__all__ = ["error_of", "reported", "unpicklable"]
-
 _LOG = logging.getLogger("statelog.spark")
 _TOKEN = re.compile(r"\[statelog\.(\w+)\] (?=\{)")
 

@@ -29,8 +29,6 @@ from statelog.schemas.values.types import ValueType
 from statelog.spark.options import WriteOptions
 from statelog.spark.repeated_keys import NewestRows, UniqueKeys
 
-__all__ = ["RowMapping", "has_key", "row_mapping", "write_rows"]
-
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _TEXTS = ("string", "binary")
 _KEYS: Mapping[KeyType, tuple[tuple[str, ...], str, str]] = {

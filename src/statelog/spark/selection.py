@@ -23,8 +23,6 @@ from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 
-__all__ = ["Selection", "narrowed", "selected"]
-
 Key = bytes | str | int
 _COMPARISONS: Mapping[type[Filter], Callable[[Any, Any], Any]] = {
     EqualTo: operator.eq,

@@ -14,8 +14,6 @@ from pyspark.sql import SparkSession
 from pyspark_statelog import DefaultSource
 from statelog.errors import ConfigError
 
-__all__ = ["register", "require_spark"]
-
 _FLOOR = (4, 2)
 
 

@@ -42,8 +42,6 @@ from statelog.spark.parsing import LogAddress
 from statelog.spark.reported import reported, unpicklable
 from statelog.spark.rows import RowMapping, has_key, row_mapping, write_rows
 
-__all__ = ["QUERY_PROPERTY", "BatchWriter", "StreamWriter", "TaskResult", "commit_batch", "commit_write", "write_task"]
-
 _LOG = logging.getLogger("statelog.spark")
 QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.
 _CASE_PROPERTY = "spark.sql.caseSensitive"  # As all settings of a session, a property of its jobs.

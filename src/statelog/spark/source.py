@@ -67,8 +67,6 @@ from statelog.spark.views import VIEWS, ViewReader, view_columns
 from statelog.storage import Where
 from statelog.storage.log.log import Log
 
-__all__ = ["Loaded", "load", "reader", "state"]
-
 Options = TypeVar("Options", bound=ReadOptions)
 
 _LOG = logging.getLogger("statelog.spark")

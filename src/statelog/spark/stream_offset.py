@@ -14,8 +14,6 @@ from typing import cast
 from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
 from statelog.schemas.ledger.place import LogIdentity, Place, shown_id
 
-__all__ = ["FORMAT_VERSION", "StreamOffset", "batch_start", "is_reset"]
-
 FORMAT_VERSION = 2
 
 

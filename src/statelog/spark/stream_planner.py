@@ -41,8 +41,6 @@ from statelog.storage.claims import HeldSubscription
 from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.log import Log
 
-__all__ = ["NO_LIMIT", "CommitWindow", "Limit", "StreamHold", "StreamPlanner", "admitted"]
-
 _LOG = logging.getLogger("statelog.spark")
 _CLOCKS_APART_S = 60
 _STEP_BYTES = 4 << 20

@@ -38,8 +38,6 @@ from statelog.spark.stream_offset import FORMAT_VERSION, StreamOffset, is_reset
 from statelog.spark.stream_planner import NO_LIMIT, Limit, StreamPlanner
 from statelog.storage.log.log import Log
 
-__all__ = ["RESET", "ResetPart", "StreamReader", "part_rows", "parts_of", "stream_columns"]
-
 RESET = "reset"
 """The op of a reset marker: what was read before does not count, the state at its position follows."""
 _BATCH_ROWS = 65_536

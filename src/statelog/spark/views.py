@@ -26,8 +26,6 @@ from statelog.storage.claims import list_subscriptions
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
-__all__ = ["VIEWS", "View", "ViewReader", "view_columns"]
-
 _TIME = pa.timestamp("us", tz="UTC")
 _COMMITS_BYTES = 8 << 20
 

@@ -39,17 +39,6 @@ from statelog.schemas.snapshot.claims import (
 from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo, Store
 
-__all__ = [
-    "HeldLease",
-    "HeldSubscription",
-    "StoredSubscriptions",
-    "UnreadableSubscription",
-    "end_subscription",
-    "list_leases",
-    "list_subscriptions",
-    "remove_subscription",
-]
-
 _LOG = logging.getLogger("statelog.storage")
 _FOLDER = "subscriptions/"
 _LOOKS = 10

@@ -26,20 +26,6 @@ from statelog.storage.config_keys import FREE_TABLES, KEYS, MATERIALIZER, Key, s
 from statelog.storage.kafka.config import client_config, is_secret_setting
 from statelog.storage.store.url import is_secret_option, mask_options, mask_url, option_value
 
-__all__ = [
-    "Config",
-    "Layer",
-    "check_found_file",
-    "check_owner",
-    "config_layers",
-    "environment_layer",
-    "file_layer",
-    "flag_layer",
-    "merge",
-    "named_layers",
-    "read_text",
-]
-
 DEFAULT_REPLICATION_FACTOR = 3
 _PREFIX = "STATELOG_"
 _FOREIGN = re.compile(

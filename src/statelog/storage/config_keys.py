@@ -11,18 +11,6 @@ from typing import cast
 
 from statelog.errors import ConfigError
 
-__all__ = [
-    "ENGINES",
-    "FREE_TABLES",
-    "KEYS",
-    "MATERIALIZER",
-    "Key",
-    "duration_s",
-    "read_names",
-    "setting_text",
-    "size_bytes",
-]
-
 MATERIALIZER = "materializer"
 ENGINES = ("local", "spark")
 """Who may carry out a round's work: this process, or Spark."""

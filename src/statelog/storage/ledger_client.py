@@ -49,17 +49,6 @@ from statelog.storage.kafka import (
     with_remedy,
 )
 
-__all__ = [
-    "LOOK_AGAIN_S",
-    "STALL_TIMEOUT_S",
-    "LedgerBase",
-    "LedgerClient",
-    "ValidCommit",
-    "append_record",
-    "is_restarted",
-    "send_record",
-]
-
 STALL_TIMEOUT_S = 30.0
 LOOK_AGAIN_S = 1.0
 _POLL_S = 0.2

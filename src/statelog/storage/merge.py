@@ -18,8 +18,6 @@ import pyarrow as pa
 from statelog.schemas.changes.changes import merge_tables
 from statelog.schemas.snapshot.runs import key_groups_of
 
-__all__ = ["MOST_BYTES", "merge_streams"]
-
 MOST_BYTES = 1 << 30
 
 _Place = tuple[int, Any]

@@ -20,8 +20,6 @@ from statelog.storage.kafka.errors import read_past
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.storage.log.log import Log
 
-__all__ = ["CommittedChunk", "replay", "verify_handle"]
-
 
 class CommittedChunk(NamedTuple):
     """The changes of one committed chunk, as they were written: with the value schema of `value_schema_id`."""

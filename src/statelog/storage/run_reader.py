@@ -32,8 +32,6 @@ from statelog.schemas.snapshot.runs import (
 )
 from statelog.storage.store import Store
 
-__all__ = ["KeyBounds", "RunReader", "open_local", "read_back"]
-
 
 class KeyBounds(NamedTuple):
     """Below or at, and above or at, all keys of a row group: bytes, or numbers. What is long may be cut short."""

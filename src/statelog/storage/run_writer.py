@@ -42,8 +42,6 @@ from statelog.schemas.snapshot.runs import (
 from statelog.storage.local.disk import local_disk
 from statelog.storage.store import Store
 
-__all__ = ["RunWriter", "WrittenRun", "upload_run", "write_cut"]
-
 _BLOCK_BYTES = 1024 * 1024
 _PARQUET_TAIL_BYTES = 8  # the footer's length and the magic
 

@@ -22,8 +22,6 @@ from statelog.tables.state.opening import OpenReport
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
 
-__all__ = ["FollowedState", "StateView"]
-
 _POLITE_S = 0.1
 """How long a scan lets a move go first: many scans in turn would hold the state back. Not for ever: one that began
 before may be waiting for it.

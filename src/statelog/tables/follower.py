@@ -51,8 +51,6 @@ from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
 from statelog.tables.values import ValueRule
 
-__all__ = ["Follower"]
-
 _LOG = logging.getLogger("statelog.tables")
 
 _LEAST_PAUSE = 0.1

@@ -8,8 +8,6 @@ from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.keys import KeyRule
 
-__all__ = ["Keyed", "TableItems", "TableValues"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

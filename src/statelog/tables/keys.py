@@ -22,8 +22,6 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes, ranges_text
 from statelog.tables.values import NoClass
 
-__all__ = ["KeyRule"]
-
 _LAST_CHARACTER = "\U0010ffff"
 _SURROGATES = range(0xD800, 0xE000)
 

@@ -22,8 +22,6 @@ from typing import Any
 
 from statelog.errors import Misuse
 
-__all__ = ["Layer", "Layers"]
-
 _FEW = 100
 """So many keys are put in their place among the others; more are sorted with them."""
 

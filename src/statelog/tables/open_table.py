@@ -22,8 +22,6 @@ from statelog.tables.state.opening import StateOpening, Wanted
 from statelog.tables.table import Table
 from statelog.tables.values import ValueRule
 
-__all__ = ["table"]
-
 
 def table(
     name: str,

@@ -40,8 +40,6 @@ from statelog.tables.setup import TableSetup
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
 
-__all__ = ["LARGE", "CommitScheduler", "check_interval"]
-
 LARGE = 1 << 20
 """From here on a change is measured when it is put, and not when it is committed."""
 

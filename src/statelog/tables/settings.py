@@ -8,8 +8,6 @@ from statelog.producer import WriterSettings
 from statelog.recovery import RecoverySettings
 from statelog.schemas.names import parse_enum
 
-__all__ = ["BackendKind", "Loading", "TableSettings"]
-
 _POSITIVE = (
     "commits_under_way_max",
     "uncommitted_changes_max",

@@ -24,8 +24,6 @@ from statelog.tables.keys import KeyRule
 from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.state.directory import StateDirectory
 
-__all__ = ["Share", "TableSetup", "check_directory"]
-
 _NAME = "table"
 
 

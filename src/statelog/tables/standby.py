@@ -40,8 +40,6 @@ from statelog.tables.state.opening import OpenReport
 from statelog.tables.state.state import State
 from statelog.tables.table import Table
 
-__all__ = ["AgedValue", "Standby", "standby"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

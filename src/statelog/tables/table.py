@@ -37,8 +37,6 @@ from statelog.tables.state.opening import OpenReport
 from statelog.tables.state.state import State
 from statelog.warn import warn_caller
 
-__all__ = ["Table"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 _MISSING = object()

@@ -23,8 +23,6 @@ from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema, rows_to_struct
 from statelog.schemas.values.types import ValueType
 
-__all__ = ["NoClass", "ValueRule"]
-
 _SCALAR_BYTES = 8
 _INT_MAX = {"int": (1 << 31) - 1, "long": (1 << 63) - 1}
 _SCALARS: Mapping[str, type] = {

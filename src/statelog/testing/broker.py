@@ -32,17 +32,6 @@ from statelog.testing.node import (
 )
 from statelog.testing.process import ProcessId
 
-__all__ = [
-    "PROBE_TOPIC",
-    "EmbeddedBroker",
-    "cache_directory",
-    "create_topic",
-    "free_port",
-    "locked",
-    "produce_probe",
-    "wait_until_ready",
-]
-
 PROBE_TOPIC = "__statelog_ready"
 _ATTEMPT_S = 2.0
 

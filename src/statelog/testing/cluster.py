@@ -26,8 +26,6 @@ from statelog.testing.faults import (
     SendAttempt,
 )
 
-__all__ = ["MemoryCluster", "PartitionLog", "Sending"]
-
 _RECORD_OVERHEAD_BYTES = 70
 _DEFAULT_TOPIC_CONFIG = {
     "cleanup.policy": "delete",

@@ -19,19 +19,6 @@ from statelog.testing import process
 from statelog.testing.broker import EmbeddedBroker, cache_directory, free_port, locked, produce_probe
 from statelog.testing.node import KAFKA_VERSION
 
-__all__ = [
-    "DEFAULT_PORT",
-    "DevBroker",
-    "DevSettings",
-    "RunningBroker",
-    "forget",
-    "note_running",
-    "read_running",
-    "start",
-    "status",
-    "stop",
-]
-
 DEFAULT_PORT = 9092
 _NOTE = "running.json"
 

@@ -15,8 +15,6 @@ from typing import Any
 
 from statelog.environment import CURRENT, CrashPoint, Environment, current_environment
 
-__all__ = ["Crash", "StillClock", "crash_at", "environment"]
-
 
 class Crash(BaseException):
     """The end of a simulated process. No code of statelog takes it for an error that it could handle."""

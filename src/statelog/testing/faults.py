@@ -33,27 +33,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-__all__ = [
-    "HALF",
-    "LOST",
-    "TRUE",
-    "UNAVAILABLE",
-    "Answer",
-    "AnswerKind",
-    "Call",
-    "Fate",
-    "Faults",
-    "QuestionHook",
-    "ScriptedFaults",
-    "ScriptedQuestions",
-    "SendAttempt",
-    "broken",
-    "gone",
-    "old",
-    "short",
-    "stalled",
-]
-
 
 class Fate(Enum):
     """What becomes of one record that was sent."""

@@ -15,8 +15,6 @@ from confluent_kafka import Message
 from statelog.storage.kafka.group import GroupListener, Taken
 from statelog.testing.cluster import MemoryCluster
 
-__all__ = ["MemoryGroup", "MemoryMember"]
-
 
 @dataclass(slots=True)
 class MemoryGroup:

@@ -23,8 +23,6 @@ from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, kno
 from statelog.testing.cluster import MemoryCluster, PartitionLog, Sending
 from statelog.testing.faults import TRUE, Answer, AnswerKind, Faults, QuestionHook
 
-__all__ = ["MemoryKafka", "MemoryProducer", "MemoryReader"]
-
 _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
 _FATAL = Delivery(DeliveryStatus.UNKNOWN, -1, "_FATAL: the producer is over")
 _TRIES = 5

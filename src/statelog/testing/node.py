@@ -23,24 +23,6 @@ from pathlib import Path
 
 from statelog.errors import ConfigError, Corrupt, Unavailable
 
-__all__ = [
-    "COMMON_PROPERTIES",
-    "KAFKA_VERSION",
-    "OLDEST_JAVA",
-    "Listeners",
-    "check_jars",
-    "clean_abandoned",
-    "container_environment",
-    "ensure_jars",
-    "fetch_jar",
-    "fetch_jars",
-    "find_java",
-    "node_properties",
-    "parse_java_version",
-    "parse_pins",
-    "properties_text",
-]
-
 OLDEST_JAVA = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _HINT = f"Install a Java runtime of version {OLDEST_JAVA} or newer, and put it on the path or name it in JAVA_HOME"

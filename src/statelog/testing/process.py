@@ -14,8 +14,6 @@ from pathlib import Path
 
 from statelog.errors import StatelogError, Unavailable
 
-__all__ = ["ProcessId", "end", "identify", "is_alive", "kill", "spawn", "tail", "wait_for"]
-
 _KILL_TIMEOUT_S = 10.0
 
 

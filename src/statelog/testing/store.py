@@ -22,8 +22,6 @@ from statelog.storage.store import FileInfo
 from statelog.storage.store.base import BaseStore
 from statelog.storage.store.url import check_path
 
-__all__ = ["Fault", "FaultHook", "MemoryDisk", "MemoryStore", "no_store_faults"]
-
 
 class Fault(Enum):
     """What happens to one call. Each of them raises StoreUnavailable."""

@@ -25,8 +25,6 @@ from statelog.testing.group import MemoryGroup, MemoryMember
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore, no_store_faults
 
-__all__ = ["Twin"]
-
 _UNSAFE = ("replication", "min-insync")
 _IDLE_S = 5.0
 _OPENING_S = 0.001

@@ -24,7 +24,8 @@ from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest
+from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RunMetadata
 from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.log.files import ManifestChain

@@ -15,7 +15,8 @@ from statelog.schemas.ledger.records import AcceptLoss, Commit, LossRange, Mark,
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.names import DESCRIPTOR_PATH, lease_path, manifest_path, subscription_path
 from statelog.schemas.snapshot.claims import Lease, Subscription
-from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest
+from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 
 __all__ = ["EXAMPLES", "Example", "dump_in", "hex_dump", "undump"]

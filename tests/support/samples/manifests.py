@@ -6,7 +6,8 @@ from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, MetaRecord, PartitionState, WriterState
-from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, next_manifest
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest
+from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 
 __all__ = ["IDENTITY", "first_manifest", "run_ref", "second_manifest", "state_at"]

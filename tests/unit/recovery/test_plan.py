@@ -16,7 +16,8 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT, Entry, Handle, Step
 from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.ledger.records import CommitBody, LossRange
 from statelog.schemas.ledger.state import LedgerState, PartitionState
-from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef
+from statelog.schemas.snapshot.manifest import Anchor, Manifest
+from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 from statelog.storage.kafka import OffsetRange
 

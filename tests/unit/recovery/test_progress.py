@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.recovery.progress import Monitor, Phase, Progress, progress_of
+from statelog.recovery.plan_reader import Phase
+from statelog.recovery.progress import Monitor, Progress, progress_of
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.tail import ReadCount
 

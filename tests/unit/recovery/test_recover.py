@@ -12,7 +12,8 @@ from statelog.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, Sto
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtCheckpoint, AtPosition
 from statelog.recovery import run_reading
-from statelog.recovery.progress import Phase, Progress
+from statelog.recovery.plan_reader import Phase
+from statelog.recovery.progress import Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.testing.store import MemoryDisk, MemoryStore

@@ -15,7 +15,8 @@ from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.names import manifest_path
-from statelog.schemas.snapshot.manifest import Anchor, Manifest, RunRef, check_chain, next_manifest, sha256, stretched
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, check_chain, next_manifest, sha256
+from statelog.schemas.snapshot.run_ref import RunRef, stretched
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 from tests.support.samples.chunks import mutations
 from tests.support.samples.manifests import IDENTITY, first_manifest, run_ref, second_manifest, state_at

@@ -25,24 +25,6 @@ from statelog.schemas.arrays import column_of, numbers_of, whole_column
 from statelog.schemas.changes.key_order import sorted_last_rows
 from statelog.schemas.key_groups import KeyType, partition_starts
 
-__all__ = [
-    "DELETE",
-    "MAX_CHANGE_BYTES",
-    "OPAQUE",
-    "PUT",
-    "PartitionSlice",
-    "change_schema",
-    "changes_batch",
-    "chunk_slices",
-    "cut_by_bytes",
-    "gone_and_live",
-    "live",
-    "merge_tables",
-    "newest_sorted",
-    "row_sizes",
-    "split",
-]
-
 PUT = 0
 DELETE = 1
 OPAQUE = pa.binary()

@@ -34,18 +34,6 @@ from statelog.schemas.arrays import numbers_of
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.ledger.place import Place
 
-__all__ = [
-    "DECODING_ERRORS",
-    "ChangeSetChecksum",
-    "ChunkHead",
-    "EncodedChunk",
-    "combine_checksums",
-    "decode_batch",
-    "decode_head",
-    "encode_chunk",
-    "is_compressed",
-]
-
 DECODING_ERRORS = (
     pa.ArrowException, OSError, EOFError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error,
 )  # fmt: skip

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from statelog.schemas.arrays import binary_column
 from statelog.schemas.key_groups import KeyType
 
-__all__ = ["last_rows", "sorted_last_rows", "sorted_rows"]
-
 Rows = NDArray[np.int64]
 Word = NDArray[np.uint64]
 

@@ -19,8 +19,6 @@ from statelog.schemas.changes.chunk import ChunkHead, combine_checksums
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.records import CommitBody, LossRange
 
-__all__ = ["ChangeSetId", "PartitionCheck", "ReplayPlan", "plan_replay"]
-
 _FAR = 16
 """So many offsets of others are no longer read on the way: it takes longer than to go on behind them."""
 

@@ -35,8 +35,6 @@ from statelog.schemas.ledger.state import (
     WriterState,
 )
 
-__all__ = ["MOST_OFFSETS", "LedgerFold", "Void", "VoidReason"]
-
 _MOST_PENDING_BYTES = 8 << 20
 MOST_OFFSETS = 1 << 56
 """No partition gets so far: at a hundred million records a second it takes two decades."""

@@ -23,8 +23,6 @@ from statelog.errors import CheckpointMismatch, Corrupt, UnknownFormat
 from statelog.schemas.avro import Datum, RecordCodec, datum_of
 from statelog.schemas.ledger.place import LogIdentity
 
-__all__ = ["NO_CHECKPOINT", "NO_NONCE", "Checkpoint", "Entry", "Handle", "Step", "gaps_of"]
-
 NO_NONCE = bytes(16)
 _COLUMNS = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
 """Those of an Entry's first fields, in the record of a step."""

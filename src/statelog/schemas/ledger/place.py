@@ -24,8 +24,6 @@ import xxhash
 
 from statelog.errors import Corrupt, InvalidMetadata
 
-__all__ = ["ORIGIN", "LastRecord", "LogIdentity", "Metadata", "Place", "check_metadata", "has_utf8", "shown_id"]
-
 _AS_TOOLS_PRINT = str.maketrans("+/", "-_")
 _NO_OFFSET = -1
 _HASH = re.compile("[0-9a-f]{16}")

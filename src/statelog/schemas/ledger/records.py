@@ -25,24 +25,6 @@ from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
 from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place
 from statelog.schemas.names import check_name
 
-__all__ = [
-    "VOID_VALUE",
-    "AcceptLoss",
-    "Commit",
-    "CommitBody",
-    "Extent",
-    "LedgerRecord",
-    "LossRange",
-    "Mark",
-    "Open",
-    "Restart",
-    "check_committed",
-    "decode",
-    "encode",
-    "given_up",
-    "not_given_up",
-]
-
 _MAGIC = b"SLLG"
 _VERSION = 1
 _OPEN_VERSION = 2

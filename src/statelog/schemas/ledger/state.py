@@ -14,16 +14,6 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.records import LossRange
 
-__all__ = [
-    "NO_EPOCH",
-    "LastCommit",
-    "LedgerState",
-    "LiveEpoch",
-    "MetaRecord",
-    "PartitionState",
-    "WriterState",
-]
-
 NO_EPOCH = -1
 
 

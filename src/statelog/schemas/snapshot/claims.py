@@ -27,21 +27,6 @@ from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_name, subscription_path, subscription_slot
 
-__all__ = [
-    "Claim",
-    "Lease",
-    "Subscription",
-    "SubscriptionCap",
-    "SubscriptionFile",
-    "check_holder",
-    "expired",
-    "following",
-    "holding",
-    "newest_files",
-    "over_cap",
-    "superseded_paths",
-]
-
 _LEASES = FileCodec("lease", version=1, error=Corrupt)
 _SUBSCRIPTIONS = FileCodec("subscription", version=1, error=Corrupt)
 _STATES = RecordCodec("ledger_state")

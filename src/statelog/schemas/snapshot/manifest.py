@@ -24,21 +24,7 @@ from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_name, is_run_path, manifest_number
 from statelog.schemas.snapshot.run_ref import RunRef, check_tiles, stretched
-from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
-
-__all__ = [
-    "FORMAT_VERSION",
-    "Anchor",
-    "Manifest",
-    "RowGroupSpan",
-    "RunRef",
-    "check_chain",
-    "follows_restart",
-    "next_manifest",
-    "restart_manifest",
-    "sha256",
-    "stretched",
-]
+from statelog.schemas.snapshot.runs import RunIndex
 
 FORMAT_VERSION = 2
 """2: runs name their key groups. In version 1 every run covers all of them."""

@@ -25,19 +25,6 @@ from statelog.schemas.names import is_run_path, lease_path
 from statelog.schemas.snapshot.claims import Claim, Lease
 from statelog.schemas.snapshot.manifest import Manifest
 
-__all__ = [
-    "Floor",
-    "Publication",
-    "RetentionPolicy",
-    "condemned",
-    "dropped_numbers",
-    "kept_numbers",
-    "stood_at",
-    "superseded_times",
-    "truncation_floor",
-    "why_not_ours",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:

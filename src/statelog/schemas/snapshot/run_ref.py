@@ -25,19 +25,6 @@ from statelog.errors import ConfigError
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.snapshot.runs import RunFile, RunIndex
 
-__all__ = [
-    "Cuts",
-    "Merge",
-    "RunRef",
-    "Strips",
-    "check_tiles",
-    "choose_merges",
-    "cut_points",
-    "in_order",
-    "lanes",
-    "stretched",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRef:

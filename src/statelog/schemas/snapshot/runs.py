@@ -22,21 +22,6 @@ from numpy.typing import NDArray
 from statelog.errors import CorruptManifest, CorruptRun, UnknownFormat
 from statelog.schemas.arrays import whole_column
 
-__all__ = [
-    "FORMAT_VERSION",
-    "TARGET_BYTES",
-    "TARGET_ROWS",
-    "RowGroupPacker",
-    "RowGroupSpan",
-    "RunFile",
-    "RunIndex",
-    "RunMetadata",
-    "first_unsorted",
-    "key_groups_of",
-    "only_key_groups",
-    "row_groups_for",
-]
-
 FORMAT_VERSION = 1
 TARGET_ROWS = 32 * 1024
 TARGET_BYTES = 4 * 1024 * 1024

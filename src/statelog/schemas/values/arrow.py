@@ -18,20 +18,6 @@ import pyarrow.compute as pc
 from statelog.errors import ConfigError, InvalidChange
 from statelog.schemas.values.types import ValueField, ValueType
 
-__all__ = [
-    "default_array",
-    "family",
-    "fit",
-    "fit_fields",
-    "from_rows",
-    "is_list",
-    "list_parts",
-    "map_parts",
-    "repeated",
-    "struct_children",
-    "struct_of",
-]
-
 _INTEGER = (int, np.integer)
 _NUMBER = (int, float, np.integer, np.floating)
 _ACCEPTED: Mapping[str, tuple[type, ...]] = {

@@ -20,8 +20,6 @@ from statelog.schemas.values.arrow import list_parts, map_parts, struct_children
 from statelog.schemas.values.schema import ValueSchema
 from statelog.schemas.values.types import ValueType
 
-__all__ = ["avro_values"]
-
 _NOTHING = pa.scalar(b"", pa.binary())
 _MAP_KEY = ValueType(kind="string", arrow=pa.string())
 _DECIMAL_BYTES = 16

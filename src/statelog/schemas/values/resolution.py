@@ -19,8 +19,6 @@ from statelog.errors import IncompatibleSchema
 from statelog.schemas.values.arrow import default_array, list_parts, map_parts, repeated, struct_children, struct_of
 from statelog.schemas.values.types import ValueField, ValueType
 
-__all__ = ["Resolution", "apply_resolution", "compose", "first_difference", "make_resolution"]
-
 _PROMOTIONS: Mapping[str, tuple[str, ...]] = {
     "int": ("long", "float", "double"),
     "long": ("float", "double"),

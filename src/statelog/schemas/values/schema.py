@@ -26,27 +26,6 @@ from statelog.schemas.values.arrow import default_array, family, fit_fields, fro
 from statelog.schemas.values.resolution import Resolution, apply_resolution, compose, first_difference, make_resolution
 from statelog.schemas.values.types import ValueType, canonical_json, parse_value_type
 
-__all__ = [
-    "BATCH_ROWS",
-    "OPAQUE",
-    "STATE_NAMES",
-    "Misfit",
-    "Reason",
-    "ValueSchema",
-    "avsc_from_arrow",
-    "check_compatible",
-    "columns_of",
-    "convert",
-    "misfits",
-    "parse_value_schema",
-    "resolve",
-    "rows_to_struct",
-    "state_batches",
-    "state_schema",
-    "struct_from_columns",
-    "table_type",
-]
-
 _ROOT = "value"
 _SIMPLE: Mapping[str, object] = {
     "bool": "boolean",

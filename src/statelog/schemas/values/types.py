@@ -18,8 +18,6 @@ import pyarrow as pa
 
 from statelog.errors import ConfigError
 
-__all__ = ["ValueField", "ValueType", "canonical_json", "parse_value_type"]
-
 _MAX_DEPTH = 64
 _MAX_NODES = 10_000
 _MAX_TEXT = 1024 * 1024

@@ -37,8 +37,6 @@ from statelog.storage.kafka.config import ClientConfig, admin_properties
 from statelog.storage.kafka.errors import refusal_of
 from statelog.storage.kafka.native import ProcessGuard, Refused, kafka_error, make_client, native
 
-__all__ = ["DROPPED", "LOST", "AdminClient", "AdminSession", "Answers", "Leaders", "Request", "speaks_tls"]
-
 _FIRST_SHARE = 4
 _UNSENT = "waiting for controller"
 

@@ -31,8 +31,6 @@ from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, kno
 from statelog.storage.kafka.producer import ConfluentProducer
 from statelog.storage.kafka.reader import ConfluentReader, IdleConsumers
 
-__all__ = ["ConfluentKafka"]
-
 _RETRY_S, _RETRY_MAX_S = 0.02, 0.5
 _ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"})
 _MOVING = _ABSENT | {

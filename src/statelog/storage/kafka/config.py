@@ -15,19 +15,6 @@ from dataclasses import dataclass, field
 
 from statelog.errors import ConfigError
 
-__all__ = [
-    "MAX_MESSAGE_BYTES",
-    "ClientConfig",
-    "admin_properties",
-    "check_password_in_clear",
-    "client_config",
-    "consumer_properties",
-    "is_secret_setting",
-    "mask_text",
-    "member_properties",
-    "producer_properties",
-]
-
 MAX_MESSAGE_BYTES = 16 << 20
 """The largest record that a client sends, framing included; topics allow the same."""
 

@@ -32,20 +32,6 @@ from statelog.schemas.topic_policy import MAX_RECORD_BYTES
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Reader, Record
 from statelog.storage.kafka.config import mask_text
 
-__all__ = [
-    "ABSENT",
-    "ENDING",
-    "REFUSED_OFFSET",
-    "UNPACKING",
-    "Counts",
-    "check_range",
-    "classify_delivery",
-    "client_error",
-    "read_past",
-    "refusal_of",
-    "unreadable",
-]
-
 _MEANS = {
     "MSG_SIZE_TOO_LARGE": "the record is larger than max.message.bytes of topic {topic}",
     "RECORD_LIST_TOO_LARGE": "the records are larger than segment.bytes of topic {topic}",

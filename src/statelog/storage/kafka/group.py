@@ -31,8 +31,6 @@ from statelog.storage.kafka.config import ClientConfig, check_kafka, client_conf
 from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, client_error
 from statelog.storage.kafka.native import ProcessGuard, kafka_error, make_client, native
 
-__all__ = ["ConfluentMember", "GroupKafka", "GroupListener", "GroupMember", "GroupSettings", "Taken", "group_settings"]
-
 
 class GroupListener(Protocol):
     """Who is told what the group decides, as numbers of partitions of the one topic."""

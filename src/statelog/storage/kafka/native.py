@@ -29,8 +29,6 @@ from statelog.errors import ClosedError
 from statelog.storage.kafka.config import ClientConfig
 from statelog.storage.kafka.errors import client_error
 
-__all__ = ["ProcessGuard", "Refused", "kafka_error", "make_client", "native"]
-
 # Else Python itself would write what the client says, such as a broker that went away, to the program's stderr.
 logging.getLogger("statelog.kafka").addHandler(logging.NullHandler())
 

@@ -20,8 +20,6 @@ from typing import NamedTuple
 from statelog.errors import BrokerUnavailable, Unavailable
 from statelog.storage.kafka import OffsetRange, TopicDescription
 
-__all__ = ["HighWater", "Listed", "ask_offsets", "known_id"]
-
 UNKNOWN_EPOCH = -1
 
 

@@ -25,8 +25,6 @@ from statelog.storage.kafka.errors import classify_delivery, client_error
 from statelog.storage.kafka.native import ProcessGuard, kafka_error, make_client, native
 from statelog.storage.kafka.positions import HighWater
 
-__all__ = ["ConfluentProducer"]
-
 _CONNECT_S = 0.05
 """A new client gets this head start to connect. A record queued earlier makes it look for a leader while it asks for
 its producer id; it then finds no connected broker and sleeps 0.5 s (measured: 505 ms, with this 55 ms)."""

@@ -33,8 +33,6 @@ from statelog.storage.kafka.errors import (
 from statelog.storage.kafka.native import ProcessGuard, make_client, native
 from statelog.storage.kafka.positions import HighWater
 
-__all__ = ["ConfluentReader", "IdleConsumer", "IdleConsumers", "ListOffsets"]
-
 
 class ListOffsets(Protocol):
     """`Kafka.offsets`."""

@@ -34,8 +34,6 @@ from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.storage.kafka import OffsetRange, Reader, Record
 
-__all__ = ["LocalCopy", "LocalCopyReader", "attempt_directory", "check_directory", "copies_of_writer"]
-
 _MAGIC = b"SLLC"
 _VERSION = 1
 _TRAILER = struct.Struct("<4sB3xQQ")

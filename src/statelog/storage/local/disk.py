@@ -12,8 +12,6 @@ from pathlib import Path
 from statelog.environment import DiskHook, no_faults
 from statelog.errors import StorageFull, StoreUnavailable
 
-__all__ = ["FULL", "NO_MORE_FILES", "local_disk", "local_disk_error", "make_parents", "sync"]
-
 FULL = frozenset({"ENOSPC", "EDQUOT"})
 NO_MORE_FILES = frozenset({"EMFILE", "ENFILE"})
 _HINTS = {

@@ -26,8 +26,6 @@ from typing import Self
 from statelog.environment import current_environment
 from statelog.errors import ClosedError
 
-__all__ = ["OwnDirectory", "OwnProcess", "make_own", "sweep"]
-
 _LOG = logging.getLogger("statelog.storage")
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW

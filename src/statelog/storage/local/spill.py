@@ -30,8 +30,6 @@ from statelog.environment import DiskHook, OpenSpillFile, no_faults
 from statelog.errors import ClosedError, ConfigError, Corrupt
 from statelog.storage.local.disk import FULL, local_disk_error
 
-__all__ = ["Frame", "NamelessFile", "SpillSegment", "check_directories"]
-
 _FULL_HINT = "Free space, name more spill_directories, or raise memory_bytes; then run again"
 _HEADER = struct.Struct("<QQ")
 

@@ -26,8 +26,6 @@ from statelog.errors import ClosedError, StorageFull, StoreUnavailable
 from statelog.storage.local.disk import NO_MORE_FILES
 from statelog.storage.local.spill import NamelessFile, SpillSegment, check_directories
 
-__all__ = ["SpillQueue", "SpillStatistics", "SpillView"]
-
 _FEW_SEGMENTS = 32
 
 

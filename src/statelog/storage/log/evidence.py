@@ -36,8 +36,6 @@ from statelog.storage.log.ledger import check_reaches
 if TYPE_CHECKING:
     from statelog.storage.log.log import Log
 
-__all__ = ["Witnesses", "check_anchors", "check_data_anchors", "check_ledger", "furthest_witness", "take_anchors"]
-
 
 def take_anchors(log: "Log", state: LedgerState, previous: Manifest | None) -> tuple[Anchor, ...]:
     """The last record below the ledger position and below each committed position.

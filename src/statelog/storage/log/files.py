@@ -25,15 +25,6 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, check_compatible, parse_value_schema
 from statelog.storage.store import FileInfo, Store
 
-__all__ = [
-    "ManifestChain",
-    "StoredManifest",
-    "ValueSchemas",
-    "descriptor_or_none",
-    "put_descriptor",
-    "put_first_schema",
-]
-
 
 def descriptor_or_none(store: Store) -> Descriptor | None:
     """The descriptor below this root; None if there is none. Raises Corrupt, UnknownFormat, StoreUnavailable."""

@@ -20,8 +20,6 @@ from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerBase, LedgerClient
 from statelog.storage.store import Store
 
-__all__ = ["Ledger", "check_reaches"]
-
 _ASK_AGAIN_S = 0.25
 
 

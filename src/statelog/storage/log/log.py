@@ -56,8 +56,6 @@ from statelog.storage.log.topics import (
 from statelog.storage.log.where import LogOptions, Where, check_replicas, new_log, opened_ports
 from statelog.storage.store import Store
 
-__all__ = ["Log", "LogDescription", "open"]
-
 _LOG = logging.getLogger("statelog.storage")
 
 

@@ -67,17 +67,6 @@ from statelog.storage.log.topics import check_made, identity_of, look_for, make_
 from statelog.storage.log.where import Where, opened_ports
 from statelog.storage.store import Store
 
-__all__ = [
-    "TopicFate",
-    "TopicLoss",
-    "accept_data_loss",
-    "accept_ledger_loss",
-    "accept_topic_loss",
-    "append_restarts",
-    "check_acceptance",
-    "check_runs",
-]
-
 _AT_ONCE = 100_000
 
 

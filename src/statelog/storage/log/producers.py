@@ -10,8 +10,6 @@ from statelog.errors import OutcomeUnknown, StatelogError
 from statelog.storage.kafka import Delivery, DeliveryStatus, Producer
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 
-__all__ = ["WarmProducer", "append_all"]
-
 _FRESH_S = 180.0
 """So long a connection that is hardly used is trusted: load balancers drop idle ones after 4 minutes and more, brokers
 after 10."""

@@ -30,23 +30,6 @@ from statelog.storage.log.files import ManifestChain, descriptor_or_none, put_de
 from statelog.storage.log.where import NewLog
 from statelog.storage.store import Store
 
-__all__ = [
-    "IdentifiedTopics",
-    "check_made",
-    "check_owner",
-    "delete_log",
-    "identify",
-    "identity_of",
-    "is_begun",
-    "look_for",
-    "make_log",
-    "make_topic",
-    "mark_ledger",
-    "owned_elsewhere",
-    "owner_of",
-    "topics_in_force",
-]
-
 _LOOKS = 3
 _LOOK_AGAIN_S = 0.25
 

@@ -29,21 +29,6 @@ from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
 from statelog.storage.store.url import mask_options, mask_url
 
-__all__ = [
-    "KafkaSource",
-    "LogOptions",
-    "NewLog",
-    "Ports",
-    "StoreSource",
-    "Where",
-    "check_replicas",
-    "configured_where",
-    "new_log",
-    "no_kafka",
-    "opened_ports",
-    "opened_store",
-]
-
 KafkaSource = Kafka | Mapping[str, str]
 """A port, or librdkafka's settings for one."""
 StoreSource = Store | Callable[[str], Store] | str

@@ -14,8 +14,6 @@ from statelog.errors import AlreadyExists, NotFound, StatelogError, StoreUnavail
 from statelog.storage.store import FileInfo
 from statelog.storage.store.url import check_path, check_prefix, is_temporary, temporary_name
 
-__all__ = ["STALE_AFTER_S", "BaseStore"]
-
 STALE_AFTER_S = 86_400.0
 _HINT = "Use a store that honours conditional writes (If-None-Match), or another gateway in front of it"
 

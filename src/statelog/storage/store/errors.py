@@ -22,18 +22,6 @@ if TYPE_CHECKING:
 import time
 from typing import TypeVar
 
-__all__ = [
-    "REPEAT_DELAYS_S",
-    "GuardedReader",
-    "Repeats",
-    "guarded",
-    "is_conflict",
-    "is_missing",
-    "is_taken",
-    "is_transient",
-    "translate",
-]
-
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _FULL_CODES = frozenset({"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "quotaExceeded"})

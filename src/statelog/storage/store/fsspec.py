@@ -38,8 +38,6 @@ from statelog.storage.store.url import (
     temporary_name,
 )
 
-__all__ = ["Connect", "FsspecStore", "open_store"]
-
 Connect = Callable[[], tuple[AbstractFileSystem, str]]
 """Makes a fresh file system, and tells the path of the log's directory on it."""
 

@@ -28,8 +28,6 @@ from statelog.storage.store.base import BaseStore
 from statelog.storage.store.errors import GuardedReader, guarded
 from statelog.storage.store.url import check_path, temporary_name
 
-__all__ = ["LocalStore", "make_private"]
-
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _COPY_BYTES = 4 << 20
 

@@ -18,25 +18,6 @@ from urllib.parse import unquote, urlsplit
 from statelog.errors import ConfigError, InvalidName
 from statelog.schemas.names import check_name
 
-__all__ = [
-    "DIRECTORY_MODE",
-    "PROTOCOLS",
-    "RootUrl",
-    "check_options",
-    "check_path",
-    "check_prefix",
-    "is_secret_option",
-    "is_temporary",
-    "log_url",
-    "mask_options",
-    "mask_url",
-    "option_text",
-    "option_value",
-    "parse_directory_mode",
-    "parse_root",
-    "temporary_name",
-]
-
 PROTOCOLS = ("file", "s3", "gs", "webhdfs", "abfs", "memory")
 DIRECTORY_MODE = "directory_mode"
 """The one storage option of local roots."""

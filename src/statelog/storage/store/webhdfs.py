@@ -25,8 +25,6 @@ from statelog.storage.store.url import temporary_name
 if TYPE_CHECKING:
     from fsspec.implementations.webhdfs import Response
 
-__all__ = ["WebHdfs"]
-
 _CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 10.0, 60.0
 _COPY_BYTES = 1 << 20
 _KINDS: Mapping[str, type[OSError]] = {

@@ -24,8 +24,6 @@ from statelog.errors import BrokerUnavailable, Unavailable
 from statelog.tables.group.context import Hook, WorkerContext
 from statelog.tables.group.schedule import AssignedPartition, Openings, OpenSchedule, Vacancy, passes
 
-__all__ = ["Assignment"]
-
 _LOG = logging.getLogger("statelog.tables")
 _PUBLISH_S = 1.0
 _LAST_COMMITS = 2

@@ -30,18 +30,6 @@ from statelog.storage.kafka.group import GroupListener, GroupMember
 from statelog.tables.group.standby_pool import StandbyPool
 from statelog.tables.table import Table
 
-__all__ = [
-    "DescribedInput",
-    "Hook",
-    "InputStart",
-    "InputTopic",
-    "Join",
-    "WorkerContext",
-    "WorkerHooks",
-    "check_fits",
-    "describe_input",
-]
-
 _MADE_ANEW = "Was it made anew? Offsets of the old one say nothing of it: begin with a new log"
 _GROWN = (
     "Stop all workers. Keys may be in other partitions now: go on in a new log, which counts the input from its start"

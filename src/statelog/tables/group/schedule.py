@@ -34,8 +34,6 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.group.context import DescribedInput
 from statelog.tables.table import Table
 
-__all__ = ["AT_ONCE", "AssignedPartition", "OpenSchedule", "Openings", "Vacancy", "passes"]
-
 AT_ONCE = 4
 """Most of an opening is waiting for answers; but each may recover a state, so there are not more."""
 FAILURES_MAX = 4

@@ -22,8 +22,6 @@ from statelog.producer.guard import Life
 from statelog.tables.standby import Standby
 from statelog.tables.table import Table
 
-__all__ = ["StandbyPool"]
-
 _LOG = logging.getLogger("statelog.tables")
 _SETTLE_S = 2.0
 """How long after the last decision of the group nothing is made: it may be about to decide again."""

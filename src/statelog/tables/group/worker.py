@@ -59,8 +59,6 @@ from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.standby import Standby, standby
 from statelog.tables.table import Table
 
-__all__ = ["Worker", "worker"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

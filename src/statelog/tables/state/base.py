@@ -40,8 +40,6 @@ from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess
 
-__all__ = ["BaseSnapshot", "Eligibility"]
-
 _LOG = logging.getLogger("statelog.tables")
 _LOOKS_PER_TTL = 3
 

@@ -33,8 +33,6 @@ from statelog.environment import Environment
 from statelog.errors import LogInUse
 from statelog.storage.local.disk import local_disk, make_parents, sync
 
-__all__ = ["StateDirectory"]
-
 _LOG = logging.getLogger("statelog.tables")
 _ASIDES = 2
 _open: "WeakSet[StateDirectory]" = WeakSet()

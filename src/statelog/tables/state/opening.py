@@ -50,8 +50,6 @@ from statelog.tables.values import ValueRule
 if TYPE_CHECKING:
     from statelog.tables.state.rocksdb import RocksdbStore
 
-__all__ = ["OpenReport", "StateOpening", "Wanted"]
-
 _LOST = "the ledger lost what it was built on, which a person has accepted"
 _NOT_COVERED = "what it lacks is in no snapshot any more"
 

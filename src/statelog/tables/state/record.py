@@ -14,23 +14,6 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.values.schema import ValueSchema
 
-__all__ = [
-    "FAMILY",
-    "GONE",
-    "MISSING_KEY",
-    "NOTHING",
-    "PLACE_KEY",
-    "TABLE_KEY",
-    "WRITE",
-    "Missing",
-    "StatePlace",
-    "TableRecord",
-    "difference",
-    "missing_from_json",
-    "place_from_json",
-    "place_to_json",
-]
-
 FAMILY = "statelog"
 TABLE_KEY = b"table"
 PLACE_KEY = b"place"

@@ -55,8 +55,6 @@ from statelog.tables.state.record import (
 )
 from statelog.tables.values import ValueRule
 
-__all__ = ["UNKNOWN", "RecentCommits", "RocksdbStore", "held_bytes"]
-
 _LOG = logging.getLogger("statelog.tables")
 _BATCH_ROWS = 50_000
 _MEMTABLE_BLOOM = 0.1

@@ -47,18 +47,6 @@ from statelog.storage import Log
 from statelog.storage.merge import merge_streams
 from statelog.storage.run_reader import KeyBounds
 
-__all__ = [
-    "RemoteRun",
-    "RemoteSnapshot",
-    "RowGroup",
-    "RowGroupCache",
-    "SnapshotAccess",
-    "SortableKey",
-    "may_hold",
-    "may_reach",
-    "sortable",
-]
-
 T = TypeVar("T")
 SortableKey = Any
 """The bytes of a key, or the number: what keys of one log are compared by."""

@@ -38,8 +38,6 @@ from statelog.tables.state.snapshot import RemoteSnapshot, sortable
 from statelog.tables.state.store import KeyedStore
 from statelog.tables.values import ValueRule
 
-__all__ = ["State"]
-
 _ROWS = 8192
 """As many rows are taken at once: a commit waits for no more."""
 _PAUSE_S = 1.0

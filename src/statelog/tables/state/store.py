@@ -33,8 +33,6 @@ from statelog.tables.keys import KeyRule
 from statelog.tables.state.record import NOTHING, Missing, StatePlace, TableRecord
 from statelog.tables.values import ValueRule
 
-__all__ = ["DictStore", "KeyedStore"]
-
 
 class KeyedStore(Protocol):
     """What is local of the committed state of one table. Changed by one thread at a time, and read by the table's.
