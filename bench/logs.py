@@ -40,7 +40,7 @@ def bulk_append(log: Log, found: list[pa.RecordBatch], commits: int) -> None:
         for i, batch in enumerate(found, 1):
             writer.append_batch(batch)
             if i % every == 0 or i == len(found):
-                writer.commit(next_id)
+                writer.commit(checkpoint_id=next_id)
                 next_id += 1
 
 
@@ -50,5 +50,5 @@ def put_singly(writer: Writer, few: list[tuple[bytes, bytes]], commits: int) -> 
     for number, (key, value) in enumerate(few, 1):
         put(key, value)
         if number % every == 0:
-            writer.commit(number)
-    writer.commit(len(few) + 1)
+            writer.commit(checkpoint_id=number)
+    writer.commit(checkpoint_id=len(few) + 1)

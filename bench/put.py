@@ -72,7 +72,7 @@ def _once(writer: Writer, few: Changes) -> None:
     write = writer.put
     for key, value in few:
         write(key, value)
-    writer.commit(1)
+    writer.commit(checkpoint_id=1)
 
 
 class _Lists:
@@ -103,7 +103,7 @@ def _unchecked(writer: Writer, few: Changes) -> None:
     for key, value in few:
         write(key, value)
     lists.roll()
-    writer.commit(1)
+    writer.commit(checkpoint_id=1)
 
 
 def _under_way(writer: Writer, few: Changes) -> None:
@@ -120,7 +120,7 @@ def _under_way(writer: Writer, few: Changes) -> None:
             handle = writer.persist(number)
     if commit is not None:
         commit.result()
-    writer.commit(len(few) + 1)
+    writer.commit(checkpoint_id=len(few) + 1)
 
 
 def _into(state: Table[bytes, bytes], few: Changes) -> None:

@@ -75,7 +75,7 @@ def _commit_latencies(log: Log, sets: list[list[tuple[bytes, bytes]]]) -> list[f
         def commit(checkpoint_id: int, changes: list[tuple[bytes, bytes]]) -> None:
             for key, value in changes:
                 writer.put(key, value)
-            writer.commit(checkpoint_id, {"offset": "42"})
+            writer.commit({"offset": "42"}, checkpoint_id=checkpoint_id)
 
         return [timed(partial(commit, i, changes)) for i, changes in enumerate(sets, 1)]
 

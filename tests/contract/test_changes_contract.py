@@ -69,7 +69,7 @@ def test_changes_between_times(place: _Place) -> None:
                 times.append(int(place.now_s() * 1000))
                 place.wait()
                 writer.put(b"key", b"%d" % number)
-                writer.commit(number + 1)
+                writer.commit(checkpoint_id=number + 1)
         values = [row[2] for row in _rows(log, AtTime(times[1]), AtTime(times[4]))]
         assert values == [b"1", b"2", b"3"]
         assert len(_rows(log, AtTime(0), AtTime(times[5] + 3_600_000))) == 6

@@ -14,7 +14,7 @@ def test_metadata_come_back_as_what_they_are(rig: LogRig, log: Log) -> None:
     """Text, whole numbers, fractions and booleans keep their types: in the next life, and in a recovery."""
     given: Metadata = {"text": "5", "whole": -(1 << 63), "one": 1, "yes": True, "fraction": 1.0, "": "\N{SNOWMAN}"}
     with Writer(log, "w") as writer:
-        writer.commit(1, given)
+        writer.commit(given, checkpoint_id=1)
         assert writer.last_commit is not None
         told = writer.last_commit.metadata
     with rig.open() as again, Writer(again, "w") as writer:
@@ -32,7 +32,7 @@ def test_without_an_id_the_next_checkpoint_is_made(rig: LogRig, log: Log) -> Non
     """One more than the last: in this life or the one before, and than the last that is still under way."""
     with Writer(log, "w") as writer:
         assert writer.commit().checkpoint.id == 1
-        assert writer.commit(5).checkpoint.id == 5
+        assert writer.commit(checkpoint_id=5).checkpoint.id == 5
     with rig.open() as again, Writer(again, "w") as writer:
         first, second = writer.persist(), writer.persist()
         assert (first.checkpoint_id, second.checkpoint_id) == (6, 7)
@@ -45,6 +45,6 @@ def test_without_an_id_the_next_checkpoint_is_made(rig: LogRig, log: Log) -> Non
 def test_behind_the_last_id_there_is_none(log: Log) -> None:
     """The greatest id is the last: the next one is refused, and not begun anew."""
     with Writer(log, "w") as writer:
-        writer.commit((1 << 63) - 1)
+        writer.commit(checkpoint_id=(1 << 63) - 1)
         with pytest.raises(CheckpointMismatch, match="from 1 to 2\\^63 - 1"):
             writer.commit()

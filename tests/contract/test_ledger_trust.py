@@ -44,7 +44,7 @@ def make_anew(rig: LogRig) -> Log:
 def commit(writer: Writer, checkpoint_id: int, key: bytes = b"k") -> int:
     """Commit one change."""
     writer.put(key, b"v")
-    return writer.commit(checkpoint_id).offset
+    return writer.commit(checkpoint_id=checkpoint_id).offset
 
 
 def test_no_writer_opens_on_a_log_that_was_made_anew(rig: LogRig, log: Log) -> None:
@@ -71,7 +71,7 @@ def test_a_living_writer_learns_that_its_log_was_made_anew(rig: LogRig, log: Log
             for i in range(1, commits + 1):
                 for k in range(40):  # So that the old writer's chunks do not lie below the new committed positions.
                     other.put(b"n%d" % k, b"v")
-                other.commit(i)
+                other.commit(checkpoint_id=i)
         clock.now_s += 1.0
         with pytest.raises(DataLoss):
             commit(old, 4)
@@ -84,12 +84,12 @@ def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: LogRig, log:
     """A commit without changes on a log that was made anew is refused all the same."""
     clock = Clock()
     old = Environment(clock=clock).run(Writer, log, "w")
-    old.commit(1)
+    old.commit(checkpoint_id=1)
     with make_anew(rig) as new, Writer(new, "other") as other:
-        other.commit(1)
+        other.commit(checkpoint_id=1)
         clock.now_s += 1.0
         with pytest.raises(DataLoss):
-            old.commit(2)
+            old.commit(checkpoint_id=2)
     old.close()
 
 

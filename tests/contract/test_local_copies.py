@@ -157,7 +157,7 @@ def test_a_whole_tail_is_read_locally(world: World, log: Log) -> None:
             fill(writer, life * 100 + 30, 30)
             writer.persist(life * 10 + 1)
             fill(writer, life * 100 + 60, 30)
-            writer.commit(life * 10 + 2)
+            writer.commit(checkpoint_id=life * 10 + 2)
 
     assert world.local_state() == world.rig.state() != {}
     settings = RecoverySettings(local_copies=world.directory)
@@ -172,9 +172,9 @@ def test_one_missing_copy_is_all_from_kafka(world: World, log: Log) -> None:
     """All or nothing: without one of the copies Kafka is read, with a warning."""
     with world.writer(log) as writer:
         fill(writer, 0, 20)
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         fill(writer, 20, 20)
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
     next(world.directory.rglob("*.copy")).unlink()
 
     with told("no local copy"):
@@ -191,7 +191,7 @@ def test_no_damage_of_a_copy_passes_unseen(world: World, log: Log) -> None:
     with world.writer(log) as writer:
         writer.put(b"k", b"v")
         writer.put(b"l", b"w")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     plan = world.plan()
     (path,) = world.directory.rglob("*.copy")
     whole = path.read_bytes()
@@ -210,7 +210,7 @@ def test_a_copy_of_something_else_is_not_used(world: World, log: Log, shift: int
     with world.writer(log) as writer:
         for i in range(1, 3):
             writer.put(b"k", b"%d" % i)
-            writer.commit(i)
+            writer.commit(checkpoint_id=i)
     plan = world.plan()
     attempt = next(world.directory.rglob("*.copy")).parent
     ((partition, listed),) = plan.listed.items()
@@ -227,14 +227,14 @@ def test_a_local_error_never_fails_the_durable_path(world: World, log: Log) -> N
     """A disk that takes nothing is remembered and counted; the commit stands, and a recovery reads Kafka."""
     with world.writer(log) as writer:
         fill(writer, 0, 20)
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         (attempt,) = world.directory.glob("*/*/*")
         for path in attempt.iterdir():
             path.unlink()
         attempt.rmdir()
         attempt.write_bytes(b"a file where the directory was")
         fill(writer, 20, 20)
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
         assert writer.statistics().local_copy_failures == 1
 
     with told():
@@ -247,7 +247,7 @@ def test_copies_are_for_this_user_only(world: World, log: Log) -> None:
     try:
         with world.writer(log) as writer:
             writer.put(b"a", b"secret")
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
     finally:
         os.umask(old)
     made = list(world.directory.rglob("*"))
@@ -273,7 +273,7 @@ def test_an_aborted_checkpoint_loses_its_copies(world: World, log: Log) -> None:
     """Reset drops the last checkpoint's and those before it, but nothing that is history, and only for the last one."""
     with world.writer(log) as writer:
         fill(writer, 0, 10)
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         fill(writer, 10, 10)
         writer.persist(2).result()
         fill(writer, 20, 10)
@@ -282,7 +282,7 @@ def test_an_aborted_checkpoint_loses_its_copies(world: World, log: Log) -> None:
         assert world.files() == ["1.copy", "2.copy", "3.copy"]
         writer.reset(3)
         assert world.files() == ["1.copy"]
-        writer.commit(4)
+        writer.commit(checkpoint_id=4)
 
     with told():
         assert world.state() == world.rig.state()
@@ -292,7 +292,7 @@ def test_truncation_drops_copies_of_history_only(world: World, log: Log) -> None
     """What a checkpoint has yet to confirm keeps its copy, however high the truncation."""
     with world.writer(log) as writer:
         fill(writer, 0, 10)
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         fill(writer, 10, 10)
         handle = writer.persist(2).result()
         writer.truncate(writer.next_sequence_number())
@@ -306,12 +306,12 @@ def test_copies_have_a_bound(world: World, log: Log) -> None:
     """Above it the oldest go, those of earlier lives first; another writer's are not touched."""
     with world.writer(log, "other") as other:
         fill(other, 0, 10)
-        other.commit(1)
+        other.commit(checkpoint_id=1)
     for life in range(3):
         with world.writer(log, bytes_max=20_000) as writer:
             for i in range(10):
                 fill(writer, i, 4)
-                writer.commit(life * 100 + i + 1)
+                writer.commit(checkpoint_id=life * 100 + i + 1)
         mine = list((world.directory / "l" / "w").rglob("*.copy"))
         assert len(mine) == 4  # Each counts a block of 4 KiB.
         newest = max((world.directory / "l" / "w").iterdir(), key=lambda path: path.name)
@@ -331,7 +331,7 @@ def test_many_change_sets_hold_few_files(world: World, log: Log) -> None:
             writer.persist(i + 1)
         assert open_files() - before < 10
         world.cluster.release()
-        writer.commit(101)
+        writer.commit(checkpoint_id=101)
     with closing(LocalCopyReader(world.directory, "l", world.plan(), no_kafka)) as reader:
         assert open_files() - before < 10
         ranges = {partition: OffsetRange(0, 1_000) for partition in range(2)}
@@ -346,7 +346,7 @@ def test_a_copy_that_goes_away_costs_nothing(world: World, log: Log) -> None:
     with world.writer(log) as writer:
         for i in range(20):
             writer.put(b"%d" % i, b"v")
-            writer.commit(i + 1)
+            writer.commit(checkpoint_id=i + 1)
     plan = world.plan()
     ranges = {partition: OffsetRange(*plan.ranges[partition][0]) for partition in plan.ranges}
     with (
@@ -386,7 +386,7 @@ def test_copies_on_a_real_broker(broker: Broker, log_name: str, tmp_path: Path) 
     for life in range(2):
         with rig.open() as log, Writer(log, "w", settings=settings) as writer:
             fill(writer, life, 50)
-            writer.commit(life * 2 + 1)
+            writer.commit(checkpoint_id=life * 2 + 1)
             fill(writer, life + 50, 50)
             writer.persist(life * 2 + 2).result()
     with rig.open() as log:

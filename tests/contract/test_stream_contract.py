@@ -121,7 +121,7 @@ def test_live_changes_come_after_the_state_in_order(rig: HistoryRig, settings: R
             stream.wait_fetched(_PATIENCE_S)
             rig.commit(writer, 2, [(b"key-%d" % i, None) for i in range(0, 300, 2)])
             rig.commit(writer, 3, [(b"key-%d" % i, b"3" * 1000) for i in range(0, 300, 3)])
-            writer.commit(4)  # Quiet: it changes nothing, and moves the position on.
+            writer.commit(checkpoint_id=4)  # Quiet: it changes nothing, and moves the position on.
             end = rig.end()
             for portion in stream:
                 reader.apply(portion)
@@ -212,8 +212,8 @@ def test_a_feed_says_whose_each_commit_is(rig: HistoryRig, settings: RecoverySet
         with Writer(rig.log, "w") as writer:
             first = rig.commit(writer, 3, [(b"a", b"1"), (b"b", b"1")], {"offset": 7})
         with Writer(rig.log, "v") as writer:
-            writer.commit(4)
-            last = writer.commit(5, final=True).offset + 1
+            writer.commit(checkpoint_id=4)
+            last = writer.commit(checkpoint_id=5, final=True).offset + 1
         found = live.commits()
     told = [(one.writer, one.checkpoint_id, dict(one.metadata)) for one in found]
     assert told == [("w", 3, {"offset": 7}), ("v", 4, {}), ("v", 5, {})]

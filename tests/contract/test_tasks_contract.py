@@ -330,7 +330,7 @@ def test_the_last_commits_of_all_writers(rig: LogRig, log: Log) -> None:
     assert log.commits() == {}
     for name, partition, final in (("a", 0, False), ("b", 1, True), ("c", 0, False)):
         with Writer(log, name, partitions=[partition]) as writer:
-            writer.commit(1, {"of": name}, final=final)
+            writer.commit({"of": name}, checkpoint_id=1, final=final)
 
     with rig.open() as other:
         assert {name: commit.metadata for name, commit in other.commits().items()} == {

@@ -77,7 +77,7 @@ def _commit(writer: Writer, checkpoint_id: int, changes: State, model: State) ->
     for key, value in changes.items():
         writer.put(key, value)
     model.update(changes)
-    return writer.commit(checkpoint_id).offset + 1
+    return writer.commit(checkpoint_id=checkpoint_id).offset + 1
 
 
 def test_three_schemas_in_one_log(rig: LogRig, tmp_path: Path) -> None:
@@ -124,10 +124,10 @@ def test_a_writer_has_the_schema_of_its_opening(rig: LogRig) -> None:
             log.evolve_value_schema(SECOND)
             with pytest.raises(InvalidChange):
                 writer.put(b"a", {"n": 1, "s": "new"})
-                writer.commit(1)
+                writer.commit(checkpoint_id=1)
         with Writer(log, "w") as writer:
             writer.put(b"b", {"n": 2, "s": "new"})
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
         assert recover(log).to_dict() == {b"b": {"n": 2, "s": "new"}}
 
 
@@ -136,13 +136,13 @@ def test_an_older_schema_reads_what_it_can(rig: LogRig) -> None:
     with rig.create(value_schema=FIRST) as log:
         with Writer(log, "w") as writer:
             writer.put(b"a", {"n": 1, "gone": "x"})
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
         log.evolve_value_schema(SECOND)
         first = RecoverySettings(value_schema_id=1)
         assert recover(log, settings=first).to_dict() == {b"a": {"n": 1, "gone": "x"}}
         with Writer(log, "w") as writer:
             writer.put(b"b", {"n": 2})
-            writer.commit(2)
+            writer.commit(checkpoint_id=2)
         with pytest.raises(IncompatibleSchema) as caught:
             recover(log, settings=first).to_dict()
         assert caught.value.facts["field"] == "value.n"

@@ -38,7 +38,7 @@ def test_records_that_no_commit_lists_are_void(rig: LogRig, tmp_path: Path) -> N
             _send(log, *_junk(_sent_chunk(log)))
             for key, value in pairs[12:]:
                 writer.put(key, value)
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
     assert rig.state() == model
     with rig.open() as log:
         assert recover(log).to_dict() == model

@@ -77,7 +77,7 @@ def twin() -> TwinRig:
     rig = twin_rig("l")
     with rig.create() as log, Writer(log, "w") as writer:
         writer.put(b"k", b"v")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     return rig
 
 
@@ -134,7 +134,7 @@ def test_a_log_that_was_made_anew_is_no_lost_tail(rig: LogRig) -> None:
     with rig.create() as log:
         with Writer(log, "w") as writer:
             for i in (1, 2, 3):
-                writer.commit(i)
+                writer.commit(checkpoint_id=i)
         client = log.ledger.newest_client()
         client.fold_end()
         Log.delete(rig.name, rig.where())

@@ -31,7 +31,7 @@ def test_a_foreign_partition_is_refused_at_append(log: Log) -> None:
         with pytest.raises(KeyGroupMismatch):
             writer.append_batch(pa.table({"key": [key_in(log, 1)], "value": [b"v"]}))
         writer.put(key_in(log, 0), b"v")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_wrong_types_are_refused_at_append(log: Log, key: Any, value: Any) -> No
     with Writer(log, "w") as writer:
         with pytest.raises(InvalidChange):
             writer.put(key, value)
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
 
 def test_a_value_above_the_limit_is_refused_at_append(rig: LogRig, log: Log) -> None:
@@ -54,7 +54,7 @@ def test_a_value_above_the_limit_is_refused_at_append(rig: LogRig, log: Log) -> 
         with pytest.raises(ValueTooLarge):
             writer.append_batch(pa.table({"key": [b"k"], "value": [bytes(16 << 20)]}))
         writer.put(b"large", bytes(9 << 20))
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     state = rig.state()
 
@@ -72,7 +72,7 @@ def test_batches_and_single_changes_keep_their_order(rig: LogRig, log: Log) -> N
         )
         writer.put(b"c", b"last")
         writer.append_batch(pa.table({"key": [b"d", b"a"], "value": [b"x", None]}))
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert rig.state() == {b"c": b"last", b"d": b"x"}
 
@@ -88,7 +88,7 @@ def test_many_chunks_and_back_pressure(rig: LogRig, log: Log) -> None:
             key, value = b"k%d" % (i % 70), b"v%d" % i
             writer.put(key, value)
             expected[key] = value
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert rig.state() == expected
 
@@ -122,7 +122,7 @@ def test_string_and_long_keys(rig: LogRig) -> None:
             writer.put(1 << 63, b"v")
         with pytest.raises(InvalidChange):
             writer.put(True, b"v")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert rig.state() == {key: b"%d" % key for key in (0, -1, 1 << 62, -(1 << 63), (1 << 63) - 1)}
 
@@ -135,7 +135,7 @@ def test_typed_values(rig: LogRig) -> None:
         writer.append_batch(
             pa.table({"key": ["c", "a"], "op": [0, 1], "x": [3, None], "label": pa.array([None, None], pa.string())})
         )
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert rig.state() == {"b": {"x": 2, "label": None}, "c": {"x": 3, "label": None}}
 
@@ -147,7 +147,7 @@ def test_a_typed_value_that_does_not_fit_loses_nothing_silently(rig: LogRig) -> 
         writer.put(b"a", {"x": 1})
         writer.put(b"b", {"x": "no number"})
         with pytest.raises(InvalidChange):
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
         writer.close()
 
     assert rig.state() == {}
@@ -163,7 +163,7 @@ def test_key_groups_named_by_the_caller(rig: LogRig) -> None:
         writer.append_batch(pa.table({"key": [b"m"], "value": [b"batch"], "key_group": pa.array([3], pa.int32())}))
         with pytest.raises(KeyGroupMismatch):
             writer.append_batch(pa.table({"key": [b"m"], "value": [b"batch"]}))
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert rig.state() == {b"k": b"in 0", b"k2": b"in 15", b"m": b"batch"}
 
@@ -180,7 +180,7 @@ def test_a_named_key_group_must_be_that_of_the_prefix(rig: LogRig) -> None:
             with nullcontext() if group == own else pytest.raises(KeyGroupMismatch):
                 writer.append_batch(changes)
         writer.put(b"a", b"3")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         assert recover(log, key_groups=[own]).to_dict() == {b"abc": b"2", b"abd": b"1"}
         assert recover(log).to_dict() == {b"abc": b"2", b"abd": b"1", b"a": b"3"}
 
@@ -192,4 +192,4 @@ def test_a_named_key_group_must_be_the_keys_own(log: Log) -> None:
         with pytest.raises(KeyGroupMismatch):
             writer.append((own + 1) % 16, b"k", b"v")
         writer.append(own, b"k", b"v")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)

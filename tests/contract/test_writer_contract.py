@@ -25,11 +25,11 @@ def test_committed_changes_are_the_state(rig: LogRig, log: Log) -> None:
     with Writer(log, "w") as writer:
         for i in range(100):
             writer.put(b"k%d" % i, b"a%d" % i)
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         writer.put(b"k1", b"b")
         writer.delete(b"k2")
         writer.delete(b"never there")
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
 
     state = rig.state()
 
@@ -61,8 +61,8 @@ def test_closing_after_an_error_does_not_hide_it(rig: LogRig, log: Log) -> None:
 def test_commit_without_changes_is_progress(rig: LogRig, log: Log) -> None:
     """A quiet stretch of input still moves the source position."""
     with Writer(log, "w") as writer:
-        writer.commit(1, {"offset": "10"})
-        writer.commit(7, {"offset": "20"})
+        writer.commit({"offset": "10"}, checkpoint_id=1)
+        writer.commit({"offset": "20"}, checkpoint_id=7)
 
     with rig.open() as again, Writer(again, "w", expect=7) as writer:
         last = writer.last_commit
@@ -74,21 +74,21 @@ def test_commit_without_changes_is_progress(rig: LogRig, log: Log) -> None:
 def test_checkpoint_ids_grow(log: Log) -> None:
     """An id that is not greater than the last one is refused before anything is sent."""
     with Writer(log, "w") as writer:
-        writer.commit(5)
+        writer.commit(checkpoint_id=5)
         with pytest.raises(CheckpointMismatch):
-            writer.commit(5)
+            writer.commit(checkpoint_id=5)
         with pytest.raises(CheckpointMismatch):
             writer.persist(4).result()
-        writer.commit(6)
+        writer.commit(checkpoint_id=6)
 
 
 def test_opening_at_an_unexpected_checkpoint_is_refused(rig: LogRig, log: Log) -> None:
     """A job that resumes from another checkpoint than the log's is refused, and fences nobody."""
     with Writer(log, "w") as writer:
-        writer.commit(3)
+        writer.commit(checkpoint_id=3)
         with rig.open() as other, pytest.raises(CheckpointMismatch) as caught:
             Writer(other, "w", expect=2)
-        writer.commit(4)
+        writer.commit(checkpoint_id=4)
 
     assert caught.value.facts["found"] == 3
 
@@ -155,7 +155,7 @@ def test_a_later_life_adopts_a_persisted_handle(rig: LogRig, log: Log) -> None:
         with pytest.raises(CheckpointMismatch):
             writer.adopt(Handle.from_bytes(stored))
         writer.put(b"l", b"w")
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
 
     assert rig.state() == {b"k": b"v", b"l": b"w"}
 
@@ -179,9 +179,9 @@ def test_a_newer_writer_of_the_name_fences_the_older(rig: LogRig, log: Log) -> N
     old.put(b"k", b"old")
     with rig.open() as other, Writer(other, "w") as new:
         new.put(b"k", b"new")
-        new.commit(1)
+        new.commit(checkpoint_id=1)
         with pytest.raises(Fenced):
-            old.commit(1)
+            old.commit(checkpoint_id=1)
         with pytest.raises(ClosedError):
             old.put(b"k", b"again")
         old.close()
@@ -195,10 +195,10 @@ def test_partial_overlap_fences_the_whole_epoch(rig: LogRig, log: Log) -> None:
     with rig.open() as other, Writer(other, "new", partitions=[0]) as new:
         old.put(key_in(log, 3), b"old")
         with pytest.raises(Fenced):
-            old.commit(1)
+            old.commit(checkpoint_id=1)
         old.close()
         new.put(key_in(log, 0), b"new")
-        new.commit(1)
+        new.commit(checkpoint_id=1)
 
     assert rig.state() == {key_in(log, 0): b"new"}
 
@@ -209,8 +209,8 @@ def test_writers_on_disjoint_partitions_share_a_log(rig: LogRig, log: Log) -> No
         for i in range(1, 4):
             a.put(key_in(log, 0), b"a%d" % i)
             b.put(key_in(log, 2), b"b%d" % i)
-            a.commit(i)
-            b.commit(i * 10)
+            a.commit(checkpoint_id=i)
+            b.commit(checkpoint_id=i * 10)
 
     assert rig.state() == {key_in(log, 0): b"a3", key_in(log, 2): b"b3"}
 
@@ -220,7 +220,7 @@ def test_meta_records_are_committed_with_the_changes(rig: LogRig, log: Log) -> N
     with Writer(log, "w") as writer:
         writer.append_meta("state", b"v1")
         writer.append_meta("state", b"v2")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         writer.append_meta("state", b"never")
         writer.persist(2).result()
         writer.append_meta("other", b"x")
@@ -244,17 +244,17 @@ def test_a_meta_record_that_is_replaced_makes_room(log: Log) -> None:
             writer.append_meta("other", bytes(5 << 20))
         writer.append_meta("state", b"small")
         writer.append_meta("other", bytes(5 << 20))
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
 
 def test_a_final_commit_ends_the_row(rig: LogRig, log: Log) -> None:
     """After it the ledger no longer knows the writer, the state stays, and a new life starts at no checkpoint."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
-        writer.commit(9, final=True)
+        writer.commit(checkpoint_id=9, final=True)
     with rig.open() as again, Writer(again, "w", expect=0) as writer:
         assert writer.last_commit is None
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert rig.state() == {b"k": b"v"}
 
@@ -273,7 +273,7 @@ def test_a_second_thread_is_refused(log: Log) -> None:
         thread = threading.Thread(target=intrude)
         thread.start()
         thread.join()
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert len(found) == 1
 
@@ -291,7 +291,7 @@ def test_a_forked_child_is_refused(rig: LogRig, log: Log) -> None:
             os._exit(0)
         os._exit(1)
     _, status = os.waitpid(child, 0)
-    writer.commit(1)
+    writer.commit(checkpoint_id=1)
     writer.close()
 
     assert os.waitstatus_to_exitcode(status) == 0
@@ -307,7 +307,7 @@ def test_close_is_idempotent_and_final(log: Log) -> None:
     with pytest.raises(ClosedError):
         writer.put(b"k", b"v")
     with pytest.raises(ClosedError):
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
 
 def test_create_open_delete(rig: LogRig, log: Log) -> None:

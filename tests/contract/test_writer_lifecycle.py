@@ -51,7 +51,7 @@ def test_sequence_numbers_move_with_appends_only(log: Log) -> None:
         assert writer.next_sequence_number() == first + 1
         writer.truncate(first)
         assert writer.next_sequence_number() == first + 1
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         assert writer.next_sequence_number() == first + 1
         writer.put(b"a", b"2")
         writer.persist(2).result()
@@ -92,7 +92,7 @@ def test_what_was_rolled_over_is_sent_first(rig: LogRig, log: Log) -> None:
         writer.next_sequence_number()
         fill(writer, 40)
         writer.put(b"k1", b"new")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     state = rig.state()
     assert state[b"k0"] == bytes(100)
@@ -173,7 +173,7 @@ def test_a_wrong_start_is_refused_by_its_own_error(rig: LogRig, log: Log) -> Non
     """Below the truncation, above the next number: each has its type, and the writer goes on after both."""
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         writer.truncate(writer.next_sequence_number())
         with pytest.raises(SequenceTruncated):
             writer.persist(2, from_sqn=writer.initial_sequence_number)
@@ -241,7 +241,7 @@ def test_truncate_and_close_says_nothing_of_what_it_was_told_to_drop(log: Log) -
         warnings.simplefilter("error")
         writer = Writer(log, "w")
         writer.put(b"a", b"1")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         end = writer.next_sequence_number()
         writer.put(b"b", b"2")
         with pytest.raises(SequenceAhead):
@@ -263,9 +263,9 @@ def test_statistics_add_up(rig: LogRig, log: Log) -> None:
         writer.confirm(second)
         fill(writer, 3, b"m")
         found = writer.statistics()
-        writer.commit(3)
+        writer.commit(checkpoint_id=3)
         with pytest.raises(CheckpointMismatch):
-            writer.commit(3)
+            writer.commit(checkpoint_id=3)
     after = writer.statistics()
 
     assert (found.changes, found.buffered_changes, found.change_sets) == (33, 3, 2)
@@ -323,7 +323,7 @@ def test_a_key_group_outside_the_writers_own_is_refused_at_append(rig: LogRig, h
                 writer.append(key_group, by_group.get(key_group, b"0"), b"v")
         for key_group in (2, 3):
             writer.append(key_group, by_group[key_group], b"v")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert rig.state() == {by_group[2]: b"v", by_group[3]: b"v"}
 
@@ -332,16 +332,16 @@ def test_a_meta_record_is_removed_by_none(rig: LogRig, log: Log) -> None:
     """In a commit of its own, or before the record was ever committed; another writer's of the same key stays."""
     with Writer(log, "other", partitions=[0]) as other:
         other.append_meta("state", b"theirs")
-        other.commit(1)
+        other.commit(checkpoint_id=1)
     with Writer(log, "w", partitions=[1]) as writer:
         writer.append_meta("state", b"v1")
         writer.append_meta("passing", b"x")
         writer.append_meta("passing", None)
         writer.append_meta("kept", b"y")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         assert writer.statistics().buffered_changes == 0
         writer.append_meta("state", None)
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
     with rig.open() as again:
         rows = again.describe().state.meta
 

@@ -45,7 +45,7 @@ def test_a_closed_writer_is_freed_at_once(log: Log, is_final: bool) -> None:
     """Its buffers and clients go with the last reference, and wait for no collection."""
     writer = Writer(log, "w")
     writer.put(b"k", b"v")
-    writer.commit(1, final=is_final)
+    writer.commit(checkpoint_id=1, final=is_final)
     if not is_final:
         writer.put(b"k", b"w")
         writer.persist(2).result()

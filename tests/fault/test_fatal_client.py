@@ -63,7 +63,7 @@ def real(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[tuple[LogRig
 def _commit(writer: Writer, kafka: Remembering) -> None:
     writer.put(b"b", b"2")
     make_fatal(kafka.made[-1])
-    writer.commit(2)
+    writer.commit(checkpoint_id=2)
 
 
 def _confirm(writer: Writer, kafka: Remembering) -> None:
@@ -91,7 +91,7 @@ def test_a_really_fatal_error_stays_in_the_tree(
     log = rig.create(partitions=1)
     writer = Writer(log, "w")
     writer.put(b"a", b"1")
-    writer.commit(1)
+    writer.commit(checkpoint_id=1)
     try:
         call(writer, kafka)
         told = call is not _close
@@ -103,7 +103,7 @@ def test_a_really_fatal_error_stays_in_the_tree(
         landed = again.last_commit.checkpoint.id
         assert landed == 2 if told else landed in {1, 2}
         again.put(b"c", b"3")
-        again.commit(landed + 1)
+        again.commit(checkpoint_id=landed + 1)
         assert again.last_commit.checkpoint.id == landed + 1
 
 
@@ -159,7 +159,7 @@ def _story(rig: LogRig, told: list[int]) -> None:
         try:
             for checkpoint in (1, 2):
                 writer.put(b"k%d" % checkpoint, b"v")
-                writer.commit(checkpoint)
+                writer.commit(checkpoint_id=checkpoint)
                 told.append(checkpoint)
         finally:
             writer.close()

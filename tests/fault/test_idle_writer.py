@@ -28,7 +28,7 @@ def materialize_past(twin: TwinLog, log: Log, scratch: Path, epoch: int, partiti
     for i in range(1, 10):
         with twin.open() as other, Writer(other, "busy", partitions=[partition]) as writer:
             writer.put(key, b"%d" % i)
-            writer.commit(i)
+            writer.commit(checkpoint_id=i)
         twin.apply({key: b"%d" % i})
         twin.environment.run(run_round, log, settings_for(scratch))
     assert log.kafka.offsets(log.ledger_topic, [0])[0].start > epoch
@@ -43,7 +43,7 @@ def test_idle_writer_commits_after_truncation(tmp_path: Path) -> None:
         mine = key_in(daemon, 1)
         for i in (1, 2):
             writer.put(mine, b"mine %d" % i)
-            writer.commit(i)
+            writer.commit(checkpoint_id=i)
 
         assert state_of(daemon) == {**twin.model, mine: b"mine 2"}
 
@@ -56,7 +56,7 @@ def test_idle_writer_learns_that_it_was_fenced(tmp_path: Path) -> None:
         materialize_past(twin, daemon, tmp_path, writer.grant.epoch, partition=0)
         writer.put(key_in(daemon, 1), b"late")
         with pytest.raises(Fenced):
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
         writer.close()
 
         assert state_of(daemon) == twin.model

@@ -51,7 +51,7 @@ def test_an_interrupted_put_ends_the_writer(rig: LogRig, log: Log) -> None:
         writer.put(b"l", InterruptedValue(b"w"))
     assert writer.life is Life.FAILED
     with pytest.raises(ClosedError):
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     writer.close()
 
     assert rig.state() == {}
@@ -105,7 +105,7 @@ def test_another_thread_does_not_close_a_writer_at_work(rig: LogRig, log: Log) -
     made.append(Writer(log, "w"))
     made[0].put(b"k", b"v")
     in_thread(close)
-    made[0].commit(1)
+    made[0].commit(checkpoint_id=1)
     made[0].close()
     with rig.open() as again:
         in_thread(lambda: made.append(Writer(again, "x")))
@@ -120,7 +120,7 @@ def test_a_writer_is_not_closed_inside_a_commit(rig: LogRig, log: Log) -> None:
     writer = Environment(crash=lambda point: writer.close() if point == "commit-made" else None).run(Writer, log, "w")
     writer.put(b"k", b"v")
     with pytest.raises(NestedCall):
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert writer.life is Life.FAILED
     writer.close()

@@ -40,7 +40,7 @@ def written(partitions: int = 1) -> TwinLog:
     with twin.open() as log, Writer(log, "w") as writer:
         for i in range(1, COMMITS + 1):
             writer.put(b"k%d" % i, b"v")
-            writer.commit(i)
+            writer.commit(checkpoint_id=i)
             twin.apply({b"k%d" % i: b"v"})
     return twin
 
@@ -128,18 +128,18 @@ def test_the_newest_snapshot_replaces_what_the_ledger_lost(end: int, regrown: in
         assert recover(log).to_dict() == twin.model
         with Writer(log, "w", expect=COMMITS) as writer:
             writer.put(b"new", b"v")
-            writer.commit(COMMITS + 1)
+            writer.commit(checkpoint_id=COMMITS + 1)
             twin.apply({b"new": b"v"})
             assert isinstance(twin.environment.run(run_round, log, settings_for(tmp_path)), CompletedRound)
             writer.put(b"newer", b"v")
-            writer.commit(COMMITS + 2)
+            writer.commit(checkpoint_id=COMMITS + 2)
             twin.apply({b"newer": b"v"})
         assert recover(log).to_dict() == twin.model
         with pytest.raises(ConfigError):
             accept_ledger_loss(log, reason="again", operator="me")
     old.put(b"zombie", b"v")
     with pytest.raises((Fenced, DataLoss)):
-        old.commit(1)
+        old.commit(checkpoint_id=1)
     old.close()
     with impatient(twin) as log:
         assert recover(log).to_dict() == twin.model
@@ -155,7 +155,7 @@ def test_without_a_snapshot_what_is_left_is_the_history(tmp_path: Path) -> None:
         assert recover(log).to_dict() == left
         with Writer(log, "w", expect=10) as writer:
             writer.put(b"new", b"v")
-            writer.commit(11)
+            writer.commit(checkpoint_id=11)
         assert isinstance(twin.environment.run(run_round, log, settings_for(tmp_path)), CompletedRound)
         assert recover(log).to_dict() == {**left, b"new": b"v"}
 
@@ -168,7 +168,7 @@ def test_nobody_folds_over_what_was_lost(tmp_path: Path) -> None:
         with Writer(log, "w") as writer:
             for i in range(COMMITS + 1, COMMITS + 6):
                 writer.put(b"k%d" % i, b"v")
-                writer.commit(i)
+                writer.commit(checkpoint_id=i)
                 twin.apply({b"k%d" % i: b"v"})
         twin.environment.run(run_round, log, settings_for(tmp_path))
     first, second = 22, 28

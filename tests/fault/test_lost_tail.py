@@ -24,7 +24,7 @@ def rig() -> TwinRig:
     with rig.create(partitions=1, key_groups=2) as log, Writer(log, "w") as writer:
         for i in (1, 2, 3):
             writer.put(b"k%d" % i, b"v")
-            writer.commit(i)
+            writer.commit(checkpoint_id=i)
     return rig
 
 
@@ -53,10 +53,10 @@ def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None
     rig = twin_rig("m")
     with rig.create(partitions=1, key_groups=2) as log, Writer(log, "w", settings=SMALL) as writer:
         writer.put(b"kept", b"v")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         for i in range(lost_offsets):
             writer.put(b"k%d" % i, b"lost")
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
         end = log.data_offsets()[0].end
     assert end > lost_offsets
     rig.cluster.lose_tail("m", 0, 1)
@@ -65,10 +65,10 @@ def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None
         with Writer(log, "w") as writer, rig.open() as other, Writer(other, "x"):
             assert log.data_offsets()[0].end == end
             with pytest.raises(Fenced):
-                writer.commit(3)
+                writer.commit(checkpoint_id=3)
         with Writer(log, "w", expect=2) as writer:
             writer.put(b"new", b"v")
-            writer.commit(3)
+            writer.commit(checkpoint_id=3)
         assert recover(log).to_dict() == {b"kept": b"v", b"new": b"v"}
 
 
@@ -86,5 +86,5 @@ def test_a_ledger_that_lost_its_tail_is_told_at_commit(rig: TwinRig) -> None:
         rig.cluster.lose_tail("l.ledger", 0, 2)
         writer.put(b"k4", b"v")
         with pytest.raises(BeyondEnd):
-            writer.commit(4)
+            writer.commit(checkpoint_id=4)
         writer.close()

@@ -35,7 +35,7 @@ def write(rig: LogRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:
             else:
                 writer.put(key, b"%d/%d" % (checkpoint_id, i))
                 model[key] = b"%d/%d" % (checkpoint_id, i)
-        writer.commit(checkpoint_id)
+        writer.commit(checkpoint_id=checkpoint_id)
 
 
 @pytest.mark.broker

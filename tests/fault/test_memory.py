@@ -70,7 +70,7 @@ def _filled() -> HistoryRig:
         for number in range(1, 9):
             for key in range(STATE_BYTES // _STREAMED_BYTES // 8):
                 writer.put(b"%d-%d" % (number, key), rng.randbytes(_STREAMED_BYTES))
-            writer.commit(number)
+            writer.commit(checkpoint_id=number)
     return rig
 
 

@@ -83,7 +83,7 @@ def test_a_position_of_another_process_is_a_bound() -> None:
     twin = TwinLog()
     with twin.open() as log, Writer(log, "w") as writer:
         writer.put(b"a", b"1")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         position, place = writer.position, writer.place
         twin.apply({b"a": b"1"})
     elsewhere, kafka = opened(twin)

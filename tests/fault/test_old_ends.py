@@ -59,7 +59,7 @@ def test_a_first_answer_that_is_old_is_no_loss(do: Callable[[Log], None], topic:
     ):
         for i, (key, value) in enumerate(_STATE.items(), 1):
             writer.put(key, value)
-            writer.commit(i)
+            writer.commit(checkpoint_id=i)
 
     kafka, store = place()
     with Log.open("old", Where(kafka, store, allow_unsafe=UNSAFE)) as log:

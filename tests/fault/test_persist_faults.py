@@ -85,7 +85,7 @@ def test_a_late_chunk_is_waited_for(world: World, log: Log) -> None:
         assert persist.done()
         writer.confirm(persist.result())
         assert world.rig.state() == {b"k": b"v"}
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
 
     assert world.rig.state() == {b"k": b"v", b"l": b"w"}
 
@@ -149,7 +149,7 @@ def test_what_a_person_has_to_do_comes_first_in_the_hint(world: World, log: Log,
         world.cluster.set_topic_config(topic, {"max.message.bytes": "100"})
         writer.put(b"k", bytes(1000))
         with pytest.raises(error) as caught:
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
     assert caught.value.hint.startswith(f"Raise max.message.bytes of topic {topic} ")
     assert "open the writer again" in caught.value.hint
 
@@ -266,7 +266,7 @@ def test_back_pressure_blocks_and_unblocks(world: World, log: Log) -> None:
         assert writer.available
         assert writer.statistics().blocked_s.count > 0
         assert first.result().changes == 1
-        writer.commit(3)
+        writer.commit(checkpoint_id=3)
 
     assert not looks[0].available
     assert max(look.in_flight_bytes for look in looks) <= ROOMY.in_flight_bytes_max
@@ -336,6 +336,6 @@ def test_a_settled_commit_goes_on_with_rolled_over_changes(world: World, log: Lo
         assert writer.grant.epoch > epoch
         assert writer.statistics().settled_commits == 1
         writer.put(b"c", b"3")
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
 
     assert world.rig.state() == {b"a": b"1", b"b": b"2", b"c": b"3"}

@@ -75,7 +75,7 @@ def commit_all(writer: Writer) -> None:
     """One change, one commit; so each lies in a batch of its own."""
     for i in range(1, COMMITS + 1):
         writer.put(b"k%d" % i, b"v%d" % i)
-        writer.commit(i)
+        writer.commit(checkpoint_id=i)
 
 
 def key_in(partition: int, partitions: int) -> bytes:
@@ -102,7 +102,7 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
         logs.append(world.create("regrown", partitions=2))
         world.writers["regrown"] = Writer(logs[-1], "w", partitions=[0])
         world.writers["regrown"].put(key_in(0, 2), b"v")
-        last = world.writers["regrown"].commit(1).offset
+        last = world.writers["regrown"].commit(checkpoint_id=1).offset
         broker.kill()
         cut_tail(data, "ledger.ledger", 0, 2 + LEFT)
         cut_tail(data, "snapshot.ledger", 0, 2 + LEFT)
@@ -135,7 +135,7 @@ def go_on(log: Log, expect: int, before: dict[bytes, bytes]) -> None:
     assert recover(log).to_dict() == before
     with Writer(log, "w", expect=expect) as writer:
         writer.put(b"new", b"v")
-        writer.commit(expect + 1)
+        writer.commit(checkpoint_id=expect + 1)
     assert recover(log).to_dict() == before | {b"new": b"v"}
 
 
@@ -144,7 +144,7 @@ def test_a_ledger_that_lost_its_tail_is_told_to_all(struck: Struck, tmp_path: Pa
     writer = struck.writers["ledger"]
     writer.put(b"late", b"v")
     with pytest.raises(DataLoss):
-        writer.commit(COMMITS + 1)
+        writer.commit(checkpoint_id=COMMITS + 1)
     with struck.open("ledger") as log:
         with pytest.raises(BeyondEnd):
             Writer(log, "w")
@@ -178,7 +178,7 @@ def test_the_command_goes_on_from_the_snapshot(struck: Struck) -> None:
     zombie = struck.writers["snapshot"]
     zombie.put(b"late", b"v")
     with pytest.raises(DataLoss):
-        zombie.commit(COMMITS + 1)
+        zombie.commit(checkpoint_id=COMMITS + 1)
 
 
 def test_a_ledger_that_grew_again_is_told_by_its_last_record(struck: Struck) -> None:
@@ -189,7 +189,7 @@ def test_a_ledger_that_grew_again_is_told_by_its_last_record(struck: Struck) -> 
     writer = struck.writers["regrown"]
     writer.put(key_in(0, 2), b"again")
     with pytest.raises(DataLoss) as told:
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
     assert told.value.facts["topic"] == "regrown.ledger"
     with struck.open("regrown") as log, pytest.raises(DataLoss):
         log.commits()  # What the writer had seen stands in the chunk that it could not commit.

@@ -105,7 +105,7 @@ def test_s3_credentials_that_may_only_read(service: FaultyS3) -> None:
     made = Log.create("s3log", where, LogOptions(partitions=2))
     with Writer(made, "w") as writer:
         writer.put(b"a", b"1")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     service.faults += [Told("PUT", 403)] * 20 + [Told("DELETE", 403)] * 20
     with told("403|AccessDenied|told to"), recover(made) as recovery:
         assert recovery.to_dict() == {b"a": b"1"}

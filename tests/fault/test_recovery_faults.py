@@ -100,7 +100,7 @@ def test_chunks_that_changed_places_are_noticed() -> None:
         with Writer(log, "w", settings=WriterSettings(chunk_bytes=300)) as writer:
             for i in range(8):
                 writer.put(b"%d" % i, bytes(100))
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
         first, second = rig.cluster.records("log", 0)[:2]
         rig.cluster.overwrite("log", 0, first.offset, second.value)
         rig.cluster.overwrite("log", 0, second.offset, first.value)

@@ -135,7 +135,7 @@ def test_a_truncated_ledger_without_a_manifest_stops_every_reader(rig: LogRig) -
     with rig.create() as log:
         with Writer(log, "w") as writer:
             writer.put(b"k", b"v")
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
         log.kafka.delete_records(log.ledger_topic, {0: 1})
         with pytest.raises(OffsetGone) as caught:
             log.describe()
@@ -254,7 +254,7 @@ def test_an_unknown_value_schema_stops_the_reader(tmp_path: Path) -> None:
     rig = LogRig("log", twin_rig("log").kafka, lambda: open_store(str(tmp_path), "log"))
     with rig.create(value_schema=POINT) as log, Writer(log, "w") as writer:
         writer.put(b"k", {"x": 1})
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     (tmp_path / "log" / "schemas" / "1.avsc").unlink()
     with pytest.raises(UnknownFormat) as caught:
         rig.state()

@@ -67,7 +67,7 @@ def test_a_put_without_a_key_group_is_refused_at_once(rig: LogRig) -> None:
             with pytest.raises(KeyGroupMismatch):
                 writer.delete(b"k")
         writer.append(5, b"l", b"w")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert rig.state() == {b"l": b"w"}
 
@@ -84,6 +84,7 @@ def test_a_put_without_a_key_group_is_refused_at_once(rig: LogRig) -> None:
         ({1: "x"}, "names of commit metadata are text, and 1 is not"),
         ({"\ud800": "x"}, "names of commit metadata are text"),
         (["offset"], "is a mapping, and not list"),
+        (7, r"is a mapping, and not int.*commit\(metadata, checkpoint_id=7\)"),
     ],
     ids=str,
 )
@@ -92,7 +93,7 @@ def test_metadata_that_cannot_be(rig: LogRig, log: Log, metadata: Any, blamed: s
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
         with pytest.raises(InvalidMetadata, match=blamed):
-            writer.commit(1, metadata)
+            writer.commit(metadata, checkpoint_id=1)
         handle = writer.persist(1).result()
         with pytest.raises(InvalidMetadata, match=blamed):
             writer.confirm(handle, metadata)
@@ -119,7 +120,7 @@ def test_meta_records_are_text_and_bytes(log: Log, record: tuple[str, bytes]) ->
     with Writer(log, "w") as writer:
         with pytest.raises(InvalidChange):
             writer.append_meta(*record)
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
 
 def test_meta_records_that_no_commit_holds_are_refused_at_append(rig: LogRig, log: Log) -> None:
@@ -131,9 +132,9 @@ def test_meta_records_that_no_commit_holds_are_refused_at_append(rig: LogRig, lo
         writer.persist(1)
         with pytest.raises(ValueTooLarge):
             writer.append_meta("m", bytes(5 << 20))
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
         writer.append_meta("m", bytes(5 << 20))
-        writer.commit(3)
+        writer.commit(checkpoint_id=3)
 
 
 @pytest.mark.parametrize("checkpoint_id", [-1, 0, 1 << 63, 1.5, "1", True])
@@ -141,8 +142,8 @@ def test_checkpoint_ids_fit(log: Log, checkpoint_id: Any) -> None:
     """An id that no checkpoint can have is refused, by a writer and by a coordinator."""
     with Writer(log, "w") as writer:
         with pytest.raises(CheckpointMismatch):
-            writer.commit(checkpoint_id)
-        writer.commit(1)
+            writer.commit(checkpoint_id=checkpoint_id)
+        writer.commit(checkpoint_id=1)
     with Coordinator(log, "c") as coordinator:
         with pytest.raises(CheckpointMismatch):
             coordinator.commit([], checkpoint_id=checkpoint_id)
@@ -178,7 +179,7 @@ def test_a_batch_makes_no_key_that_a_put_refuses(key_type: KeyType, column: pa.A
         good: pa.Array = pa.array([7], pa.int8()) if key_type is KeyType.LONG else pa.array(["ä"], pa.large_string())
         writer.append_batch(pa.table({"key": good, "value": value}))
         writer.append_batch(pa.table({"key": good.dictionary_encode(), "value": value}))
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     assert rig.state() == {{KeyType.LONG: 7, KeyType.STRING: "ä", KeyType.BYTES: "ä".encode()}[key_type]: b"v"}
 
 
@@ -191,7 +192,7 @@ def test_a_handle_that_was_confirmed_is_refused(rig: LogRig, log: Log) -> None:
         with pytest.raises(CheckpointMismatch):
             writer.confirm(handle)
         writer.put(b"l", b"w")
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
 
     assert rig.state() == {b"k": b"v", b"l": b"w"}
 
@@ -205,7 +206,7 @@ def test_a_checkpoint_that_a_later_one_included_is_refused(rig: LogRig, log: Log
         writer.confirm(writer.persist(2).result())
         with pytest.raises(CheckpointMismatch):
             writer.confirm(first)
-        writer.commit(3)
+        writer.commit(checkpoint_id=3)
 
     assert rig.state() == {b"k": b"w"}
 
@@ -219,7 +220,7 @@ def test_a_handle_of_another_log_is_not_a_loss(rig: LogRig, log: Log) -> None:
     with Writer(log, "w") as writer:
         with pytest.raises(IdentityChanged):
             writer.adopt(handle)
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     with Coordinator(log, "c") as coordinator:
         with pytest.raises(IdentityChanged):
             coordinator.commit([handle], checkpoint_id=1)
@@ -246,7 +247,7 @@ def test_a_typed_value_that_no_chunk_holds_is_refused_at_append(value: dict[str,
         with pytest.raises(ValueTooLarge):
             writer.put(b"k", {"text": "", "texts": [], **value})
         writer.put(b"l", {"text": "a", "texts": [b"b"]})
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
     assert rig.state() == {b"l": {"text": "a", "texts": [b"b"]}}
 
@@ -259,7 +260,7 @@ def test_large_typed_values_fill_the_buffer_early() -> None:
         for i in range(10):
             writer.put(b"%d" % i, {"text": "x" * 1_000, "texts": []})
             assert writer.statistics().buffered_changes < 3
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
 
 
 def test_a_handle_of_an_earlier_life_is_adopted_not_confirmed(rig: LogRig, log: Log) -> None:
@@ -279,7 +280,7 @@ def test_a_final_commit_closes_the_writer(rig: LogRig, log: Log) -> None:
     """Nothing can follow it, so the next put is refused at once; the last commit is still told."""
     with Writer(log, "w") as writer:
         writer.put(b"k", b"v")
-        offset = writer.commit(1, final=True).offset
+        offset = writer.commit(checkpoint_id=1, final=True).offset
         assert writer.life is Life.CLOSED
         assert writer.last_commit is not None
         assert writer.last_commit.offset == offset

@@ -45,7 +45,7 @@ def test_a_living_writer_is_not_told_committed(others: int) -> None:
     twin = TwinLog()
     with twin.open() as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0, 1]) as a:
         a.put(key_in(log, 0), b"1")
-        last = a.commit(1).offset
+        last = a.commit(checkpoint_id=1).offset
         twin.cluster.lose_tail("log.ledger", 0, last)
         for i in range(others):
             with twin.open() as other, Writer(other, f"c{i}", partitions=[2]):
@@ -53,7 +53,7 @@ def test_a_living_writer_is_not_told_committed(others: int) -> None:
         twin.now_s += LOOK_AGAIN_S
         a.put(key_in(log, 0), b"2")
         with pytest.raises(DataLoss):
-            a.commit(2)
+            a.commit(checkpoint_id=2)
         a.close()
         with twin.open() as other, pytest.raises(AnchorMismatch):
             other.commits()  # What the writer had seen stands in the chunk that it could not commit.
@@ -135,11 +135,11 @@ def test_an_old_answer_hides_no_commit_from_settling(lie_at: int) -> None:
     )
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         writer.put(b"a", b"2")
         faults.is_on = True
         kafka.questions, kafka.lie_at, kafka.old_end = 0, lie_at, kafka.cluster.log("log.ledger", 0).end
-        offset = writer.commit(2).offset
+        offset = writer.commit(checkpoint_id=2).offset
         kafka.lie_at = None
         last = log.commits()["w"]
 

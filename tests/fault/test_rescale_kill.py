@@ -126,7 +126,7 @@ def _count_some(writer: Writer, state: dict[bytes, bytes], positions: Counter[in
         writer.put(key, state[key]) if key in state else writer.delete(key)
     last = writer.last_commit
     metadata = {str(partition): str(position) for partition, position in positions.items()}
-    writer.commit(last.checkpoint.id + 1 if last else 1, metadata)
+    writer.commit(metadata, checkpoint_id=last.checkpoint.id + 1 if last else 1)
 
 
 def restore(place: Place, key_groups: Sequence[range], position: int) -> list[dict[bytes, bytes]]:

@@ -37,7 +37,7 @@ def commit(log: Log, number: int) -> dict[bytes, bytes]:
     with Writer(log, "w", expect=number - 1) as writer:
         for key, value in model.items():
             writer.put(key, value)
-        writer.commit(number)
+        writer.commit(checkpoint_id=number)
     return model
 
 

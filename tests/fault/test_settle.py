@@ -96,10 +96,10 @@ def test_a_commit_that_landed_is_told_as_committed(world: World, fate: Fate, fin
     with world.rig.open() as log, world.writer(log) as writer:
         for i in range(before):
             writer.put(b"k", b"before")
-            writer.commit(i + 1)
+            writer.commit(checkpoint_id=i + 1)
         writer.put(b"k", b"v")
         world.faults.fates = [fate]
-        offset = writer.commit(7, {"offset": "42"}, final=final).offset
+        offset = writer.commit({"offset": "42"}, checkpoint_id=7, final=final).offset
         assert writer.last_commit is not None
         assert writer.last_commit.offset == offset
 
@@ -124,7 +124,7 @@ def test_a_commit_that_was_lost_is_committed_under_a_new_epoch(world: World, fat
         assert writer.grant.epoch > epoch
         if not final:
             writer.put(b"l", b"w")
-            writer.commit(2)
+            writer.commit(checkpoint_id=2)
 
     assert world.rig.state() == ({b"k": b"v"} if final else {b"k": b"v", b"l": b"w"})
 
@@ -149,10 +149,10 @@ def test_a_commit_that_lands_after_its_successor_is_void(world: World) -> None:
         handle = writer.persist(1).result()
         writer.confirm(handle)
         writer.put(b"k", b"newer")
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
         assert world.cluster.release() == 1
         writer.put(b"l", b"w")
-        writer.commit(3)
+        writer.commit(checkpoint_id=3)
 
     assert world.commits() == 4
     assert world.rig.state() == {b"k": b"newer", b"l": b"w"}
@@ -178,7 +178,7 @@ def test_taken_over_before_the_commit_is_fenced(world: World) -> None:
         world.faults.fates = [Fate.LOSE]
         world.faults.on_send = take_over(world)
         with pytest.raises(Fenced):
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
         assert writer.life is Life.FAILED
     with world.rig.open() as log:
         newest = log.describe().state.live
@@ -192,7 +192,7 @@ def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) 
 
     def go_on(thief: Writer) -> None:
         thief.put(b"l", b"w")
-        thief.commit(2)
+        thief.commit(checkpoint_id=2)
 
     lives = 0
 
@@ -206,7 +206,7 @@ def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) 
     with world.rig.open() as log, Environment(clock=Clock(), nonce=new_nonce).run(Writer, log, "w") as writer:
         writer.put(b"k", b"v")
         world.faults.fates = [Fate.APPEND_UNANSWERED]
-        assert writer.commit(1).offset == 2
+        assert writer.commit(checkpoint_id=1).offset == 2
         assert writer.life is Life.FAILED
         with pytest.raises(Fenced):
             writer.put(b"m", b"x")
@@ -221,7 +221,7 @@ def test_a_commit_whose_verdict_cannot_be_read_is_unknown_and_not_retryable(worl
         broken = Log(log.descriptor, kafka, log.store, waived=WAIVED)
         with Coordinator(broken, "w", partitions=[0]) as coordinator:
             with Writer(other, "x", partitions=[1]) as writer:
-                writer.commit(1)
+                writer.commit(checkpoint_id=1)
             with pytest.raises(OutcomeUnknown) as caught:
                 coordinator.commit([], {"offset": "1"}, checkpoint_id=1)
             with pytest.raises(ClosedError):
@@ -239,7 +239,7 @@ def test_settling_that_fails_is_unknown(world: World) -> None:
         writer.put(b"k", b"v")
         world.faults.fates = [Fate.APPEND_UNANSWERED, *[Fate.LOSE] * 30]
         with pytest.raises(OutcomeUnknown, match="Commit"):
-            writer.commit(1, {"offset": "1"})
+            writer.commit({"offset": "1"}, checkpoint_id=1)
     world.faults.fates = []
     with world.rig.open() as log, world.writer(log) as writer:
         assert writer.last_commit is not None
@@ -272,7 +272,7 @@ def test_a_commit_that_includes_a_skipped_checkpoint_is_settled(world: World) ->
         world.faults.fates = [Fate.LOSE]
         writer.confirm(second)
         writer.put(b"m", b"x")
-        writer.commit(3)
+        writer.commit(checkpoint_id=3)
         found = writer.statistics()
 
     assert (found.settled_commits, found.confirm_failures) == (1, 0)
@@ -304,10 +304,10 @@ def test_an_unknown_open_is_settled_by_the_next(world: World, fate: Fate) -> Non
     world.faults.fates = [fate]
     with world.rig.open() as log, world.writer(log) as writer:
         writer.put(b"k", b"v")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         world.cluster.release()
         writer.put(b"l", b"w")
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
 
     assert world.rig.state() == {b"k": b"v", b"l": b"w"}
 
@@ -346,7 +346,7 @@ def test_a_settled_writer_goes_on_with_its_value_schema() -> None:
         world.faults.fates = [Fate.LOSE]
         writer.confirm(handle)
         writer.put(b"c", {"x": 3})
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
 
     assert world.rig.state() == {b"a": {"x": 1}, b"b": {"x": 2}, b"c": {"x": 3}}
 
@@ -376,19 +376,19 @@ def task_of(log: Log, coordinator: Coordinator, checkpoint_id: int, changes: dic
 def test_a_limit_that_was_lowered_is_named(world: World) -> None:
     """What a broker refuses for its size may be in the log by an earlier try: unknown, with the setting's name."""
     with world.rig.open() as log, world.writer(log) as writer:
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         world.cluster.set_topic_config("s", {"max.message.bytes": "1000"})
         writer.put(b"k", bytes(2_000))
         with pytest.raises(PersistFailed, match="not become durable") as caught:
-            writer.commit(2)
+            writer.commit(checkpoint_id=2)
         assert "max.message.bytes of topic s" in str(caught.value.facts["reason"])
     world.cluster.set_topic_config("s", {"max.message.bytes": str(MAX_MESSAGE_BYTES + (64 << 10))})
     with world.rig.open() as log, world.writer(log) as writer:
         world.cluster.set_topic_config("s.ledger", {"max.message.bytes": "1000"})
         with pytest.raises(OutcomeUnknown) as unknown:
-            writer.commit(2, {"metadata": "x" * 2_000})
+            writer.commit({"metadata": "x" * 2_000}, checkpoint_id=2)
         assert "max.message.bytes of topic s.ledger" in str(unknown.value.facts["reason"])
     world.cluster.set_topic_config("s.ledger", {"max.message.bytes": str(MAX_MESSAGE_BYTES + (64 << 10))})
     with world.rig.open() as log, world.writer(log) as writer:
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
     assert world.commits() == 2

@@ -78,7 +78,7 @@ def _peaks_mib(spark: SparkSession, broker: Broker, name: str, directory: Path, 
         with Writer(rig.log, "w") as writer:
             for first in range(number * mib, (number + 1) * mib, 16):
                 writer.append_batch(_rows(random, first << 10, 16 << 10))
-            writer.commit(number + 1)
+            writer.commit(checkpoint_id=number + 1)
         assert isinstance(Round(rig.log, settings, make_engine=engine_of(maker, measured, [])).run(), CompletedRound)
     assert recover_snapshot(name, Where(None, str(rig.root))).to_arrow().num_rows == 2 * mib << 10
     Log.delete(name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))

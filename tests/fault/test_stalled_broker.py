@@ -32,7 +32,7 @@ def rig(faulty_broker: FaultyBroker, log_name: str, tmp_path: Path) -> LogRig:
     with rig.create(partitions=2) as made, Writer(made, "w") as writer:
         for number in range(1, 6):
             writer.put(b"k%d" % number, b"v")
-            writer.commit(number)
+            writer.commit(checkpoint_id=number)
     return rig
 
 

@@ -105,7 +105,7 @@ def _log_on(disk: Path) -> Log:
     )
     with Writer(log, "w") as writer:
         writer.put(b"a", b"1")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     return log
 
 

@@ -112,7 +112,7 @@ def go_on(twin: TwinLog, scratch: Path, checkpoint: int = KEPT) -> None:
                 changes: dict[bytes, bytes | None] = {b"new%d" % i: b"%d" % checkpoint, b"k0": None}
                 for key, value in changes.items():
                     writer.delete(key) if value is None else writer.put(key, value)
-                writer.commit(checkpoint + i)
+                writer.commit(checkpoint_id=checkpoint + i)
                 twin.apply(changes)
                 assert recover(log).to_dict() == twin.model
                 outcome = one_round(log, twin, scratch)
@@ -314,7 +314,7 @@ def test_a_kept_data_topic_s_chunks_bear_no_witness_against_a_new_ledger(twin: T
     with twin.open() as log:
         zombie = Writer(log, "writer")
         for i in range(30):
-            zombie.commit(KEPT + 10 + i)
+            zombie.commit(checkpoint_id=KEPT + 10 + i)
         gone("log.ledger")(twin)
         with accept(twin) as now:
             key = next(b"z%d" % i for i in range(99) if key_group_of(b"z%d" % i, log.descriptor.key_type, 8) == 0)
@@ -354,7 +354,7 @@ def test_a_writer_that_the_snapshot_knows_as_living_is_over(twin: TwinLog, tmp_p
     with twin.open() as log:
         zombie = Environment(clock=twin.clock).run(Writer, log, "zombie")
         zombie.put(b"z", b"1")
-        zombie.commit(1)
+        zombie.commit(checkpoint_id=1)
         twin.apply({b"z": b"1", **{b"lost%d" % i: b"v" for i in range(4)}})
         one_round(log, twin, tmp_path)
         anew("log.ledger")(twin)
@@ -362,7 +362,7 @@ def test_a_writer_that_the_snapshot_knows_as_living_is_over(twin: TwinLog, tmp_p
         twin.now_s += 1.0
         zombie.put(b"z", b"2")
         with pytest.raises(DataLoss):
-            zombie.commit(2)
+            zombie.commit(checkpoint_id=2)
         zombie.close()
     go_on(twin, tmp_path, KEPT + 4)
 
@@ -372,7 +372,7 @@ def test_the_first_snapshot_of_a_new_ledger_is_of_the_chain(twin: TwinLog, tmp_p
     gone("log.ledger")(twin)
     with accept(twin) as log, Writer(log, "writer") as writer:
         writer.put(b"new", b"v")
-        writer.commit(KEPT + 1)
+        writer.commit(checkpoint_id=KEPT + 1)
         outcome = twin.environment.run(run_round, log, settings_for(tmp_path, keep=3))
         assert isinstance(outcome, CompletedRound)
         assert outcome.cleanup.held_back == ""

@@ -56,7 +56,7 @@ def test_another_writers_handle_is_refused(rig: TwinRig, log: Log) -> None:
     with Writer(log, "second") as writer:
         with pytest.raises(CheckpointMismatch, match="another writer"):
             writer.adopt(handle)
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     with Coordinator(log, "third") as coordinator, pytest.raises(CheckpointMismatch, match="another writer"):
         coordinator.commit([handle], checkpoint_id=1)
     assert rig.state() == {}
@@ -143,7 +143,7 @@ def test_a_ledger_client_never_goes_back_to_an_older_base(rig: TwinRig, log: Log
     """Where the ledger was truncated past it, a base that is no newer than its own fold is no way on."""
     with Writer(log, "w") as writer:
         for i in range(1, 5):
-            writer.commit(i)
+            writer.commit(checkpoint_id=i)
     older = log.ledger.client()
     older.read_to(2)
     state = older.fold.freeze()

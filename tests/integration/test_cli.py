@@ -241,7 +241,7 @@ def test_another_input_is_refused_and_fences_nobody(shell: Shell, tmp_path: Path
         refused = shell.json("append", shell.name, other, "--writer", "in", code=2)
         mapped = shell.json("append", shell.name, source, "--op-field", "op", code=2)
         owner.put("b", b"3")
-        owner.commit(1)
+        owner.commit(checkpoint_id=1)
 
     assert refused["error"] == mapped["error"] == "CheckpointMismatch"
     assert refused["facts"]["committed_rows"] in (0, 1)

@@ -142,7 +142,7 @@ def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_nam
             warnings.simplefilter("always")
             with Log.open(log_name, place) as log, Writer(log, "closed") as writer:
                 writer.put(b"k", b"v")
-                writer.commit(1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
+                writer.commit(checkpoint_id=1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
             del log, writer
             if not is_closed:
                 log = Log.open(log_name, place)

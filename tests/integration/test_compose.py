@@ -215,7 +215,7 @@ def commit_and_roll_up(log: Log, stack: Stack) -> dict[bytes, bytes]:
                 writer.put(b"k%d" % number, model[b"k%d" % number])
             del model[b"k%d" % (KEYS - checkpoint)]
             writer.delete(b"k%d" % (KEYS - checkpoint))
-            writer.commit(checkpoint, {"source": str(checkpoint)})
+            writer.commit({"source": str(checkpoint)}, checkpoint_id=checkpoint)
             await_snapshot(log, stack)
     expect(stack, lambda: all(offsets.start > 0 for offsets in log.data_offsets().values()))
     return model

@@ -33,7 +33,7 @@ def test_a_log_lives_on_hdfs(hdfs: Hdfs, tmp_path: Path) -> None:
             with Writer(log, "writer") as writer:
                 writer.put(b"k%d" % number, b"v" * 2000)
                 model[b"k%d" % number] = b"v" * 2000
-                writer.commit(number + 1)
+                writer.commit(checkpoint_id=number + 1)
             outcome = run_round(log, settings_for(tmp_path, fanout=2))
             assert isinstance(outcome, CompletedRound)
             assert not outcome.cleanup.held_back

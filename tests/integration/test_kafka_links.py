@@ -27,7 +27,7 @@ def test_a_slow_link_is_waited_for(faulty_broker: FaultyBroker, log_name: str, t
         began = time.monotonic()
         for number in range(60):
             writer.put(b"%d" % number, os.urandom(50_000))
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         assert time.monotonic() - began > 2
         faulty_broker.proxy.reset()
 

@@ -29,7 +29,7 @@ def test_a_table_of_more_than_two_gigabytes(broker: Broker, log_name: str, tmp_p
     with rig.create(partitions=2) as log:
         with Writer(log, "w") as writer:
             writer.append_batch(pa.Table.from_batches(batches))
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
             assert writer.statistics().chunk_bytes.largest < 2 << 20
         ledger = log.ledger.client()
         bodies = [valid.commit.read_body() for valid in ledger.read_end()]

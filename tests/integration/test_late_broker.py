@@ -75,7 +75,7 @@ def test_a_log_is_made_where_one_broker_is_late(broker: Broker, log_name: str, t
         Writer(log, "w") as writer,
     ):
         writer.put(b"k", b"v")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         assert recover(log).to_dict() == {b"k": b"v"}
     assert late.refused == 2 * len(_ABOUT_TOPICS) * _LATE, "for each of the two topics"
     Log.delete(log_name, Where({"bootstrap.servers": broker.bootstrap}, root))
@@ -110,13 +110,13 @@ def test_a_topic_that_is_deleted_under_a_writer_is_told(
     with Log.create(log_name, place, LogOptions(partitions=1)) as log:
         with Writer(log, "w") as writer:
             writer.put(b"k", b"1")
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
             for suffix in gone.topics:
                 log.kafka.delete_topic(f"{log_name}{suffix}")
             began_s = time.monotonic()
             writer.put(b"k", b"2")
             with pytest.raises(gone.error, match=gone.told) as caught:
-                writer.commit(2)
+                writer.commit(checkpoint_id=2)
             assert time.monotonic() - began_s < 150.0, "the client waited for its own time-out"
             assert log_name in str(caught.value)
         with pytest.raises(Damaged, match="the log's topic is gone"):

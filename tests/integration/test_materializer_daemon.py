@@ -47,7 +47,7 @@ def test_a_round_starts_early_because_of_the_restore_budget(broker: Broker, log_
             with rig.open() as other, Writer(other, "w") as writer:
                 for i in range(50):
                     writer.put(b"k%d" % i, b"v")
-                writer.commit(1)
+                writer.commit(checkpoint_id=1)
             started, completed = _next(events, EventKind.ROUND_STARTED), _next(events, EventKind.ROUND_COMPLETED)
         finally:
             daemon.stop()
@@ -75,7 +75,7 @@ def test_a_broker_that_stalls_for_longer_than_a_request_may_take_is_outlived(
         thread.start()
         try:
             writer.put(b"k", b"1")
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
             _next(events, EventKind.ROUND_COMPLETED)
             own_broker.pause()
             try:
@@ -83,7 +83,7 @@ def test_a_broker_that_stalls_for_longer_than_a_request_may_take_is_outlived(
             finally:
                 own_broker.resume()
             writer.put(b"k", b"2")
-            writer.commit(2)
+            writer.commit(checkpoint_id=2)
             _next(events, EventKind.ROUND_COMPLETED)
         finally:
             daemon.stop()

@@ -34,7 +34,7 @@ def test_a_program_that_is_run_twice(log_name: str, where: statelog.Where) -> No
             with statelog.Writer(log, "web") as writer:
                 assert (writer.last_commit.checkpoint.id if writer.last_commit else 0) == run - 1
                 writer.put(b"run", b"%d" % run)
-                writer.commit(run)
+                writer.commit(checkpoint_id=run)
             assert statelog.recover(log).to_dict() == {b"run": b"%d" % run}
     with pytest.raises(ConfigError, match="partitions is 2 and not 3"):
         statelog.open(log_name, where, create=statelog.LogOptions(partitions=3))
@@ -48,7 +48,7 @@ def test_rivals_open_one_log(log_name: str, where: statelog.Where) -> None:
         barrier.wait()
         with statelog.open(log_name, where, create=statelog.LogOptions(partitions=4)) as log:
             with statelog.Writer(log, f"rival-{number}", partitions=[number]) as writer:
-                writer.commit(1)
+                writer.commit(checkpoint_id=1)
             return log.descriptor.nonce
 
     with ThreadPoolExecutor(_RIVALS) as pool:

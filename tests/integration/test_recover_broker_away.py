@@ -145,7 +145,7 @@ def test_a_tail_of_more_than_two_gibibytes_in_a_partition(rig: HistoryRig, tmp_p
         for number in range(0, count, 100):
             for key in keys[number : number + 100]:
                 writer.put(key, key + value)
-            writer.commit(number + 1)
+            writer.commit(checkpoint_id=number + 1)
     settings = RecoverySettings(spill_directories=(tmp_path,))
     recovery = recover(rig.log, settings=settings)
     Path("/proc/self/clear_refs").write_text("5")  # The peak starts anew from here.

@@ -63,7 +63,7 @@ def _write(log: Log, model: State, turn: int) -> None:
             else:
                 out.put(key, f"{turn}.{i}".encode())
                 model[key] = f"{turn}.{i}".encode()
-        out.commit(turn + 1)
+        out.commit(checkpoint_id=turn + 1)
 
 
 def _group_offset(broker: Broker, log: Log) -> int:

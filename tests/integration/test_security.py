@@ -57,7 +57,7 @@ class Place(NamedTuple):
         plain = {"bootstrap.servers": self.broker.plain}
         with Log.open(_LOG, Where(plain, self.root, allow_unsafe=UNSAFE)) as log, Writer(log, "feed") as writer:
             writer.put(b"fed", b"1")
-            writer.commit(1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
+            writer.commit(checkpoint_id=1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def _write(place: Place, user: str) -> None:
         last = writer.last_commit.checkpoint.id if writer.last_commit else 0
         writer.put(b"a", b"1")
         writer.put(b"b", b"2")
-        writer.commit(last + 1)
+        writer.commit(checkpoint_id=last + 1)
 
 
 def _coordinate(place: Place, user: str) -> None:

@@ -56,10 +56,10 @@ def test_the_state_at_any_position(spark: SparkSession, rig: SparkLog) -> None:
     with Writer(rig.log, "w") as writer:
         for key in range(100):
             writer.put(key, {"n": key, "note": f"note {key}"})
-        first = writer.commit(1).offset
+        first = writer.commit(checkpoint_id=1).offset
         for key in range(50):
             writer.delete(key)
-        writer.commit(2)
+        writer.commit(checkpoint_id=2)
 
     newest = reader.load()
     assert newest.columns == ["key", "n", "note"]
@@ -85,7 +85,7 @@ def committing(rig: SparkLog, most: int = 20_000) -> Generator[None]:
         with Writer(rig.log, "w") as writer:
             for number in range(1, most):
                 writer.put(1, {"n": number})
-                writer.commit(number)
+                writer.commit(checkpoint_id=number)
                 begun.set()
                 if stop.is_set():
                     return
@@ -138,14 +138,14 @@ def test_a_read_that_outlived_its_lease_is_told_since_when(rig: SparkLog, tmp_pa
     options = {**rig.options, "minPartitions": "1", "leaseSeconds": "0"}
     with Writer(rig.log, "w") as writer:
         writer.put(1, {"n": 0})
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         source = DefaultSource(options)
         columns = source.schema()
         reader = pickle.loads(pickle.dumps(source)).reader(columns)
         (part,) = reader.partitions()
         for number in range(2, 6):
             writer.put(1, {"n": number})
-            writer.commit(number)
+            writer.commit(checkpoint_id=number)
             run_round(rig.log, policy)
     for late in (lambda: list(reader.read(part)), reader.partitions):
         with pytest.raises(NotFound, match=r"planned at 20.* UTC, .* gone by now, at 20.*load\(\) again"):
@@ -180,7 +180,7 @@ def test_every_type_comes_back(spark: SparkSession, broker: Broker, log_name: st
     }
     with Writer(rig.log, "w") as writer:
         writer.put("a", value)
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     before = rig.state()
     df = spark.read.format("statelog").options(**rig.options).load()
     df.selectExpr("'b' as key", "* except (key)").write.format("statelog").mode("append").options(
@@ -207,7 +207,7 @@ def test_a_dataframe_outlives_an_evolution(spark: SparkSession, rig: SparkLog) -
     """One made before keeps its columns while it can read the state; one that is made after has the new ones."""
     with Writer(rig.log, "w") as writer:
         writer.put(1, {"n": 10})
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     before = spark.read.format("statelog").options(**rig.options).load()
     rig.log.evolve_value_schema(AVSC.replace('"name": "n", "type": "long"', '"name": "n", "type": "double"'))
     assert [row.n for row in before.collect()] == [10]
@@ -225,7 +225,7 @@ def test_committed_changes(spark: SparkSession, rig: SparkLog) -> None:
             for key in range(20):
                 writer.put(key, {"n": number, "note": None})
             writer.delete(0)
-            writer.commit(number)
+            writer.commit(checkpoint_id=number)
             time.sleep(0.02)
     read = spark.read.format("statelog").options(**rig.options, read="changes")
     df = read.load()
@@ -273,7 +273,7 @@ def test_views_of_a_log(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> N
     with Writer(rig.log, "w") as writer:
         for number in range(1, 4):
             writer.put(number, {"n": number})
-            writer.commit(number, {"offset": number})
+            writer.commit({"offset": number}, checkpoint_id=number)
             if number == 2:
                 run_round(rig.log, policy)
     read = spark.read.format("statelog").options(**rig.options)
@@ -305,7 +305,7 @@ def test_filters_and_keys_narrow_a_read(spark: SparkSession, rig: SparkLog) -> N
     with Writer(rig.log, "w") as writer:
         for key in range(100):
             writer.put(key, {"n": key})
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     options = {**rig.options, "includeKeyGroup": "true"}
     reader = spark.read.format("statelog").options(**options)
     (group,) = {row.key_group for row in reader.load().where("key = 7").collect()}

@@ -61,11 +61,11 @@ def place(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Place]:
         with Writer(log, "w") as writer:
             for i, key in enumerate(KEPT, 1):
                 writer.put(key, b"v")
-                writer.commit(i)
+                writer.commit(checkpoint_id=i)
         run_round(log, settings_for(tmp_path))
         with Writer(log, "w") as writer:
             writer.put(b"lost", b"v")
-            writer.commit(len(KEPT) + 1)
+            writer.commit(checkpoint_id=len(KEPT) + 1)
     yield place
     Log.delete(log_name, Where(place.kafka, place.root))
 
@@ -90,13 +90,13 @@ def test_a_log_goes_on_without_the_topics_that_somebody_deleted(
         with Writer(now, "w", expect=len(KEPT)) as writer:
             for i in range(3):
                 writer.put(b"new%d" % i, b"v")
-                writer.commit(len(KEPT) + 1 + i)
+                writer.commit(checkpoint_id=len(KEPT) + 1 + i)
                 run_round(now, settings_for(tmp_path))
         expected = KEPT | {b"new%d" % i: b"v" for i in range(3)}
         assert recover(now).to_dict() == expected
         assert now.kafka.offsets(now.ledger_topic, [0])[0].start > 0
     with pytest.raises(DataLoss):
-        old.commit(1)
+        old.commit(checkpoint_id=1)
     old.close()
     with pytest.raises(IdentityChanged):
         run_round(log, settings_for(tmp_path))

@@ -89,12 +89,12 @@ class Takeover:
             for checkpoint_id in range(1, COMMITS + 1):
                 for key in keys:
                     writer.put(key, b"old %d" % checkpoint_id)
-                self.told.append(writer.commit(checkpoint_id, {"position": str(checkpoint_id)}).offset)
+                self.told.append(writer.commit({"position": str(checkpoint_id)}, checkpoint_id=checkpoint_id).offset)
             self.done = True
             while self.new_epoch < 0:
                 self.world.stepper.pause()
             writer.put(keys[0], b"too late")
-            writer.commit(COMMITS + 1)
+            writer.commit(checkpoint_id=COMMITS + 1)
         except Fenced:
             self.fenced = True
         writer.close()

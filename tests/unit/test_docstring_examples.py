@@ -54,7 +54,7 @@ def test_the_example_runs(name: Callable[..., Any], tmp_path: Path) -> None:
     with statelog.open("visits", first, create=True) as log:
         with statelog.Writer(log, "web") as writer:
             writer.put(b"alice", b"1")
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
         given = {"log": log, "where": where}
         known = {"statelog": statelog, "recover": recover, "AtPosition": AtPosition, "Log": Log, "Where": Where}
         exec(example, {**given, **known, "RecoverySettings": RecoverySettings})

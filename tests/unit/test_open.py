@@ -48,7 +48,7 @@ def test_the_second_run_opens_what_the_first_one_made(world: _World) -> None:
     """One program, run twice: the state of the first run is there in the second."""
     with world.open(partitions=3) as log, statelog.Writer(log, "web") as writer:
         writer.put(b"alice", b"1")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     with world.open(partitions=3) as log:
         assert log.descriptor.partitions == 3
         assert statelog.recover(log).to_dict() == {b"alice": b"1"}
@@ -216,7 +216,7 @@ def test_a_rival_that_makes_it_meanwhile(world: _World, number: int) -> None:
         assert [one.descriptor for one in rivals] == [log.descriptor]
         with statelog.Writer(rivals[0], "rival") as writer:
             writer.put(b"k", b"v")
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
         assert statelog.recover(log).to_dict() == {b"k": b"v"}
 
 

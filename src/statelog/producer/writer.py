@@ -189,7 +189,7 @@ class Writer(GrantHolder, ChangeWriter):
 
     @Guarded.turn
     def commit(
-        self, checkpoint_id: int | None = None, metadata: Metadata | None = None, *, final: bool = False
+        self, metadata: Metadata | None = None, *, checkpoint_id: int | None = None, final: bool = False
     ) -> LastCommit:
         """Persist and confirm. The id defaults to the last one plus 1. Without changes it commits the metadata alone.
 

@@ -145,7 +145,7 @@ def _append(writer: Writer | TaskWriter, changes: Iterable[tuple[bytes, bytes | 
 def _commit_one(writer: Writer, source: _Source) -> None:
     attempt = source.next()
     _append(writer, changes_of(attempt))
-    source.told(attempt, writer.commit(attempt.checkpoint, _metadata(attempt)).offset)
+    source.told(attempt, writer.commit(_metadata(attempt), checkpoint_id=attempt.checkpoint).offset)
 
 
 def _commit_two(writer: Writer, source: _Source) -> None:

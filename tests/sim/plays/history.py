@@ -77,7 +77,7 @@ class HistoryWorld:
         self.writers[name] = self.open(name)
         self.rig.append(old, [(self.keys[name][0], b"from the fenced writer")])
         try:
-            old.commit(self.ids[name] + 1)
+            old.commit(checkpoint_id=self.ids[name] + 1)
         except Fenced:
             old.close()
         else:

@@ -188,7 +188,7 @@ def _commit(process: Process, writer: Writer, checkpoint_id: int) -> None:
     with _Telling(process.world, attempt):
         for key, value in attempt.changes.items():
             writer.delete(key) if value is None else writer.put(key, value)
-        attempt.offset = writer.commit(checkpoint_id, {"tag": attempt.tag}).offset
+        attempt.offset = writer.commit({"tag": attempt.tag}, checkpoint_id=checkpoint_id).offset
 
 
 class _Telling:

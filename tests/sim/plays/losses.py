@@ -163,7 +163,7 @@ class World:
         with self.open() as log, Writer(log, "a", partitions=[0]) as writer:
             for number in numbers:
                 writer.put(_key(0, number), b"%d" % number)
-                writer.commit(number)
+                writer.commit(checkpoint_id=number)
             self.memory.grant = writer.grant
         with self.own(self.directory) as table:
             for number in numbers:

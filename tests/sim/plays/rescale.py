@@ -117,7 +117,7 @@ class Worker:
             self._write(key)
         self.positions |= ends
         last = self.writer.last_commit
-        self.writer.commit(last.checkpoint.id + 1 if last else 1, self._metadata())
+        self.writer.commit(self._metadata(), checkpoint_id=last.checkpoint.id + 1 if last else 1)
 
     def _seen(self, commits: Mapping[str, LastCommit]) -> Mapping[str, LastCommit]:
         if self._world.care is not Care.OWN_COMMIT_ONLY:

@@ -25,7 +25,7 @@ def commit(log: Log, number: int) -> dict[bytes, bytes]:
     """A commit by a writer that opens for it; the state that it leaves."""
     with Writer(log, "w", expect=number - 1) as writer:
         writer.put(b"k%d" % number, b"v")
-        writer.commit(number)
+        writer.commit(checkpoint_id=number)
     return {b"k%d" % i: b"v" for i in range(1, number + 1)}
 
 

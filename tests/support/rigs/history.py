@@ -68,7 +68,7 @@ class HistoryRig:
     def commit(self, writer: Writer, checkpoint_id: int, changes: Changes, metadata: Metadata | None = None) -> int:
         """Append and commit; returns the position right after the commit."""
         self.append(writer, changes)
-        position = writer.commit(checkpoint_id, metadata).offset + 1
+        position = writer.commit(metadata, checkpoint_id=checkpoint_id).offset + 1
         self.history.append(Committed(position, writer.name, checkpoint_id, list(changes)))
         return position
 

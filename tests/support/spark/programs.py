@@ -215,7 +215,7 @@ def _fill(log: SparkLog, numbers: Mapping[int, int], *, checkpoint_id: int) -> N
     with Writer(log.log, "w") as writer:
         for key, n in numbers.items():
             writer.put(key, {"n": n, "note": None})
-        writer.commit(checkpoint_id)
+        writer.commit(checkpoint_id=checkpoint_id)
 
 
 def _expect(found: Any, wanted: Any) -> None:

@@ -49,7 +49,7 @@ def test_offsets_that_were_given_up_let_writers_go_on(twin: TwinLog) -> None:
     assert done.exit_code == 0, done.output
     with twin.open() as log, Writer(log, "writer", expect=3) as writer:
         writer.put(b"new", b"v")
-        writer.commit(4)
+        writer.commit(checkpoint_id=4)
         assert recover(log).to_dict() == {b"k0": b"v", b"k1": b"v", b"new": b"v"}
 
 

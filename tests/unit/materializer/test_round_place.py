@@ -34,7 +34,7 @@ class _Mount(NamedTuple):
     def commit(self, checkpoint: int) -> None:
         with Writer(self.log, "writer") as writer:
             writer.put(b"key-%d" % checkpoint, b"value")
-            writer.commit(checkpoint)
+            writer.commit(checkpoint_id=checkpoint)
 
     def round(self) -> object:
         return run_round(self.log, settings_for(self.scratch))
@@ -101,11 +101,11 @@ def test_a_directory_that_goes_away_in_mid_round_costs_no_record(point: str, mou
     with Writer(mount.log, "writer") as writer:
         for checkpoint in range(1, 4):
             writer.put(b"key-%d" % checkpoint, b"value")
-            writer.commit(checkpoint)
+            writer.commit(checkpoint_id=checkpoint)
         with suppress(StoreUnavailable):
             Environment(crash=crash).run(run_round, mount.log, settings_for(mount.scratch))
         writer.put(b"key-4", b"value")
-        writer.commit(4)
+        writer.commit(checkpoint_id=4)
     for _ in range(3):
         with pytest.raises(StoreUnavailable, match="the store is not there"):
             mount.round()

@@ -76,7 +76,7 @@ def _write_with_metadata(twin: TwinLog, commits: int) -> None:
     with twin.open() as log, Writer(log, "talker") as writer:
         for checkpoint in range(1, commits + 1):
             writer.put(b"a", b"1")
-            writer.commit(checkpoint, metadata={"offsets": "x" * 10_000})
+            writer.commit({"offsets": "x" * 10_000}, checkpoint_id=checkpoint)
 
 
 def test_metadata_counts_against_the_budget(tmp_path: Path) -> None:

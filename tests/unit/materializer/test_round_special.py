@@ -38,16 +38,16 @@ def test_values_of_an_older_schema_are_rewritten_by_the_round_that_reads_them(tm
     with Writer(log, "w") as out:
         out.put(b"x", {"a": 1})
         out.put(b"y", {"a": 2})
-        out.commit(1)
+        out.commit(checkpoint_id=1)
     run_round(log, settings)
     with Writer(log, "w") as out:
         out.put(b"y", {"a": 3})
-        out.commit(2)
+        out.commit(checkpoint_id=2)
     log.value_schemas.add(_avsc(A, B))
     with Writer(log, "w") as out:
         out.put(b"z", {"a": 4, "b": "own"})
         out.delete(b"x")
-        out.commit(3)
+        out.commit(checkpoint_id=3)
     outcome = run_round(log, settings)
 
     assert isinstance(outcome, CompletedRound)

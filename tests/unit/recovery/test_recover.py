@@ -68,7 +68,7 @@ def test_a_final_commit_can_be_asked_for() -> None:
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.append(writer, [(b"a", b"1")])
-        position = writer.commit(9, final=True).offset + 1
+        position = writer.commit(checkpoint_id=9, final=True).offset + 1
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", b"2")])
     recovery = recover(rig.log, at=AtCheckpoint("w", 9))
@@ -80,7 +80,7 @@ def test_a_quiet_commit_can_be_asked_for() -> None:
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
         first = rig.commit(writer, 1, [(b"a", b"1")])
-        writer.commit(2, {"offset": "5"})
+        writer.commit({"offset": "5"}, checkpoint_id=2)
     assert recover(rig.log, at=AtCheckpoint("w", 2)).position == first + 1
 
 
@@ -213,7 +213,7 @@ def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
     with Writer(rig.log, "w") as writer:
         writer.append(0, b"a", b"zero")
         writer.append(5, b"a", b"five")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     assert recover(rig.log).to_dict() == {(0, b"a"): b"zero", (5, b"a"): b"five"}
 
 

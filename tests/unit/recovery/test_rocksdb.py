@@ -97,7 +97,7 @@ def test_keys_of_a_caller_hashed_log_need_their_group(tmp_path: Path) -> None:
     with Writer(rig.log, "w") as writer:
         writer.append(0, b"a", b"zero")
         writer.append(5, b"a", b"five")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     recover(rig.log).to_rocksdb(tmp_path / "db")
     state = read_rocksdb_state(tmp_path / "db")
     with rocksdict.Rdict(str(tmp_path / "db")) as database:

@@ -115,7 +115,7 @@ def test_the_command_needs_no_broker(tmp_path: Path) -> None:
         Writer(log, "w") as writer,
     ):
         writer.put(b"k", b"v")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
         run_round(log, settings_for(tmp_path / "scratch"))
 
     def run(*arguments: str) -> tuple[int, str]:

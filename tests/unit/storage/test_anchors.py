@@ -18,7 +18,7 @@ def written() -> tuple[TwinRig, Log, tuple[Anchor, ...]]:
     with Writer(log, "w") as writer:
         for i in range(64):
             writer.put(b"k%d" % i, b"v")
-        writer.commit(1)
+        writer.commit(checkpoint_id=1)
     ledger = log.ledger.client()
     ledger.read_end()
     return rig, log, take_anchors(log, ledger.fold.freeze(), None)

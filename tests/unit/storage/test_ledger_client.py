@@ -20,7 +20,7 @@ def rig() -> TwinRig:
     with rig.create() as log, Writer(log, "w") as writer:
         for i in (1, 2, 3):
             writer.put(b"k", b"%d" % i)
-            writer.commit(i)
+            writer.commit(checkpoint_id=i)
     return rig
 
 
@@ -93,7 +93,7 @@ def test_a_record_of_somebody_else_at_our_offset_is_no_verdict_on_ours(rig: Twin
     with rig.open() as log, rig.open() as other:
         opened = open_epoch(log, "w", partitions=[0])
         with Writer(other, "x", partitions=[1]) as writer:
-            writer.commit(1)
+            writer.commit(checkpoint_id=1)
             commit = commit_after(opened.ledger, opened.grant.epoch, opened.grant.nonce, 4)
             offset = append_record(opened.producer, log.ledger_topic, commit)
             rig.cluster.lose_tail(log.ledger_topic, 0, offset)

@@ -113,7 +113,8 @@ Metadata = Mapping[str, str | int | float | bool]
 def check_metadata(metadata: object) -> None:
     """Raise InvalidMetadata unless it is Metadata: whole numbers of 64 bits, finite fractions, text that has UTF-8."""
     if not isinstance(metadata, Mapping):
-        raise InvalidMetadata(f"commit metadata is a mapping, and not {type(metadata).__name__}")
+        hint = "A checkpoint is named by keyword: commit(metadata, checkpoint_id=7)" if type(metadata) is int else ""
+        raise InvalidMetadata(f"commit metadata is a mapping, and not {type(metadata).__name__}", hint=hint)
     for name, value in cast("Mapping[object, object]", metadata).items():
         if not (isinstance(name, str) and has_utf8(name)):
             raise InvalidMetadata(f"the names of commit metadata are text, and {name!r} is not", key=repr(name))
