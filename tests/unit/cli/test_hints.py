@@ -16,7 +16,7 @@ from statelog.schemas.topic_policy import TopicRole, check_topic
 SOURCE = Path(__file__).parents[3] / "src" / "statelog"
 ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "cli")
 _PARAMETER = re.compile(r"\b[a-z_]+=")
-OF_PROGRAMS = {"kafka=", "grant=", "directory_mode=", "start="}
+OF_PROGRAMS = {"checkpoint_id=", "kafka=", "grant=", "directory_mode=", "start="}
 """In hints that a command never meets, or names of a store's own options."""
 
 
