@@ -204,6 +204,27 @@ def test_a_mark_that_was_swept_away_takes_nothing_back(rig: SparkLog) -> None:
     assert commit_batch(options, [run_task(plan_batch(options), options, 1, {2: 2})], 1)
 
 
+@pytest.mark.parametrize(("commits_first", "stranger"), [(False, "python"), (True, "job")])
+def test_without_mark_and_commit_the_open_tells(rig: SparkLog, commits_first: bool, stranger: str) -> None:
+    """The temporary directory is swept, and no last commit is the run's: it had none yet, or strangers of its writer's
+    name have committed since. Its Open, which theirs name, says that the query was fenced: it takes nothing back.
+    """
+    options = stream_options(rig, takeOverFrom="none")
+    task = plan_batch(options)
+    if commits_first:
+        assert commit_batch(options, [run_task(task, options, 0, {1: 1})], 0)
+    forget(rig)
+    query_run.run_of(options).mark.unlink()
+    for number in range(2):
+        with Writer(rig.log, stranger) as writer:
+            writer.put(2, {"n": number, "note": None})
+            writer.commit()
+    with pytest.raises(Fenced, match="another writer took over"):
+        plan_batch(options)
+    assert rig.opens() == 3, "the stranger still owns the log"
+    assert plan_batch(options), "started again, the query goes on"
+
+
 def test_marks_of_others_are_left_alone(rig: SparkLog) -> None:
     """Of a process of another container that shares the directory nobody here knows whether it lives; what was not
     touched for a month goes. A query touches its own with every batch, and makes it again.

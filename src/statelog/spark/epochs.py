@@ -32,7 +32,7 @@ from statelog.schemas.ledger.state import LiveEpoch
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import ProcessCache, cached_log, planned, task_producer
 from statelog.spark.options import WriteOptions
-from statelog.spark.ownership import Rival, check_ownership, find_rivals, under_way
+from statelog.spark.ownership import Rival, check_ownership, find_rivals, has_begun, under_way
 from statelog.spark.parsing import LogAddress
 from statelog.spark.query_run import run_of, same_run, sibling_nonce, voided_nonce
 from statelog.storage.ledger_client import LedgerClient
@@ -216,7 +216,9 @@ class _Planning:
     def _check_not_taken_over(self, fold: LedgerFold, newest: LiveEpoch | None) -> None:
         """Raise Fenced if a query's epoch, which this run opened, was replaced."""
         options = self._options
-        if options.serves_query and self._run.has_opened(fold.last_commit(options.writer)):
+        if options.serves_query and self._run.has_opened(
+            lambda: has_begun(self._log, fold, options.writer, self._run.tag)
+        ):
             self._run.end()
             raise Fenced(
                 "another writer took over",

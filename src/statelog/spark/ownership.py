@@ -23,10 +23,10 @@ from statelog.errors import CheckpointMismatch, LogInUse, Misuse, OffsetGone
 from statelog.schemas.key_groups import ranges_text
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.place import Metadata
-from statelog.schemas.ledger.records import VOID_VALUE
+from statelog.schemas.ledger.records import VOID_VALUE, Open, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.spark.options import WriteOptions
-from statelog.spark.query_run import is_plain, is_query, query_of
+from statelog.spark.query_run import is_plain, is_query, query_of, same_run
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.log.log import Log
 
@@ -35,6 +35,7 @@ NO_QUERY = "none"
 RECENT_S = 2 * 3600.0
 """A rival that neither opened nor committed for so long is taken for dead: above the interval of an hourly trigger."""
 _READ_TIMEOUT_S = 10.0
+_MOST_TAKEOVERS = 64
 _QUERY, _BATCH, _SHIFT, _RUN = "queryId", "batchId", "checkpointShift", "runId"
 
 
@@ -222,6 +223,24 @@ def find_rivals(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float)
             )
         )
     return found
+
+
+def has_begun(log: Log, fold: LedgerFold, writer: str, tag: bytes) -> bool:
+    """Whether the ledger shows that the run with this tag opened the writer: by its last commit, or by an Open, if it
+    is not truncated. Those who took over name, one after the other, the Open that they replaced.
+    """
+    if same_run(fold.last_checkpoint(writer).nonce, tag):
+        return True
+    epoch = fold.prior(writer, ())
+    for _ in range(_MOST_TAKEOVERS):
+        found = _find(log, OffsetRange(epoch, epoch + 1), lambda _: True) if epoch >= 0 else None
+        record = decode(found.value) if found is not None else None
+        if not isinstance(record, Open):
+            return False
+        if same_run(record.nonce, tag):
+            return True
+        epoch = record.prior
+    return False
 
 
 def under_way(nonce: bytes) -> bytes:

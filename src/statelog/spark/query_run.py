@@ -3,10 +3,11 @@
 The planning workers of a session are children of one parent, so they know each other without talking: the first eight
 bytes of a nonce say that Spark opened the epoch, for a query or for plain writes, for which one, and in which session.
 A worker may end and another one go on. So the session keeps a file that says that a query lost its epoch, and may open
-again only after a restart. That it has one is in the ledger, too: the nonce of its commits.
+again only after a restart, which Spark does not tell from the next batch. That it had one is in the ledger, too: its
+Opens and commits bear its nonces.
 
 Invariants:
-- Deleting that file takes no epoch back: the ledger says whose the last commit is.
+- Deleting that file takes no epoch back as long as the ledger holds an Open of the run, or its commit is the last.
 - What a run left behind on this machine is removed once its session is gone, or after a month untouched.
 """
 
@@ -15,12 +16,12 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from statelog.errors import ConfigError
-from statelog.schemas.ledger.state import LastCommit
 from statelog.spark.options import WriteOptions
 
 _QUERY, _PLAIN = b"SQ", b"SP"
@@ -76,14 +77,14 @@ class QueryRun(NamedTuple):
     tag: bytes
     mark: Path
 
-    def has_opened(self, last: LastCommit | None) -> bool:
-        """Whether a worker of this run opened an epoch, and nobody was told since that it is fenced. `last` is the
-        writer's last commit, for a run whose file is gone.
+    def has_opened(self, in_ledger: Callable[[], bool]) -> bool:
+        """Whether a worker of this run opened an epoch, and nobody was told since that it is fenced. `in_ledger` tells
+        whether the ledger has an Open or a commit of the run, for one whose file is gone.
         """
         try:
             return self.mark.stat().st_size == 0
         except FileNotFoundError:
-            return last is not None and same_run(last.checkpoint.nonce, self.tag)
+            return in_ledger()
 
     def begin(self) -> None:
         """Note that an epoch was opened; removes what runs of sessions left that are gone. Raises ConfigError."""
