@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import click
 
-from statelog.cli.output import Fact, Report, confirm
+from statelog.cli.output import Report, confirm
 from statelog.cli.session import Session, connected
 from statelog.errors import ConfigError, IdentityChanged
 from statelog.schemas.ledger.records import LossRange
@@ -54,7 +54,7 @@ def command(
             raise
         with session.warnings_shown(), _accept_topics(session, name, reason, operator, ask) as log:
             offset = log.describe().state.restarted
-    session.output.report(Report(f"accepted a loss of {name}", (Fact("accepted", name), Fact("offset", offset))))
+    session.output.report(Report(f"accepted a loss of {name}", {"accepted": name, "offset": offset}))
 
 
 def _accept_topics(session: Session, name: str, reason: str, operator: str, ask: Callable[[str], None]) -> Log:

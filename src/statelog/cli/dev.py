@@ -7,7 +7,7 @@ from typing import ParamSpec
 
 import click
 
-from statelog.cli.output import Fact, Output, Report
+from statelog.cli.output import Output, Report
 from statelog.errors import BrokerUnavailable, NotFound
 from statelog.testing.dev import DevSettings, start, status, stop
 
@@ -42,14 +42,14 @@ def start_command(port: int | None, heap_mb: int, directory: Path | None, as_jso
     settings = _settings(directory, port, heap_mb)
     broker = start(settings, on_step=lambda step: output.notice(f"{step} ..."))
     root = f"file://{settings.directory / 'logs'}"
-    facts = (
-        Fact("bootstrap", broker.bootstrap),
-        Fact("root", root),
-        Fact("pid", broker.pid),
-        Fact("kafka_version", broker.kafka_version),
-        Fact("was_running", broker.was_running),
-        Fact("log", str(broker.log_path)),
-    )
+    facts = {
+        "bootstrap": broker.bootstrap,
+        "root": root,
+        "pid": broker.pid,
+        "kafka_version": broker.kafka_version,
+        "was_running": broker.was_running,
+        "log": str(broker.log_path),
+    }
     output.report(Report("development broker", facts))
     if not as_json:
         output.line(f"\n{_instructions(str(broker.bootstrap), root)}")
@@ -60,7 +60,7 @@ def start_command(port: int | None, heap_mb: int, directory: Path | None, as_jso
 def stop_command(directory: Path | None, as_json: bool) -> None:
     """Stop the broker."""
     stopped = stop(_settings(directory))
-    Output(as_json=as_json).report(Report("development broker", (Fact("stopped", stopped),)))
+    Output(as_json=as_json).report(Report("development broker", {"stopped": stopped}))
 
 
 @command.command("status", help="Show the broker's status. Exit code 3: not started; 4: not ready.")
@@ -68,15 +68,15 @@ def stop_command(directory: Path | None, as_json: bool) -> None:
 def status_command(directory: Path | None, as_json: bool) -> None:
     """Show the broker."""
     found = status(_settings(directory))
-    facts = (
-        Fact("running", found.pid is not None),
-        Fact("ready", not found.reason),
-        Fact("bootstrap", found.bootstrap),
-        Fact("pid", found.pid),
-        Fact("kafka_version", found.kafka_version),
-        Fact("directory", str(found.directory)),
-        Fact("log", str(found.log_path)),
-    )
+    facts = {
+        "running": found.pid is not None,
+        "ready": not found.reason,
+        "bootstrap": found.bootstrap,
+        "pid": found.pid,
+        "kafka_version": found.kafka_version,
+        "directory": str(found.directory),
+        "log": str(found.log_path),
+    }
     Output(as_json=as_json).report(Report("development broker", facts))
     if found.pid is None:
         raise NotFound("the development broker is not started", hint="Start it: statelog dev start")

@@ -72,20 +72,20 @@ def command(
     once: bool,
     writers: tuple[str, ...],
     key_groups: str | None,
-    bytes_text: str,
+    bytes_text: BytesText,
     lease: bool,
 ) -> None:
     """Follow a log."""
     origin, wanted_groups = parse_from(start, time.time()), parse_key_groups(key_groups)
     settings = RecoverySettings(holder="statelog follow", lease=lease)
     with session.open_log(name) as log:
-        descriptor, shown_bytes = log.descriptor, BytesText(bytes_text)
-        named = read_keys(keys, descriptor.key_type, shown_bytes) if keys else None
+        descriptor = log.descriptor
+        named = read_keys(keys, descriptor.key_type, bytes_text) if keys else None
         groups = _groups(wanted_groups, named, descriptor)
         choice = _Choice(frozenset(writers), named, is_part=groups is not None or named is not None)
         lines = CommitLines(
             as_json=session.output.as_json,
-            bytes_text=shown_bytes,
+            bytes_text=bytes_text,
             with_groups=descriptor.hash_rule is HashRule.CALLER,
         )
         end = recover(log, settings=settings).position if once else None

@@ -10,8 +10,9 @@ from statelog.cli.exit_codes import ABSENT
 from statelog.cli.output import as_json, clean
 from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import BytesText, json_column, json_lines
-from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_at, read_keys, rows_of
+from statelog.cli.which_state import at_options, bytes_option, lease_option, read_keys, rows_of
 from statelog.errors import ConfigError
+from statelog.reading.plan import At
 from statelog.recovery import RecoverySettings, recover
 from statelog.schemas.descriptor import Descriptor, HashRule
 
@@ -36,21 +37,18 @@ def command(
     session: Session,
     name: str,
     keys: tuple[str, ...],
-    bytes_text: str,
+    bytes_text: BytesText,
     key_group: int | None,
-    at_position: int | None,
-    at_writer: str | None,
-    at_checkpoint: int | None,
+    at: At | None,
     at_least: int | None,
     barrier: bool,
     lease: bool,
 ) -> None:
     """Get some keys."""
-    at, text_of_bytes = parse_at(at_position, at_writer, at_checkpoint), BytesText(bytes_text)
     if at is not None and (barrier or at_least is not None):
         raise ConfigError("an earlier state is as old as it is", hint="Leave --at-least and --barrier out")
     with session.open_log(name) as log:
-        wanted = read_keys(keys, log.descriptor.key_type, text_of_bytes)
+        wanted = read_keys(keys, log.descriptor.key_type, bytes_text)
         groups = _key_groups(wanted, key_group, log.descriptor)
         settings = RecoverySettings(holder="statelog get", lease=lease)
         with recover(
@@ -61,9 +59,9 @@ def command(
                 session.output.warning(text)
         with_groups = log.descriptor.hash_rule is HashRule.CALLER
     if len(keys) == 1 and not session.output.as_json:
-        _print_value(found, text_of_bytes, on_terminal=session.output.on_terminal)
+        _print_value(found, bytes_text, on_terminal=session.output.on_terminal)
     else:
-        for line in json_lines(found, text_of_bytes, with_groups=with_groups):
+        for line in json_lines(found, bytes_text, with_groups=with_groups):
             session.output.line(line)
     missing = _missing(keys, wanted, found)
     if missing:

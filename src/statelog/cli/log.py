@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from statelog.cli.output import Fact, Listing, Report, Unit, confirm
+from statelog.cli.output import Listing, Report, confirm
 from statelog.cli.session import Session, connected
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
@@ -68,19 +68,19 @@ def _init_report(log: Log, replication_factor: int) -> Report:
     descriptor = log.descriptor
     return Report(
         f"created {log.name}",
-        (
-            Fact("log", log.name),
-            Fact("url", log.store.url),
-            Fact("data_topic", log.data_topic),
-            Fact("ledger_topic", log.ledger_topic),
-            Fact("partitions", descriptor.partitions, Unit.COUNT),
-            Fact("key_groups", descriptor.key_groups, Unit.COUNT),
-            Fact("key_type", descriptor.key_type.value),
-            Fact("values", "typed" if descriptor.value_schema_id else "bytes"),
-            Fact("hash", descriptor.hash_rule.value),
-            Fact("prefix_bytes", descriptor.prefix_bytes, Unit.COUNT),
-            Fact("replication_factor", replication_factor, Unit.COUNT),
-        ),
+        {
+            "log": log.name,
+            "url": log.store.url,
+            "data_topic": log.data_topic,
+            "ledger_topic": log.ledger_topic,
+            "partitions": descriptor.partitions,
+            "key_groups": descriptor.key_groups,
+            "key_type": descriptor.key_type.value,
+            "values": "typed" if descriptor.value_schema_id else "bytes",
+            "hash": descriptor.hash_rule.value,
+            "prefix_bytes": descriptor.prefix_bytes,
+            "replication_factor": replication_factor,
+        },
     )
 
 
@@ -102,16 +102,15 @@ def evolve(session: Session, name: str, value_schema: Path) -> None:
 def _evolve_report(log: Log, before: int, found: ValueSchema) -> Report:
     schemas = log.value_schemas.all()
     done = f"created value schema {found.id} of" if found.id > before else f"value schema {found.id} already exists in"
-    rows = tuple((one.id, one.avsc) for one in schemas)
     return Report(
         f"{done} {log.name}",
-        (
-            Fact("log", log.name),
-            Fact("value_schema_id", found.id, Unit.COUNT),
-            Fact("newest_value_schema_id", schemas[-1].id, Unit.COUNT),
-            Fact("new", "yes" if found.id > before else "no"),
-        ),
-        (Listing("value_schemas", (("id", Unit.COUNT), ("schema", Unit.TEXT)), rows),),
+        {
+            "log": log.name,
+            "value_schema_id": found.id,
+            "newest_value_schema_id": schemas[-1].id,
+            "new": "yes" if found.id > before else "no",
+        },
+        (Listing("value_schemas", ("id", "schema"), [(one.id, one.avsc) for one in schemas]),),
     )
 
 
@@ -126,4 +125,4 @@ def delete(session: Session, name: str, yes: bool) -> None:
         confirm(name, f"This deletes all data of {name} below {where.root}.")
     with session.warnings_shown():
         Log.delete(name, where)
-    session.output.report(Report(f"deleted {name}", (Fact("deleted", name),)))
+    session.output.report(Report(f"deleted {name}", {"deleted": name}))

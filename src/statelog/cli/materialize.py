@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from statelog.cli.exit_codes import OTHER
-from statelog.cli.output import Fact, Report, Unit
+from statelog.cli.output import Report
 from statelog.cli.session import Session, connected
 from statelog.cli.streams import give_up_stdout
 from statelog.errors import ConfigError, NotFound
@@ -180,37 +180,38 @@ def outcome_report(log: str, outcome: RoundOutcome) -> Report:
     """How one round ended."""
     match outcome:
         case CompletedRound():
-            return Report(f"round on {log}", (Fact("outcome", "completed"), *_completed(outcome)))
+            return Report(f"round on {log}", _completed(outcome))
         case SkippedRound():
-            facts = (Fact("manifest", outcome.number, Unit.COUNT), Fact("position", outcome.position, Unit.COUNT))
-            return Report(f"round on {log}: nothing new", (Fact("outcome", "skipped"), *facts))
+            facts = {"outcome": "skipped", "manifest": outcome.number, "position": outcome.position}
+            return Report(f"round on {log}: nothing new", facts)
         case LostRound():
-            facts = (Fact("outcome", "lost"), Fact("manifest", outcome.number, Unit.COUNT))
+            facts = {"outcome": "lost", "manifest": outcome.number}
             return Report(f"round on {log}: another materializer was faster", facts)
 
 
-def _completed(outcome: CompletedRound) -> tuple[Fact, ...]:
+def _completed(outcome: CompletedRound) -> dict[str, object]:
     cleanup = outcome.cleanup
-    return (
-        Fact("manifest", outcome.number, Unit.COUNT),
-        Fact("position", outcome.position, Unit.COUNT),
-        Fact("commits", outcome.commits, Unit.COUNT),
-        Fact("changes", outcome.changes, Unit.COUNT),
-        Fact("rows", outcome.rows, Unit.COUNT),
-        Fact("size_bytes", outcome.size_bytes, Unit.BYTES),
-        Fact("runs_merged", outcome.runs_merged, Unit.COUNT),
-        Fact("duration_s", outcome.duration_s, Unit.SECONDS),
-        Fact("behind", outcome.behind),
-        Fact("snapshot_bytes", outcome.snapshot_bytes, Unit.BYTES),
-        Fact("records_truncated", cleanup.records_truncated, Unit.COUNT),
-        Fact("records_left", cleanup.records_left, Unit.COUNT),
-        Fact("held_by", cleanup.held_by or None),
-        Fact("manifests_dropped", cleanup.manifests_dropped, Unit.COUNT),
-        Fact("files_deleted", cleanup.files_deleted, Unit.COUNT),
-        Fact("subscriptions_ended", ", ".join(one.reader for one in cleanup.capped) or None),
-        Fact("cleanup_held_back", cleanup.held_back or None),
-        Fact("unpublished", outcome.unpublished or None),
-    )
+    return {
+        "outcome": "completed",
+        "manifest": outcome.number,
+        "position": outcome.position,
+        "commits": outcome.commits,
+        "changes": outcome.changes,
+        "rows": outcome.rows,
+        "size_bytes": outcome.size_bytes,
+        "runs_merged": outcome.runs_merged,
+        "duration_s": outcome.duration_s,
+        "behind": outcome.behind,
+        "snapshot_bytes": outcome.snapshot_bytes,
+        "records_truncated": cleanup.records_truncated,
+        "records_left": cleanup.records_left,
+        "held_by": cleanup.held_by or None,
+        "manifests_dropped": cleanup.manifests_dropped,
+        "files_deleted": cleanup.files_deleted,
+        "subscriptions_ended": ", ".join(one.reader for one in cleanup.capped) or None,
+        "cleanup_held_back": cleanup.held_back or None,
+        "unpublished": outcome.unpublished or None,
+    }
 
 
 def event_line(event: Event, now: datetime.datetime) -> str:

@@ -7,9 +7,8 @@ is shown with its control characters escaped, so that no log can play with a ter
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from statelog.errors import StatelogError
 from statelog.errors import ConfigError
 
+_NO_COUNTS = ("pid", "offset", "key", "value")
+"""Numbers that people see as they are."""
 _PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
 _OPTIONS = {
     "replication_factor": "--replication-factor",
@@ -34,50 +35,31 @@ _NAMED = re.compile(rf"\b({'|'.join(_OPTIONS)})\b(?:=(\[[^]]*\]|[\w,.-]+))?")
 _MADE_BY_OPENING = re.compile(r"Pass create=True(?:, or (\w))?")
 
 
-class Unit(Enum):
-    """What a number counts, for people; JSON has the bare number."""
-
-    TEXT = "text"
-    COUNT = "count"
-    BYTES = "bytes"
-    SECONDS = "seconds"
-    PER_S = "per second"
-    BYTES_PER_S = "bytes per second"
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A named value. Programs see the name as it is, people with spaces."""
-
-    name: str
-    value: object
-    unit: Unit = Unit.TEXT
-
-
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A table: its columns (name and unit) and its rows."""
+    """A table: the names of its columns, and its rows."""
 
     name: str
-    columns: tuple[tuple[str, Unit], ...]
-    rows: tuple[tuple[object, ...], ...]
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[object, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a command."""
+    """The result of a command: facts by name, and tables. Programs see names and values as they are; people see names
+    with spaces, and numbers in the unit that the end of their name tells (`_bytes`, `_s`, `_per_s`).
+    """
 
     title: str
-    facts: tuple[Fact, ...]
+    facts: Mapping[str, object]
     listings: tuple[Listing, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """For programs: facts by name, listings as lists of objects."""
-        listed = {
-            one.name: [dict(zip((name for name, _ in one.columns), row, strict=True)) for row in one.rows]
-            for one in self.listings
+        return {
+            **self.facts,
+            **{one.name: [dict(zip(one.columns, row, strict=True)) for row in one.rows] for one in self.listings},
         }
-        return {**{fact.name: fact.value for fact in self.facts}, **listed}
 
 
 class Output:
@@ -150,22 +132,16 @@ def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def _shown(value: object, unit: Unit) -> str:
+def _shown(name: str, value: object) -> str:
     if value is None:
         return "-"
-    if unit is Unit.TEXT or not isinstance(value, int | float):
+    if not isinstance(value, int | float) or isinstance(value, bool) or name in _NO_COUNTS:
         return clean(_text(value))
-    match unit:
-        case Unit.BYTES:
-            return show_bytes(value)
-        case Unit.SECONDS:
-            return show_duration(value)
-        case Unit.PER_S:
-            return f"{show_count(value)}/s"
-        case Unit.BYTES_PER_S:
-            return f"{show_bytes(value)}/s"
-        case Unit.COUNT:
-            return show_count(value)
+    if name.endswith("_per_s"):
+        return f"{_shown(name.removesuffix('_per_s'), value)}/s"
+    if name.endswith("bytes"):
+        return show_bytes(value)
+    return show_duration(value) if name.endswith("_s") else show_count(value)
 
 
 def _text(value: object) -> str:
@@ -179,15 +155,11 @@ def _words(name: str) -> str:
 
 
 def _plain_lines(report: Report) -> list[str]:
-    lines = [f"{_words(fact.name)}: {_shown(fact.value, fact.unit)}" for fact in report.facts]
+    lines = [f"{_words(name)}: {_shown(name, value)}" for name, value in report.facts.items()]
     for one in report.listings:
-        lines += ["", f"{_words(one.name)}:", "\t".join(name for name, _ in one.columns)]
-        lines += ["\t".join(_cells(one, row)) for row in one.rows]
+        lines += ["", f"{_words(one.name)}:", "\t".join(one.columns)]
+        lines += ["\t".join(map(_shown, one.columns, row)) for row in one.rows]
     return lines
-
-
-def _cells(one: Listing, row: tuple[object, ...]) -> list[str]:
-    return [_shown(value, unit) for value, (_, unit) in zip(row, one.columns, strict=True)]
 
 
 def _show_rich(report: Report, *, to_stderr: bool) -> None:
@@ -200,15 +172,16 @@ def _show_rich(report: Report, *, to_stderr: bool) -> None:
     facts = RichTable(title=Text(clean(report.title)), show_header=False, title_justify="left")
     facts.add_column(style="bold", overflow="fold")
     facts.add_column(overflow="fold")
-    for fact in report.facts:
-        facts.add_row(_words(fact.name), Text(_shown(fact.value, fact.unit)))
+    for name, value in report.facts.items():
+        facts.add_row(_words(name), Text(_shown(name, value)))
     console.print(facts)
     for one in report.listings:
         table = RichTable(title=_words(one.name), title_justify="left")
-        for name, unit in one.columns:
-            table.add_column(_words(name), justify="left" if unit is Unit.TEXT else "right", overflow="fold")
+        for name, *values in zip(one.columns, *one.rows, strict=True):
+            is_text = any(isinstance(value, str | dict) for value in values)
+            table.add_column(_words(name), justify="left" if is_text else "right", overflow="fold")
         for row in one.rows:
-            table.add_row(*[Text(cell) for cell in _cells(one, row)])
+            table.add_row(*[Text(cell) for cell in map(_shown, one.columns, row)])
         console.print(table)
 
 

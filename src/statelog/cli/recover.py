@@ -9,14 +9,15 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from statelog.cli.output import Fact, Listing, Output, Report, Unit
+from statelog.cli.output import Listing, Output, Report
 from statelog.cli.progress import ProgressBar, open_bar
 from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import BytesText, json_lines, shown_rows, whole_file
-from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_at, parse_key_groups
+from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_key_groups
 from statelog.errors import ConfigError
 from statelog.formatting import show_bytes, show_duration
-from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
+from statelog.reading.plan import At
+from statelog.recovery import AtCheckpoint, AtPosition, Progress, Recovery, RecoverySettings, recover, recover_snapshot
 from statelog.schemas.descriptor import HashRule
 
 STDOUT = "-"
@@ -44,21 +45,19 @@ def command(
     to_parquet: Path | None,
     to_rocksdb: Path | None,
     to_json: str | None,
-    bytes_text: str,
+    bytes_text: BytesText,
     key_groups: str | None,
-    at_position: int | None,
-    at_writer: str | None,
-    at_checkpoint: int | None,
+    at: At | None,
     snapshot: bool,
     lease: bool,
     rows: int,
 ) -> None:
     """Recover a log."""
-    if snapshot and at_writer is not None:
+    if snapshot and isinstance(at, AtCheckpoint):
         raise ConfigError("a snapshot is chosen by its position", hint="Give --at-position, or neither for the newest")
     if sum(target is not None for target in (to_parquet, to_rocksdb, to_json)) > 1:
         raise ConfigError("--to-parquet, --to-rocksdb and --to-json exclude each other", hint="Give one of them")
-    groups, at = parse_key_groups(key_groups), parse_at(at_position, at_writer, at_checkpoint)
+    groups = parse_key_groups(key_groups)
     as_json = session.output.as_json
     with ExitStack() as opened, open_bar(f"recover {name}", as_json=as_json) as bar:
         options: dict[str, Any] = {
@@ -68,11 +67,12 @@ def command(
         }
         if snapshot:
             opened.enter_context(session.warnings_shown())
-            plan = recover_snapshot(name, session.where_without_kafka(), position=at_position, **options)
+            position = at.position if isinstance(at, AtPosition) else None
+            plan = recover_snapshot(name, session.where_without_kafka(), position=position, **options)
         else:
             plan = recover(opened.enter_context(session.open_log(name)), at=at, **options)
         with plan as recovery:
-            listing = _fill(recovery, to_parquet, to_rocksdb, to_json, BytesText(bytes_text), rows)
+            listing = _fill(recovery, to_parquet, to_rocksdb, to_json, bytes_text, rows)
             for text in recovery.warnings:
                 session.output.warning(text)
             report = _report(name, recovery, listing)
@@ -100,8 +100,7 @@ def _fill(
         return ()
     table = recovery.to_arrow(ordered=True)
     if to_json is None:
-        columns = (("key_group", Unit.COUNT), ("key", Unit.TEXT), ("value", Unit.TEXT))
-        return (Listing("first_rows", columns, tuple(shown_rows(table, rows))),)
+        return (Listing("first_rows", ("key_group", "key", "value"), shown_rows(table, rows)),)
     _write(table, to_json, bytes_text, with_groups=recovery.descriptor.hash_rule is HashRule.CALLER)
     return ()
 
@@ -125,25 +124,24 @@ def _show(bar: ProgressBar, now: Progress) -> None:
 
 def _report(name: str, recovery: Recovery, listings: tuple[Listing, ...]) -> Report:
     done = recovery.statistics()
-    commits = tuple(
+    commits = [
         (writer, commit.checkpoint.id, dict(commit.metadata)) for writer, commit in sorted(recovery.commits.items())
-    )
-    columns = (("writer", Unit.TEXT), ("checkpoint", Unit.COUNT), ("metadata", Unit.TEXT))
+    ]
     return Report(
         f"state of {name} at position {done.position}",
-        (
-            Fact("log", name),
-            Fact("position", done.position, Unit.COUNT),
-            Fact("manifest", done.manifest or None, Unit.COUNT),
-            Fact("has_lease", done.has_lease),
-            Fact("rows", done.rows, Unit.COUNT),
-            Fact("run_rows", done.run_rows, Unit.COUNT),
-            Fact("run_bytes", done.run_bytes, Unit.BYTES),
-            Fact("tail_changes", done.tail_changes, Unit.COUNT),
-            Fact("tail_bytes", done.tail_bytes, Unit.BYTES),
-            Fact("duration_s", done.total_s, Unit.SECONDS),
-            Fact("changes_per_s", done.changes_per_s, Unit.PER_S),
-            Fact("bytes_per_s", done.bytes_per_s, Unit.BYTES_PER_S),
-        ),
-        (Listing("writers", columns, commits), *listings),
+        {
+            "log": name,
+            "position": done.position,
+            "manifest": done.manifest or None,
+            "has_lease": done.has_lease,
+            "rows": done.rows,
+            "run_rows": done.run_rows,
+            "run_bytes": done.run_bytes,
+            "tail_changes": done.tail_changes,
+            "tail_bytes": done.tail_bytes,
+            "duration_s": done.total_s,
+            "changes_per_s": done.changes_per_s,
+            "bytes_per_s": done.bytes_per_s,
+        },
+        (Listing("writers", ("writer", "checkpoint", "metadata"), commits), *listings),
     )

@@ -5,21 +5,21 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from statelog.cli.output import Fact, Output, Report
+from statelog.cli.output import Output, Report
 
 
 @click.command("version", help="Print the versions of statelog and its dependencies.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
     """Print versions."""
-    facts = (
-        Fact("statelog", _version("statelog")),
-        Fact("confluent_kafka", _version("confluent-kafka")),
-        Fact("librdkafka", _librdkafka()),
-        Fact("pyarrow", _version("pyarrow")),
-        Fact("pyspark", _version("pyspark")),
-        Fact("python", platform.python_version()),
-    )
+    facts = {
+        "statelog": _version("statelog"),
+        "confluent_kafka": _version("confluent-kafka"),
+        "librdkafka": _librdkafka(),
+        "pyarrow": _version("pyarrow"),
+        "pyspark": _version("pyspark"),
+        "python": platform.python_version(),
+    }
     Output(as_json=as_json).report(Report("statelog", facts))
 
 

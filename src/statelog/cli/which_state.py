@@ -2,12 +2,13 @@
 
 import base64
 import binascii
+import functools
 import os
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import pyarrow as pa
@@ -19,8 +20,6 @@ from statelog.reading.plan import At
 from statelog.recovery import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.storage.config_keys import duration_s
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class From(StrEnum):
@@ -40,6 +39,7 @@ bytes_option = click.option(
     type=click.Choice([one.value for one in BytesText]),
     default=BytesText.UTF8.value,
     show_default=True,
+    callback=lambda _context, _option, text: BytesText(text),
     help="How text holds bytes.",
 )
 lease_option = click.option(
@@ -47,15 +47,19 @@ lease_option = click.option(
 )
 
 
-def at_options(command: F) -> F:
-    """Give a command the options that `parse_at` reads."""
-    for option in (
-        click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer."),
-        click.option("--at-writer", metavar="NAME", help="The state right after --at-checkpoint of this writer."),
-        click.option("--at-position", type=int, metavar="N", help="The state at a ledger position."),
-    ):
-        command = option(command)
-    return command
+def at_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that `parse_at` reads, and what that makes of them as `at`."""
+
+    @click.option("--at-position", type=int, metavar="N", help="The state at a ledger position.")
+    @click.option("--at-writer", metavar="NAME", help="The state right after --at-checkpoint of this writer.")
+    @click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer.")
+    @functools.wraps(command)
+    def with_at(
+        *args: Any, at_position: int | None, at_writer: str | None, at_checkpoint: int | None, **options: Any
+    ) -> None:
+        command(*args, at=parse_at(at_position, at_writer, at_checkpoint), **options)
+
+    return with_at
 
 
 def parse_key_groups(text: str | None) -> tuple[int, ...] | None:

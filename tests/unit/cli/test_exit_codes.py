@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from statelog import errors
 from statelog.cli import exit_codes
 from statelog.cli.exit_codes import exit_code
-from statelog.cli.output import Fact, Listing, Output, Report, Unit, clean, print_error
+from statelog.cli.output import Listing, Output, Report, clean, print_error
 from statelog.cli.program import COMMANDS, program
 from statelog.cli.progress import PlainBar
 from statelog.errors import (
@@ -139,8 +139,8 @@ def test_an_error_has_what_where_and_what_to_do(capsys: pytest.CaptureFixture[st
 
 REPORT = Report(
     "t",
-    (Fact("size_bytes", 2048, Unit.BYTES), Fact("name", "a\x1b[31m"), Fact("missing", None)),
-    (Listing("rows", (("key", Unit.TEXT), ("n", Unit.COUNT)), (("k", 1000),)),),
+    {"size_bytes": 2048, "name": "a\x1b[31m", "missing": None},
+    (Listing("rows", ("key", "n"), [("k", 1000)]),),
 )
 
 
