@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from statelog.cli.log import shape_of
 from statelog.cli.materialize import materializer_settings
 from statelog.cli.output import Listing, Report, confirm
 from statelog.cli.session import Session, connected
@@ -84,12 +85,7 @@ def _what_it_is(found: LogDescription) -> dict[str, object]:
         "ledger_topic": ledger_topic(descriptor.name),
         "data_topic_id": shown_id(identity.data_topic_id),
         "ledger_topic_id": shown_id(identity.ledger_topic_id),
-        "partitions": descriptor.partitions,
-        "key_groups": descriptor.key_groups,
-        "key_type": descriptor.key_type.value,
-        "values": "typed" if descriptor.value_schema_id else "bytes",
-        "hash": descriptor.hash_rule.value,
-        "prefix_bytes": descriptor.prefix_bytes,
+        **shape_of(descriptor),
     }
 
 

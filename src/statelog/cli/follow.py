@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import click
 import pyarrow as pa
 
-from statelog.cli.output import Output, as_json, clean
+from statelog.cli.output import Output, as_json, clean, in_text
 from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import BytesText, json_column
 from statelog.cli.streams import check_stdout
@@ -173,7 +173,7 @@ class CommitLines:
                 names = (["key_group"] if self.with_groups else []) + ["key", "value"]
                 yield as_json({"event": op, **dict(zip(names, shown, strict=False)), **facts})
             else:
-                yield clean(f"  {op} {' '.join(map(_text, shown))}").replace("\n", "\\n")
+                yield clean(f"  {op} {' '.join(map(in_text, shown))}").replace("\n", "\\n")
 
 
 class _Follower:
@@ -285,7 +285,3 @@ def _whose(commit: ValidCommit) -> dict[str, object]:
 
 def _time(timestamp_ms: int) -> str:
     return datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC).isoformat(timespec="milliseconds")
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else as_json(value)

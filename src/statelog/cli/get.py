@@ -7,7 +7,7 @@ import click
 import pyarrow as pa
 
 from statelog.cli.exit_codes import ABSENT
-from statelog.cli.output import as_json, clean
+from statelog.cli.output import clean, in_text
 from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import BytesText, json_column, json_lines
 from statelog.cli.which_state import at_options, bytes_option, lease_option, read_keys, rows_of
@@ -103,4 +103,4 @@ def _print_value(found: pa.Table, bytes_text: BytesText, *, on_terminal: bool) -
         sys.stdout.buffer.flush()
         return
     (value,) = json_column(column, None if is_opaque and bytes_text is BytesText.UTF8 else bytes_text)
-    click.echo(clean(str(value)) if is_opaque else clean(as_json(value)))
+    click.echo(clean(in_text(value)))

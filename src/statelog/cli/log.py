@@ -6,7 +6,7 @@ import click
 
 from statelog.cli.output import Listing, Report, confirm
 from statelog.cli.session import Session, connected
-from statelog.schemas.descriptor import HashRule
+from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.config import read_text
@@ -65,7 +65,6 @@ def init(
 
 
 def _init_report(log: Log, replication_factor: int) -> Report:
-    descriptor = log.descriptor
     return Report(
         f"created {log.name}",
         {
@@ -73,15 +72,22 @@ def _init_report(log: Log, replication_factor: int) -> Report:
             "url": log.store.url,
             "data_topic": log.data_topic,
             "ledger_topic": log.ledger_topic,
-            "partitions": descriptor.partitions,
-            "key_groups": descriptor.key_groups,
-            "key_type": descriptor.key_type.value,
-            "values": "typed" if descriptor.value_schema_id else "bytes",
-            "hash": descriptor.hash_rule.value,
-            "prefix_bytes": descriptor.prefix_bytes,
+            **shape_of(log.descriptor),
             "replication_factor": replication_factor,
         },
     )
+
+
+def shape_of(descriptor: Descriptor) -> dict[str, object]:
+    """What is fixed for the life of a log, as facts of a report."""
+    return {
+        "partitions": descriptor.partitions,
+        "key_groups": descriptor.key_groups,
+        "key_type": descriptor.key_type.value,
+        "values": "typed" if descriptor.value_schema_id else "bytes",
+        "hash": descriptor.hash_rule.value,
+        "prefix_bytes": descriptor.prefix_bytes,
+    }
 
 
 @click.command("evolve", help=_EVOLVE_HELP)

@@ -136,7 +136,7 @@ def _shown(name: str, value: object) -> str:
     if value is None:
         return "-"
     if not isinstance(value, int | float) or isinstance(value, bool) or name in _NO_COUNTS:
-        return clean(_text(value))
+        return clean(in_text(value))
     if name.endswith("_per_s"):
         return f"{_shown(name.removesuffix('_per_s'), value)}/s"
     if name.endswith("bytes"):
@@ -144,7 +144,8 @@ def _shown(name: str, value: object) -> str:
     return show_duration(value) if name.endswith("_s") else show_count(value)
 
 
-def _text(value: object) -> str:
+def in_text(value: object) -> str:
+    """A value for people: text as it is, all else as JSON."""
     return value if isinstance(value, str) else as_json(value)
 
 

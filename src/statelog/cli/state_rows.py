@@ -46,14 +46,12 @@ def json_lines(table: pa.Table, bytes_text: BytesText, *, with_groups: bool) -> 
 
 
 def shown_rows(table: pa.Table, rows: int) -> list[tuple[object, ...]]:
-    """The first rows as key group, key and value, for people: bytes that are no text are shown as Python does."""
-    batch = table.slice(0, rows).combine_chunks().to_batches()
-    if not batch:
-        return []
-    groups = batch[0].column("key_group").to_pylist()
-    keys = [_for_people(key) for key in batch[0].column("key").to_pylist()]
-    values = [_for_people(value) for value in batch[0].column("value").to_pylist()]
-    return list(zip(groups, keys, values, strict=True))
+    """The first rows as key group, key and value, for people."""
+    return [
+        row
+        for batch in table.slice(0, rows).to_batches()
+        for row in zip(*[json_column(batch.column(name), None) for name in ("key_group", "key", "value")], strict=True)
+    ]
 
 
 @contextmanager
@@ -146,12 +144,3 @@ def _scalar(value: object) -> str:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     return str(cast("decimal.Decimal", value))
-
-
-def _for_people(value: object) -> object:
-    if not isinstance(value, bytes):
-        return value
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return repr(value)
