@@ -35,10 +35,13 @@ from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.spark import clients, epochs, query_run, sink
 from statelog.spark.clients import task_producer
-from statelog.spark.epochs import plan_batch, sibling_nonces
+from statelog.spark.epochs import plan_batch
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.ownership import RECENT_S
-from statelog.spark.query_run import _space  # pyright: ignore[reportPrivateUsage] # names marks as it does
+from statelog.spark.query_run import (
+    _space,  # pyright: ignore[reportPrivateUsage] # names marks as it does
+    sibling_nonce,
+)
 from statelog.spark.sink import BatchWriter, TaskResult, commit_batch, commit_write
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
@@ -98,7 +101,7 @@ def test_a_sibling_is_followed_and_a_stranger_is_not(rig: SparkLog) -> None:
     """An epoch that another worker of the run replaced is taken over; a stranger ends the query once."""
     options = stream_options(rig)
     first = plan_batch(options)
-    Environment(nonce=sibling_nonces(first.grant.nonce)).run(open_epoch, rig.log, "job").close()
+    Environment(nonce=lambda: sibling_nonce(first.grant.nonce)).run(open_epoch, rig.log, "job").close()
     second = plan_batch(options)
     assert second.grant.epoch > first.grant.epoch
     assert second.grant.nonce[:8] == first.grant.nonce[:8]
@@ -396,9 +399,8 @@ def test_a_plain_write_bars_others_until_it_has_ended(rig: SparkLog) -> None:
     schema = StructType([StructField("key", LongType()), StructField("n", LongType())])
     replayed = BatchWriter({**rig.options, "writerId": "other", "checkpointId": "7"}, schema, overwrite=False)
     pickle.dumps(replayed)
-    assert replayed._planned.task is not None  # pyright: ignore[reportPrivateUsage] # as below
-    grant = replayed._planned.task  # pyright: ignore[reportPrivateUsage] # what tasks are given
-    replayed.commit([run_task(grant, other, 4, {5: 5}, query="")])
+    assert replayed.task is not None
+    replayed.commit([run_task(replayed.task, other, 4, {5: 5}, query="")])
     assert commit_write(load, [run_task(plan_batch(load), load, 5, {6: 6}, query="")])
     assert rig.numbers() == {1: 1, 2: 2, 4: 4, 6: 6}
 

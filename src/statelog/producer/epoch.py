@@ -17,7 +17,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from statelog.environment import Clock, current_environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
@@ -27,6 +27,7 @@ from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, not_given_up
+from statelog.schemas.ledger.state import LiveEpoch
 from statelog.schemas.names import check_name
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
@@ -160,6 +161,21 @@ def open_epoch(
         raise
 
 
+def grant_of(log: Log, fold: LedgerFold, live: LiveEpoch) -> Grant:
+    """The grant that a live Open gives, as of the fold; without a witness."""
+    last = fold.last_commit(live.writer)
+    return Grant(
+        descriptor=log.descriptor,
+        value_schema=log.value_schemas.newest(),
+        writer=live.writer,
+        epoch=live.epoch,
+        nonce=live.nonce,
+        partitions=tuple(sorted(live.partitions)),
+        base=fold.last_checkpoint(live.writer),
+        metadata=last.metadata if last else {},
+    )
+
+
 def resume_grant(log: Log, grant: Grant) -> OpenedEpoch:
     """New clients for a grant that another process of the same job opened. Writes nothing to the ledger.
 
@@ -235,19 +251,8 @@ def _open(
     live = fold.live_epoch(epoch)
     if void is not None or live is None or live.nonce != nonce:
         return None
-    last = fold.last_commit(writer)
     _fill_given_up(log, fold, producer, partitions)
-    grant = Grant(
-        descriptor=log.descriptor,
-        value_schema=log.value_schemas.newest(),
-        writer=writer,
-        epoch=epoch,
-        nonce=nonce,
-        partitions=partitions,
-        base=fold.last_checkpoint(writer),
-        metadata=last.metadata if last else {},
-        witness=ledger.place,
-    )
+    grant = replace(grant_of(log, fold, live), witness=ledger.place)
     log.saw(ledger.place)
     return grant
 

@@ -19,16 +19,15 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import unquote, urlparse
 
-from statelog.environment import NewNonce, current_environment
+from statelog.environment import current_environment
 from statelog.errors import Fenced, StatelogError
-from statelog.producer.epoch import Grant, TaskGrant, open_epoch
+from statelog.producer.epoch import Grant, TaskGrant, grant_of, open_epoch
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
-from statelog.schemas.ledger.state import LiveEpoch
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import ProcessCache, cached_log, planned, task_producer
 from statelog.spark.options import WriteOptions
@@ -59,20 +58,8 @@ class _Epoch:
     def close(self) -> None:
         self.ledger.close()
 
-    @property
-    def is_live(self) -> bool:
-        live = self.ledger.fold.live_epoch(self.grant.epoch)
-        return live is not None and live.nonce == self.grant.nonce
-
 
 _epochs: ProcessCache[_Key, _Epoch] = ProcessCache()
-
-
-class _Judged(NamedTuple):
-    """What an Open was found to fence: the newest epoch on our name and partitions, and the rivals on them."""
-
-    prior: int
-    rivals: list[Rival]
 
 
 def plan_batch(options: WriteOptions, *, check: Check | None = None) -> TaskGrant:
@@ -112,19 +99,14 @@ class _Planning:
         return TaskGrant(grant=grant, base=base, checkpoint_id=base.id + 1)
 
     def _current(self) -> _Epoch:
-        """The epoch that this worker has, if it is live; else a sibling's; or a new one, for a plain write, which has
-        no run to lose, and for a query that was started again after a sibling had found it fenced.
-        """
+        """The epoch that this worker has, as its siblings left it; or the one for a worker that has none."""
         epoch = self._epoch
         if epoch is not None and epoch.log is self._log:  # Else the log was opened anew, and the old one is closed.
             epoch.ledger.fold_end()
-            if epoch.is_live:
+            grant = self._grant(epoch.ledger.fold, epoch.grant)
+            if grant is not None:
+                epoch.grant = grant
                 return epoch
-            newest = self._newest(epoch.ledger.fold)
-            if newest is not None and same_run(newest.nonce, epoch.grant.nonce):
-                epoch.grant = self._shared(epoch.ledger.fold, newest)
-                return epoch
-            self._check_not_taken_over(epoch.ledger.fold, newest)
         return _epochs.put(self._key, self._first())
 
     def _announce(self, epoch: _Epoch) -> None:
@@ -135,57 +117,72 @@ class _Planning:
                 append_all(producer, self._log.ledger_topic, 0, under_way(epoch.grant.nonce), 1)
 
     def _first(self) -> _Epoch:
-        """The epoch for a worker that has none: a sibling's, or a new one.
+        """A sibling's epoch, or a new one.
 
         Who is overtaken between the look and the Open looks again: two jobs that start at once do not both see nobody.
         """
         overtaken: Fenced | None = None
         for _ in range(_LOOKS):
-            found = self._looked()
-            if isinstance(found, _Epoch):
-                return found
+            with ExitStack() as opened:
+                ledger = self._log.ledger.newest_client()
+                opened.callback(ledger.close)
+                ledger.fold_end()
+                grant = self._grant(ledger.fold)
+                if grant is not None:
+                    opened.pop_all()
+                    return _Epoch(grant, ledger, self._log)
+                rivals = self._rivals(ledger.fold)
             try:
-                epoch = self._open(found.prior)
+                epoch = self._open(ledger.fold.prior(self._options.writer, self._taken))
             except Fenced as error:
                 overtaken = error
                 continue
-            for rival in found.rivals:
-                level = logging.INFO if rival.writer == self._options.writer else logging.WARNING
-                _LOG.log(level, "%s: writer %s took over from %s", self._log.name, self._options.writer, rival.writer)
+            for rival in rivals:
+                level = logging.INFO if rival.live.writer == self._options.writer else logging.WARNING
+                _LOG.log(
+                    level, "%s: writer %s took over from %s", self._log.name, self._options.writer, rival.live.writer
+                )
             return epoch
         assert overtaken is not None, "every look ends in an epoch or is overtaken"
         raise overtaken
 
-    def _looked(self) -> _Epoch | _Judged:
-        """A sibling's epoch, or what an Open would fence, if it may."""
-        ledger = self._log.ledger.newest_client()
-        with ExitStack() as opened:
-            opened.callback(ledger.close)
-            ledger.fold_end()
-            newest = self._newest(ledger.fold)
-            if newest is not None and same_run(newest.nonce, self._run.tag):
-                opened.pop_all()
-                return _Epoch(self._shared(ledger.fold, newest), ledger, self._log)
-            self._check_not_taken_over(ledger.fold, newest)
-            if self._check is not None:
-                self._check(self._log.descriptor, self._log.value_schemas.newest())
-            return self._judged(ledger.fold)
+    def _grant(self, fold: LedgerFold, known: Grant | None = None) -> Grant | None:
+        """The right to write under the newest epoch on our name or any partition that we take, if a worker of this run
+        opened it; `known` is that of an earlier one. None if the run has no epoch, or it is a plain write, which has no
+        run to lose. Raises Fenced if it was taken from a query, once: started again the query opens a new one.
+        """
+        options, tag = self._options, self._run.tag
+        newest = fold.live_epoch(fold.prior(options.writer, self._taken))
+        if newest is not None and same_run(newest.nonce, tag):
+            return known if known is not None and known.epoch == newest.epoch else grant_of(self._log, fold, newest)
+        if options.serves_query and self._run.has_opened(lambda: has_begun(self._log, fold, options.writer, tag)):
+            self._run.note("told")
+            raise Fenced(
+                "another writer took over",
+                writer=options.writer,
+                by_writer=newest.writer if newest else None,
+                hint="Stop this query if the other one should go on; a restart takes over again",
+            )
+        return None
 
-    def _judged(self, fold: LedgerFold) -> _Judged:
+    def _rivals(self, fold: LedgerFold) -> list[Rival]:
+        """Whom an Open would fence. Raises what `check` and `check_ownership` raise if it may not."""
+        if self._check is not None:
+            self._check(self._log.descriptor, self._log.value_schemas.newest())
         options = self._options
         rivals = find_rivals(self._log, fold, options, current_environment().wall_clock())
         query_id = options.query_id or _query_id(options.checkpoint_location)
         check_ownership(options, query_id, self._run.tag, fold.last_commit(options.writer), rivals)
-        return _Judged(fold.prior(options.writer, self._taken), rivals)
+        return rivals
 
     def _open(self, judged: int) -> _Epoch:
         """Open an epoch. Raises Fenced if another one was opened since the ownership check."""
-        siblings = replace(current_environment(), nonce=sibling_nonces(self._run.tag))
+        siblings = replace(current_environment(), nonce=partial(sibling_nonce, self._run.tag))
         opened = siblings.run(open_epoch, self._log, self._options.writer, partitions=self._taken, judged=judged)
         opened.producer.close()
         try:
             if self._options.serves_query:
-                self._run.begin()
+                self._run.note()
         except BaseException:
             opened.close()
             raise
@@ -194,38 +191,6 @@ class _Planning:
     @property
     def _taken(self) -> tuple[int, ...]:
         return self._options.taken(self._log.descriptor.partitions)
-
-    def _newest(self, fold: LedgerFold) -> LiveEpoch | None:
-        """The newest epoch on our name or any partition that we take, if it is live."""
-        return fold.live_epoch(fold.prior(self._options.writer, self._taken))
-
-    def _shared(self, fold: LedgerFold, epoch: LiveEpoch) -> Grant:
-        """The grant of an epoch that a sibling opened."""
-        last = fold.last_commit(epoch.writer)
-        return Grant(
-            descriptor=self._log.descriptor,
-            value_schema=self._log.value_schemas.newest(),
-            writer=epoch.writer,
-            epoch=epoch.epoch,
-            nonce=epoch.nonce,
-            partitions=tuple(sorted(epoch.partitions)),
-            base=fold.last_checkpoint(epoch.writer),
-            metadata=last.metadata if last else {},
-        )
-
-    def _check_not_taken_over(self, fold: LedgerFold, newest: LiveEpoch | None) -> None:
-        """Raise Fenced if a query's epoch, which this run opened, was replaced."""
-        options = self._options
-        if options.serves_query and self._run.has_opened(
-            lambda: has_begun(self._log, fold, options.writer, self._run.tag)
-        ):
-            self._run.end()
-            raise Fenced(
-                "another writer took over",
-                writer=options.writer,
-                by_writer=newest.writer if newest else None,
-                hint="Stop this query if the other one should go on; a restart takes over again",
-            )
 
 
 def give_up(options: WriteOptions, grant: Grant) -> None:
@@ -238,11 +203,6 @@ def give_up(options: WriteOptions, grant: Grant) -> None:
         pass  # Another one has ended it.
     except StatelogError as error:
         _LOG.warning("%s: the epoch of a write that failed bars others for a while: %s", options.where.log, error)
-
-
-def sibling_nonces(nonce: bytes) -> NewNonce:
-    """Makes nonces of the same run as `nonce`, for a process that acts for the one that opened."""
-    return lambda: sibling_nonce(nonce)
 
 
 def _query_id(checkpoint_location: str) -> str | None:

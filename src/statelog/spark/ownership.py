@@ -18,13 +18,14 @@ Invariants:
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from statelog.errors import CheckpointMismatch, LogInUse, Misuse, OffsetGone
 from statelog.schemas.key_groups import ranges_text
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.records import VOID_VALUE, Open, decode
-from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.ledger.state import LastCommit, LiveEpoch
 from statelog.spark.options import WriteOptions
 from statelog.spark.query_run import is_plain, is_query, query_of, same_run
 from statelog.storage.kafka import OffsetRange, Record
@@ -140,16 +141,13 @@ def _check_take_over(last: LastCommit, writer: str, query_id: str, take_over_fro
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rival:
+class Rival(NamedTuple):
     """A live epoch that our Open would fence. `age_s` is the time since its last sign of life; None if that is gone.
 
     `has_committed`: under this epoch, and began nothing since. `last` is its writer's last commit, under any epoch.
     """
 
-    writer: str
-    nonce: bytes
-    partitions: frozenset[int]
+    live: LiveEpoch
     age_s: float | None
     has_committed: bool
     last: LastCommit | None
@@ -172,8 +170,8 @@ def check_ownership(
         if _may_live(rival) and not _is_ours(rival, options, ours, tag):
             raise LogInUse(
                 "another Spark job writes to this log",
-                writer=rival.writer,
-                partitions=ranges_text(rival.partitions),
+                writer=rival.live.writer,
+                partitions=ranges_text(rival.live.partitions),
                 query_id=_owner_of(rival.last) if rival.last is not None else None,
                 last_seen_s=None if rival.age_s is None else round(rival.age_s),
                 hint="A partition has one writing job at a time: give each job its own, by the option"
@@ -184,19 +182,19 @@ def check_ownership(
 def _may_live(rival: Rival) -> bool:
     if rival.age_s is None or rival.age_s > RECENT_S:
         return False
-    return is_query(rival.nonce) or (is_plain(rival.nonce) and not rival.has_committed)
+    return is_query(rival.live.nonce) or (is_plain(rival.live.nonce) and not rival.has_committed)
 
 
 def _is_ours(rival: Rival, options: WriteOptions, ours: str | None, tag: bytes) -> bool:
     """Whether the rival is an earlier life of ours, or one that takeOverFrom names."""
-    if rival.writer != options.writer:
+    if rival.live.writer != options.writer:
         return False
     owner = _owner_of(rival.last) if rival.last is not None else None
     if owner is not None and owner == options.take_over_from:
         return True
     if owner is not None and ours and rival.has_committed:
         return owner == ours
-    return query_of(rival.nonce) == query_of(tag)
+    return query_of(rival.live.nonce) == query_of(tag)
 
 
 def find_rivals(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float) -> list[Rival]:
@@ -212,16 +210,8 @@ def find_rivals(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float)
         last = fold.last_commit(epoch.writer)
         committed = last.offset if last is not None and last.offset > epoch.epoch else None
         begun = _begun(log, epoch.nonce, committed, fold.position) if committed is not None else epoch.epoch
-        found.append(
-            Rival(
-                writer=epoch.writer,
-                nonce=epoch.nonce,
-                partitions=epoch.partitions,
-                age_s=None if options.take_over else _age_s(log, max(begun or 0, committed or 0), now_s),
-                has_committed=begun is None,
-                last=last,
-            )
-        )
+        age_s = None if options.take_over else _age_s(log, max(begun or 0, committed or 0), now_s)
+        found.append(Rival(epoch, age_s, has_committed=begun is None, last=last))
     return found
 
 

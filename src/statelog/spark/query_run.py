@@ -86,16 +86,19 @@ class QueryRun(NamedTuple):
         except FileNotFoundError:
             return in_ledger()
 
-    def begin(self) -> None:
-        """Note that an epoch was opened; removes what runs of sessions left that are gone. Raises ConfigError."""
+    def note(self, what: str = "") -> None:
+        """Note that an epoch was opened; or, as "told", that the run was told that it lost it: started again it may
+        open. Removes what runs of sessions left that are gone. Raises ConfigError.
+        """
         try:
-            self.mark.write_bytes(b"")
+            self.mark.write_text(what, "ascii")
             for path in self.mark.parent.iterdir():
                 space, _, rest = path.name.partition("-")
                 pid, _, rest = rest.partition("-")
                 is_gone = space == _space() and pid.isdecimal() and _start_time(int(pid)) != rest.partition("-")[0]
-                if is_gone or time.time() - path.stat().st_mtime > _FORGOTTEN_S:
-                    path.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):  # Another process may remove it, too.
+                    if is_gone or time.time() - path.stat().st_mtime > _FORGOTTEN_S:
+                        path.unlink()
         except OSError as error:
             raise _unusable(self.mark.parent, str(error)) from error
 
@@ -103,13 +106,6 @@ class QueryRun(NamedTuple):
         """Note that the run goes on, so that no cleaner takes its file for an old one."""
         with suppress(OSError):
             self.mark.touch(mode=0o600)
-
-    def end(self) -> None:
-        """Note that the run was told that it lost its epoch: started again it may open. Raises ConfigError."""
-        try:
-            self.mark.write_bytes(b"told")
-        except OSError as error:
-            raise _unusable(self.mark.parent, str(error)) from error
 
 
 def run_of(options: WriteOptions) -> QueryRun:

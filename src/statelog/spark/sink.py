@@ -35,10 +35,11 @@ from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import ProcessCache, cached_log, task_producer
-from statelog.spark.epochs import give_up, plan_batch, sibling_nonces
+from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.ownership import BatchDecision, decide_batch, decide_write
 from statelog.spark.parsing import LogAddress
+from statelog.spark.query_run import sibling_nonce
 from statelog.spark.reported import reported, unpicklable
 from statelog.spark.rows import RowMapping, has_key, row_mapping, write_rows
 
@@ -54,30 +55,36 @@ _coordinators: ProcessCache[tuple[LogAddress, bytes], Coordinator] = ProcessCach
 # ---- what Spark calls
 
 
-class _PlannedWrite:
-    """A write before and after planning. It has its plan from the first pickling on, and so in every copy."""
+class _Sink:
+    """What both writers are, before and after planning. One has its plan from the first pickling on, and so in every
+    copy.
+    """
 
-    def __init__(self, options: WriteOptions, columns: StructType, *, overwrite: bool) -> None:
+    _is_stream: bool
+
+    @reported()
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self.options = write_options(options, streaming=self._is_stream)
         if overwrite:
             raise Misuse(
                 "statelog takes changes: complete mode and overwrite are not supported",
                 hint="Use append mode; for aggregations, update mode with foreachBatch(statelog.spark.upsert(...))",
             )
-        names = columns.fieldNames()
+        names = schema.fieldNames()
         if not has_key(names):
             raise InvalidChange(
                 "the DataFrame has no column key", columns=", ".join(names), hint="Rename the key column to key"
             )
-        self.options = options
         self.task: TaskGrant | None = None
-        self._columns = columns
+        self._columns = schema
         self._rows: RowMapping | None = None
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> "TaskResult":
-        """Write a task's rows."""
+    @reported()
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> "TaskResult":
+        """Write a task's rows, on an executor. Raises InvalidChange, KeyGroupMismatch, PersistFailed, Unavailable."""
         assert self.task is not None, "tasks have what was pickled"
         assert self._rows is not None, "tasks have what was pickled"
-        return write_task(batches, self.task, self._rows, self.options)
+        return write_task(iterator, self.task, self._rows, self.options)
 
     def _mapping(self, descriptor: Descriptor, value_schema: ValueSchema) -> RowMapping:
         return row_mapping(self._columns, self.options, descriptor, value_schema)
@@ -94,57 +101,42 @@ class _PlannedWrite:
         return self.__dict__
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]  # Spark's own Arrow class overrides alike
     """Spark's view of the streaming sink."""
 
-    @reported()
-    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._planned = _PlannedWrite(write_options(options, streaming=True), schema, overwrite=overwrite)
-
-    @reported()
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> "TaskResult":  # type: ignore[override]  # as Spark's own Arrow class
-        """Write a task's rows, on an executor. Raises InvalidChange, KeyGroupMismatch, PersistFailed, Unavailable."""
-        return self._planned.write(iterator)
+    _is_stream = True
 
     @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Commit the batch, beside the driver. Raises what `commit_batch` raises."""
-        commit_batch(self._planned.options, messages, batchId)
+        commit_batch(self.options, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
         """Nothing to undo: chunks that no commit lists are void, and truncation removes them."""
 
 
-class BatchWriter(DataSourceArrowWriter):
+class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as above
     """Spark's view of the batch sink. One instance is planned, copied to the tasks, and to the commit process."""
 
-    @reported()
-    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._planned = _PlannedWrite(write_options(options, streaming=False), schema, overwrite=overwrite)
-
-    @reported()
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> "TaskResult":  # type: ignore[override]  # as Spark's own Arrow class
-        """Write a task's rows, on an executor. Raises InvalidChange, KeyGroupMismatch, PersistFailed, Unavailable."""
-        return self._planned.write(iterator)
+    _is_stream = False
 
     @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Commit the rows of all tasks, beside the driver. Raises what `commit_batch` raises."""
-        options = self._planned.options
-        if options.batch_id is not None:
-            commit_batch(options, messages, options.batch_id)
-        elif not commit_write(options, messages):
+        if self.options.batch_id is not None:
+            commit_batch(self.options, messages, self.options.batch_id)
+        elif not commit_write(self.options, messages):
             self._give_up()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # Spark's signature
         """Let others write. Nothing is to be undone: chunks that no commit lists are void."""
-        if self._planned.options.batch_id is None:
+        if self.options.batch_id is None:
             self._give_up()
 
     def _give_up(self) -> None:
         """End the epoch of a plain write that commits nothing: its Open says that it is under way."""
-        if self._planned.task is not None:
-            give_up(self._planned.options, self._planned.task.grant)
+        if self.task is not None:
+            give_up(self.options, self.task.grant)
 
 
 # ---- a task, on an executor
@@ -253,7 +245,7 @@ def _coordinator(where: LogAddress, result: TaskResult) -> Coordinator:
     # After the coordinator, so that no log is idle for longer than what was made of it.
     log = cached_log(where, grant.descriptor.identity)
     if found is None:
-        siblings = replace(current_environment(), nonce=sibling_nonces(grant.nonce))
+        siblings = replace(current_environment(), nonce=partial(sibling_nonce, grant.nonce))
         return _coordinators.put((where, grant.nonce), siblings.run(Coordinator, log, grant.writer, grant=grant))
     if found.base != result.base:
         found.refresh()  # Another commit process of the session was at work.
