@@ -1,7 +1,8 @@
 """Arrow columns as numpy arrays and back, without a copy, and a fingerprint for each of their rows. Pure.
 
 pyarrow's own conversions do the same, and import pandas at the first of them if it is installed: 0.2 s in every process
-of a job that has no use for it. Where pandas is loaded already, they are a few microseconds faster than ours.
+of a job, or of a materializer, that has no use for it. Where pandas is loaded already, they are a few microseconds
+faster than ours.
 
 Nulls are the callers' to refuse first.
 """
@@ -40,9 +41,14 @@ def binary_column(column: pa.Array) -> BinaryColumn:
     return BinaryColumn(offsets - offsets[0] if offsets[0] else offsets, data)
 
 
-def numbers_of(column: pa.Array) -> NDArray[Any]:
-    """A column of integers or floats as an array that may not be written to. Raises pa.ArrowInvalid for a null."""
-    if "pandas" in sys.modules or column.null_count or column.type.bit_width < 8:
+def numbers_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
+    """A column of integers, floats or booleans as an array that may not be written to. Raises pa.ArrowInvalid for a
+    null.
+    """
+    column = whole_column(column)
+    if pa.types.is_boolean(column.type):
+        return numbers_of(column.cast(pa.uint8())).view(np.bool_)
+    if "pandas" in sys.modules or column.null_count:
         return column.to_numpy()
     _, data = column.buffers()
     if data is None:
@@ -61,9 +67,13 @@ def whole_column(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def column_of(numbers: NDArray[Any]) -> pa.Array:
-    """An array of integers or floats as a column, which keeps it alive: it is not to be written to from then on."""
+    """An array of integers, floats or booleans as a column, which may keep it alive: it is not to be written to from
+    then on.
+    """
     if "pandas" in sys.modules:
         return pa.array(numbers)
+    if numbers.dtype == np.bool_:
+        return column_of(numbers.view(np.uint8)).cast(pa.bool_())
     kind = pa.from_numpy_dtype(numbers.dtype)
     return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers).data)])
 

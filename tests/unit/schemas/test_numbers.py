@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from statelog.schemas.arrays import column_of, numbers_of
 
-_KINDS = (np.uint8, np.uint16, np.int32, np.int64, np.uint64, np.float64)
+_KINDS = (np.bool_, np.uint8, np.uint16, np.int32, np.int64, np.uint64, np.float64)
 
 _WRITE = """
 import sys
@@ -30,6 +30,24 @@ with Coordinator(log, "w") as coordinator, TaskWriter(log.kafka.producer(), coor
         keys.check()
     task.append_batch(batch)
     coordinator.commit([task.finish()])
+print("pandas" in sys.modules)
+"""
+
+
+_ROUNDS = """
+import sys
+import pyarrow as pa
+from statelog.materializer import MaterializerSettings, run_round
+from statelog.producer import Writer
+from tests.support.rigs.log import twin_rig
+
+(batch,) = pa.ipc.open_stream(sys.stdin.buffer.read())
+log = twin_rig("log").create()
+with Writer(log, "w") as writer:
+    for _ in range(3):
+        writer.append_batch(batch)
+        writer.commit()
+        print(run_round(log, MaterializerSettings(fanout=2)).rows)
 print("pandas" in sys.modules)
 """
 
@@ -62,12 +80,22 @@ def test_a_null_is_refused() -> None:
 
 def test_a_write_of_batches_leaves_pandas_alone() -> None:
     """Neither the imports of Spark's sink nor a task's write and its commit import pandas, which is there to import."""
+    assert _printed_by(_WRITE) == [b"False"]
+
+
+def test_rounds_leave_pandas_alone() -> None:
+    """Neither the imports of a materializer nor its rounds, with a merge, import pandas, which is there to import."""
+    assert _printed_by(_ROUNDS) == [b"2", b"2", b"2", b"False"]
+
+
+def _printed_by(program: str) -> list[bytes]:
+    """What a program prints that gets a batch of two changes as its input, where pandas could be imported."""
     rows = pa.RecordBatch.from_pydict({"key": [b"a", b"bc"], "value": [b"1", b"2"]})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_batch(rows)
     done = subprocess.run(
-        [sys.executable, "-c", _WRITE], input=sink.getvalue().to_pybytes(), capture_output=True, check=True, timeout=60
+        [sys.executable, "-c", program], input=sink.getvalue().to_pybytes(), capture_output=True, check=True, timeout=60
     )
-    assert done.stdout.split() == [b"False"]
     assert subprocess.run([sys.executable, "-c", "import pandas"], check=False, timeout=60).returncode == 0
+    return done.stdout.split()

@@ -52,7 +52,7 @@ def changes_batch(
         raise InvalidChange("a key is null", hint="Every change needs a key", nulls=keys.null_count)
     if len(ops) and int(ops.max()) > DELETE:
         raise InvalidChange("an op is neither put nor delete", hint="Use 0 for put, 1 for delete", op=int(ops.max()))
-    nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else np.zeros(len(ops), np.bool_)
+    nulls = numbers_of(values.is_null()) if values.null_count else np.zeros(len(ops), np.bool_)
     if not np.array_equal(nulls, ops == DELETE):
         raise InvalidChange(
             "a put has no value, or a delete has one", hint="To remove a key, delete it; an empty value is b''"
@@ -204,13 +204,13 @@ def merge_tables(tables: Sequence[pa.Table], *, drop_deletes: bool) -> pa.Table:
     together = pa.concat_tables(filled).combine_chunks()
     rows = sorted_last_rows(whole_column(together.column("key_group")), whole_column(together.column("key")))
     if drop_deletes:
-        rows = rows[np.asarray(together.column("op"), np.uint8)[rows] == PUT]
-    return together.take(pa.array(rows))
+        rows = rows[numbers_of(together.column("op"))[rows] == PUT]
+    return together.take(column_of(rows))
 
 
 def _puts(table: pa.Table) -> pa.Table:
-    is_put = np.asarray(table.column("op"), np.uint8) == PUT
-    return table if is_put.all() else table.filter(pa.array(is_put))
+    is_put = numbers_of(table.column("op")) == PUT
+    return table if is_put.all() else table.filter(column_of(is_put))
 
 
 def cut_by_bytes(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:

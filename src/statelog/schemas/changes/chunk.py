@@ -193,7 +193,7 @@ def _values_fit(ops: NDArray[np.uint8], values: pa.Array) -> bool:
     """Whether every change is a put (0) with a value or a delete (1) without one."""
     if not values.null_count:
         return not np.count_nonzero(ops)
-    return bool((ops == np.asarray(values.is_null())).all())
+    return bool((ops == numbers_of(values.is_null())).all())
 
 
 def _key_groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from statelog.schemas.arrays import binary_column
+from statelog.schemas.arrays import binary_column, column_of, numbers_of
 from statelog.schemas.key_groups import KeyType
 
 Rows = NDArray[np.int64]
@@ -57,7 +57,7 @@ def sorted_last_rows(key_groups: pa.Array, keys: pa.Array) -> Rows:
     last = None if comparable is None else _last_rows(comparable)
     if comparable is None or last is None:
         last = last_rows(key_groups, keys)
-        indices = pa.array(last)
+        indices = column_of(last)
         return last[sorted_rows(key_groups.take(indices), keys.take(indices))]
     return last[_sorted_rows(comparable.take(last))]
 
@@ -68,14 +68,14 @@ def sorted_last_rows(key_groups: pa.Array, keys: pa.Array) -> Rows:
 def _comparable(key_groups: pa.Array, keys: pa.Array) -> _Comparable | None:
     """None if a key is too wide for words."""
     words = _words(keys)
-    return None if words is None else _Comparable(key_groups.to_numpy(), words)
+    return None if words is None else _Comparable(numbers_of(key_groups), words)
 
 
 def _words(keys: pa.Array) -> tuple[Word, ...] | None:
     if len(keys) == 0:
         return ()
     if KeyType.of(keys.type) is KeyType.LONG:
-        return (keys.to_numpy().view(np.uint64) ^ _SIGN,)
+        return (numbers_of(keys).view(np.uint64) ^ _SIGN,)
     column = binary_column(keys)
     lengths = column.lengths
     width = int(lengths.max())
@@ -137,10 +137,10 @@ def _differs_within(same: NDArray[np.bool_], ordered: NDArray[np.uint16] | Word)
 
 
 def _last_rows_by_arrow(key_groups: pa.Array, keys: pa.Array) -> Rows:
-    rows = pa.array(np.arange(len(keys), dtype=np.int64))
+    rows = column_of(np.arange(len(keys), dtype=np.int64))
     table = pa.table({"key_group": key_groups, "key": keys, "row": rows})
     last = table.group_by(["key_group", "key"]).aggregate([("row", "max")])
-    return np.sort(last.column("row_max").to_numpy())
+    return np.sort(numbers_of(last.column("row_max")))
 
 
 # ---- the order of (key group, key)
@@ -191,7 +191,7 @@ def _equal_to_previous(word: Word) -> NDArray[np.bool_]:
 
 
 def _sorted_rows_by_arrow(key_groups: pa.Array, keys: pa.Array) -> Rows:
-    rows = pa.array(np.arange(len(keys), dtype=np.int64))
+    rows = column_of(np.arange(len(keys), dtype=np.int64))
     table = pa.table({"key_group": key_groups, "key": keys, "row": rows})
     order = [("key_group", "ascending"), ("key", "ascending"), ("row", "ascending")]
-    return pc.sort_indices(table, sort_keys=order).to_numpy().astype(np.int64)
+    return numbers_of(pc.sort_indices(table, sort_keys=order)).astype(np.int64)

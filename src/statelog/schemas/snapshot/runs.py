@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import CorruptManifest, CorruptRun, UnknownFormat
-from statelog.schemas.arrays import whole_column
+from statelog.schemas.arrays import column_of, numbers_of, whole_column
 
 FORMAT_VERSION = 1
 TARGET_ROWS = 32 * 1024
@@ -152,7 +152,7 @@ def row_groups_for(index: RunIndex, wanted: Collection[int]) -> list[int]:
 
 def key_groups_of(table: pa.Table) -> NDArray[np.uint16]:
     """The key_group column as a numpy array."""
-    return np.asarray(table.column("key_group"), np.uint16)
+    return numbers_of(table.column("key_group"))
 
 
 def only_key_groups(table: pa.Table, wanted: Collection[int]) -> pa.Table:
@@ -161,7 +161,7 @@ def only_key_groups(table: pa.Table, wanted: Collection[int]) -> pa.Table:
     if isinstance(wanted, range) and wanted.step == 1:
         first, end = (int(i) for i in np.searchsorted(groups, [wanted.start, max(wanted.start, wanted.stop)]))
         return table.slice(first, end - first)
-    return table.filter(pa.array(np.isin(groups, np.asarray(list(wanted), np.int64))))
+    return table.filter(column_of(np.isin(groups, np.asarray(list(wanted), np.int64))))
 
 
 def first_unsorted(table: pa.Table) -> int | None:
@@ -170,7 +170,7 @@ def first_unsorted(table: pa.Table) -> int | None:
         return None
     groups = key_groups_of(table).astype(np.int32)
     key = whole_column(table.column("key"))
-    not_above = np.asarray(pc.less_equal(key.slice(1), key.slice(0, len(key) - 1)), bool)
+    not_above = numbers_of(pc.less_equal(key.slice(1), key.slice(0, len(key) - 1)))
     step = np.diff(groups)
     wrong = np.flatnonzero((step < 0) | ((step == 0) & not_above))
     return int(wrong[0]) + 1 if len(wrong) else None
