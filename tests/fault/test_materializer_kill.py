@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.materializer.roll_up import CRASH_POINTS
+from statelog.materializer.round import CRASH_POINTS
 from statelog.producer import Writer
 from statelog.recovery import recover
 from tests.support.processes.doomed import NEVER, round_life

@@ -15,7 +15,7 @@ from statelog.environment import Environment
 from statelog.errors import StatelogError
 from statelog.materializer import run_round
 from statelog.materializer.outcome import CompletedRound
-from statelog.materializer.roll_up import CRASH_POINTS
+from statelog.materializer.round import CRASH_POINTS
 from statelog.testing import Crash
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.store import Fault

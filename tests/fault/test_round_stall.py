@@ -201,12 +201,12 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
         verified: VerifiedRuns,
         environment: Environment,
     ) -> Cleanup:
-        late = cleanup.plan_cleanup(log, list(log.store.list()), own, chosen, verified.manifests)
+        late = cleanup.plan_cleanup(log, list(log.store.list()), own, chosen, verified)
         return cleanup.run_cleanup(
             log, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified, environment
         )
 
-    monkeypatch.setattr("statelog.materializer.roll_up.run_cleanup", with_a_new_list)
+    monkeypatch.setattr("statelog.materializer.round.run_cleanup", with_a_new_list)
     _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)
     with pytest.raises(NotFound):
         state_of(twin.open())

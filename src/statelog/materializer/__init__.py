@@ -4,11 +4,7 @@ from statelog.materializer.cleanup import claim_root
 from statelog.materializer.control import Control, install_signal_handlers
 from statelog.materializer.daemon import Materializer
 from statelog.materializer.events import Event, EventKind
-from statelog.materializer.outcome import (
-    CompletedRound,
-    LostRound,
-    SkippedRound,
-)
+from statelog.materializer.outcome import CompletedRound, LostRound, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.schedule import Rates
 from statelog.materializer.settings import MaterializerSettings

@@ -73,63 +73,25 @@ class KeptManifest(NamedTuple):
     sha256: bytes
 
 
-class KeptManifests:
-    """Remembers manifests by the listing's entry of their file, up to `most_bytes` of files; others are read again."""
-
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._known: dict[FileInfo, KeptManifest] = {}
-        self._lock = threading.Lock()
-
-    def read(
-        self, chain: ManifestChain, listed: Mapping[int, FileInfo], numbers: Collection[int]
-    ) -> list[KeptManifest]:
-        """Those of `numbers` that are listed, ascending. One that is gone by now was dropped by a newer winner.
-
-        Raises CorruptManifest, UnknownFormat, StoreUnavailable.
-        """
-        found: list[KeptManifest] = []
-        for number in sorted(numbers & listed.keys()):
-            info = listed[number]
-            known = self._known.get(info)
-            if known is None:
-                try:
-                    stored = chain.read(number)
-                except NotFound:
-                    continue
-                known = KeptManifest(stored.manifest, sha256(stored.data))
-                self._remember(info, known)
-            found.append(known)
-        return found
-
-    def forget_all_but(self, numbers: Collection[int]) -> None:
-        """Forget manifests that are not kept, so that memory does not grow."""
-        with self._lock:
-            self._known = {info: known for info, known in self._known.items() if known.manifest.number in numbers}
-
-    def _remember(self, info: FileInfo, manifest: KeptManifest) -> None:
-        with self._lock:
-            if sum(known.size_bytes for known in self._known) + info.size_bytes <= self._most_bytes:
-                self._known[info] = manifest
-
-
 class VerifiedRuns:
-    """Remembers by path and sha256. Runs are immutable, so one reading vouches for the content ever after.
+    """What a process has read and verified: runs by path and sha256, and manifests by the listing's entry of their
+    file, up to `most_bytes` of files; other manifests are read again.
 
-    That a file is still there, with its size, is asked of the store every time. `manifests` are those that were
-    kept; `may_truncate` says that the right to delete records was proved.
+    Runs are immutable, so one reading vouches for the content ever after. That a file is still there, with its size, is
+    asked of the store every time. `may_truncate` says that the right to delete records was proved.
     """
 
-    def __init__(self) -> None:
-        self.manifests = KeptManifests()
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self.may_truncate = False
-        self._known: dict[str, bytes] = {}
+        self._most_bytes = most_bytes
+        self._runs: dict[str, bytes] = {}
+        self._manifests: dict[FileInfo, KeptManifest] = {}
         self._lock = threading.Lock()
 
     def add(self, runs: Iterable[RunRef]) -> None:
         """Remember runs that were read back elsewhere."""
         with self._lock:
-            self._known.update({run.path: run.sha256 for run in runs})
+            self._runs.update({run.path: run.sha256 for run in runs})
 
     def check(self, store: Store, runs: Iterable[RunRef]) -> None:
         """Raise CorruptRun unless every run is there and whole; StoreUnavailable if that cannot be checked."""
@@ -143,14 +105,39 @@ class VerifiedRuns:
                     found_bytes=sizes.get(run.path, -1),
                     hint="Restore the file from a copy of the store, or recover from another snapshot",
                 )
-            if self._known.get(run.path) != run.sha256:
+            if self._runs.get(run.path) != run.sha256:
                 read_back(store, run.file)
                 self.add([run])
 
-    def forget_all_but(self, paths: Collection[str]) -> None:
-        """Forget runs that no kept manifest names, so that memory does not grow."""
+    def manifests(
+        self, chain: ManifestChain, listed: Mapping[int, FileInfo], numbers: Collection[int]
+    ) -> list[KeptManifest]:
+        """Those of `numbers` that are listed, ascending. One that is gone by now was dropped by a newer winner.
+
+        Raises CorruptManifest, UnknownFormat, StoreUnavailable.
+        """
+        found: list[KeptManifest] = []
+        for number in sorted(numbers & listed.keys()):
+            info = listed[number]
+            known = self._manifests.get(info)
+            if known is None:
+                try:
+                    stored = chain.read(number)
+                except NotFound:
+                    continue
+                known = KeptManifest(stored.manifest, sha256(stored.data))
+                with self._lock:
+                    if sum(one.size_bytes for one in self._manifests) + info.size_bytes <= self._most_bytes:
+                        self._manifests[info] = known
+            found.append(known)
+        return found
+
+    def forget_all_but(self, kept: Collection[Manifest], numbers: Collection[int]) -> None:
+        """Forget the runs that no kept manifest names, and manifests of other numbers, so that memory does not grow."""
+        paths = {run.path for manifest in kept for run in manifest.runs}
         with self._lock:
-            self._known = {path: digest for path, digest in self._known.items() if path in paths}
+            self._runs = {path: digest for path, digest in self._runs.items() if path in paths}
+            self._manifests = {info: one for info, one in self._manifests.items() if one.manifest.number in numbers}
 
 
 _OUTRUN = "a newer round won and cleaned up meanwhile"
@@ -160,7 +147,7 @@ _OUTRUN = "a newer round won and cleaned up meanwhile"
 
 
 def plan_cleanup(
-    log: Log, listing: Iterable[FileInfo], own: Manifest, settings: MaterializerSettings, known: KeptManifests
+    log: Log, listing: Iterable[FileInfo], own: Manifest, settings: MaterializerSettings, verified: VerifiedRuns
 ) -> CleanupPlan:
     """Decide from a listing of all files. Raises CorruptManifest, StoreUnavailable."""
     files = list(listing)
@@ -172,9 +159,9 @@ def plan_cleanup(
     subscriptions = list_subscriptions(log.store).files
     holds: list[Claim] = [*live, *holding(subscriptions, log.descriptor.identity)]
     if holds:
-        others = known.read(log.manifests, listed, listed.keys() - kept)
+        others = verified.manifests(log.manifests, listed, listed.keys() - kept)
         kept |= stood_at([one.manifest for one in others], holds)
-    beside = known.read(log.manifests, listed, kept - {own.number})
+    beside = verified.manifests(log.manifests, listed, kept - {own.number})
     return CleanupPlan(
         kept=kept,
         dropped=dropped_numbers(put_s, kept, own.number),
@@ -206,7 +193,7 @@ def run_cleanup(
     environment: Environment,
 ) -> Cleanup:
     """Remove what `cleanup_plan` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
-    links = verified.manifests.read(log.manifests, log.manifests.listed(), cleanup_plan.kept)
+    links = verified.manifests(log.manifests, log.manifests.listed(), cleanup_plan.kept)
     kept = [link.manifest for link in links]
     subscriptions = list_subscriptions(log.store)
     held_back = _check_oldest(log, own, kept, verified) or _check_links(links) or _check_readable(subscriptions)
@@ -231,8 +218,7 @@ def run_cleanup(
         log.store.delete(path)
     log.store.sweep(now_s)
     environment.crash("after-delete")
-    verified.forget_all_but({run.path for manifest in kept for run in manifest.runs})
-    verified.manifests.forget_all_but(cleanup_plan.kept)
+    verified.forget_all_but(kept, cleanup_plan.kept)
     there = log.data_offsets()
     return Cleanup(
         manifests_dropped=len(cleanup_plan.dropped),
@@ -355,7 +341,7 @@ def publish(log: Log, manifest: Manifest) -> str:
     return ""
 
 
-def other_root(log: Log, own: Manifest, known: KeptManifests) -> str:
+def other_root(log: Log, own: Manifest, verified: VerifiedRuns) -> str:
     """Why another root than this one may be the log's, or an empty string. `own` was just put."""
     try:
         text = log.kafka.published(_group(log), log.ledger_topic, 0)
@@ -365,7 +351,7 @@ def other_root(log: Log, own: Manifest, known: KeptManifests) -> str:
     if found is None:
         return ""
     listed = log.manifests.listed()
-    there = [one.manifest for one in known.read(log.manifests, listed, {found.number})]
+    there = [one.manifest for one in verified.manifests(log.manifests, listed, {found.number})]
     return why_not_ours(found, _ours(log, own), max(listed), there[0] if there else None)
 
 

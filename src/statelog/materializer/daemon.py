@@ -35,16 +35,12 @@ from statelog.errors import (
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.control import BackgroundTask, Control, begin_task
 from statelog.materializer.engine import EngineMaker, LocalEngine
-from statelog.materializer.events import Event, EventKind, log_event
+from statelog.materializer.events import Event, EventKind, log_event, shortfalls
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import Round
 from statelog.materializer.schedule import Rates, RoundCause, ScheduleState, cause_of_round, delay_after, first_delay_s
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.statistics import (
-    MaterializerStatistics,
-    with_outcome,
-    with_tail,
-)
+from statelog.materializer.statistics import MaterializerStatistics, with_outcome, with_tail
 from statelog.materializer.tail import TailWatch, Watchdog
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.log.log import Log
@@ -343,13 +339,8 @@ class Materializer:
         at_s = self._clock()
         self._statistics = with_outcome(self._statistics, outcome, duration_s=at_s - started_s)
         self._tell(_ENDED[type(outcome)], at_s, outcome=outcome, **asdict(outcome))
-        if isinstance(outcome, CompletedRound):
-            if outcome.cleanup.held_back:
-                self._tell(EventKind.CLEANUP_HELD_BACK, at_s, reason=outcome.cleanup.held_back)
-            for one in outcome.cleanup.capped:
-                self._tell(EventKind.SUBSCRIPTION_CAPPED, at_s, reader=one.reader, reason=one.reason)
-            if outcome.unpublished:
-                self._tell(EventKind.OFFSET_UNPUBLISHED, at_s, reason=outcome.unpublished)
+        for event in shortfalls(self._log.name, outcome, at_s):
+            self._on_event(event)
 
     def _tell(
         self,

@@ -9,14 +9,14 @@ must be quick and must not raise. A daemon logs its events under `statelog.mater
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from statelog.errors import StatelogError
 from statelog.formatting import show_bytes, show_count, show_duration
-from statelog.materializer.outcome import RoundOutcome
+from statelog.materializer.outcome import CompletedRound, RoundOutcome
 
 _LOG = logging.getLogger("statelog.materializer")
 
@@ -61,39 +61,36 @@ class EventKind(StrEnum):
     """The daemon ends. No round is in flight, except those that were given up and hang."""
 
 
-_LEVELS = {
-    EventKind.ROUND_FAILED: logging.WARNING,
-    EventKind.CLEANUP_HELD_BACK: logging.WARNING,
-    EventKind.OFFSET_UNPUBLISHED: logging.WARNING,
-    EventKind.RESTORE_BUDGET_OUT_OF_REACH: logging.WARNING,
-    EventKind.LOG_AGE_ALARM: logging.ERROR,
-    EventKind.SUBSCRIPTION_CAPPED: logging.ERROR,
-}
-
-
-_TEXTS = {
-    EventKind.STARTED: "materializer started, first round in {first_round_s}",
-    EventKind.ROUND_STARTED: "round started ({cause})",
+_SHOWN = {
+    EventKind.STARTED: (logging.INFO, "materializer started, first round in {first_round_s}"),
+    EventKind.ROUND_STARTED: (logging.INFO, "round started ({cause})"),
     EventKind.ROUND_COMPLETED: (
+        logging.INFO,
         "round completed: manifest {number} at position {position}, {changes} changes of {commits} commits,"
-        " {size_bytes} written, {truncated} records truncated, in {duration_s}{more}"
+        " {size_bytes} written, {truncated} records truncated, in {duration_s}{more}",
     ),
-    EventKind.ROUND_SKIPPED: "round skipped: nothing new since position {position}",
-    EventKind.ROUND_LOST: "round lost: another materializer put manifest {number} first; is a second one running?",
-    EventKind.ROUND_FAILED: "round failed, {failures_in_a_row} in a row, {goes_on}: {error}",
-    EventKind.ROUND_ENDED_LATE: "a round that was given up has ended {how}",
-    EventKind.CLEANUP_HELD_BACK: "cleanup held back, the log grows: {reason}",
-    EventKind.SUBSCRIPTION_CAPPED: "the subscription of reader {reader} was ended: {reason}",
+    EventKind.ROUND_SKIPPED: (logging.INFO, "round skipped: nothing new since position {position}"),
+    EventKind.ROUND_LOST: (
+        logging.INFO,
+        "round lost: another materializer put manifest {number} first; is a second one running?",
+    ),
+    EventKind.ROUND_FAILED: (logging.WARNING, "round failed, {failures_in_a_row} in a row, {goes_on}: {error}"),
+    EventKind.ROUND_ENDED_LATE: (logging.INFO, "a round that was given up has ended {how}"),
+    EventKind.CLEANUP_HELD_BACK: (logging.WARNING, "cleanup held back, the log grows: {reason}"),
+    EventKind.SUBSCRIPTION_CAPPED: (logging.ERROR, "the subscription of reader {reader} was ended: {reason}"),
     EventKind.OFFSET_UNPUBLISHED: (
-        "the position for Kafka's lag tools was not published; nothing else depends on it: {reason}"
+        logging.WARNING,
+        "the position for Kafka's lag tools was not published; nothing else depends on it: {reason}",
     ),
-    EventKind.LOG_AGE_ALARM: "no snapshot holds what was committed {age_s} ago",
+    EventKind.LOG_AGE_ALARM: (logging.ERROR, "no snapshot holds what was committed {age_s} ago"),
     EventKind.RESTORE_BUDGET_OUT_OF_REACH: (
+        logging.WARNING,
         "restore budget out of reach: the snapshot alone takes about {snapshot_s} of {budget_s}; restore parts on"
-        " several workers, or allow more time"
+        " several workers, or allow more time",
     ),
-    EventKind.STOPPED: "materializer stopped",
+    EventKind.STOPPED: (logging.INFO, "materializer stopped"),
 }
+"""How loud an event of the kind is, and its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +110,7 @@ class Event:
     @property
     def level(self) -> int:
         """The level of `logging` that suits it."""
-        return _LEVELS.get(self.kind, logging.INFO)
+        return _SHOWN[self.kind][0]
 
     @property
     def text(self) -> str:
@@ -133,7 +130,18 @@ class Event:
                 facts["how"] = "well, and counts" if facts["counts"] else "before its put"
             case _:
                 pass
-        return _TEXTS[self.kind].format(**facts)
+        return _SHOWN[self.kind][1].format(**facts)
+
+
+def shortfalls(log: str, outcome: RoundOutcome, at_s: float) -> Iterator[Event]:
+    """What a round of the log that ended well could not do beside its snapshot, or had to."""
+    if isinstance(outcome, CompletedRound):
+        if reason := outcome.cleanup.held_back:
+            yield Event(kind=EventKind.CLEANUP_HELD_BACK, log=log, at_s=at_s, facts={"reason": reason})
+        for one in outcome.cleanup.capped:
+            yield Event(kind=EventKind.SUBSCRIPTION_CAPPED, log=log, at_s=at_s, facts=asdict(one))
+        if reason := outcome.unpublished:
+            yield Event(kind=EventKind.OFFSET_UNPUBLISHED, log=log, at_s=at_s, facts={"reason": reason})
 
 
 def log_event(event: Event) -> None:

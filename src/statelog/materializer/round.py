@@ -5,33 +5,68 @@ may run at once, on any machines, stalled for any time: the slot of the next man
 
 Invariants:
 - The newest manifest is read first, and everything follows from it. Only the put of the next one makes a difference.
+- Whatever a manifest names was uploaded and read back before its put.
+- A loser deletes nothing, and nothing that it uploaded is ever used.
 - What is missing is believed only while the manifest that needs it is still the newest (else the round is lost), and
   damage only while the directory is the log's.
 - The budget never ends a round between a loss and the ledger record with which a person accepted it.
 - A round that was given up stops at its next step, unless that lies after the put: then it counts, and is finished.
 """
 
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 
 from statelog.environment import current_environment
-from statelog.errors import Damaged, DataLoss, NotFound, OffsetGone, StatelogError
-from statelog.materializer.cleanup import VerifiedRuns
-from statelog.materializer.engine import EngineMaker, LocalEngine, scratch_directory
-from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
-from statelog.materializer.roll_up import RollUp, Steps
+from statelog.errors import CorruptRun, Damaged, DataLoss, NotFound, OffsetGone, RoundGivenUp, StatelogError
+from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, other_root, plan_cleanup, publish, run_cleanup
+from statelog.materializer.engine import (
+    Engine,
+    EngineMaker,
+    LocalEngine,
+    RoundWork,
+    Written,
+    not_whole,
+    scratch_directory,
+)
+from statelog.materializer.events import log_event, shortfalls
+from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target, prove_truncation
+from statelog.materializer.tasks import TaskOutput, fold_tasks, merge_tasks
+from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
+from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
+from statelog.schemas.names import DESCRIPTOR_PATH
+from statelog.schemas.snapshot.manifest import Manifest, next_manifest
+from statelog.schemas.snapshot.run_ref import Cuts, RunRef, choose_merges, in_order
 from statelog.schemas.topic_policy import ROLLING_UP
+from statelog.storage.log.evidence import take_anchors
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
 
-_LOG = logging.getLogger("statelog.materializer")
-
 QUIET_RECORDS = 1000
 """So many ledger records without a commit are rolled up all the same, so that a quiet ledger is truncated, too."""
+
+CRASH_POINTS = (
+    "after-newest",  # the newest manifest was read, nothing written
+    "after-fold",  # the target and its commits are known
+    "after-delta",  # the delta run lies in the scratch directory
+    "after-merge",  # so do merged runs
+    "after-upload",  # the new runs lie in the store, and were read back
+    "after-list",  # what will be removed is decided
+    "after-put",  # the manifest exists; we do not know yet whether it counts
+    "after-win",  # we know
+    "after-check",  # the oldest kept snapshot was verified
+    "after-cap",  # subscriptions over their cap were ended
+    "after-drop",  # old manifests are gone
+    "after-truncate-data",
+    "after-truncate-ledger",
+    "after-delete",  # files that no manifest names are gone
+    "after-publish",  # the group offset is published, unless it cannot be
+)
+"""The names that `Environment.crash` is called with, in order: one between every two steps."""
+
+_BEFORE_PUT = frozenset(CRASH_POINTS[: CRASH_POINTS.index("after-put")])
 
 
 def run_round(
@@ -55,8 +90,8 @@ def run_round(
         1
     """
     outcome = Round(log, settings or MaterializerSettings(), make_engine=make_engine).run()
-    if isinstance(outcome, CompletedRound):
-        _log_shortfalls(log, outcome)
+    for event in shortfalls(log.name, outcome, at_s=0.0):
+        log_event(event)
     return outcome
 
 
@@ -80,9 +115,12 @@ class Round:
         self._settings = settings
         self._verified = verified or VerifiedRuns()
         self._make_engine = make_engine
+        self._is_given_up = is_given_up
         self._environment = environment = current_environment()
-        self._steps = Steps(environment.crash, is_given_up)
         self._started_s = environment.wall_clock()
+        self._newest: StoredManifest | None = None
+        self._runs: tuple[RunRef, ...] = ()
+        """The runs that the next manifest will name."""
 
     def run(self) -> RoundOutcome:
         """Run it to its end, once. Raises what `run_round` names, and RoundGivenUp."""
@@ -92,82 +130,216 @@ class Round:
             self._log.manifests.check_place()  # In another directory, all that the log needs is missing.
             raise
 
+    # ---- the steps' gaps, where a test may end a round, and where one that was given up ends
+
+    def _passed(self, point: str) -> None:
+        """A step is done. Raises RoundGivenUp before the put, and whatever the environment's `crash` raises."""
+        self._environment.crash(point)
+        if point in _BEFORE_PUT:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Raise RoundGivenUp if the round was given up."""
+        if self._is_given_up():
+            raise RoundGivenUp("the round was given up before its put")
+
+    # ---- which tail
+
+    @property
+    def _base(self) -> Manifest | None:
+        return self._newest.manifest if self._newest else None
+
+    @property
+    def _number(self) -> int:
+        return self._base.number if self._base else 0
+
     def _roll_up_newest(self) -> RoundOutcome:
         self._log.verify_anew(ROLLING_UP)
         if not self._verified.may_truncate:
             prove_truncation(self._log)
             self._verified.may_truncate = True
-        newest = self._log.manifests.newest()
-        self._steps.passed("after-newest")
+        self._newest = self._log.manifests.newest()
+        self._passed("after-newest")
         try:
-            return self._roll_up_after(newest)
+            return self._roll_up_tail()
         except (OffsetGone, NotFound) as error:
             now = self._log.manifests.newest()
-            if now is not None and now.manifest.number > _number(newest):
+            if now is not None and now.manifest.number > self._number:
                 return LostRound(number=now.manifest.number)
-            raise _loss(error, _number(newest)) from error
+            raise _loss(error, self._number) from error
 
-    def _roll_up_after(self, newest: StoredManifest | None) -> RoundOutcome:
-        base = newest.manifest if newest else None
-        check_ledger(self._log, base)
-        target = choose_target(self._log, base, self._settings)
-        self._steps.passed("after-fold")
-        if not _has_news(newest, target):
-            check_data(self._log, base, target.state)
-            return SkippedRound(number=_number(newest), position=base.position if base else 0)
+    def _roll_up_tail(self) -> RoundOutcome:
+        check_ledger(self._log, self._base)
+        target = choose_target(self._log, self._base, self._settings)
+        self._passed("after-fold")
+        if not _has_news(self._newest, target):
+            check_data(self._log, self._base, target.state)
+            return SkippedRound(number=self._number, position=self._base.position if self._base else 0)
         try:
-            return self._roll_up_to(target, newest)
+            return self._roll_up_to(target)
         except Damaged:
-            farther = _past_acceptances(self._log, newest, target, self._settings)
+            farther = self._past_acceptances(target)
             if farther is None:
                 raise
-        return self._roll_up_to(farther, newest)
+        return self._roll_up_to(farther)
 
-    def _roll_up_to(self, target: RoundTarget, newest: StoredManifest | None) -> RoundOutcome:
+    def _past_acceptances(self, target: RoundTarget) -> RoundTarget | None:
+        """The target without a budget, if a person accepted losses between the target and the ledger's end.
+
+        A snapshot knows of losses that were accepted below its position only. So one that the budget ends between a
+        lost change set and its acceptance can never be made.
+        """
+        if not target.behind:
+            return None
+        everything = replace(self._settings, budget_bytes=sys.maxsize, budget_commits=sys.maxsize)
+        farther = choose_target(self._log, self._base, everything)
+        return None if farther.state.accepted == target.state.accepted else farther
+
+    # ---- the next manifest
+
+    def _roll_up_to(self, target: RoundTarget) -> CompletedRound | LostRound:
         with scratch_directory(self._settings.scratch, self._environment) as scratch:
-            return RollUp(
-                self._log,
-                self._settings,
-                newest,
-                target,
-                scratch,
-                steps=self._steps,
-                verified=self._verified,
-                make_engine=self._make_engine,
-                environment=self._environment,
-            ).run(self._started_s)
+            work = RoundWork(log=self._log, scratch=scratch, go_on=self._go_on, environment=self._environment)
+            return self._publish_next(target, self._make_engine(work))
 
+    def _publish_next(self, target: RoundTarget, engine: Engine) -> CompletedRound | LostRound:
+        """Write, upload, read back, put, and clean up if the slot is won."""
+        check_data(self._log, self._base, target.state)
+        self._runs = self._base.runs if self._base else ()
+        plan = plan_replay(target.commits, range(self._log.descriptor.partitions), target.state.accepted)
+        output = self._output(target)
+        delta = self._write_delta(engine, plan, output)
+        self._passed("after-delta")
+        merged = self._merge(engine, output)
+        self._passed("after-merge")
+        published = self._publish_runs(engine)
+        if isinstance(published, LostRound):
+            return published
+        self._verified.add(published.runs)
+        self._passed("after-upload")
+        won = self._put(target)
+        if isinstance(won, LostRound):
+            return won
+        own, cleanup_plan = won
+        removed, unpublished = self._clean_up(own, cleanup_plan)
+        self._passed("after-publish")
+        return CompletedRound(
+            number=own.number,
+            position=own.position,
+            commits=len(target.commits),
+            changes=plan.changes,
+            rows=sum(run.rows for run in delta.runs),
+            size_bytes=sum(run.size_bytes for run in published.runs),
+            read_back_s=published.seconds,
+            replayed_bytes=plan.size_bytes,
+            replay_s=delta.seconds,
+            snapshot_bytes=sum(run.size_bytes for run in own.runs),
+            runs_merged=merged,
+            duration_s=self._environment.wall_clock() - self._started_s,
+            behind=target.behind,
+            cleanup=removed,
+            unpublished=unpublished,
+        )
 
-def _log_shortfalls(log: Log, outcome: CompletedRound) -> None:
-    if outcome.cleanup.held_back:
-        _LOG.warning("%s: cleanup held back, the log grows: %s", log.name, outcome.cleanup.held_back)
-    for one in outcome.cleanup.capped:
-        _LOG.error("%s: the subscription of reader %s was ended: %s", log.name, one.reader, one.reason)
-    if outcome.unpublished:
-        _LOG.warning("%s: the position for Kafka's lag tools was not published: %s", log.name, outcome.unpublished)
+    def _output(self, target: RoundTarget) -> TaskOutput:
+        """What the delta covers. The schema is asked for after the target: it is stored before a chunk that uses it."""
+        return TaskOutput(
+            start_position=self._runs[-1].end_position if self._runs else 0,
+            end_position=target.position,
+            key_groups=range(MAX_KEY_GROUPS),
+            level=0,
+            value_schema_id=self._log.value_schemas.newest().id,
+            drop_deletes=not self._runs,
+            cuts=Cuts(max_bytes=self._settings.max_run_bytes),
+        )
 
+    def _write_delta(self, engine: Engine, plan: ReplayPlan, output: TaskOutput) -> Written:
+        """Write what was committed, unless no change set was."""
+        if not plan.listed:
+            return Written(runs=(), seconds=0.0)
+        most_tasks = engine.tasks_for(plan.size_bytes)
+        delta = engine.write(fold_tasks(plan, self._partition_starts, self._runs, output, most_tasks))
+        self._runs = in_order((*self._runs, *delta.runs))
+        return delta
 
-def _number(newest: StoredManifest | None) -> int:
-    return newest.manifest.number if newest else 0
+    @property
+    def _partition_starts(self) -> list[int]:
+        descriptor = self._log.descriptor
+        return [int(first) for first in partition_starts(descriptor.partitions, descriptor.key_groups)[:-1]]
+
+    def _merge(self, engine: Engine, delta: TaskOutput) -> int:
+        """Merge until no tier is full. Returns how many runs went into others."""
+        merged = 0
+        while merges := choose_merges(self._runs, self._settings.fanout):
+            starts = self._partition_starts
+            tasks = [
+                task
+                for merge in merges
+                for task in merge_tasks(merge, starts, self._runs, delta, engine.tasks_for(merge.size_bytes))
+            ]
+            written = engine.write(tasks)
+            gone = [run for merge in merges for run in merge.runs]
+            paths = {run.path for run in gone}
+            self._runs = in_order((*(run for run in self._runs if run.path not in paths), *written.runs))
+            engine.forget(gone)
+            merged += len(gone)
+        return merged
+
+    def _publish_runs(self, engine: Engine) -> Written | LostRound:
+        """See that all runs are in the store. No manifest names them yet: what did not arrive is written again."""
+        try:
+            return engine.publish(self._runs)
+        except (CorruptRun, NotFound) as error:
+            newest = self._newest_number()
+            if newest > self._number:
+                return LostRound(number=newest)  # And its winner cleaned up.
+            raise not_whole(error) from error
+
+    def _put(self, target: RoundTarget) -> tuple[Manifest, CleanupPlan] | LostRound:
+        """List all files, put the next manifest, and list again. Our manifest, if it won, and what that lets go."""
+        anchors = take_anchors(self._log, target.state, self._base)
+        listing = list(self._log.store.list())
+        if DESCRIPTOR_PATH not in {info.path for info in listing}:
+            self._log.manifests.check_place()
+        own = next_manifest(
+            self._base,
+            self._newest.data if self._newest else b"",
+            nonce=self._environment.nonce(),
+            identity=self._log.descriptor.identity,
+            state=target.state,
+            anchors=anchors,
+            runs=self._runs,
+            created_s=self._environment.wall_clock(),
+        )
+        cleanup_plan = plan_cleanup(self._log, listing, own, self._settings, self._verified)
+        self._passed("after-list")
+        if not self._log.manifests.put(own):
+            return LostRound(number=own.number)
+        self._passed("after-put")
+        newest = self._newest_number()
+        if newest > own.number:
+            # We stalled so long that our slot was cleaned up, and the put found it free again: it is void.
+            return LostRound(number=newest)
+        self._passed("after-win")
+        return own, cleanup_plan
+
+    def _newest_number(self) -> int:
+        return max(self._log.manifests.numbers(), default=0)
+
+    def _clean_up(self, own: Manifest, cleanup_plan: CleanupPlan) -> tuple[Cleanup, str]:
+        """What went, and why the round could not be published, if so. Neither is done while another root may be the
+        log's.
+        """
+        other = other_root(self._log, own, self._verified)
+        if other:
+            return Cleanup(held_back=other), ""
+        environment = replace(self._environment, crash=self._passed)
+        removed = run_cleanup(self._log, own, cleanup_plan, self._settings, self._verified, environment)
+        return removed, publish(self._log, own)
 
 
 def _has_news(newest: StoredManifest | None, target: RoundTarget) -> bool:
     return bool(target.commits) or target.position - (newest.manifest.position if newest else 0) >= QUIET_RECORDS
-
-
-def _past_acceptances(
-    log: Log, newest: StoredManifest | None, target: RoundTarget, settings: MaterializerSettings
-) -> RoundTarget | None:
-    """The target without a budget, if a person accepted losses between the target and the ledger's end.
-
-    A snapshot knows of losses that were accepted below its position only. So one that the budget ends between a lost
-    change set and its acceptance can never be made.
-    """
-    if not target.behind:
-        return None
-    everything = replace(settings, budget_bytes=sys.maxsize, budget_commits=sys.maxsize)
-    farther = choose_target(log, newest.manifest if newest else None, everything)
-    return None if farther.state.accepted == target.state.accepted else farther
 
 
 def _loss(error: StatelogError, number: int) -> StatelogError:

@@ -70,9 +70,9 @@ def fold_tasks(
 
 
 def merge_tasks(
-    merge: Merge, starts: Sequence[int], runs: Sequence[RunRef], output: TaskOutput, most_tasks: int
+    merge: Merge, starts: Sequence[int], runs: Sequence[RunRef], delta: TaskOutput, most_tasks: int
 ) -> tuple[MergeTask, ...]:
-    """A merge as at most so many tasks of about the same bytes; `runs` are all of the snapshot.
+    """A merge as at most so many tasks of about the same bytes; `runs` are all of the snapshot, written as its `delta`.
 
     Cut between partitions, which begin at `starts`, as folds are, so that the same key groups stay together; within
     them only if there are fewer than tasks.
@@ -83,6 +83,13 @@ def merge_tasks(
         first = max(merge.first_key_group, starts[bisect_right(starts, key_group) - 1])
         by_partition[first] = by_partition.get(first, 0) + size_bytes
     sizes = by_partition if len(by_partition) >= most_tasks else by_key_group
+    output = replace(
+        delta,
+        start_position=merge.start_position,
+        end_position=merge.end_position,
+        level=merge.level,
+        drop_deletes=merge.drops_deletes,
+    )
     firsts = [merge.first_key_group, *(part[0] for part in _parts(sizes, most_tasks)[1:])]
     return tuple(
         MergeTask(output=_covering(output, key_groups, runs), runs=merge.runs)

@@ -46,7 +46,7 @@ def numbers_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
     null.
     """
     column = whole_column(column)
-    if pa.types.is_boolean(column.type):
+    if column.type == pa.bool_():
         return numbers_of(column.cast(pa.uint8())).view(np.bool_)
     if "pandas" in sys.modules or column.null_count:
         return column.to_numpy()

@@ -12,8 +12,7 @@ from statelog.errors import CorruptManifest, RoundGivenUp
 from statelog.materializer import run_round
 from statelog.materializer.events import EventKind
 from statelog.materializer.outcome import CompletedRound, LostRound, SkippedRound
-from statelog.materializer.roll_up import CRASH_POINTS
-from statelog.materializer.round import Round
+from statelog.materializer.round import CRASH_POINTS, Round
 from statelog.materializer.statistics import MaterializerStatistics, with_outcome
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import Rights

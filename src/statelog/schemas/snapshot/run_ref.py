@@ -186,6 +186,11 @@ class Merge:
         return 1 + max(run.level for run in self.runs)
 
     @property
+    def size_bytes(self) -> int:
+        """What it reads."""
+        return sum(run.size_bytes for run in self.runs)
+
+    @property
     def drops_deletes(self) -> bool:
         """Whether the merge may leave deletes out."""
         return self.start_position == 0
