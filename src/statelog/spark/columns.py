@@ -82,12 +82,20 @@ def change_columns(descriptor: Descriptor, value: ValueSchema) -> StructType:
     )
 
 
-def change_batches(changes: pa.RecordBatch, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Changes, as recovery reads them, as batches of the wanted columns, of at most 65,536 rows."""
+def change_batches(changes: pa.RecordBatch, wanted: pa.Schema, position: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Changes, as recovery reads them, as batches of the wanted columns, of at most 65,536 rows.
+
+    The rows of a state, at `position`, are puts without a commit: what only a commit has is null.
+    """
     arrays: list[pa.Array] = []
     for field in wanted:
-        column = changes.column(field.name)
-        arrays.append(pa.array(["put", "delete"]).take(column) if field.name == "op" else column.cast(field.type))
+        if field.name == "op":
+            arrays.append(pa.array(["put", "delete"]).take(changes.column("op")))
+        elif field.name in changes.schema.names:
+            arrays.append(changes.column(field.name).cast(field.type))
+        else:
+            same = position if field.name == "position" else None
+            arrays.append(pa.repeat(pa.scalar(same, field.type), changes.num_rows))
     batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
     for start in range(0, batch.num_rows, BATCH_ROWS):
         yield batch.slice(start, BATCH_ROWS)

@@ -9,7 +9,7 @@ Invariants:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
 from statelog.schemas.ledger.place import LogIdentity, Place, shown_id
@@ -62,9 +62,7 @@ class StreamOffset:
         """As Spark keeps it."""
         return {
             "version": FORMAT_VERSION,
-            "clusterId": self.identity.cluster_id,
-            "dataTopicId": self.identity.data_topic_id,
-            "ledgerTopicId": self.identity.ledger_topic_id,
+            **{name: getattr(self.identity, field) for name, field in _IDENTITY.items()},
             "reading": self.reading,
             "place": self.place.to_json(),
             "awaitsState": self.awaits_state,
@@ -74,7 +72,7 @@ class StreamOffset:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, object], identity: LogIdentity) -> "StreamOffset":
+    def from_json(cls, found: Mapping[str, Any], identity: LogIdentity) -> "StreamOffset":
         """From what Spark kept, for the log with this identity. Raises UnknownFormat, Corrupt, IdentityChanged."""
         version = found.get("version")
         if type(version) is not int or version < 1:
@@ -92,43 +90,33 @@ class StreamOffset:
         return offset
 
 
-_FIELDS: Mapping[str, type] = {
-    "clusterId": str,
-    "dataTopicId": str,
-    "ledgerTopicId": str,
-    "reading": str,
-    "place": list,
-    "awaitsState": bool,
-    "isReset": bool,
-    "beginPlace": list,
-    "beginAwaitsState": bool,
+_IDENTITY = {"clusterId": "cluster_id", "dataTopicId": "data_topic_id", "ledgerTopicId": "ledger_topic_id"}
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys((*_IDENTITY, "reading"), str),
+    **dict.fromkeys(("place", "beginPlace"), list),
+    **dict.fromkeys(("awaitsState", "isReset", "beginAwaitsState"), bool),
 }
 
 
-def _of_2(found: Mapping[str, object]) -> Mapping[str, object]:
+def _of_2(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """An offset of version 1, which has positions without the record below them, in the words of version 2."""
     renamed = {"position": "place", "beginPosition": "beginPlace"}
     return {renamed.get(name, name): [value] if name in renamed else value for name, value in found.items()}
 
 
-def _checked(found: Mapping[str, object]) -> StreamOffset:
-    wrong = [name for name, kind in _FIELDS.items() if type(found.get(name)) is not kind]
-    unknown = sorted(found.keys() - _FIELDS.keys() - {"version"})
+def _checked(found: Mapping[str, Any]) -> StreamOffset:
+    wrong = [name for name, kind in _TYPES.items() if type(found.get(name)) is not kind]
+    unknown = sorted(found.keys() - _TYPES.keys() - {"version"})
     if wrong or unknown:
         raise Corrupt("the offset in the query's checkpoint is damaged", fields=", ".join([*wrong, *unknown]))
-    identity = LogIdentity(
-        cluster_id=cast("str", found["clusterId"]),
-        data_topic_id=cast("str", found["dataTopicId"]),
-        ledger_topic_id=cast("str", found["ledgerTopicId"]),
-    )
     return StreamOffset(
-        identity=identity,
-        reading=cast("str", found["reading"]),
+        identity=LogIdentity(**{field: found[name] for name, field in _IDENTITY.items()}),
+        reading=found["reading"],
         place=Place.from_json(found["place"]),
-        awaits_state=cast("bool", found["awaitsState"]),
-        is_reset=cast("bool", found["isReset"]),
+        awaits_state=found["awaitsState"],
+        is_reset=found["isReset"],
         begin_place=Place.from_json(found["beginPlace"]),
-        begin_awaits_state=cast("bool", found["beginAwaitsState"]),
+        begin_awaits_state=found["beginAwaitsState"],
     )
 
 

@@ -40,7 +40,6 @@ from statelog.storage.log.log import Log
 
 RESET = "reset"
 """The op of a reset marker: what was read before does not count, the state at its position follows."""
-_BATCH_ROWS = 65_536
 
 
 def stream_columns(options: Mapping[str, str]) -> StructType:
@@ -184,21 +183,9 @@ def part_rows(log: Log, part: InputPartition, wanted: pa.Schema) -> Iterator[pa.
                 yield from change_batches(batch, wanted)
         case PlanPart(plan=plan):
             for table in read_state(log, plan):
-                yield from _state_rows(table, plan.position, wanted)
+                for batch in table.to_batches():
+                    yield from change_batches(batch, wanted, plan.position)
         case ResetPart(position=position):
             yield pa.RecordBatch.from_pylist([{"op": RESET, "position": position}], wanted)
         case _:
             return  # Spark's stand-in for an empty list of partitions.
-
-
-def _state_rows(table: pa.Table, position: int, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
-        rows = batch.num_rows
-        constants = {"op": "put", "position": position}
-        arrays: list[pa.Array] = []
-        for field in wanted:
-            if field.name in ("key", "value", "key_group"):
-                arrays.append(batch.column(field.name).cast(field.type))
-            else:
-                arrays.append(pa.repeat(pa.scalar(constants.get(field.name), field.type), rows))
-        yield pa.RecordBatch.from_arrays(arrays, schema=wanted)

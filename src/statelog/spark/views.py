@@ -26,9 +26,15 @@ from statelog.storage.claims import list_subscriptions
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
-_TIME = pa.timestamp("us", tz="UTC")
+_TYPES = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "int": pa.int32(),
+    "boolean": pa.bool_(),
+    "ints": pa.list_(pa.int32()),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
 _COMMITS_BYTES = 8 << 20
-
 
 Rows = list[dict[str, object]]
 
@@ -38,63 +44,6 @@ class View(NamedTuple):
 
     schema: pa.Schema
     rows: Callable[[Log, int], Iterator[Rows]]
-
-
-_SNAPSHOTS = pa.schema(
-    [
-        ("number", pa.int64()),
-        ("position", pa.int64()),
-        ("created", _TIME),
-        ("runs", pa.int32()),
-        ("rows", pa.int64()),
-        ("size_bytes", pa.int64()),
-    ]
-)
-_COMMITS = pa.schema(
-    [
-        ("writer", pa.string()),
-        ("checkpoint", pa.int64()),
-        ("position", pa.int64()),
-        ("timestamp", _TIME),
-        ("changes", pa.int64()),
-        ("size_bytes", pa.int64()),
-        ("final", pa.bool_()),
-        ("metadata", pa.string()),
-    ]
-)
-_WRITERS = pa.schema(
-    [
-        ("writer", pa.string()),
-        ("checkpoint", pa.int64()),
-        ("position", pa.int64()),
-        ("epoch", pa.int64()),
-        ("partitions", pa.list_(pa.int32())),
-        ("metadata", pa.string()),
-    ]
-)
-_SUBSCRIPTIONS = pa.schema(
-    [
-        ("reader", pa.string()),
-        ("position", pa.int64()),
-        ("holder", pa.string()),
-        ("taken_up", pa.bool_()),
-        ("created", _TIME),
-        ("moved", _TIME),
-        ("ended", pa.string()),
-        ("problem", pa.string()),
-    ]
-)
-_LAG = pa.schema(
-    [
-        ("position", pa.int64()),
-        ("snapshot", pa.int64()),
-        ("snapshot_position", pa.int64()),
-        ("commits", pa.int64()),
-        ("changes", pa.int64()),
-        ("size_bytes", pa.int64()),
-        ("since", _TIME),
-    ]
-)
 
 
 def _snapshots(log: Log, _: int) -> Iterator[Rows]:
@@ -215,12 +164,34 @@ def _micros(timestamp_ms: int) -> int | None:
     return None if timestamp_ms < 0 else timestamp_ms * 1000
 
 
+def _view(rows: Callable[[Log, int], Iterator[Rows]], columns: str) -> View:
+    """A view with these columns: names and types, as in SQL."""
+    split = (column.split() for column in columns.split(","))
+    return View(pa.schema([(name, _TYPES[kind]) for name, kind in split]), rows)
+
+
 VIEWS: Mapping[str, View] = {
-    "snapshots": View(_SNAPSHOTS, _snapshots),
-    "commits": View(_COMMITS, _commits),
-    "writers": View(_WRITERS, _writers),
-    "subscriptions": View(_SUBSCRIPTIONS, _subscriptions),
-    "lag": View(_LAG, _lag),
+    "snapshots": _view(
+        _snapshots, "number long, position long, created timestamp, runs int, rows long, size_bytes long"
+    ),
+    "commits": _view(
+        _commits,
+        "writer string, checkpoint long, position long, timestamp timestamp, changes long, size_bytes long,"
+        " final boolean, metadata string",
+    ),
+    "writers": _view(
+        _writers, "writer string, checkpoint long, position long, epoch long, partitions ints, metadata string"
+    ),
+    "subscriptions": _view(
+        _subscriptions,
+        "reader string, position long, holder string, taken_up boolean, created timestamp, moved timestamp,"
+        " ended string, problem string",
+    ),
+    "lag": _view(
+        _lag,
+        "position long, snapshot long, snapshot_position long, commits long, changes long, size_bytes long,"
+        " since timestamp",
+    ),
 }
 """The views by name."""
 
