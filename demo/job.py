@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that everybody w
 from demo.flights import SPARK_COLUMNS
 from demo.place import WRITER, Place
 from demo.session import spark_session
-from statelog.spark.foreach_batch import upsert
+from statelog.spark.sink import upsert
 
 __all__ = ["changed_aircraft", "main"]
 

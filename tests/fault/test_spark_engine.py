@@ -15,9 +15,8 @@ from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot
-from statelog.spark.engine import SparkEngineMaker
-from statelog.spark.engine_task import TaskWork
-from statelog.spark.parsing import log_address
+from statelog.spark.engine import SparkEngineMaker, TaskWork
+from statelog.spark.options import log_address
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from tests.support.services.broker import Broker

@@ -19,9 +19,8 @@ from statelog.materializer.round import Round, run_round
 from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import share
-from statelog.spark.engine import SparkEngine, SparkEngineMaker
-from statelog.spark.engine_task import TaskDone, TaskWork
-from statelog.spark.parsing import log_address
+from statelog.spark.engine import SparkEngine, SparkEngineMaker, TaskDone, TaskWork
+from statelog.spark.options import log_address
 from tests.support.services.broker import Broker
 from tests.support.spark.engine_pair import EnginePair, change, run_paths, settings_at
 from tests.support.spark.engine_tasks import Misfortune, StruckWork, engine_of

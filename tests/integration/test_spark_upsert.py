@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 
 from statelog.errors import ConfigError, Misuse
-from statelog.spark.foreach_batch import Upsert, upsert
 from statelog.spark.reported import error_of
+from statelog.spark.sink import Upsert, upsert
 from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker

@@ -9,9 +9,9 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from statelog.spark.columns import key_group_column, repartition_by_key_group
     from statelog.spark.engine import materialize, spark_engine
-    from statelog.spark.foreach_batch import upsert
     from statelog.spark.reported import error_of
     from statelog.spark.session import register
+    from statelog.spark.sink import upsert
     from statelog.spark.source import state
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
 _HOMES = {
     "statelog.spark.engine": ("materialize", "spark_engine"),
     "statelog.spark.columns": ("key_group_column", "repartition_by_key_group"),
-    "statelog.spark.foreach_batch": ("upsert",),
+    "statelog.spark.sink": ("upsert",),
     "statelog.spark.reported": ("error_of",),
     "statelog.spark.session": ("register",),
     "statelog.spark.source": ("state",),

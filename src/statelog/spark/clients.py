@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 from statelog.errors import IdentityChanged
 from statelog.schemas.ledger.place import LogIdentity
-from statelog.spark.parsing import LogAddress
+from statelog.spark.options import LogAddress
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config

@@ -30,10 +30,18 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import ProcessCache, cached_log, planned, task_producer
-from statelog.spark.options import WriteOptions
-from statelog.spark.ownership import Rival, check_ownership, find_rivals, has_begun, under_way
-from statelog.spark.parsing import LogAddress
-from statelog.spark.query_run import run_of, same_run, sibling_nonce, voided_nonce
+from statelog.spark.options import LogAddress, WriteOptions
+from statelog.spark.ownership import (
+    Rival,
+    check_ownership,
+    find_rivals,
+    has_begun,
+    run_of,
+    same_run,
+    sibling_nonce,
+    under_way,
+    voided_nonce,
+)
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all

@@ -1,10 +1,14 @@
-"""What Spark calls for a write: `StreamWriter` for `df.writeStream`, `BatchWriter` for `df.write`, in append mode.
+"""What Spark calls for a write: `StreamWriter` for `df.writeStream`, `BatchWriter` for `df.write`, in append mode; and
+`upsert`, for `foreachBatch`.
 
 The planning process asks for the right to write (`epochs`), executors write chunks and return handles, and the commit
 process puts one Commit for (writer, query, batch), unless the ledger has the batch already. Nothing that Spark repeats,
 kills or forgets can show: what no commit lists is void, and a commit that is there is not put again. A batch is exactly
 once with `checkpointId` (the caller numbers its batches) or `batchId` (what `upsert` gives for a micro-batch); with
 neither, a job that is run again appends again, as with any sink.
+
+`upsert` is for update mode, which Spark gives to no Python sink, and which stateful aggregations need. It is a batch
+write that carries the batch id; tasks know the query id themselves. It keeps no client in the driver's process.
 
 Invariants:
 - Making a writer does no I/O, because Spark makes one for planning and one for the commit of every batch. It pickles,
@@ -17,12 +21,16 @@ Invariants:
 """
 
 import logging
+import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -31,21 +39,24 @@ from statelog.errors import ConfigError, InvalidChange, Misuse, StatelogError
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.epoch import Grant, TaskGrant
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.key_groups import ranges_text
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import ProcessCache, cached_log, task_producer
 from statelog.spark.epochs import give_up, plan_batch
-from statelog.spark.options import WriteOptions, write_options
-from statelog.spark.ownership import BatchDecision, decide_batch, decide_write
-from statelog.spark.parsing import LogAddress
-from statelog.spark.query_run import sibling_nonce
+from statelog.spark.options import LogAddress, WriteOptions, address_options, write_options
+from statelog.spark.ownership import BatchDecision, decide_batch, decide_write, sibling_nonce
 from statelog.spark.reported import reported, unpicklable
 from statelog.spark.rows import RowMapping, has_key, row_mapping, write_rows
+from statelog.storage import Where
 
 _LOG = logging.getLogger("statelog.spark")
 QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.
+_RUN_PROPERTY = "spark.jobGroup.id"  # The run of a query is its job group, unless the function made one of its own.
 _CASE_PROPERTY = "spark.sql.caseSensitive"  # As all settings of a session, a property of its jobs.
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_PROCESS = str(uuid.uuid4())
 
 _BatchRule = Callable[[LastCommit | None], BatchDecision]
 
@@ -282,3 +293,85 @@ def _query_id(results: Sequence[TaskResult]) -> str:
             hint="Name it yourself, for good: option queryId, or query_id of upsert",
         )
     return results[0].query_id if results else ""
+
+
+# ---- for `foreachBatch`
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Upsert:
+    """A function for `foreachBatch`, made by `upsert`. Pickles, for Spark Connect."""
+
+    options: tuple[tuple[str, str], ...]
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Write and commit the micro-batch. An empty one is a commit, too: progress. A second call in the same
+        micro-batch with the same writer is Misuse.
+        """
+        given = {**_caller(batch), **dict(self.options), "batchId": str(batch_id)}
+        batch.write.format("statelog").mode("append").options(**given).save()
+
+    def __repr__(self) -> str:
+        return f"Upsert({write_options(dict(self.options), streaming=False)!r})"
+
+
+def upsert(
+    name: str,
+    where: Where,
+    *,
+    writer: str,
+    unique_keys: bool = False,
+    sequence_by: str | None = None,
+    null_deletes: bool = False,
+    partitions: Sequence[int] | str | None = None,
+    take_over: bool = False,
+    take_over_from: str | None = None,
+    query_id: str | None = None,
+) -> Upsert:
+    """The function for `foreachBatch`. The DataFrame has the columns of a write: `key`, optional `op`, the value. It is
+    one commit for each micro-batch, so a function of your own must call it only once.
+
+    `unique_keys` declares that no key comes twice in a batch, as after an aggregation by key; else `sequence_by` names
+    the column whose greatest value in a task decides for a key. `partitions` are this job's, by number or as a share
+    (`"0/3"` is the first of three); the rest of the log is left to other jobs. `query_id` names the query where Spark
+    does not (Spark Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
+
+        >>> write = upsert("visits", Where.local("/tmp/statelog"), writer="job-1")
+        >>> query = counts.writeStream.outputMode("update").foreachBatch(write)  # .start()
+    """
+    named = {
+        "sequenceBy": sequence_by,
+        "partitions": partitions if partitions is None or isinstance(partitions, str) else ranges_text(partitions),
+        "takeOverFrom": take_over_from,
+        "queryId": query_id,
+    }
+    options = {
+        **address_options(name, where),
+        "writerId": writer,
+        "uniqueKeys": _flag("unique_keys", unique_keys),
+        "nullDeletes": _flag("null_deletes", null_deletes),
+        "takeOver": _flag("take_over", take_over),
+        **{option: text for option, text in named.items() if text is not None},
+    }
+    write_options(options, streaming=False)
+    return Upsert(tuple(options.items()))
+
+
+def _caller(batch: DataFrame) -> dict[str, str]:
+    """The query that calls us and its run, where Spark names them in the driver. With Spark Connect it does not, and a
+    process serves one run.
+    """
+    try:
+        context = batch.sparkSession.sparkContext
+        query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(_RUN_PROPERTY)
+    except PySparkException:
+        query, run = None, _PROCESS
+    named = {"queryId": query, "runId": run if _UUID.fullmatch(run or "") else None}
+    return {name: text for name, text in named.items() if text}
+
+
+def _flag(name: str, value: object) -> str:
+    """As an option. Text is refused, because "false" would be true in Python."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}", hint="Give True or False")
+    return "true" if value else "false"

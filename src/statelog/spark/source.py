@@ -54,12 +54,13 @@ from statelog.spark.options import (
     ChangeOptions,
     ReadOptions,
     StateOptions,
+    address_options,
     change_options,
+    log_address,
     read_of,
     state_options,
     view_options,
 )
-from statelog.spark.parsing import address_options, log_address
 from statelog.spark.parts import PlanPart, change_parts, lease_terms, read_state, state_parts
 from statelog.spark.reported import reported
 from statelog.spark.selection import narrowed, selected

@@ -23,8 +23,8 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot
 from statelog.spark.columns import repartition_by_key_group
 from statelog.spark.engine import materialize
-from statelog.spark.foreach_batch import upsert
 from statelog.spark.reported import error_of
+from statelog.spark.sink import upsert
 from tests.support.spark.rig import (
     Row,
     SparkLog,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from statelog.spark.foreach_batch import upsert
+from statelog.spark.sink import upsert
 from statelog.storage.log.where import Where
 from tests.support.spark.rig import read_stream, write_batches
 from tests.support.spark.session import SPARK_SETTINGS

@@ -7,8 +7,8 @@ from statelog.materializer.tasks import FoldTask, TaskOutput
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.snapshot.run_ref import Cuts
-from statelog.spark.engine_task import TaskWork
-from statelog.spark.parsing import LogAddress
+from statelog.spark.engine import TaskWork
+from statelog.spark.options import LogAddress
 from statelog.storage.log.where import Where
 
 _SETS = 100_000
