@@ -45,8 +45,7 @@ class ProcessCache(Generic[K, V]):
 
     def __init__(self, *, idle_s: float = IDLE_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._pid = os.getpid()
-        self._entries: dict[K, V] = {}
-        self._used_s: dict[K, float] = {}
+        self._entries: dict[K, tuple[V, float]] = {}
         self._idle_s = idle_s
         self._clock = clock
         atexit.register(self.clear)
@@ -56,12 +55,13 @@ class ProcessCache(Generic[K, V]):
         _spare_collections()
         self._forget_parent()
         now_s = self._clock()
-        for idle in [one for one, used_s in self._used_s.items() if now_s - used_s > self._idle_s]:
+        for idle in [one for one, (_, used_s) in self._entries.items() if now_s - used_s > self._idle_s]:
             self.drop(idle)
-        found = self._entries.get(key)
-        if found is not None:
-            self._used_s[key] = now_s
-        return found
+        if key not in self._entries:
+            return None
+        value, _ = self._entries[key]
+        self._entries[key] = value, now_s
+        return value
 
     def get_or_make(self, key: K, make: Callable[[], V]) -> V:
         """What is cached under `key`, made now if nothing is."""
@@ -71,28 +71,24 @@ class ProcessCache(Generic[K, V]):
     def put(self, key: K, value: V) -> V:
         """Cache `value`, closing what was there before."""
         self.drop(key)
-        self._entries[key] = value
-        self._used_s[key] = self._clock()
+        self._entries[key] = value, self._clock()
         return value
 
     def drop(self, key: K) -> None:
         """Close and forget what is cached under `key`, if anything."""
         self._forget_parent()
-        self._used_s.pop(key, None)
-        found = self._entries.pop(key, None)
-        if found is not None:
-            found.close()
+        if key in self._entries:
+            value, _ = self._entries.pop(key)
+            value.close()
 
     def clear(self) -> None:
         """Close and forget everything."""
-        self._forget_parent()
         for key in list(self._entries):
             self.drop(key)
 
     def _forget_parent(self) -> None:
         if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._entries, self._used_s = {}, {}
+            self._pid, self._entries = os.getpid(), {}
 
 
 _logs: ProcessCache[LogAddress, Log] = ProcessCache()

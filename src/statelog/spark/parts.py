@@ -22,6 +22,7 @@ from statelog.recovery.plan_reader import Phase, PlanReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.key_groups import share
 from statelog.storage.log.log import Log
 
 _LEAST_STATE_BYTES = 16 << 20
@@ -65,10 +66,9 @@ def slices(key_groups: Sequence[int], count: int) -> list[tuple[int, ...]]:
 
     With as many parts as the log has partitions, and all key groups, every part is one partition.
     """
-    groups = len(key_groups)
-    parts = max(1, min(count, groups))
-    starts = [-(-part * groups // parts) for part in range(parts + 1)]
-    return [tuple(key_groups[starts[part] : starts[part + 1]]) for part in range(parts)]
+    parts = max(1, min(count, len(key_groups)))
+    shares = [share(len(key_groups), worker=part, workers=parts) for part in range(parts)]
+    return [tuple(key_groups[one.start : one.stop]) for one in shares]
 
 
 def read_state(log: Log, plan: Plan) -> Iterator[pa.Table]:

@@ -25,7 +25,7 @@ from statelog.closing import Closing
 from statelog.errors import InvalidChange
 from statelog.schemas.arrays import Fingerprints, fingerprints
 from statelog.schemas.changes.key_order import sorted_rows
-from statelog.storage.local.spill import NamelessFile
+from statelog.storage.local.spill import SpillSegment
 
 _BUDGET_BYTES = 64 << 20
 _MEMORY_ROWS = 4 << 20
@@ -129,8 +129,8 @@ class UniqueKeys(Closing):
         self._memory_rows = memory_rows
         self._held: list[Fingerprints] = []
         self._held_rows = 0
-        self._spilled: list[int] = []
-        self._file: NamelessFile | None = None
+        self._spilled_rows = 0
+        self._segment: SpillSegment | None = None
 
     def add(self, keys: pa.Array, key_groups: NDArray[np.uint16] | None = None) -> None:
         """Remember the keys of some rows, or keys in the key groups that the caller chose for them.
@@ -146,22 +146,22 @@ class UniqueKeys(Closing):
             self._spill()
 
     def check(self) -> None:
-        """Raise InvalidChange if a key came twice in all, StoreUnavailable."""
-        if self._file is None:
+        """Raise InvalidChange if a key came twice in all, StoreUnavailable, Corrupt."""
+        if self._segment is None:
             _refuse_repeats(*_joined(self._held))
             return
         self._spill()
         # Equal fingerprints share a remainder, so each pass over the file looks at a part of them only.
-        passes = -(-sum(self._spilled) // self._memory_rows)
+        passes = -(-self._spilled_rows // self._memory_rows)
         for one in range(passes):
-            _refuse_repeats(*_joined([_of_pass(block, one, passes) for block in self._blocks(self._file)]))
+            _refuse_repeats(*_joined([_of_pass(block, one, passes) for block in _blocks(self._segment)]))
 
     def close(self) -> None:
         """Forget everything. Idempotent."""
-        self._held, self._held_rows, self._spilled = [], 0, []
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._held, self._held_rows, self._spilled_rows = [], 0, 0
+        if self._segment is not None:
+            self._segment.release()
+            self._segment = None
 
     def _spill(self) -> None:
         if not self._held:
@@ -169,22 +169,19 @@ class UniqueKeys(Closing):
         one, two = _joined(self._held)
         self._held, self._held_rows = [], 0
         _refuse_repeats(one, two)
-        if self._file is None:
-            self._file = NamelessFile(Path(tempfile.gettempdir()))
-        offset = 16 * sum(self._spilled)
-        data = memoryview(one.tobytes() + two.tobytes())
-        while data:
-            written = self._file.write_at(data, offset)
-            data, offset = data[written:], offset + written
-        self._spilled.append(len(one))
+        if self._segment is None:
+            self._segment = SpillSegment(Path(tempfile.gettempdir()))
+        self._segment.append(np.concatenate((one, two)).data)
+        self._spilled_rows += len(one)
 
-    def _blocks(self, file: NamelessFile) -> Iterator[Fingerprints]:
-        """What was spilled, one block after another."""
-        offset = 0
-        for rows in self._spilled:
-            halves = np.frombuffer(file.read_at(16 * rows, offset), np.uint64)
-            yield halves[:rows], halves[rows:]
-            offset += 16 * rows
+
+def _blocks(segment: SpillSegment) -> Iterator[Fingerprints]:
+    """What was spilled, one block after another."""
+    offset = 0
+    while offset < segment.end_offset:
+        data, offset = segment.read(offset)
+        one, two = np.frombuffer(data, np.uint64).reshape(2, -1)
+        yield one, two
 
 
 def _of_pass(block: Fingerprints, number: int, passes: int) -> Fingerprints:

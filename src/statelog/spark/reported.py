@@ -49,18 +49,13 @@ def error_of(exception: BaseException | None) -> StatelogError | None:
     return None
 
 
-def reported() -> "_Reported":
-    """Around everything that Spark calls, as a decorator or in a `with`, the latter in generators."""
-    return _Reported()
-
-
 def unpicklable(error: StatelogError) -> PicklingError:
     """The error for whoever pickles in vain: Spark lets it through, and would wrap any other in one of its own."""
     return PicklingError(f"{type(error).__name__}: {error}\n{_report(error)}")
 
 
-class _Reported(ContextDecorator):
-    """Made by `reported`."""
+class reported(ContextDecorator):  # noqa: N801  # as a decorator
+    """Around everything that Spark calls, as a decorator or in a `with`, the latter in generators."""
 
     def __enter__(self) -> None:
         """Nothing to do."""
