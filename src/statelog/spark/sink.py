@@ -23,7 +23,7 @@ Invariants:
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -66,6 +66,32 @@ _coordinators: ProcessCache[tuple[LogAddress, bytes], Coordinator] = ProcessCach
 # ---- what Spark calls
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult(WriterCommitMessage):
+    """What a task tells the commit process.
+
+    `handle` is `Handle.to_bytes`; `grant` and `base` are what it was written under; `query_id` is '' outside of a
+    streaming query.
+    """
+
+    grant: Grant
+    base: Checkpoint
+    handle: bytes
+    query_id: str
+
+
+def _named_query(found: str | None, given: str | None) -> str:
+    """The query as Spark names it, or, only where it does not, the user. Raises ConfigError if they differ."""
+    if found and given and found != given:
+        raise ConfigError(
+            "the option queryId contradicts Spark's own query id",
+            given=given,
+            found=found,
+            hint="Leave queryId out: Spark tells its tasks which query they belong to",
+        )
+    return found or given or ""
+
+
 class _Sink:
     """What both writers are, before and after planning. One has its plan from the first pickling on, and so in every
     copy.
@@ -91,11 +117,22 @@ class _Sink:
         self._rows: RowMapping | None = None
 
     @reported()
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> "TaskResult":
-        """Write a task's rows, on an executor. Raises InvalidChange, KeyGroupMismatch, PersistFailed, Unavailable."""
-        assert self.task is not None, "tasks have what was pickled"
-        assert self._rows is not None, "tasks have what was pickled"
-        return write_task(iterator, self.task, self._rows, self.options)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
+        """Send a task's rows as one change set, on an executor; one that fails, is repeated or comes too late leaves
+        chunks that no commit lists. Raises InvalidChange, KeyGroupMismatch, PersistFailed, Unavailable.
+        """
+        task, rows, context = self.task, self._rows, TaskContext.get()
+        assert task is not None, "tasks have what was pickled"
+        assert rows is not None, "tasks have what was pickled"
+        if context is None:
+            raise ConfigError("this must run inside a Spark task", hint="Use df.write or df.writeStream")
+        query_id = _named_query(context.getLocalProperty(QUERY_PROPERTY), self.options.query_id)
+        slot = context.taskAttemptId()  # Unique in the Spark context that the epoch belongs to, over all batches.
+        with task_producer(self.options.where.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
+            is_case_sensitive = context.getLocalProperty(_CASE_PROPERTY) == "true"
+            write_rows(iterator, rows, writer.append_batch, is_case_sensitive=is_case_sensitive)
+            handle = writer.finish()
+        return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id=query_id)
 
     def _mapping(self, descriptor: Descriptor, value_schema: ValueSchema) -> RowMapping:
         return row_mapping(self._columns, self.options, descriptor, value_schema)
@@ -148,53 +185,6 @@ class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as abo
         """End the epoch of a plain write that commits nothing: its Open says that it is under way."""
         if self.task is not None:
             give_up(self.options, self.task.grant)
-
-
-# ---- a task, on an executor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskResult(WriterCommitMessage):
-    """What a task tells the commit process.
-
-    `handle` is `Handle.to_bytes`; `grant` and `base` are what it was written under; `query_id` is '' outside of a
-    streaming query.
-    """
-
-    grant: Grant
-    base: Checkpoint
-    handle: bytes
-    query_id: str
-
-
-def write_task(
-    batches: Iterable[pa.RecordBatch], task: TaskGrant, rows: RowMapping, options: WriteOptions
-) -> TaskResult:
-    """Send this task's rows as one change set; one that fails, is repeated or comes too late leaves chunks that no
-    commit lists. Raises InvalidChange, KeyGroupMismatch, PersistFailed, BrokerUnavailable.
-    """
-    context = TaskContext.get()
-    if context is None:
-        raise ConfigError("this must run inside a Spark task", hint="Use df.write or df.writeStream")
-    query_id = _named_query(context.getLocalProperty(QUERY_PROPERTY), options.query_id)
-    slot = context.taskAttemptId()  # Unique in the Spark context that the grant's epoch belongs to, over all batches.
-    with task_producer(options.where.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
-        is_case_sensitive = context.getLocalProperty(_CASE_PROPERTY) == "true"
-        write_rows(batches, rows, writer.append_batch, is_case_sensitive=is_case_sensitive)
-        handle = writer.finish()
-    return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id=query_id)
-
-
-def _named_query(found: str | None, given: str | None) -> str:
-    """The query as Spark names it, or, only where it does not, the user. Raises ConfigError if they differ."""
-    if found and given and found != given:
-        raise ConfigError(
-            "the option queryId contradicts Spark's own query id",
-            given=given,
-            found=found,
-            hint="Leave queryId out: Spark tells its tasks which query they belong to",
-        )
-    return found or given or ""
 
 
 # ---- the commit, beside the driver

@@ -101,23 +101,18 @@ class Loaded:
 @reported()
 def load(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     """The columns that a read with these options has, and its plan. Raises ConfigError, NotFound, Unavailable."""
-    kind = read_of(options)
-    loads = {_STATE: _load_state, _CHANGES: _load_changes}
-    if kind not in loads:
-        _check_view(kind)
-    make = loads.get(kind, _load_view)
+    make = {_STATE: _load_state, _CHANGES: _load_changes}.get(_kind(options), _load_view)
     return planned(log_address(options), lambda: make(options))
 
 
 @reported()
 def reader(options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> DataSourceReader:
     """The reader of one scan. `loaded` is None where the user gave the columns. Raises ConfigError, as planning."""
-    kind = read_of(options)
+    kind = _kind(options)
     if kind == _STATE:
         return (_PushingStateReader if _takes_filters() else _StateReader)(options, schema, loaded)
     if kind == _CHANGES:
         return _ChangeReader(options, schema, loaded)
-    _check_view(kind)
     return ViewReader(view_options(options), schema, kind, (loaded or _load_view(options)[1]).position)
 
 
@@ -140,9 +135,11 @@ def _load_view(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     return view_columns(read_of(options)), Loaded(at=datetime.now(UTC), position=position)
 
 
-def _check_view(kind: str) -> None:
-    if kind not in VIEWS:
-        raise ConfigError(f"the option read is {kind!r}", hint=f"It is one of {', '.join((_STATE, _CHANGES, *VIEWS))}")
+def _kind(options: Mapping[str, str]) -> str:
+    kind, known = read_of(options), (_STATE, _CHANGES, *VIEWS)
+    if kind not in known:
+        raise ConfigError(f"the option read is {kind!r}", hint=f"It is one of {', '.join(known)}")
+    return kind
 
 
 def _takes_filters() -> bool:
