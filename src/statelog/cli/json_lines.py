@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -38,7 +38,7 @@ _OTHERS = {
     b"\xfe\xff": "UTF-16: convert it, as in iconv -f UTF-16 -t UTF-8 FILE",
 }
 """What people try to append, by its first bytes, and what helps."""
-_SCALARS = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+_SCALARS: Mapping[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 _BLANKS = b" \t\r\n"
 
 
@@ -198,7 +198,7 @@ class _RowReader:
 
     def _wire_schema(self, first: bytes) -> pa.Schema:
         """What rows are parsed as. Fields that no schema names have the type of the first row; a null is text."""
-        values = _loaded(first)
+        values: dict[str, object] = _loaded(first)
         for name in (self._fields.op_field, self._fields.checkpoint_field):
             if name is not None:
                 self._types.setdefault(name, _SCALARS.get(type(values.get(name)), pa.string()))

@@ -80,7 +80,7 @@ class Outbox:
             self._block(sqn, lambda: self._producer.send(self._topic, partition, value, report))
         self.in_flight_chunks += 1
         self.in_flight_bytes += size
-        self.meter.chunk_bytes.add(size)
+        self.meter.chunk_bytes = self.meter.chunk_bytes.with_value(size)
 
     def poll(self) -> None:
         """Process the delivery reports that are due, without waiting."""
@@ -133,7 +133,7 @@ class Outbox:
         """Wait for room, or for a failure, after which nothing more is sent."""
         started_s = self._clock()
         self.wait(sqn, lambda: self.failure is not None or done())
-        self.meter.blocked_s.add(self._clock() - started_s)
+        self.meter.blocked_s = self.meter.blocked_s.with_value(self._clock() - started_s)
         self.check()
 
     def _report(self, sqn: int, size: int, landed: Callable[[int], None]) -> Callable[[Delivery], None]:
@@ -142,7 +142,7 @@ class Outbox:
             self.in_flight_bytes -= size
             self._reports += 1
             if delivery.status is DeliveryStatus.OK:
-                self.meter.chunk_s.add(delivery.latency_s)
+                self.meter.chunk_s = self.meter.chunk_s.with_value(delivery.latency_s)
                 landed(delivery.offset)
             else:
                 self.meter.failed_chunks += 1

@@ -225,7 +225,7 @@ class Pipeline:
 
     def send_ahead(self, changes: pa.RecordBatch | None) -> None:
         """Send everything, before a checkpoint asks for it; `changes` come last. Raises PersistFailed, Unavailable."""
-        self._outbox.meter.ahead += 1
+        self._outbox.meter.persists_ahead += 1
         self._send_rolled()
         if changes is not None:
             self._active.hold(changes)

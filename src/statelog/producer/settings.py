@@ -4,8 +4,9 @@ Nothing is counted per change: a counter moves once per chunk, checkpoint or com
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from statelog.errors import ConfigError
 from statelog.schemas.ledger.handle import Handle
@@ -69,61 +70,44 @@ class WriterSettings:
 class Summary:
     """How often something happened, and its total, largest and latest value."""
 
-    count: int
-    total: float
-    largest: float
-    last: float
+    count: int = 0
+    total: float = 0.0
+    largest: float = 0.0
+    last: float = 0.0
 
     @property
     def mean(self) -> float:
         """The mean; 0 if it never happened."""
         return self.total / self.count if self.count else 0.0
 
-
-class Tally:
-    """A summary that grows."""
-
-    __slots__ = ("_count", "_largest", "_last", "_total")
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._total = self._largest = self._last = 0.0
-
-    def add(self, value: float) -> None:
-        """Count one more."""
-        self._count += 1
-        self._total += value
-        self._largest = max(self._largest, value)
-        self._last = value
-
-    def summary(self) -> Summary:
-        """The summary so far."""
-        return Summary(count=self._count, total=self._total, largest=self._largest, last=self._last)
+    def with_value(self, value: float) -> "Summary":
+        """Once more."""
+        return Summary(count=self.count + 1, total=self.total + value, largest=max(self.largest, value), last=value)
 
 
 @dataclass(slots=True)
 class Meter:
-    """The counters of one writer. Only the writer's thread adds to them."""
+    """The counters of one writer, named as in its statistics. Only the writer's thread adds to them."""
 
     changes: int = 0
     change_sets: int = 0
-    chunk_bytes: Tally = field(default_factory=Tally)
-    chunk_s: Tally = field(default_factory=Tally)
+    chunk_bytes: Summary = Summary()
+    chunk_s: Summary = Summary()
     failed_chunks: int = 0
-    ahead: int = 0
-    blocked_s: Tally = field(default_factory=Tally)
-    persist_s: Tally = field(default_factory=Tally)
+    persists_ahead: int = 0
+    blocked_s: Summary = Summary()
+    persist_s: Summary = Summary()
     full_bytes: int = 0
     incremental_bytes: int = 0
-    confirm_s: Tally = field(default_factory=Tally)
-    commit_attempts: Tally = field(default_factory=Tally)
+    confirm_s: Summary = Summary()
+    commit_attempts: Summary = Summary()
     confirm_failures: int = 0
     settled_commits: int = 0
     local_copy_failures: int = 0
 
     def persisted(self, seconds: float, handle: Handle) -> None:
         """A checkpoint is durable."""
-        self.persist_s.add(seconds)
+        self.persist_s = self.persist_s.with_value(seconds)
         self.full_bytes = handle.size_bytes
         self.incremental_bytes = sum(entry.size_bytes for entry in handle.steps[-1].entries)
 
@@ -131,23 +115,11 @@ class Meter:
         self, *, buffered_changes: int, in_flight_bytes: int, in_flight_chunks: int, available: bool
     ) -> "WriterStatistics":
         """The statistics now; the arguments are what only buffer and pipeline know."""
+        counted: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        counted["changes"] += buffered_changes
         return WriterStatistics(
-            changes=self.changes + buffered_changes,
+            **counted,
             buffered_changes=buffered_changes,
-            change_sets=self.change_sets,
-            chunk_bytes=self.chunk_bytes.summary(),
-            chunk_s=self.chunk_s.summary(),
-            failed_chunks=self.failed_chunks,
-            persists_ahead=self.ahead,
-            blocked_s=self.blocked_s.summary(),
-            persist_s=self.persist_s.summary(),
-            full_bytes=self.full_bytes,
-            incremental_bytes=self.incremental_bytes,
-            confirm_s=self.confirm_s.summary(),
-            commit_attempts=self.commit_attempts.summary(),
-            confirm_failures=self.confirm_failures,
-            settled_commits=self.settled_commits,
-            local_copy_failures=self.local_copy_failures,
             in_flight_bytes=in_flight_bytes,
             in_flight_chunks=in_flight_chunks,
             available=available,

@@ -367,8 +367,8 @@ class Writer(GrantHolder, ChangeWriter):
             if self.grant.epoch != epoch:
                 self._pipeline.reconnect(self._new_outbox())
                 self._meter.settled_commits += 1
-        self._meter.confirm_s.add(self._environment.clock() - started_s)
-        self._meter.commit_attempts.add(self._committer.attempts)
+        self._meter.confirm_s = self._meter.confirm_s.with_value(self._environment.clock() - started_s)
+        self._meter.commit_attempts = self._meter.commit_attempts.with_value(self._committer.attempts)
         if final:
             self._end(is_loss=self._has_uncommitted())
         elif self._committer.is_overtaken:
