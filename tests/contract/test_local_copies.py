@@ -52,7 +52,7 @@ class LedgerOnly(MemoryKafka):
         """A reader of the ledger, or of what no commit lists."""
         if topic.endswith(".ledger"):
             return super().reader(topic)
-        reader = _Uncommitted(self.cluster, topic)
+        reader = _Uncommitted(self, topic)
         reader.committed = self.committed
         return reader
 
@@ -350,8 +350,10 @@ def test_a_copy_that_goes_away_costs_nothing(world: World, log: Log) -> None:
     plan = world.plan()
     ranges = {partition: OffsetRange(*plan.ranges[partition][0]) for partition in plan.ranges}
     with (
-        closing(LocalCopyReader(world.directory, "l", plan, lambda: MemoryReader(world.cluster, "l"))) as reader,
-        closing(MemoryReader(world.cluster, "l")) as kafka,
+        closing(
+            LocalCopyReader(world.directory, "l", plan, lambda: MemoryKafka(cluster=world.cluster).reader("l"))
+        ) as reader,
+        closing(MemoryKafka(cluster=world.cluster).reader("l")) as kafka,
     ):
         found: list[Record] = []
         for record in reader.read(ranges, stall_timeout_s=1):

@@ -45,8 +45,8 @@ def _refill_log(world: World) -> None:
         world.cluster.recreate_topic(topic)
         for partition, old in enumerate(held):
             new = world.cluster.log(topic, partition)
-            for value in old.values:
-                new.append(value)
+            for record in old.records:
+                new.append(record.value)
             new.start = old.start
 
 

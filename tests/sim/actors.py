@@ -122,14 +122,14 @@ class SteppedKafka(MemoryKafka):
     def producer(self) -> MemoryProducer:
         """As the twin. What is sent reaches the cluster at a `poll`."""
         self._reach("producer")
-        made = _SteppedProducer(self.cluster, self._idle, self._queue_limit, self._delivery_timeout_s, self._seen)
+        made = _SteppedProducer(self)
         made.reach = self._reach
         return made
 
     def reader(self, topic: str) -> MemoryReader:
         """As the twin."""
         self._reach("reader")
-        made = _SteppedReader(self.cluster, topic, self._seen, self._idle)
+        made = _SteppedReader(self, topic)
         made.reach = self._reach
         return made
 

@@ -113,8 +113,8 @@ def history_of(world: World) -> list[Fact]:
     log = _log(world)
     fold = NaiveFold(log.descriptor.identity)
     ledger = world.cluster.log(ledger_topic(LOG), 0)
-    for offset, value in zip(ledger.offsets, ledger.values, strict=True):
-        fold.apply(offset, decode(value))
+    for record in ledger.records:
+        fold.apply(record.offset, decode(record.value))
     return [Fact(offset, str(commit.read_body().metadata["tag"])) for offset, commit in fold.commits()]
 
 

@@ -6,10 +6,11 @@ when a test says so, so a run is a pure function of the calls made. Invariant: o
 through `lose_tail` and `recreate_topic`, which are the accidents that make them shrink.
 """
 
-import bisect
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from statelog.errors import AlreadyExists, BrokerUnavailable, NotFound
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
@@ -60,11 +61,10 @@ _ANSWERS = {
 class PartitionLog:
     """One partition. Records below `start` are kept, because a crash of a real broker can bring them back."""
 
+    partition: int
     start: int = 0
     end: int = 0
-    offsets: list[int] = field(default_factory=list[int])
-    values: list[bytes] = field(default_factory=list[bytes])
-    timestamps_ms: list[int] = field(default_factory=list[int])
+    records: list[Record] = field(default_factory=list[Record])
     leader_epoch: int = 1
     ends: list[int] = field(default_factory=list[int])
     """The ends that it had before, oldest first: what a deposed leader may still believe."""
@@ -75,23 +75,24 @@ class PartitionLog:
         """Append a record; returns its offset."""
         offset = self.end
         self.ends.append(offset)
-        self.offsets.append(offset)
-        self.values.append(value)
-        self.timestamps_ms.append(timestamp_ms)
+        self.records.append(Record(self.partition, offset, value, timestamp_ms))
         self.end += 1
         return offset
 
-    def first_from(self, offset: int) -> tuple[int, bytes, int] | None:
-        """Offset, value and timestamp of the first record at or above `offset`, or None."""
-        at = bisect.bisect_left(self.offsets, offset)
-        return (self.offsets[at], self.values[at], self.timestamps_ms[at]) if at < len(self.offsets) else None
+    def index_from(self, offset: int) -> int:
+        """The index of the first record at or above `offset`."""
+        return bisect_left(self.records, offset, key=attrgetter("offset"))
+
+    def first_from(self, offset: int) -> Record | None:
+        """The first record at or above `offset`, or None."""
+        at = self.index_from(offset)
+        return self.records[at] if at < len(self.records) else None
 
     def cut_from(self, offset: int) -> None:
         """Drop everything at and above `offset`, as a leader does that never had it."""
         self.leader_epoch += 1
-        at = bisect.bisect_left(self.offsets, offset)
-        del self.offsets[at:], self.values[at:], self.timestamps_ms[at:]
-        del self.ends[bisect.bisect_left(self.ends, offset) :]
+        del self.records[self.index_from(offset) :]
+        del self.ends[bisect_left(self.ends, offset) :]
         self.end = min(self.end, offset)
         self.start = min(self.start, self.end)
         self.spoilt = [batch for batch in self.spoilt if batch.end <= offset]
@@ -193,7 +194,7 @@ class MemoryCluster:
             raise AlreadyExists(f"topic {spec.name} exists already", topic=spec.name)
         self._remember(spec.name)
         self._made_topics += 1
-        logs = [PartitionLog() for _ in range(spec.partitions)]
+        logs = [PartitionLog(partition) for partition in range(spec.partitions)]
         self._topics[spec.name] = _Topic(spec, f"topic-{self._made_topics}", logs)
 
     def delete(self, topic: str) -> None:
@@ -291,8 +292,7 @@ class MemoryCluster:
         """All records that a reader could read now: the oracle of a test."""
         with self.lock:
             log = self.log(topic, partition)
-            rows = zip(log.offsets, log.values, log.timestamps_ms, strict=True)
-            return [Record(partition, *row) for row in rows if row[0] >= log.start]
+            return log.records[log.index_from(log.start) :]
 
     def insert_gap(self, topic: str, partition: int, count: int) -> None:
         """Use up `count` offsets without a record, as transaction markers do."""
@@ -321,9 +321,9 @@ class MemoryCluster:
         with self.lock:
             log = self.log(topic, partition)
             found = log.first_from(offset)
-            if found is None or found[0] != offset:
+            if found is None or found.offset != offset:
                 raise NotFound("no record at this offset", topic=topic, partition=partition, offset=offset)
-            log.values[log.offsets.index(offset)] = value
+            log.records[log.index_from(offset)] = found._replace(value=value)
 
     def spoil(self, topic: str, partition: int, start: int, end: int) -> None:
         """These offsets are one batch that no client unpacks: too large, garbage, or of a wrong checksum."""
@@ -351,7 +351,8 @@ class MemoryCluster:
         with self.lock:
             self.log(topic, 0)
             self._remember(topic)
-            self._topics[topic].logs.extend(PartitionLog() for _ in range(count))
+            logs = self._topics[topic].logs
+            logs.extend(PartitionLog(len(logs)) for _ in range(count))
 
     # ---- inside
 

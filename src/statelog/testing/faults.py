@@ -31,6 +31,7 @@ topic is still the same (see `positions`). `Call.number` counts the calls of all
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Protocol
 
 
@@ -111,31 +112,12 @@ TRUE = Answer(AnswerKind.TRUE)
 UNAVAILABLE = Answer(AnswerKind.UNAVAILABLE)
 LOST = Answer(AnswerKind.LOST)
 HALF = Answer(AnswerKind.HALF)
-
-
-def old(changes: int) -> Answer:
-    """An answer that was true so many appends, or changes of a topic, ago."""
-    return Answer(AnswerKind.OLD, changes)
-
-
-def broken(records: int) -> Answer:
-    """A read that breaks after so many records."""
-    return Answer(AnswerKind.BROKEN, records)
-
-
-def stalled(records: int) -> Answer:
-    """A read that stalls after so many records."""
-    return Answer(AnswerKind.STALLED, records)
-
-
-def gone(records: int) -> Answer:
-    """A read whose next records are truncated after so many."""
-    return Answer(AnswerKind.GONE, records)
-
-
-def short(records: int) -> Answer:
-    """A read whose last records are lost after so many."""
-    return Answer(AnswerKind.SHORT, records)
+# Made with their `count`: changes of the past, or records of a read.
+old = partial(Answer, AnswerKind.OLD)
+broken = partial(Answer, AnswerKind.BROKEN)
+stalled = partial(Answer, AnswerKind.STALLED)
+gone = partial(Answer, AnswerKind.GONE)
+short = partial(Answer, AnswerKind.SHORT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ class MemoryMember:
         found = cluster.log(topic, partition).first_from(offset)
         assert found is not None, "records of an input stay"
         key = cluster.keys.get((topic, partition, offset))
-        return Message(topic=topic, partition=partition, offset=offset, key=key, value=found[1])
+        return Message(topic=topic, partition=partition, offset=offset, key=key, value=found.value)
 
     def _fetch(self) -> None:
         places, ends = dict(self.places), self._group.ends

@@ -51,19 +51,19 @@ class MemoryKafka:
         delivery_timeout_s: float = 305.0,
     ) -> None:
         self.cluster = cluster if cluster is not None else MemoryCluster(faults=faults, questions=questions)
-        self._seen = HighWater()
-        self._idle = idle
-        self._queue_limit = queue_limit
-        self._delivery_timeout_s = delivery_timeout_s
+        self.seen = HighWater()
+        self.idle = idle
+        self.queue_limit = queue_limit
+        self.delivery_timeout_s = delivery_timeout_s
         self._is_closed = False
 
     def join(self, *, idle: Callable[[float], None] | None = None) -> "MemoryKafka":
         """Another process' view of the same cluster."""
         return MemoryKafka(
             cluster=self.cluster,
-            idle=self._idle if idle is None else idle,
-            queue_limit=self._queue_limit,
-            delivery_timeout_s=self._delivery_timeout_s,
+            idle=self.idle if idle is None else idle,
+            queue_limit=self.queue_limit,
+            delivery_timeout_s=self.delivery_timeout_s,
         )
 
     def cluster_id(self) -> str:
@@ -76,20 +76,20 @@ class MemoryKafka:
         with self._asked("describe_topic", topic) as (cluster, answer):
             is_old = answer.kind is AnswerKind.OLD
             described = cluster.describe_before(topic, answer.count) if is_old else cluster.describe(topic)
-            self._seen.identify(topic, described.topic_id if described else None)
+            self.seen.identify(topic, described.topic_id if described else None)
             return described
 
     def create_topic(self, spec: TopicSpec) -> None:
         """Create a topic. Raises AlreadyExists."""
         with self._asked("create_topic", spec.name) as (cluster, _):
             cluster.create(spec)
-            self._seen.forget(spec.name)
+            self.seen.forget(spec.name)
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic; one that is not there counts as deleted."""
         with self._asked("delete_topic", topic) as (cluster, _):
             cluster.delete(topic)
-            self._seen.forget(topic)
+            self.seen.forget(topic)
 
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
@@ -98,7 +98,7 @@ class MemoryKafka:
         tries = iter(range(1, _TRIES))
         return ask_offsets(
             topic,
-            self._seen,
+            self.seen,
             ask=lambda: self._list_offsets(topic, partitions),
             topic_id=lambda: known_id(self.describe_topic, topic),
             again=lambda: next(tries, None) is not None,
@@ -135,12 +135,12 @@ class MemoryKafka:
     def producer(self) -> "MemoryProducer":
         """A new idempotent producer."""
         self._check_open()
-        return MemoryProducer(self.cluster, self._idle, self._queue_limit, self._delivery_timeout_s, self._seen)
+        return MemoryProducer(self)
 
     def reader(self, topic: str) -> "MemoryReader":
         """A new reader of one topic."""
         self._check_open()
-        return MemoryReader(self.cluster, topic, self._seen, self._idle)
+        return MemoryReader(self, topic)
 
     def close(self) -> None:
         """Refuse further use through this view; the cluster and its other views live on. Idempotent."""
@@ -183,21 +183,11 @@ def _listed_before(log: PartitionLog, changes: int) -> Listed:
 class MemoryProducer:
     """One producer of an in-memory cluster; implements `kafka.Producer`. Made by `MemoryKafka.producer`."""
 
-    def __init__(
-        self,
-        cluster: MemoryCluster,
-        idle: Callable[[float], None],
-        queue_limit: int,
-        delivery_timeout_s: float,
-        seen: HighWater | None = None,
-    ) -> None:
-        self._cluster = cluster
-        self._seen = seen or HighWater()
-        self._idle = idle
-        self._queue_limit = queue_limit
-        self._delivery_timeout_s = delivery_timeout_s
-        with cluster.lock:
-            self._number = cluster.next_producer()
+    def __init__(self, kafka: MemoryKafka) -> None:
+        self._kafka = kafka
+        self._cluster = kafka.cluster
+        with self._cluster.lock:
+            self._number = self._cluster.next_producer()
         self._queued: deque[Sending] = deque()
         self._on_the_way: list[Sending] = []
         self._is_closed = False
@@ -220,7 +210,7 @@ class MemoryProducer:
     @property
     def delivery_timeout_s(self) -> float:
         """What the caller is told; in memory only `expire` makes a delayed record time out."""
-        return self._delivery_timeout_s
+        return self._kafka.delivery_timeout_s
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         """Queue a record; False if the queue is full. Raises ValueTooLarge, BrokerUnavailable after a fatal error."""
@@ -234,7 +224,7 @@ class MemoryProducer:
                 hint="Write smaller values, or smaller chunks",
                 topic=topic, partition=partition, size_bytes=len(value), limit_bytes=MAX_MESSAGE_BYTES,
             )  # fmt: skip
-        if self.in_flight >= self._queue_limit:
+        if self.in_flight >= self._kafka.queue_limit:
             return False
         with self._cluster.lock:
             self._cluster.answer("send", topic, [partition])
@@ -246,7 +236,7 @@ class MemoryProducer:
         self._check_open()
         ran = self._turn()
         if ran == 0 and timeout_s > 0 and self.in_flight:
-            self._idle(timeout_s)
+            self._kafka.idle(timeout_s)
             ran = self._turn()
         return ran
 
@@ -302,7 +292,7 @@ class MemoryProducer:
         self._on_the_way = [sending for sending in self._on_the_way if sending.outcome is None]
         for sending in due:
             if sending.outcome is not None and sending.outcome.status is DeliveryStatus.OK:
-                self._seen.reached(sending.attempt.topic, sending.attempt.partition, sending.outcome.offset + 1)
+                self._kafka.seen.reached(sending.attempt.topic, sending.attempt.partition, sending.outcome.offset + 1)
         return due
 
     def _check_open(self) -> None:
@@ -319,17 +309,10 @@ def _report(sending: Sending, delivery: Delivery) -> None:
 class MemoryReader:
     """Reads one topic of an in-memory cluster; implements `kafka.Reader`. Made by `MemoryKafka.reader`."""
 
-    def __init__(
-        self,
-        cluster: MemoryCluster,
-        topic: str,
-        seen: HighWater | None = None,
-        idle: Callable[[float], None] = _do_not_wait,
-    ) -> None:
-        self._cluster = cluster
+    def __init__(self, kafka: MemoryKafka, topic: str) -> None:
+        self._kafka = kafka
+        self._cluster = kafka.cluster
         self._topic = topic
-        self._seen = seen or HighWater()
-        self._idle = idle
         self._turn = 0
         self._is_closed = False
 
@@ -374,7 +357,7 @@ class MemoryReader:
         if kind is AnswerKind.SHORT:
             check_range(self._topic, partition, wanted, OffsetRange(0, wanted.end - 1))
         if kind is AnswerKind.STALLED:
-            self._idle(stall_timeout_s)
+            self._kafka.idle(stall_timeout_s)
         raise BrokerUnavailable(
             "the read was broken off", topic=self._topic, partition=partition, next_offset=wanted.start
         )
@@ -396,18 +379,18 @@ class MemoryReader:
             self._check(partition, wanted)
             log = self._cluster.log(self._topic, partition)
             found = log.first_from(wanted.start)
-        for batch in log.spoilt if found else ():
-            if found and batch.start <= found[0] < min(batch.end, wanted.end):
-                lost = OffsetRange(max(batch.start, wanted.start), min(batch.end, wanted.end))
-                raise unreadable(self._topic, partition, lost, "it is spoilt")
-        if found is None or found[0] >= wanted.end:
+        if found is None or found.offset >= wanted.end:
             del left[partition]
             return None
-        left[partition] = OffsetRange(found[0] + 1, wanted.end)
-        if found[0] + 1 >= wanted.end:
+        for batch in log.spoilt:
+            if batch.start <= found.offset < batch.end:
+                lost = OffsetRange(max(batch.start, wanted.start), min(batch.end, wanted.end))
+                raise unreadable(self._topic, partition, lost, "it is spoilt")
+        left[partition] = OffsetRange(found.offset + 1, wanted.end)
+        if left[partition].start == wanted.end:
             del left[partition]
-        self._seen.reached(self._topic, partition, found[0] + 1)
-        return Record(partition, *found)
+        self._kafka.seen.reached(self._topic, partition, found.offset + 1)
+        return found
 
     def _check_turn(self, turn: int) -> None:
         if turn != self._turn:

@@ -10,8 +10,8 @@ __all__ = ["BreakingKafka"]
 
 
 class _BreakingReader(MemoryReader):
-    def __init__(self, cluster: MemoryCluster, topic: str, after: int, error: BaseException) -> None:
-        super().__init__(cluster, topic)
+    def __init__(self, kafka: MemoryKafka, topic: str, after: int, error: BaseException) -> None:
+        super().__init__(kafka, topic)
         self._left: int | None = after
         self._error = error
 
@@ -35,4 +35,4 @@ class BreakingKafka(MemoryKafka):
 
     def reader(self, topic: str) -> MemoryReader:
         """A reader that breaks."""
-        return _BreakingReader(self.cluster, topic, self._after, self._error)
+        return _BreakingReader(self, topic, self._after, self._error)

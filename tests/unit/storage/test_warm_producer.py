@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from statelog.errors import BrokerUnavailable
 from statelog.storage.kafka import Producer
 from statelog.storage.log.producers import WarmProducer
-from statelog.testing.cluster import MemoryCluster
-from statelog.testing.kafka import MemoryProducer
+from statelog.testing.kafka import MemoryKafka, MemoryProducer
 
 
 class _Client(MemoryProducer):
@@ -16,7 +15,7 @@ class _Client(MemoryProducer):
     is_well = True
 
     def __init__(self) -> None:
-        super().__init__(MemoryCluster(), lambda _: None, 1, 1.0)
+        super().__init__(MemoryKafka())
 
     @property
     def is_sound(self) -> bool:
