@@ -1,17 +1,21 @@
 """`statelog dev`: the development broker for people; `testing.dev` does the work."""
 
-import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec
 
 import click
 
 from statelog.cli.output import Output, Report
 from statelog.errors import BrokerUnavailable, NotFound
+from statelog.testing.broker import cache_directory
 from statelog.testing.dev import DevSettings, start, status, stop
 
-P = ParamSpec("P")
+_directory_option = click.option(
+    "--directory",
+    type=click.Path(path_type=Path, resolve_path=True),
+    default=cache_directory,
+    help="Its directory; default: the user's cache.",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _UNSAFE = ("replication", "min-insync")
 
 
@@ -20,26 +24,15 @@ def command() -> None:
     """The group."""
 
 
-def _shared(function: Callable[P, None]) -> Callable[P, None]:
-    """The options of every one of them."""
-
-    @click.option("--directory", type=click.Path(path_type=Path), help="Its directory; default: the user's cache.")
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-    @functools.wraps(function)
-    def with_options(*args: P.args, **options: P.kwargs) -> None:
-        function(*args, **options)
-
-    return with_options
-
-
 @command.command("start", help="Start the broker unless it runs, and print how to reach it.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Its port; 0 for any free one. Default 9092.")
 @click.option("--heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java heap in MiB.")
-@_shared
-def start_command(port: int | None, heap_mb: int, directory: Path | None, as_json: bool) -> None:
+@_directory_option
+@_json_option
+def start_command(port: int | None, heap_mb: int, directory: Path, as_json: bool) -> None:
     """Start the broker."""
     output = Output(as_json=as_json)
-    settings = _settings(directory, port, heap_mb)
+    settings = DevSettings(directory=directory, port=port, heap_mb=heap_mb)
     broker = start(settings, on_step=lambda step: output.notice(f"{step} ..."))
     root = f"file://{settings.directory / 'logs'}"
     facts = {
@@ -56,18 +49,20 @@ def start_command(port: int | None, heap_mb: int, directory: Path | None, as_jso
 
 
 @command.command("stop", help="Stop the broker. Its data stays.")
-@_shared
-def stop_command(directory: Path | None, as_json: bool) -> None:
+@_directory_option
+@_json_option
+def stop_command(directory: Path, as_json: bool) -> None:
     """Stop the broker."""
-    stopped = stop(_settings(directory))
+    stopped = stop(DevSettings(directory=directory))
     Output(as_json=as_json).report(Report("development broker", {"stopped": stopped}))
 
 
 @command.command("status", help="Show the broker's status. Exit code 3: not started; 4: not ready.")
-@_shared
-def status_command(directory: Path | None, as_json: bool) -> None:
+@_directory_option
+@_json_option
+def status_command(directory: Path, as_json: bool) -> None:
     """Show the broker."""
-    found = status(_settings(directory))
+    found = status(DevSettings(directory=directory))
     facts = {
         "running": found.pid is not None,
         "ready": not found.reason,
@@ -82,12 +77,6 @@ def status_command(directory: Path | None, as_json: bool) -> None:
         raise NotFound("the development broker is not started", hint="Start it: statelog dev start")
     if found.reason:
         raise BrokerUnavailable("the development broker is not ready", reason=found.reason, log=str(found.log_path))
-
-
-def _settings(directory: Path | None, port: int | None = None, heap_mb: int = 512) -> DevSettings:
-    if directory is None:
-        return DevSettings(port=port, heap_mb=heap_mb)
-    return DevSettings(directory=directory.absolute(), port=port, heap_mb=heap_mb)
 
 
 def _instructions(bootstrap: str, root: str) -> str:

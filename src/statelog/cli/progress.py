@@ -5,7 +5,6 @@ Everything goes to standard error, so that results can be piped.
 
 import sys
 import time
-from abc import abstractmethod
 from collections.abc import Callable
 
 from rich.console import Console
@@ -17,19 +16,10 @@ from statelog.closing import Closing
 PLAIN_INTERVAL_S = 5.0
 
 
-class ProgressBar(Closing):
-    """Shows progress. A context manager; `fraction` is from 0 to 1, or None if unknown."""
-
-    @abstractmethod
-    def update(self, fraction: float | None, text: str) -> None:
-        """Show the current state."""
-
-    def close(self) -> None:
-        """Take it away."""
-
-
-class PlainBar(ProgressBar):
-    """Lines, at most one in `interval_s` seconds; with an infinite interval none."""
+class PlainBar(Closing):
+    """Shows progress as lines, at most one in `interval_s` seconds; with an infinite interval none. A context manager;
+    `fraction` is from 0 to 1, or None if unknown.
+    """
 
     def __init__(
         self,
@@ -46,18 +36,22 @@ class PlainBar(ProgressBar):
         self._shown_s = clock()
 
     def update(self, fraction: float | None, text: str) -> None:
-        """Print a line if one is due."""
+        """Show the current state, if a line is due."""
         now_s = self._clock()
         if now_s - self._shown_s >= self._interval_s:
             self._shown_s = now_s
             share = "" if fraction is None else f"{fraction:.0%}, "
             self._echo(f"{self._what}: {share}{text}")
 
+    def close(self) -> None:
+        """Take it away."""
 
-class Bar(ProgressBar):
-    """A bar of rich's, gone when it is done."""
+
+class Bar(PlainBar):
+    """A bar of rich's instead, gone when it is done."""
 
     def __init__(self, what: str) -> None:
+        super().__init__(what)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}", markup=False))
         self._progress = Progress(
             *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
@@ -75,8 +69,8 @@ class Bar(ProgressBar):
         self._progress.stop()
 
 
-def open_bar(what: str, *, as_json: bool) -> ProgressBar:
-    """The bar that suits standard error."""
+def open_bar(what: str, *, as_json: bool) -> PlainBar:
+    """What suits standard error."""
     if as_json:
         return PlainBar(what, interval_s=float("inf"))
     return Bar(what) if sys.stderr.isatty() else PlainBar(what)

@@ -10,7 +10,7 @@ import click
 import pyarrow as pa
 
 from statelog.cli.output import Listing, Output, Report
-from statelog.cli.progress import ProgressBar, open_bar
+from statelog.cli.progress import PlainBar, open_bar
 from statelog.cli.session import Session, connected
 from statelog.cli.state_rows import BytesText, json_lines, shown_rows, whole_file
 from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_key_groups
@@ -116,7 +116,7 @@ def _write(table: pa.Table, target: str, bytes_text: BytesText, *, with_groups: 
         file.writelines(f"{line}\n" for line in lines)
 
 
-def _show(bar: ProgressBar, now: Progress) -> None:
+def _show(bar: PlainBar, now: Progress) -> None:
     left = "" if now.eta_s is None else f", {show_duration(now.eta_s)} left"
     text = f"{now.phase.value}: {show_bytes(now.bytes_done)} of {show_bytes(now.bytes_total)}"
     bar.update(now.fraction, f"{text}, {show_bytes(now.rate_bytes_s)}/s{left}")

@@ -6,6 +6,7 @@ Invariants:
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from threading import get_ident
 
 import pyarrow as pa
@@ -30,7 +31,7 @@ class ChangeWriter(Guarded):
         """Whether it is open, failed or closed."""
         return self._guard.life
 
-    # ---- append; each method has its own guard, because one more call would slow `put` down
+    # ---- append; `put` has a guard of its own, because one more call would slow it down
 
     def put(self, key: Key, value: Value) -> None:
         """Set `key` to `value`: bytes, or a mapping of the fields of the log's value schema.
@@ -75,26 +76,17 @@ class ChangeWriter(Guarded):
 
     def delete(self, key: Key) -> None:
         """Remove `key`, whether it is there or not. Raises InvalidChange, ClosedError, PersistFailed."""
-        if get_ident() != self._guard.user:
-            self._guard.check()
-        if not self._lists.room_bytes:
-            self._check_turn()
-        turn = self._guard
-        user = turn.user
-        try:
-            turn.user = NOBODY
-            if self._buffer.delete(key):
-                self._send()
-        except BaseException as error:
-            turn.end_turn(error)
-            raise
-        turn.user = user
+        self._change(self._buffer.delete, key)
 
     def append(self, key_group: int, key: Key, value: Value | None) -> None:
         """Append a change whose key group the caller names; None deletes.
 
         Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError, PersistFailed.
         """
+        self._change(self._buffer.append, key_group, key, value)
+
+    def _change(self, buffer: Callable[..., bool], *change: Key | Value | None) -> None:
+        """One change in a turn of its own; all is sent if the buffer is full then."""
         if get_ident() != self._guard.user:
             self._guard.check()
         if not self._lists.room_bytes:
@@ -103,7 +95,7 @@ class ChangeWriter(Guarded):
         user = turn.user
         try:
             turn.user = NOBODY
-            if self._buffer.append(key_group, key, value):
+            if buffer(*change):
                 self._send()
         except BaseException as error:
             turn.end_turn(error)
