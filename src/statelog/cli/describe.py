@@ -20,9 +20,6 @@ from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.storage.claims import HeldLease, StoredSubscriptions, list_leases, list_subscriptions, remove_subscription
 from statelog.storage.log.log import Log, LogDescription
 
-_NONE = StoredSubscriptions(files=(), unreadable=())
-
-
 _SUBSCRIPTIONS_HELP = """Show the subscriptions of the log NAME: readers that hold truncation back, also while they are
 stopped.
 
@@ -35,11 +32,7 @@ A removed one holds nothing any more. Its reader is told when it asks next, and 
 def command(session: Session, name: str) -> None:
     """Show a log."""
     with session.open_log(name) as log:
-        tail, leases, subscriptions = (
-            tail_now(log),
-            list_leases(log.store),
-            list_subscriptions(log.store),
-        )
+        tail, leases, subscriptions = tail_now(log), list_leases(log.store), list_subscriptions(log.store)
         held_by = _held_by(log, leases, subscriptions, materializer_settings(session.config).lease_cap_s)
         session.output.report(describe(log.describe(), tail, leases, subscriptions, held_by))
 
@@ -47,9 +40,9 @@ def command(session: Session, name: str) -> None:
 def describe(
     found: LogDescription,
     tail: Tail,
-    leases: Sequence[HeldLease] = (),
-    subscriptions: StoredSubscriptions = _NONE,
-    held_by: str = "",
+    leases: Sequence[HeldLease],
+    subscriptions: StoredSubscriptions,
+    held_by: str,
 ) -> Report:
     """A log's description as a report. `lag` counts what the newest snapshot does not cover yet; `held_by` names what
     holds truncation back now.

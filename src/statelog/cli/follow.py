@@ -82,12 +82,6 @@ def command(
         descriptor = log.descriptor
         named = read_keys(keys, descriptor.key_type, bytes_text) if keys else None
         groups = _groups(wanted_groups, named, descriptor)
-        choice = _Choice(frozenset(writers), named, is_part=groups is not None or named is not None)
-        lines = CommitLines(
-            as_json=session.output.as_json,
-            bytes_text=bytes_text,
-            with_groups=descriptor.hash_rule is HashRule.CALLER,
-        )
         end = recover(log, settings=settings).position if once else None
         at = _at(log, origin, session.output, once=once)
         with recover(log, key_groups=groups, at=at, settings=settings) as recovery:
@@ -95,7 +89,16 @@ def command(
             restore = install_signal_handlers(control)
             try:
                 with closing(CommitFeed(log, recovery.plan, groups, settings)) as feed:
-                    follower = _Follower(feed, lines, choice, session.output, control)
+                    follower = _Follower(
+                        feed=feed,
+                        output=session.output,
+                        control=control,
+                        writers=frozenset(writers),
+                        keys=named,
+                        is_part=groups is not None or named is not None,
+                        bytes_text=bytes_text,
+                        with_groups=descriptor.hash_rule is HashRule.CALLER,
+                    )
                     if origin is From.STATE:
                         follower.show_state(recovery)
                     follower.run(end)
@@ -104,152 +107,114 @@ def command(
                 restore()
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """Which commits and keys are printed. Of a part of the keys, commits that changed none of them are not."""
+@dataclass(slots=True, kw_only=True)
+class _Follower:
+    """Prints what a feed has, until it is stopped: commits of the `writers`, of all if none is named, and changes of
+    the `keys`. Where a part of the keys is followed, commits that changed none of them are not printed.
 
+    `with_groups`: callers name the key group of a key.
+    """
+
+    feed: CommitFeed
+    output: Output
+    control: Control
     writers: frozenset[str]
     keys: pa.Array | None
     is_part: bool
-
-    def rows(self, table: pa.Table) -> pa.Table:
-        """What is printed of some changes."""
-        return table if self.keys is None else rows_of(table, self.keys)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitLines:
-    """How lines are made: `with_groups` where callers name the key group of a key."""
-
-    as_json: bool
     bytes_text: BytesText
     with_groups: bool
+    _chosen: int = 0
+    _left_out: int = 0
 
-    def heading(self, commit: ValidCommit) -> str | None:
-        """What comes before a commit's changes."""
-        if self.as_json:
-            return None
+    def run(self, end_position: int | None) -> None:
+        """Print every commit; return once it is stopped, or once all below `end_position` are printed."""
+        while not self.control.is_stopped and (end_position is None or self.feed.passed_position < end_position):
+            commits = self.feed.commits()
+            for commit in commits:
+                if not self.writers or commit.writer in self.writers:
+                    self._chosen += 1
+                    self._show(commit)
+                else:
+                    self._left_out += 1
+                self.feed.passed([commit])
+                if self.control.is_stopped:
+                    return
+            if not commits:
+                check_stdout()
+                if end_position is None or self.feed.passed_position < end_position:
+                    self.control.wait(_POLL_S)
+
+    def warn_of_writers(self) -> None:
+        """Say that commits were there, and none of the writers that were named: perhaps a slip of the pen."""
+        if self._left_out and not self._chosen:
+            self.output.warning(f"no commit of writer {' or '.join(sorted(self.writers))} was found")
+
+    def show_state(self, recovery: Recovery) -> None:
+        """Print the keys of a state."""
+        self._head(f"state at position {recovery.position}")
+        rows = 0
+        with recovery.stream() as stream:
+            for changes, _ in stream:
+                self._check()
+                self.feed.renew()
+                table = self._wanted(changes)
+                rows += table.num_rows
+                self._show_changes(table, {})
+        self._close({"event": "state", "position": recovery.position, "keys": rows})
+
+    def _show(self, commit: ValidCommit) -> None:
+        """Print a commit: for people what it is comes first, for programs last."""
+        whose = {"writer": commit.writer, "checkpoint": commit.checkpoint_id, "position": commit.position}
+        time, rows = _time(commit.timestamp_ms), 0
         told = f", {as_json(dict(commit.metadata))}" if commit.metadata else ""
-        time = f", {_time(commit.timestamp_ms)}" if commit.timestamp_ms >= 0 else ""
-        return clean(f"commit {commit.checkpoint_id} of {commit.writer}{time}, position {commit.position}{told}")
+        when = f", {time}" if time else ""
+        head = f"commit {commit.checkpoint_id} of {commit.writer}{when}, position {commit.position}{told}"
+        if not self.is_part:
+            self._head(head)
+        with closing(self.feed.changes([commit], self._check)) as tables:
+            for table in map(self._wanted, tables):
+                if table.num_rows:
+                    if self.is_part and not rows:
+                        self._head(head)
+                    rows += table.num_rows
+                    self._show_changes(table, whose)
+        if rows or not self.is_part:
+            self._close({"event": "commit", **whose, "time": time, "changes": rows, "metadata": dict(commit.metadata)})
 
-    def closing(self, commit: ValidCommit, changes: int) -> str | None:
-        """What comes behind a commit's changes, of which so many were printed."""
-        if not self.as_json:
-            return None
-        return as_json(
-            {
-                "event": "commit",
-                **_whose(commit),
-                "time": _time(commit.timestamp_ms) if commit.timestamp_ms >= 0 else None,
-                "changes": changes,
-                "metadata": dict(commit.metadata),
-            }
-        )
+    def _head(self, text: str) -> None:
+        if not self.output.as_json:
+            self.output.line(clean(text))
 
-    def state_heading(self, position: int) -> str | None:
-        """What comes before the keys of a state."""
-        return None if self.as_json else f"state at position {position}"
+    def _close(self, fields: Mapping[str, object]) -> None:
+        if self.output.as_json:
+            self.output.line(as_json(fields))
 
-    def state_closing(self, position: int, keys: int) -> str | None:
-        """What comes behind the keys of a state."""
-        return as_json({"event": "state", "position": position, "keys": keys}) if self.as_json else None
+    def _wanted(self, table: pa.Table) -> pa.Table:
+        return table if self.keys is None else rows_of(table, self.keys)
 
-    def changes(self, table: pa.Table, commit: ValidCommit | None) -> Iterator[str]:
-        """The lines of changes, many in one text; `commit` is None for the keys of a state."""
-        facts = {} if commit is None else _whose(commit)
+    def _show_changes(self, table: pa.Table, whose: Mapping[str, object]) -> None:
+        """Print changes, many in one text; `whose` says which commit they are part of."""
         for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
-            yield "\n".join(self._change_lines(batch, facts))
+            self.output.line("\n".join(self._lines(batch, whose)))
 
-    def _change_lines(self, batch: pa.RecordBatch, facts: Mapping[str, object]) -> Iterator[str]:
-        bytes_text = self.bytes_text if self.as_json or self.bytes_text is BytesText.BASE64 else None
+    def _lines(self, batch: pa.RecordBatch, whose: Mapping[str, object]) -> Iterator[str]:
+        for_programs = self.output.as_json
+        bytes_text = self.bytes_text if for_programs or self.bytes_text is BytesText.BASE64 else None
         ops = ["delete" if op == DELETE else "put" for op in batch.column("op").to_pylist()]
         groups = batch.column("key_group").to_pylist()
         keys = json_column(batch.column("key"), bytes_text)
         values = json_column(batch.column("value"), bytes_text)
         for op, group, key, value in zip(ops, groups, keys, values, strict=True):
-            shown = ([group] if self.with_groups else []) + [key] + ([] if op == "delete" else [value])
-            if self.as_json:
-                names = (["key_group"] if self.with_groups else []) + ["key", "value"]
-                yield as_json({"event": op, **dict(zip(names, shown, strict=False)), **facts})
+            shown = {"key_group": group} if self.with_groups else {}
+            shown |= {"key": key} if op == "delete" else {"key": key, "value": value}
+            if for_programs:
+                yield as_json({"event": op, **shown, **whose})
             else:
-                yield clean(f"  {op} {' '.join(map(in_text, shown))}").replace("\n", "\\n")
-
-
-class _Follower:
-    """Prints what a feed has, until it is stopped."""
-
-    def __init__(self, feed: CommitFeed, lines: CommitLines, choice: _Choice, output: Output, control: Control) -> None:
-        self._feed = feed
-        self._lines = lines
-        self._choice = choice
-        self._output = output
-        self._control = control
-        self._chosen = 0
-        self._left_out = 0
-
-    def run(self, end_position: int | None) -> None:
-        """Print every commit; return once it is stopped, or once all below `end_position` are printed."""
-        while not self._control.is_stopped and (end_position is None or self._feed.passed_position < end_position):
-            commits = self._feed.commits()
-            for commit in commits:
-                if not self._choice.writers or commit.writer in self._choice.writers:
-                    self._chosen += 1
-                    self._show(commit)
-                else:
-                    self._left_out += 1
-                self._feed.passed([commit])
-                if self._control.is_stopped:
-                    return
-            if not commits:
-                check_stdout()
-                if end_position is None or self._feed.passed_position < end_position:
-                    self._control.wait(_POLL_S)
-
-    def warn_of_writers(self) -> None:
-        """Say that commits were there, and none of the writers that were named: perhaps a slip of the pen."""
-        if self._left_out and not self._chosen:
-            self._output.warning(f"no commit of writer {' or '.join(sorted(self._choice.writers))} was found")
-
-    def show_state(self, recovery: Recovery) -> None:
-        """Print the keys of a state."""
-        self._say(self._lines.state_heading(recovery.position))
-        rows = 0
-        with recovery.stream() as stream:
-            for changes, _ in stream:
-                self._check()
-                self._feed.renew()
-                table = self._choice.rows(changes)
-                rows += table.num_rows
-                self._say_all(table, None)
-        self._say(self._lines.state_closing(recovery.position, rows))
-
-    def _show(self, commit: ValidCommit) -> None:
-        heading, rows = self._lines.heading(commit), 0
-        if not self._choice.is_part:
-            self._say(heading)
-            heading = None
-        with closing(self._feed.changes([commit], self._check)) as tables:
-            for table in map(self._choice.rows, tables):
-                if table.num_rows:
-                    self._say(heading)
-                    heading = None
-                    rows += table.num_rows
-                    self._say_all(table, commit)
-        if rows or not self._choice.is_part:
-            self._say(self._lines.closing(commit, rows))
-
-    def _say_all(self, table: pa.Table, commit: ValidCommit | None) -> None:
-        for text in self._lines.changes(table, commit):
-            self._output.line(text)
-
-    def _say(self, text: str | None) -> None:
-        if text is not None:
-            self._output.line(text)
+                yield clean(f"  {op} {' '.join(map(in_text, shown.values()))}").replace("\n", "\\n")
 
     def _check(self, *_: object) -> None:
         """Raise KeyboardInterrupt once a second signal has come."""
-        if self._control.is_abandoned:
+        if self.control.is_abandoned:
             raise KeyboardInterrupt
 
 
@@ -279,9 +244,7 @@ def _groups(asked: tuple[int, ...] | None, keys: pa.Array | None, descriptor: De
     return frozenset(descriptor.key_groups_of(keys).tolist())
 
 
-def _whose(commit: ValidCommit) -> dict[str, object]:
-    return {"writer": commit.writer, "checkpoint": commit.checkpoint_id, "position": commit.position}
-
-
-def _time(timestamp_ms: int) -> str:
+def _time(timestamp_ms: int) -> str | None:
+    if timestamp_ms < 0:
+        return None
     return datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC).isoformat(timespec="milliseconds")

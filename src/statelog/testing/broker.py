@@ -115,15 +115,6 @@ _CLUSTER_ID = "c3RhdGVsb2ctZGV2LTAwMQ"
 _FORMAT_TIMEOUT_S = 60.0
 
 
-def _nothing(_event: object) -> None:
-    """Drop the event."""
-
-
-def _as_they_are(settings: Mapping[str, str]) -> Mapping[str, str]:
-    """The settings unchanged."""
-    return settings
-
-
 class EmbeddedBroker:
     """One Kafka node with its data in `directory`.
 
@@ -143,9 +134,9 @@ class EmbeddedBroker:
         heap_mb: int = 512,
         jars_directory: Path | None = None,
         start_timeout_s: float = 90.0,
-        on_step: Callable[[str], None] = _nothing,
-        on_spawn: Callable[[ProcessId], None] = _nothing,
-        adapt: Callable[[Mapping[str, str]], Mapping[str, str]] = _as_they_are,
+        on_step: Callable[[str], None] = lambda _: None,
+        on_spawn: Callable[[ProcessId], None] = lambda _: None,
+        adapt: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda settings: settings,
         format_arguments: Sequence[str] = (),
     ) -> None:
         self._directory = directory

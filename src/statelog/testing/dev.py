@@ -23,10 +23,6 @@ DEFAULT_PORT = 9092
 _NOTE = "running.json"
 
 
-def _nothing(_step: str) -> None:
-    """Drop the step."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevSettings:
     """What the user may choose.
@@ -76,7 +72,7 @@ class RunningBroker:
         return process.ProcessId(pid=self.pid, started=self.process_started)
 
 
-def start(settings: DevSettings, *, on_step: Callable[[str], None] = _nothing) -> DevBroker:
+def start(settings: DevSettings, *, on_step: Callable[[str], None] = lambda _: None) -> DevBroker:
     """Start the broker, or find it running; returns when it takes records.
 
     Raises ConfigError (no Java, no jgo, port taken, already running on another port), Unavailable (jars not

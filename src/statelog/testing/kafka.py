@@ -29,15 +29,11 @@ _TRIES = 5
 """How often a question for offsets is put, where the real client has its request time-out."""
 
 
-def _do_not_wait(timeout_s: float) -> None:
-    """Let no time pass: the caller's clock is its own business."""
-
-
 class MemoryKafka:
     """One process' view of an in-memory cluster; implements `kafka.Kafka`.
 
     `idle` is called with the time-out of a poll that found nothing: a simulation advances its clock there, a test with
-    threads sleeps. `queue_limit` bounds the records that one producer may have in flight.
+    threads sleeps; by default no time passes. `queue_limit` bounds the records that one producer may have in flight.
     """
 
     def __init__(
@@ -46,7 +42,7 @@ class MemoryKafka:
         faults: Faults | None = None,
         questions: QuestionHook | None = None,
         cluster: MemoryCluster | None = None,
-        idle: Callable[[float], None] = _do_not_wait,
+        idle: Callable[[float], None] = lambda _: None,
         queue_limit: int = 100_000,
         delivery_timeout_s: float = 305.0,
     ) -> None:

@@ -30,10 +30,6 @@ _IDLE_S = 5.0
 _OPENING_S = 0.001
 
 
-def _go_on() -> None:
-    """Wait for more."""
-
-
 @dataclass(slots=True, eq=False)
 class Twin:
     """One simulated cluster and store. Each `where()` is another process' view of both.
@@ -47,7 +43,7 @@ class Twin:
     cluster: MemoryCluster = field(init=False)
     disk: MemoryDisk = field(init=False)
     store_faults: FaultHook = no_store_faults
-    when_idle: Callable[[], object] = _go_on
+    when_idle: Callable[[], object] = lambda: None
     _groups: dict[tuple[str, str], MemoryGroup] = field(default_factory=dict[tuple[str, str], MemoryGroup])
 
     def __post_init__(self) -> None:
