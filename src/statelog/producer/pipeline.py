@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -39,19 +38,6 @@ from statelog.schemas.ledger.handle import Entry, Step
 INITIAL = 1
 
 
-class Stage(Enum):
-    """Where a change set is."""
-
-    ACTIVE = "active"
-    """It takes appends; parts of it may be on their way already."""
-    UNSENT = "unsent"
-    IN_FLIGHT = "in flight"
-    DURABLE = "durable"
-    COMMITTED = "committed"
-    FAILED = "failed"
-    """A chunk of it, or of one before it, is not surely in the log. It never counts."""
-
-
 class Sequence(NamedTuple):
     """The boundaries; see above. `next` is the active change set's number, `failed` the first one that failed."""
 
@@ -62,19 +48,6 @@ class Sequence(NamedTuple):
     confirmed: int = INITIAL
     truncated: int = INITIAL
     failed: int | None = None
-
-    def stage(self, sqn: int) -> Stage:
-        """Where the change set of this number is. Raises SequenceAhead, SequenceTruncated."""
-        self._check_known(sqn, INITIAL)
-        if sqn < self.confirmed:
-            return Stage.COMMITTED
-        if sqn < self.durable:
-            return Stage.DURABLE
-        if self.failed is not None and sqn >= self.failed:
-            return Stage.FAILED
-        if sqn == self.next:
-            return Stage.ACTIVE
-        return Stage.IN_FLIGHT if sqn < self.sent else Stage.UNSENT
 
     # ---- what happens, in this order
 
