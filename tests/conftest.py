@@ -17,8 +17,9 @@ import os
 import re
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ from statelog.tables.state import state
 from statelog.testing.broker import wait_until_ready
 from tests.sim.cluster.nodes import Cluster, running_cluster
 from tests.support.services import broker as brokers
+from tests.support.services.emulators import EmulatedStore, Unobtainable, open_azure, open_gcs
 from tests.support.services.faulty_broker import FaultyBroker, open_faulty_broker
 from tests.support.services.hdfs import Hdfs, open_hdfs
 
@@ -102,6 +104,27 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
     """An HDFS of this process. Tests choose roots of their own."""
     with ExitStack() as stack:
         yield open_hdfs(stack, tmp_path_factory.mktemp("hdfs"))
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedStore]:
+    """An Azure Blob Storage of this process, by its emulator."""
+    yield from _emulated(open_azure, tmp_path_factory.mktemp("azure"))
+
+
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedStore]:
+    """A Google Cloud Storage of this process, by an emulator."""
+    yield from _emulated(open_gcs, tmp_path_factory.mktemp("gcs"))
+
+
+def _emulated(start: Callable[[ExitStack, Path], EmulatedStore], directory: Path) -> Iterator[EmulatedStore]:
+    with ExitStack() as stack:
+        try:
+            opened = start(stack, directory)
+        except Unobtainable as error:
+            pytest.skip(f"{directory.name} is not tested in this run: {error}")
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from statelog.storage.store.fsspec import open_store
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.faults.file_systems import unique_directory
 from tests.support.services.broker import docker_reason
+from tests.support.services.emulators import EmulatedStore
 from tests.support.services.hdfs import Hdfs
 from tests.support.services.s3 import S3_IMAGE, SECRET_KEY, S3Service, open_s3
 from tests.support.services.s3_faulty import faulty_s3
@@ -91,12 +92,23 @@ def _small_s3(request: pytest.FixtureRequest) -> Place:
     return Place(open=lambda log: open_store(root, log, options), race_rounds=5)
 
 
+def _emulated(name: str) -> Callable[[pytest.FixtureRequest], Place]:
+    def make(request: pytest.FixtureRequest) -> Place:
+        service: EmulatedStore = request.getfixturevalue(name)
+        root = service.root()
+        return Place(open=lambda log: open_store(root, log, service.options), race_rounds=5)
+
+    return make
+
+
 @pytest.fixture(
     params=[
         pytest.param(_memory_twin, id="memory-twin"),
         pytest.param(_local, id="local"),
         pytest.param(_fsspec_memory, id="fsspec-memory"),
         pytest.param(_hdfs, id="hdfs"),
+        pytest.param(_emulated("azure"), id="azure"),
+        pytest.param(_emulated("gcs"), id="gcs"),
         pytest.param(_small_s3, id="small-s3"),
         pytest.param(_s3, id="s3", marks=pytest.mark.docker),
     ]

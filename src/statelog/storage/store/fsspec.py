@@ -106,6 +106,15 @@ def _open_webhdfs(url: str, options: Mapping[str, object]) -> tuple[AbstractFile
     return WebHdfs(host=place.hostname, port=place.port, **{**user, **options}), place.path or "/"
 
 
+def _open_gcs(url: str, options: Mapping[str, object]) -> tuple[AbstractFileSystem, str]:
+    """gcsfs over the JSON interface alone. Its default asks a second service, by gRPC, what kind each bucket is, waits
+    for it for minutes where only the first can be reached, and does not survive a fork.
+    """
+    from gcsfs.core import GCSFileSystem
+
+    return GCSFileSystem(**options), url.removeprefix("gs://")
+
+
 class FsspecStore(BaseStore):
     """One log's directory on an fsspec file system. Usable from threads; reconnects in a forked process."""
 
@@ -208,6 +217,8 @@ class FsspecStore(BaseStore):
         try:
             if self._root.protocol == "webhdfs":
                 return _open_webhdfs(self._url, client_options("webhdfs", self._options))
+            if self._root.protocol == "gs":
+                return _open_gcs(self._url, client_options("gs", self._options))
             fs, base = fsspec.url_to_fs(self._url, **client_options(self._root.protocol, self._options))
             if self._root.protocol == "s3":
                 cast(
