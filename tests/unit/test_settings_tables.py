@@ -1,6 +1,7 @@
 """Settings are explained in one way: a table in the docstring, with a row for every field."""
 
 import dataclasses
+import inspect
 import re
 from importlib import import_module
 from typing import Any
@@ -25,7 +26,7 @@ def _names(room: str) -> list[str]:
 @pytest.mark.parametrize("kind", _settings(), ids=lambda kind: str(kind.__name__))
 def test_every_setting_has_its_row(kind: type[Any]) -> None:
     """In the order of the fields, the name first, then what it means."""
-    rows = re.findall(r"^    (\w+) {2,}\S", kind.__doc__ or "", re.MULTILINE)
+    rows = re.findall(r"^(\w+) {2,}\S", inspect.getdoc(kind) or "", re.MULTILINE)
     assert rows == [one.name for one in dataclasses.fields(kind)]
 
 

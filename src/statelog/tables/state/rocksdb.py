@@ -234,14 +234,17 @@ class RocksdbStore:
         of_raw, decode = self._keys.of_raw, self._values.decode
         with self._reading():
             rows = self._database.iter()
-            rows.seek(start)
-            while rows.valid():
-                raw = rows.key()
-                if end is not None and raw >= end:
-                    return
-                yield of_raw(raw), decode(rows.value())
-                rows.next()
-            rows.status()  # Which raises if it ended for another reason than the end; the library's `items` hides it.
+            try:
+                rows.seek(start)
+                while rows.valid():
+                    raw = rows.key()
+                    if end is not None and raw >= end:
+                        return
+                    yield of_raw(raw), decode(rows.value())
+                    rows.next()
+                rows.status()  # It raises if the rows ended before their end; the library's `items` hides that.
+            finally:
+                del rows  # It holds the database open, and would live on in the traceback of what is raised.
 
     def unchanged(self, rows: pa.Table) -> pa.Table:
         """By comparing with the keys that are here, or gone, between the least and the greatest of these."""
@@ -261,11 +264,14 @@ class RocksdbStore:
         found: list[bytes] = []
         with self._reading():
             rows = family.iter()
-            rows.seek(prefix + least)
-            while rows.valid() and (key := rows.key()) <= prefix + greatest:
-                found.append(key[len(prefix) :])
-                rows.next()
-            rows.status()
+            try:
+                rows.seek(prefix + least)
+                while rows.valid() and (key := rows.key()) <= prefix + greatest:
+                    found.append(key[len(prefix) :])
+                    rows.next()
+                rows.status()
+            finally:
+                del rows  # As above.
         return found
 
     # ---- changes
