@@ -46,7 +46,7 @@ T = TypeVar("T")
 _MODIFIED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "modificationTime", "created")
 _CREATE_TRIES = 4
 _READ_BYTES = 256 << 10
-_PACKAGES = {"s3": "statelog[s3]", "gs": "gcsfs", "abfs": "adlfs", "webhdfs": "statelog[hdfs]"}
+_PACKAGES = {"s3": "statelog[s3]", "gs": "statelog[gcs]", "abfs": "statelog[azure]", "webhdfs": "statelog[hdfs]"}
 # fsspec's memory file system checks and writes in two steps and is shared by the whole process.
 _MEMORY_LOCK = RLock()
 
