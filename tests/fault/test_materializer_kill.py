@@ -1,9 +1,12 @@
-"""SIGKILL of a materializer between every two steps of a round, on a real broker and a local directory.
+"""SIGKILL of a materializer between every two steps of a round, on a real broker and each kind of store.
 
 After every kill the state that a reader recovers is the model, and the next round, by another process, goes on.
 """
 
+import json
 import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -15,13 +18,32 @@ from tests.support.processes.doomed import NEVER, round_life
 from tests.support.processes.parts import Lives
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.services.broker import Broker
+from tests.support.services.emulators import EmulatedStore
 
 
-def round_in_a_process(lives: Lives, rig: LogRig, bootstrap: str, directory: Path, point: str) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A store to keep a log in."""
+
+    root: str
+    options: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@pytest.fixture(params=["local", *(pytest.param(name, marks=pytest.mark.soak) for name in ("azure", "gcs"))])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Each kind of store that this machine can have without Docker."""
+    if request.param == "local":
+        return Place(root=str(tmp_path / "root"))
+    store: EmulatedStore = request.getfixturevalue(request.param)
+    return Place(root=store.root(), options=store.options)
+
+
+def round_in_a_process(lives: Lives, rig: LogRig, place: Place, directory: Path, point: str) -> int:
     """One round that dies at `point`; returns its exit code."""
     scratch = directory / "scratch"
     scratch.mkdir(exist_ok=True)
-    return lives.live(round_life, rig.name, bootstrap, directory / "root", scratch, point)
+    options = json.dumps(dict(place.options))
+    return lives.live(round_life, rig.name, rig.bootstrap, place.root, options, scratch, point)
 
 
 def write(rig: LogRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:
@@ -39,9 +61,9 @@ def write(rig: LogRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:
 
 
 @pytest.mark.broker
-def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str, tmp_path: Path) -> None:
+def test_killed_at_every_named_point(broker: Broker, lives: Lives, place: Place, log_name: str, tmp_path: Path) -> None:
     """Killed at each point in turn, rounds lose nothing, and the rounds in between make up for it."""
-    rig = real_rig(log_name, broker.bootstrap, tmp_path / "root")
+    rig = real_rig(log_name, broker.bootstrap, place.root, storage_options=place.options)
     rig.create().close()
     model: dict[bytes, bytes] = {}
     reached: set[str] = set()
@@ -49,7 +71,7 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str
         for checkpoint_id in (i * 2 - 1, i * 2):
             write(rig, model, checkpoint_id)
             at = point if checkpoint_id % 2 else NEVER
-            died = round_in_a_process(lives, rig, broker.bootstrap, tmp_path, at)
+            died = round_in_a_process(lives, rig, place, tmp_path, at)
             assert died == (-signal.SIGKILL if checkpoint_id % 2 and died else 0)
             if died:
                 reached.add(point)

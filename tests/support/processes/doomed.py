@@ -6,6 +6,7 @@ the same, and checks what it opens against the fold of the input: if it differs,
 """
 
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -44,9 +45,10 @@ def _killer(point: str, times: int = 1) -> Callable[[str], None]:
     return crash
 
 
-def round_life(log: str, bootstrap: str, root: str, scratch: str, point: str) -> None:
-    """One round, which may be the process' last."""
-    with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
+def round_life(log: str, bootstrap: str, root: str, options: str, scratch: str, point: str) -> None:
+    """One round, which may be the process' last. `options` are the storage options, as JSON."""
+    kafka, store = {"bootstrap.servers": bootstrap}, json.loads(options)
+    with Log.open(log, Where(kafka, root, storage_options=store, allow_unsafe=UNSAFE)) as opened:
         Environment(crash=_killer(point)).run(run_round, opened, settings_for(Path(scratch)))
 
 

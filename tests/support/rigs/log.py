@@ -145,10 +145,16 @@ def twin_rig(
     return TwinRig(name, kafka, store, cluster=cluster, disk=disk)
 
 
-def real_rig(name: str, bootstrap: str, root: Path, more: Mapping[str, str] | None = None) -> LogRig:
-    """A rig on a real broker and a local directory, with `more` settings of the client."""
+def real_rig(
+    name: str,
+    bootstrap: str,
+    root: Path | str,
+    more: Mapping[str, str] | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> LogRig:
+    """A rig on a real broker and a store, a local directory unless it is a URL, with `more` settings of the client."""
     config = client_config({"bootstrap.servers": bootstrap, **(more or {})})
-    return LogRig(name, lambda: ConfluentKafka(config), lambda: open_store(str(root), name), bootstrap)
+    return LogRig(name, lambda: ConfluentKafka(config), lambda: open_store(str(root), name, storage_options), bootstrap)
 
 
 @contextmanager

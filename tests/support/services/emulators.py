@@ -19,12 +19,12 @@ from pathlib import Path
 
 from statelog.testing.broker import cache_directory, free_port, locked
 
-__all__ = ["AZURE_KEY", "EmulatedStore", "Unobtainable", "open_azure", "open_gcs"]
+__all__ = ["AZURE_ACCOUNT", "AZURE_KEY", "EmulatedStore", "Unobtainable", "open_azure", "open_gcs"]
 
 _AZURITE = "azurite@3.35.0"
 _FAKE_GCS = "github.com/fsouza/fake-gcs-server@v1.56.1"
 _CONTAINER = "statelog-test"
-_ACCOUNT = "statelogtest"
+AZURE_ACCOUNT = "statelogtest"
 AZURE_KEY = "c3RhdGVsb2ctdGVzdC1jYW5hcnkta2V5LW9mLWFuLWF6dXJlLWFjY291bnQtdGhhdC1pcy1ub25l"
 _START_TIMEOUT_S = 120.0
 _INSTALL_TIMEOUT_S = 600.0
@@ -54,10 +54,16 @@ def open_azure(stack: ExitStack, directory: Path) -> EmulatedStore:
     script = home / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     command = [node, str(script), "--silent", "--disableTelemetry", "--skipApiVersionCheck"]
     place = ["--location", str(directory), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
-    _start(stack, [*command, *place], directory / "azurite.log", port, {"AZURITE_ACCOUNTS": f"{_ACCOUNT}:{AZURE_KEY}"})
+    _start(
+        stack,
+        [*command, *place],
+        directory / "azurite.log",
+        port,
+        {"AZURITE_ACCOUNTS": f"{AZURE_ACCOUNT}:{AZURE_KEY}"},
+    )
     connection = (
-        f"DefaultEndpointsProtocol=http;AccountName={_ACCOUNT};AccountKey={AZURE_KEY};"
-        f"BlobEndpoint=http://127.0.0.1:{port}/{_ACCOUNT};"
+        f"DefaultEndpointsProtocol=http;AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY};"
+        f"BlobEndpoint=http://127.0.0.1:{port}/{AZURE_ACCOUNT};"
     )
     from azure.storage.blob import BlobServiceClient
 

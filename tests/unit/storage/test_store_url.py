@@ -105,6 +105,9 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
 def test_masking_hides_passwords_and_nothing_else() -> None:
     """Text keeps its shape with `user:password@` masked, wherever in it the URL stands."""
     assert mask_url("see https://me:pw@host:9/x?y and s3://b/x@y:z") == "see https://***@host:9/x?y and s3://b/x@y:z"
+    signed = "GET /r?sv=1&sig=a%2Fb&se=2 and /tokeninfo?access_token=secret, /o?X-Amz-Signature=cafe"
+    shown = "GET /r?sv=1&sig=***&se=2 and /tokeninfo?access_token=***, /o?X-Amz-Signature=***"
+    assert mask_url(signed) == shown
 
 
 def test_masked_options_show_no_secret_at_any_depth() -> None:

@@ -59,6 +59,7 @@ def _answer(error: BaseException) -> _Answer:
         if isinstance(response, Mapping):
             return _aws_answer(cast("Mapping[str, object]", response))
         code = getattr(seen, "error_code", "") or ""
+        code = getattr(code, "value", code)  # Azure's are members of an enumeration.
         for name in ("status_code", "status", "code"):
             status = getattr(seen, name, None)
             if isinstance(status, int):
@@ -123,7 +124,6 @@ def _is_refused(error: BaseException, answer: _Answer) -> bool:
         isinstance(error, PermissionError)
         or getattr(error, "errno", None) in _REFUSED_ERRNOS
         or answer.status in (401, 403)
-        or answer.code in _NO_PLACE_CODES
         or type(error).__name__ in _DENIED_NAMES
     )
 
@@ -131,10 +131,10 @@ def _is_refused(error: BaseException, answer: _Answer) -> bool:
 def _kind_and_hint(error: Exception, answer: _Answer, url: str) -> tuple[type[StatelogError], str]:
     if _is_full(error, answer):
         return StorageFull, ""
-    if not _is_refused(error, answer):
-        return StoreUnavailable, ""
     if answer.code in _NO_PLACE_CODES:
         return StoreRefused, _NO_PLACE_HINT
+    if not _is_refused(error, answer):
+        return StoreUnavailable, ""
     return StoreRefused, _LOCAL_HINT if url.startswith("file:") else _DENIED_HINT
 
 
@@ -146,8 +146,11 @@ def translate(error: Exception, *, action: str, url: str, path: str, reading: bo
     if reading and is_missing(error):
         return NotFound(f"There is no {path}", store=url, path=path)
     answer = _answer(error)
+    if isinstance(error, FileNotFoundError) and not answer.code and url.startswith("gs:"):
+        answer = _Answer("NoSuchBucket", answer.status)  # gcsfs does not say so: nothing else is missing to a write.
     number = getattr(error, "errno", None)
-    reason = mask_url(f"{type(error).__name__}: {error}")
+    # Azure's texts go on with the answer's headers and its XML.
+    reason = mask_url(f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}")
     code = answer.code or (errno.errorcode.get(number, "") if isinstance(number, int) else "") or None
     kind, hint = _kind_and_hint(error, answer, url)
     return kind(f"Cannot {action} {path}: {reason}", hint=hint, store=url, path=path, code=code)

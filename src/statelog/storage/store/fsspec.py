@@ -224,8 +224,9 @@ class FsspecStore(BaseStore):
                 cast(
                     "Any", fs
                 ).connect()  # It looks at most of its options only now, and would do so inside the first request.
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"The storage options do not fit: {mask_text(str(error))}", store=self._url) from None
+        except (KeyError, TypeError, ValueError) as error:
+            text = repr(error) if isinstance(error, KeyError) else str(error)
+            raise ConfigError(f"The storage options do not fit: {mask_text(text)}", store=self._url) from None
         return fs, base
 
     def _open_range(self, full: str) -> BinaryIO:

@@ -25,6 +25,7 @@ _ALIASES = {"s3a": "s3", "gcs": "gs", "abfss": "abfs"}
 _HDFS_HINT = "HDFS is reached over WebHDFS: write webhdfs://NAME-NODE:PORT/path, with its web port, often 9870"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?=//)")
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*@")
+_SIGNED = re.compile(r"(?<=[?&])([\w-]*(?:token|sig|signature|credential)=)[^&\s,\"')]+", re.IGNORECASE)
 _SECRET_OPTION = re.compile(
     r"pass|secret|token|pem|key|jaas|credential|sas|connection_string|session|user", re.IGNORECASE
 )
@@ -200,8 +201,8 @@ def option_text(value: object) -> str:
 
 
 def mask_url(text: str) -> str:
-    """`text` with the `user:password@` of every URL in it masked."""
-    return _CREDENTIALS.sub("***@", text)
+    """`text` with the `user:password@` of every URL in it masked, and what signs its query."""
+    return _SIGNED.sub(r"\1***", _CREDENTIALS.sub("***@", text))
 
 
 def mask_options(options: Mapping[str, object]) -> dict[str, object]:
