@@ -1,6 +1,7 @@
 """`statelog init`, `evolve` and `delete`: makes a log, gives it its next value schema, deletes it for good."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,33 +35,10 @@ Writers that start from now on use the newest schema; running ones keep theirs."
 @click.option("--prefix-bytes", type=int, help="How many first bytes crc32-prefix hashes.")
 @click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
 @connected
-def init(
-    session: Session,
-    name: str,
-    partitions: int,
-    key_groups: int,
-    key_type: str,
-    value_schema: Path | None,
-    hash_rule: str,
-    prefix_bytes: int | None,
-) -> None:
-    """Make a log."""
-    where = session.where()
-    with (
-        session.warnings_shown(),
-        Log.create(
-            name,
-            where,
-            LogOptions(
-                partitions=partitions,
-                key_groups=key_groups,
-                key_type=key_type,
-                hash_rule=hash_rule,
-                prefix_bytes=prefix_bytes,
-                value_schema=None if value_schema is None else read_text(value_schema, "value schema"),
-            ),
-        ) as log,
-    ):
+def init(session: Session, /, name: str, value_schema: Path | None, **options: Any) -> None:
+    """Make a log; the options are named as those of `LogOptions`."""
+    where, avsc = session.where(), None if value_schema is None else read_text(value_schema, "value schema")
+    with session.warnings_shown(), Log.create(name, where, LogOptions(value_schema=avsc, **options)) as log:
         session.output.report(_init_report(log, where.replication_factor))
 
 

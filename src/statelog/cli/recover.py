@@ -41,21 +41,18 @@ standard error."""
 @connected
 def command(
     session: Session,
+    /,
     name: str,
-    to_parquet: Path | None,
-    to_rocksdb: Path | None,
-    to_json: str | None,
-    bytes_text: BytesText,
     key_groups: str | None,
     at: At | None,
     snapshot: bool,
     lease: bool,
-    rows: int,
+    **target: Any,
 ) -> None:
-    """Recover a log."""
+    """Recover a log into the `target`, whose options are those of `_fill`."""
     if snapshot and isinstance(at, AtCheckpoint):
         raise ConfigError("a snapshot is chosen by its position", hint="Give --at-position, or neither for the newest")
-    if sum(target is not None for target in (to_parquet, to_rocksdb, to_json)) > 1:
+    if sum(one.startswith("to_") and path is not None for one, path in target.items()) > 1:
         raise ConfigError("--to-parquet, --to-rocksdb and --to-json exclude each other", hint="Give one of them")
     groups = parse_key_groups(key_groups)
     as_json = session.output.as_json
@@ -72,14 +69,14 @@ def command(
         else:
             plan = recover(opened.enter_context(session.open_log(name)), at=at, **options)
         with plan as recovery:
-            listing = _fill(recovery, to_parquet, to_rocksdb, to_json, bytes_text, rows)
+            listing = _fill(recovery, **target)
             for text in recovery.warnings:
                 session.output.warning(text)
             report = _report(name, recovery, listing)
     if snapshot:
         session.output.warning(f"read without Kafka: commits after position {recovery.position} are not included")
     # Rows and summary must not mix.
-    output = Output(as_json=as_json, to_stderr=True) if to_json == STDOUT else session.output
+    output = Output(as_json=as_json, to_stderr=True) if target["to_json"] == STDOUT else session.output
     output.report(report)
 
 

@@ -6,9 +6,7 @@ Pure, but for `whole_file`, which writes.
 import base64
 import datetime
 import decimal
-import errno
 import json
-import os
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +16,9 @@ from typing import TextIO, cast
 
 import pyarrow as pa
 
-from statelog.errors import InvalidChange, StorageFull, StoreUnavailable
+from statelog.errors import InvalidChange
 from statelog.schemas.values.schema import columns_of
+from statelog.storage.local.disk import local_disk, sync
 
 _BATCH_ROWS = 10_000
 Shown = Callable[[object], object]
@@ -59,15 +58,11 @@ def whole_file(path: Path) -> Generator[TextIO]:
     """A text file that appears under its name whole or not at all. Raises StorageFull, StoreUnavailable."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreUnavailable
-        hint = "Name a file in an existing directory with enough room"
-        raise kind("the file cannot be written", hint=hint, file=str(path), problem=str(error.strerror)) from error
+        with local_disk(path):
+            with partial.open("w", encoding="utf-8", newline="\n") as file:
+                yield file
+            sync(partial)
+            partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
 

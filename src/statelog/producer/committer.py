@@ -34,7 +34,7 @@ from statelog.errors import (
     ValueTooLarge,
 )
 from statelog.pending import Pending
-from statelog.producer.epoch import Grant, OpenedEpoch, open_epoch
+from statelog.producer.epoch import Grant, OpenedEpoch, check_live, open_epoch
 from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger.fold import Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Handle
@@ -86,13 +86,8 @@ class Committer:
         return self.opened.grant
 
     @property
-    def position(self) -> int:
-        """The folded ledger position: everything acknowledged lies below it."""
-        return self.opened.ledger.fold.position
-
-    @property
     def place(self) -> Place:
-        """That position, and the ledger record below it."""
+        """The folded ledger position, below which everything acknowledged lies, and the record below it."""
         return self.opened.ledger.place
 
     @property
@@ -172,9 +167,7 @@ class Committer:
         """
         ledger, grant = self.opened.ledger, self.grant
         ledger.fold_end()
-        live = ledger.fold.live_epoch(grant.epoch)
-        if live is None or live.nonce != grant.nonce:
-            raise Fenced("the grant has expired: another writer took over", writer=grant.writer)
+        check_live(ledger.fold, grant)
         self.last = ledger.fold.last_commit(grant.writer)
 
     def close(self) -> None:
@@ -289,7 +282,7 @@ class GrantHolder:
     @property
     def position(self) -> int:
         """A ledger position that includes all that it knows."""
-        return self._committer.position
+        return self._committer.place.position
 
     @property
     def place(self) -> Place:

@@ -183,13 +183,18 @@ def resume_grant(log: Log, grant: Grant) -> OpenedEpoch:
     """
     ledger = log.checked_ledger()
     try:
-        live = ledger.fold.live_epoch(grant.epoch)
-        if live is None or live.nonce != grant.nonce:
-            raise Fenced("the grant has expired: another writer took over", writer=grant.writer)  # noqa: TRY301  # cleaned below
+        check_live(ledger.fold, grant)
         return OpenedEpoch(grant, ledger, log.kafka.producer())
     except BaseException:
         ledger.close()
         raise
+
+
+def check_live(fold: LedgerFold, grant: Grant) -> None:
+    """Raise Fenced if the grant is over."""
+    live = fold.live_epoch(grant.epoch)
+    if live is None or live.nonce != grant.nonce:
+        raise Fenced("the grant has expired: another writer took over", writer=grant.writer)
 
 
 def _attempt(
