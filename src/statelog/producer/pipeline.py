@@ -20,7 +20,6 @@ Invariants:
 - Truncation forgets nothing that an unconfirmed checkpoint holds.
 """
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from statelog.producer.buffer import meta_size
 from statelog.producer.change_set import ChangeSet, LocalCopies
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
-from statelog.schemas.ledger.handle import Entry, Step
+from statelog.schemas.ledger.handle import Step
 
 INITIAL = 1
 
@@ -134,10 +133,6 @@ class PendingStep:
     meta: Mapping[str, bytes | None]
     meta_bytes: int
 
-    def entries(self, outbox: Outbox) -> tuple[Entry, ...]:
-        """The entries of its change sets, which have all landed."""
-        return tuple(entry for change_set in self.change_sets for entry in change_set.entries(outbox))
-
 
 class Pipeline:
     """Change sets between the buffer and the commit. One thread."""
@@ -149,20 +144,22 @@ class Pipeline:
         self._outbox = outbox
         self._ahead_bytes = settings.roll_bytes
         self._active = ChangeSet(INITIAL)
-        self._rolled: list[ChangeSet] = []
-        self._unsent: list[ChangeSet] = []
+        self._sets: list[ChangeSet] = []
+        """Those that were rolled over, in order, but for those that are durable and in a checkpoint."""
         self._unsent_bytes = 0
-        self._landing: deque[ChangeSet] = deque()
 
     @property
     def outbox(self) -> Outbox:
         """What is on its way now."""
         return self._outbox
 
+    def _from(self, sqn: int) -> list[ChangeSet]:
+        return [change_set for change_set in self._sets if change_set.sqn >= sqn]
+
     @property
     def unsent_changes(self) -> int:
         """How many changes wait here to be sent. From any thread."""
-        return sum(change_set.held_changes for change_set in self._unsent)
+        return sum(change_set.held_changes for change_set in self._sets)
 
     @property
     def meta_bytes(self) -> int:
@@ -172,7 +169,7 @@ class Pipeline:
     @property
     def is_untouched(self) -> bool:
         """Whether nothing was appended in this life, or all of it is history."""
-        return self._active.is_empty and not self._rolled and not self.steps
+        return self._active.is_empty and self.sequence.held == self.sequence.next and not self.steps
 
     def is_beyond(self, checkpoint_id: int) -> bool:
         """Whether anything was sent, or persisted, that this checkpoint does not hold."""
@@ -214,8 +211,8 @@ class Pipeline:
         """
         self._roll_over(changes)
         self._send_rolled()
+        change_sets = tuple(self._from(self.sequence.held))
         self.sequence = self.sequence.all_held()
-        change_sets, self._rolled = tuple(self._rolled), []
         step = PendingStep(
             checkpoint_id=checkpoint_id,
             end_sqn=self.sequence.held,
@@ -228,13 +225,15 @@ class Pipeline:
 
     def take_reports(self) -> None:
         """Note what has become durable, and what failed, as far as the delivery reports have come."""
-        while self._landing and self._has_landed(self._landing[0]):
-            first = self._landing[0]
+        for first in self._from(self.sequence.durable):
+            if not self._has_landed(first):
+                break
             with suppress(PersistFailed):  # Which is noted below.
                 first.entries(self._outbox)
                 self.copies.completed(first.sqn)
+                # Last: after an interrupt the next look begins with it once more.
                 self.sequence = self.sequence.durable_below(first.sqn + 1)
-                self._landing.popleft()  # Last: after an interrupt the next look begins with it once more.
+        self._sets = self._from(min(self.sequence.durable, self.sequence.held))
         if self._outbox.failure is not None:
             self.sequence = self.sequence.fails(self._outbox.failure.sqn)
 
@@ -264,7 +263,8 @@ class Pipeline:
 
     def step(self, pending: PendingStep) -> Step:
         """What a handle says of a checkpoint that is durable."""
-        return Step(checkpoint_id=pending.checkpoint_id, entries=pending.entries(self._outbox), meta=dict(pending.meta))
+        entries = tuple(entry for change_set in pending.change_sets for entry in change_set.entries(self._outbox))
+        return Step(checkpoint_id=pending.checkpoint_id, entries=entries, meta=dict(pending.meta))
 
     # ---- confirmed, or not
 
@@ -292,16 +292,14 @@ class Pipeline:
             self._active.hold(changes)
         if self._active.is_empty:
             return
-        for queue in (self._rolled, self._unsent, self._landing):
-            queue.append(self._active)
+        self._sets.append(self._active)
         self.sequence = self.sequence.rolled_over()
         self._outbox.meter.change_sets += 1
         self._active = ChangeSet(self.sequence.next)
 
     def _send_rolled(self) -> None:
-        for change_set in self._unsent:
+        for change_set in self._from(self.sequence.sent):
             self._send(change_set)
-        self._unsent.clear()
         self._unsent_bytes = 0
         self.sequence = self.sequence.all_sent()
 
@@ -312,7 +310,7 @@ class Pipeline:
 
     def _is_settled(self, end_sqn: int) -> Callable[[], bool]:
         """Whether everything below `end_sqn` has landed, or some of it failed."""
-        awaited = [change_set for change_set in self._landing if change_set.sqn < end_sqn]
+        awaited = [one for one in self._from(self.sequence.durable) if one.sqn < end_sqn]
 
         def settled() -> bool:
             failure = self._outbox.failure
