@@ -41,17 +41,9 @@ from statelog.schemas.names import check_name
 from statelog.storage.log.log import Log
 
 MOST_ROWS = 100_000
-
-
 _STDIN = "-"
-
-
 _PARQUET = b"PAR1"
-
-
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+|\.{2,}")
-
-
 _BATCH_ROWS = 65_536
 
 

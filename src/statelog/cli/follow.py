@@ -38,8 +38,6 @@ from statelog.storage.log.log import Log
 
 _POLL_S = 0.2
 _BATCH_ROWS = 10_000
-
-
 _HELP = """Show the commits of the log NAME as they come, with the last change of each key; of the KEYs only, if any
 are named.
 

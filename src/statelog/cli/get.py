@@ -54,7 +54,7 @@ def command(
         with recover(
             log, key_groups=groups, at=at, at_least=at_least or 0, barrier=barrier, settings=settings
         ) as recovery:
-            found = _in_order(rows_of(recovery.to_arrow(), wanted), wanted)
+            found, missing = _found(recovery.to_arrow(), keys, wanted)
             for text in recovery.warnings:
                 session.output.warning(text)
         with_groups = log.descriptor.hash_rule is HashRule.CALLER
@@ -63,7 +63,6 @@ def command(
     else:
         for line in json_lines(found, bytes_text, with_groups=with_groups):
             session.output.line(line)
-    missing = _missing(keys, wanted, found)
     if missing:
         session.output.notice(f"not there: {', '.join(missing)}")
         sys.exit(ABSENT)
@@ -80,15 +79,15 @@ def _key_groups(keys: pa.Array, named: int | None, descriptor: Descriptor) -> li
     return sorted(set(descriptor.key_groups_of(keys).tolist()))
 
 
-def _in_order(found: pa.Table, keys: pa.Array) -> pa.Table:
-    """The rows in the order in which their keys were named; a key that was named twice has two."""
-    row_of: dict[Any, int] = {key: row for row, key in enumerate(found.column("key").to_pylist())}
-    return found.take(pa.array([row_of[key] for key in keys.to_pylist() if key in row_of], pa.int64()))
-
-
-def _missing(texts: tuple[str, ...], keys: pa.Array, found: pa.Table) -> list[str]:
-    there = set(found.column("key").to_pylist())
-    return [text for text, key in zip(texts, keys.to_pylist(), strict=True) if key not in there]
+def _found(state: pa.Table, texts: tuple[str, ...], keys: pa.Array) -> tuple[pa.Table, list[str]]:
+    """The rows in the order in which their keys were named, and the texts of the keys that are not there. A key that
+    was named twice has two rows.
+    """
+    rows = rows_of(state, keys)
+    row_of: dict[Any, int] = {key: row for row, key in enumerate(rows.column("key").to_pylist())}
+    wanted: list[Any] = keys.to_pylist()
+    missing = [text for text, key in zip(texts, wanted, strict=True) if key not in row_of]
+    return rows.take(pa.array([row_of[key] for key in wanted if key in row_of], pa.int64())), missing
 
 
 def _print_value(found: pa.Table, bytes_text: BytesText, *, on_terminal: bool) -> None:

@@ -99,21 +99,17 @@ def command(session: Session, name: str, once: bool, now: bool, wait: bool, clai
 
 def _wait_for_log(session: Session, name: str, control: Control) -> bool:
     """Return once the log is there; False if the stop came first. Any trouble but its absence is raised."""
-    if _is_there(session, name):
-        return True
-    session.output.notice(f"waiting for the log {name}; create it with: statelog init {name}")
-    while not control.wait(_LOOK_AGAIN_S):
-        if _is_there(session, name):
-            return True
+    is_told = False
+    while not control.is_stopped:
+        try:
+            with session.open_log(name):
+                return True
+        except NotFound:
+            if not is_told:
+                session.output.notice(f"waiting for the log {name}; create it with: statelog init {name}")
+            is_told = True
+            control.wait(_LOOK_AGAIN_S)
     return False
-
-
-def _is_there(session: Session, name: str) -> bool:
-    try:
-        with session.open_log(name):
-            return True
-    except NotFound:
-        return False
 
 
 class _Events:

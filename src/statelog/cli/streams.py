@@ -26,7 +26,8 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.seen = False
-        self._is_set = threading.current_thread() is threading.main_thread() and _is_default()
+        self._is_set = threading.current_thread() is threading.main_thread()
+        self._is_set &= signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if self._is_set:
             signal.signal(signal.SIGINT, self._note)
 
@@ -99,7 +100,3 @@ def _give_up(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
-
-
-def _is_default() -> bool:
-    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
