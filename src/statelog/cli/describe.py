@@ -3,6 +3,8 @@ truncation while they are stopped, too, and the removal of one.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
 
 import click
 
@@ -140,21 +142,9 @@ def _value_schemas(found: LogDescription) -> Listing:
 def _runs(found: LogDescription) -> Listing:
     runs = found.manifest.runs if found.manifest else ()
     head = ("path", "level", "start_position", "end_position", "first_key_group", "end_key_group")
-    rows = [
-        (
-            run.path,
-            run.level,
-            run.start_position,
-            run.end_position,
-            run.first_key_group,
-            min(run.end_key_group, found.descriptor.key_groups),
-            run.value_schema_id,
-            run.rows,
-            run.size_bytes,
-        )
-        for run in runs
-    ]
-    return Listing("runs", (*head, "value_schema_id", "rows", "size_bytes"), rows)
+    columns = (*head, "value_schema_id", "rows", "size_bytes")
+    shown = [replace(run, end_key_group=min(run.end_key_group, found.descriptor.key_groups)) for run in runs]
+    return Listing("runs", columns, list(map(attrgetter(*columns), shown)))
 
 
 def _leases(leases: Sequence[HeldLease]) -> Listing:

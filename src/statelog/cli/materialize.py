@@ -4,6 +4,7 @@ import datetime
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, TypeVar, cast
 
 import click
@@ -172,42 +173,23 @@ def materializer_settings(config: Config) -> MaterializerSettings:
     )
 
 
+_ENDED = {
+    CompletedRound: ("completed", ""),
+    SkippedRound: ("skipped", ": nothing new"),
+    LostRound: ("lost", ": another materializer was faster"),
+}
+
+
 def outcome_report(log: str, outcome: RoundOutcome) -> Report:
-    """How one round ended."""
-    match outcome:
-        case CompletedRound():
-            return Report(f"round on {log}", _completed(outcome))
-        case SkippedRound():
-            facts = {"outcome": "skipped", "manifest": outcome.number, "position": outcome.position}
-            return Report(f"round on {log}: nothing new", facts)
-        case LostRound():
-            facts = {"outcome": "lost", "manifest": outcome.number}
-            return Report(f"round on {log}: another materializer was faster", facts)
-
-
-def _completed(outcome: CompletedRound) -> dict[str, object]:
-    cleanup = outcome.cleanup
-    return {
-        "outcome": "completed",
-        "manifest": outcome.number,
-        "position": outcome.position,
-        "commits": outcome.commits,
-        "changes": outcome.changes,
-        "rows": outcome.rows,
-        "size_bytes": outcome.size_bytes,
-        "runs_merged": outcome.runs_merged,
-        "duration_s": outcome.duration_s,
-        "behind": outcome.behind,
-        "snapshot_bytes": outcome.snapshot_bytes,
-        "records_truncated": cleanup.records_truncated,
-        "records_left": cleanup.records_left,
-        "held_by": cleanup.held_by or None,
-        "manifests_dropped": cleanup.manifests_dropped,
-        "files_deleted": cleanup.files_deleted,
-        "subscriptions_ended": ", ".join(one.reader for one in cleanup.capped) or None,
-        "cleanup_held_back": cleanup.held_back or None,
-        "unpublished": outcome.unpublished or None,
-    }
+    """How one round ended: what it says of itself, and beside that what its clean-up says."""
+    word, more = _ENDED[type(outcome)]
+    facts = asdict(outcome)
+    facts |= facts.pop("cleanup", {})
+    if isinstance(outcome, CompletedRound):
+        facts["subscriptions_ended"] = ", ".join(one["reader"] for one in facts.pop("capped"))
+        facts["cleanup_held_back"] = facts.pop("held_back")
+    facts = {"outcome": word, "manifest": facts.pop("number"), **facts}
+    return Report(f"round on {log}{more}", {name: None if fact == "" else fact for name, fact in facts.items()})
 
 
 def event_line(event: Event, now: datetime.datetime) -> str:

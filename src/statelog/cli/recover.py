@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -124,21 +125,13 @@ def _report(name: str, recovery: Recovery, listings: tuple[Listing, ...]) -> Rep
     commits = [
         (writer, commit.checkpoint.id, dict(commit.metadata)) for writer, commit in sorted(recovery.commits.items())
     ]
-    return Report(
-        f"state of {name} at position {done.position}",
-        {
-            "log": name,
-            "position": done.position,
-            "manifest": done.manifest or None,
-            "has_lease": done.has_lease,
-            "rows": done.rows,
-            "run_rows": done.run_rows,
-            "run_bytes": done.run_bytes,
-            "tail_changes": done.tail_changes,
-            "tail_bytes": done.tail_bytes,
-            "duration_s": done.total_s,
-            "changes_per_s": done.changes_per_s,
-            "bytes_per_s": done.bytes_per_s,
-        },
-        (Listing("writers", ("writer", "checkpoint", "metadata"), commits), *listings),
-    )
+    facts = {
+        "log": name,
+        **asdict(done),
+        "manifest": done.manifest or None,
+        "changes_per_s": done.changes_per_s,
+        "bytes_per_s": done.bytes_per_s,
+    }
+    facts["duration_s"] = facts.pop("total_s")
+    writers = Listing("writers", ("writer", "checkpoint", "metadata"), commits)
+    return Report(f"state of {name} at position {done.position}", facts, (writers, *listings))
