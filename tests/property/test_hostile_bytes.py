@@ -246,7 +246,7 @@ def _refaced(run: RunFile, data: bytes) -> RunFile:
     )
     footer = xxhash.xxh3_64_intdigest(data[run.index.footer_offset :])
     index = replace(run.index, row_groups=spans, footer_checksum=footer)
-    return replace(run, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), index=index)
+    return replace(run, size_bytes=len(data), sha256=hashlib.sha256(data).digest(), index=index)
 
 
 TARGETS: Mapping[str, Callable[[], Target]] = {

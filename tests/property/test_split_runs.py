@@ -57,7 +57,7 @@ class _History:
             rows = recover(log).to_parquet(self.scratch / "state.parquet")
             assert rows == len(self.twin.model)
             for run in manifest.runs:
-                with RunReader(log.store.open(run.path), run.file) as reader:
+                with RunReader(log.store.open(run.path), run) as reader:
                     held = reader.table()
                 assert set(held.column("key_group").to_pylist()) <= set(range(run.first_key_group, run.end_key_group))
                 if run.start_position == 0:

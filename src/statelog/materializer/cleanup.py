@@ -106,7 +106,7 @@ class VerifiedRuns:
                     hint="Restore the file from a copy of the store, or recover from another snapshot",
                 )
             if self._runs.get(run.path) != run.sha256:
-                read_back(store, run.file)
+                read_back(store, run)
                 self.add([run])
 
     def manifests(

@@ -36,6 +36,7 @@ from statelog.errors import ConfigError, StatelogError, StoreUnavailable
 from statelog.materializer.tasks import FoldTask, Task, TaskOutput, only
 from statelog.reading.converter import Converter
 from statelog.reading.sorted_tail import SortedTail
+from statelog.schemas.avro import datum_of
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.snapshot.run_ref import RunRef, lanes
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata
@@ -142,13 +143,13 @@ class LocalEngine:
         started_s = self._clock()
         for run in mine:
             self._work.go_on()
-            read_back(self._log.store, run.file)
+            read_back(self._log.store, run)
         return Written(runs=mine, seconds=self._clock() - started_s)
 
     def _open(self, run: RunRef) -> RunReader:
         written = self._local.get(run.path)
         opened = open_local(written.local, run.path) if written else self._log.store.open(run.path)
-        return RunReader(opened, run.file)
+        return RunReader(opened, run)
 
 
 class LocalRunRef(NamedTuple):
@@ -273,8 +274,8 @@ def _writer(output: TaskOutput, work: RoundWork) -> RunWriter:
 
 
 def _referred(file: RunFile, key_groups: range, output: TaskOutput) -> RunRef:
-    return RunRef.of(
-        file,
+    return RunRef(
+        **datum_of(file),
         start_position=output.start_position,
         end_position=output.end_position,
         first_key_group=key_groups.start,

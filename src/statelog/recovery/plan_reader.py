@@ -204,7 +204,7 @@ class PlanReader:
     def _one_run(self, number: int, opened: ExitStack) -> Iterator[pa.Table]:
         """The tables of a run, whose first row groups are read from now on, as far as that is allowed."""
         part = self.plan.runs[number]
-        handles = RunHandles(part.run.file, self._opener.open)
+        handles = RunHandles(part.run, self._opener.open)
         opened.callback(handles.close)
         jobs = run_jobs(self.plan, part, handles)
         ahead = Prefetch(jobs, self.environment.start, self._allowance, lambda result: self._await(result, Phase.READ))
@@ -215,7 +215,7 @@ class PlanReader:
         try:
             yield from run_tables(self.log, self.plan, part, results, self._converter, self.runs_read)
         except SnapshotFailed as failed:
-            failed.is_copy = self._opener.distrust(part.run.file)
+            failed.is_copy = self._opener.distrust(part.run)
             raise
         finally:
             handles.close()

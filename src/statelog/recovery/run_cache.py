@@ -121,9 +121,9 @@ def _verify(file: Path, run: RunFile) -> None:
     if size_bytes != run.size_bytes:
         raise CorruptRun("a download's length differs", path=run.path, got=size_bytes, expected=run.size_bytes)
     with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest = hashlib.file_digest(opened, "sha256").digest()
     if digest != run.sha256:
-        raise CorruptRun("a download's sha256 differs", path=run.path, got=digest, expected=run.sha256)
+        raise CorruptRun("a download's sha256 differs", path=run.path, got=digest.hex(), expected=run.sha256.hex())
 
 
 def _local(action: str, path: Path) -> AbstractContextManager[None]:

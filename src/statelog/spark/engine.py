@@ -98,14 +98,14 @@ class TaskWork:
         with scratch_directory(self.scratch, environment) as scratch:
             work = RoundWork(log=log, scratch=scratch, go_on=_go_on, environment=environment)
             started_s = time.monotonic()
-            found = write_runs(task, work, lambda run: RunReader(log.store.open(run.path), run.file))
+            found = write_runs(task, work, lambda run: RunReader(log.store.open(run.path), run))
             written_s = time.monotonic()
             for one in found:
                 upload_run(log.store, one.written)
         uploaded_s = time.monotonic()
         for one in found:
             try:
-                read_back(log.store, one.run.file)
+                read_back(log.store, one.run)
             except (CorruptRun, NotFound) as error:
                 raise not_whole(error) from error
         return TaskDone(

@@ -117,8 +117,8 @@ class RunReader(Closing):
             last = table.slice(table.num_rows - 1)
         footer = self.run.index.footer_offset
         digest.update(self._read(footer, self.run.size_bytes - footer))
-        if digest.hexdigest() != self.run.sha256:
-            raise self._corrupt("the file's sha256 differs", got=digest.hexdigest(), expected=self.run.sha256)
+        if digest.digest() != self.run.sha256:
+            raise self._corrupt("the file's sha256 differs", got=digest.hexdigest(), expected=self.run.sha256.hex())
 
     def close(self) -> None:
         """Close the file."""

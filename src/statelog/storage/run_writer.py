@@ -185,7 +185,7 @@ def _facts(local: Path, spans: list[tuple[int, int, int]]) -> WrittenRun:
         footer_checksum = _checksum(file, size_bytes - footer, digest)
     index = RunIndex(row_groups=row_groups, footer_offset=footer, footer_checksum=footer_checksum)
     run = RunFile(
-        path=run_path(local.stem), size_bytes=size_bytes, rows=index.rows, sha256=digest.hexdigest(), index=index
+        path=run_path(local.stem), size_bytes=size_bytes, rows=index.rows, sha256=digest.digest(), index=index
     )
     return WrittenRun(local=local, file=run)
 

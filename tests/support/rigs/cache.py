@@ -83,7 +83,7 @@ class CacheRig:
 
 def run_of(name: str, data: bytes) -> RunFile:
     """The facts of a run with these bytes, and with an index that no reader could use."""
-    sha256 = hashlib.sha256(data).hexdigest()
+    sha256 = hashlib.sha256(data).digest()
     return RunFile(path=f"runs/{name}.parquet", size_bytes=len(data), rows=0, sha256=sha256, index=_NO_INDEX)
 
 

@@ -19,6 +19,7 @@ import xxhash
 from statelog.producer.writer import Writer
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.stream import Portion
+from statelog.schemas.avro import datum_of
 from statelog.schemas.changes.changes import DELETE, PUT
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import partition_of
@@ -119,7 +120,7 @@ class HistoryRig:
         if merge:
             merged: dict[Any, Change] = {}
             for run in runs:
-                merged.update(_rows(RunReader(self.log.store.open(run.path), run.file).table()))
+                merged.update(_rows(RunReader(self.log.store.open(run.path), run).table()))
             merged.update(delta)
             delta, runs, start = {key: row for key, row in merged.items() if row[1] == PUT}, [], 0
         if delta or (not runs and state.committed_positions):
@@ -179,7 +180,7 @@ class HistoryRig:
             writer.append(table)
             file = upload_run(self.log.store, writer.finish())
         schema_id = self.log.value_schemas.newest().id
-        return RunRef.of(file, start_position=start, end_position=end, level=0, value_schema_id=schema_id)
+        return RunRef(**datum_of(file), start_position=start, end_position=end, level=0, value_schema_id=schema_id)
 
     def _anchors(self, state: LedgerState) -> list[Anchor]:
         data = {p: end - 1 for p, end in state.committed_positions.items()}

@@ -259,7 +259,7 @@ def state_of_snapshot(log: Log, manifest: Manifest | None) -> State:
     """The state that a manifest's runs hold."""
     state: State = {}
     for run in manifest.runs if manifest else ():
-        with RunReader(log.store.open(run.path), run.file) as reader:
+        with RunReader(log.store.open(run.path), run) as reader:
             _apply(reader.table(), state)
     return state
 

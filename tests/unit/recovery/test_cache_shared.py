@@ -188,7 +188,7 @@ def test_without_a_cache_nothing_is_downloaded(tmp_path: Path) -> None:
     with RunOpener(world.rig.log) as opener:
         opener.hold()
         assert recover(world.rig.log).to_dict() == world.expected
-        assert not opener.distrust(world.rig.manifests[-1].runs[0].file)
+        assert not opener.distrust(world.rig.manifests[-1].runs[0])
     assert (world.reads.downloads, world.reads.opens, world.left()) == ({}, world.once, [])
 
 
@@ -203,7 +203,7 @@ def test_one_cache_for_one_log(tmp_path: Path) -> None:
     for opener in (first, first, second, third):
         opener.hold()
     assert len(world.left()) == 2
-    run = world.rig.manifests[-1].runs[0].file
+    run = world.rig.manifests[-1].runs[0]
     first.open(run).__exit__(None, None, None)
     assert (second.statistics().files, third.statistics().files) == (1, 0)
     first.close()
@@ -353,7 +353,7 @@ def test_a_lease_is_renewed_during_a_download(tmp_path: Path) -> None:
 def test_a_fork_starts_with_a_cache_of_its_own(tmp_path: Path) -> None:
     """A child shares nothing with its parent's cache, and closing there leaves the parent's files."""
     world = _World(tmp_path)
-    run = world.rig.manifests[-1].runs[0].file
+    run = world.rig.manifests[-1].runs[0]
     opener = RunOpener(world.rig.log, world.settings.cache)
     opener.hold()
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState
 from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, check_chain, next_manifest, sha256
 from statelog.schemas.snapshot.run_ref import RunRef, stretched
-from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
+from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
 from tests.support.samples.chunks import mutations
 from tests.support.samples.manifests import IDENTITY, first_manifest, run_ref, second_manifest, state_at
 
@@ -237,5 +237,6 @@ def test_runs_stretch_over_a_ledger_without_changes() -> None:
 def test_a_run_keeps_what_its_file_says() -> None:
     """A reference made of a file's facts gives the same facts back."""
     run = run_ref("one", 0, 5)
-    again = RunRef.of(run.file, start_position=0, end_position=5, level=0, value_schema_id=1)
+    file = {one.name: getattr(run, one.name) for one in fields(RunFile)}
+    again = RunRef(**file, start_position=0, end_position=5, level=0, value_schema_id=1)
     assert again == run

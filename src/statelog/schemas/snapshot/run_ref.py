@@ -23,63 +23,24 @@ from itertools import groupby
 
 from statelog.errors import ConfigError
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.snapshot.runs import RunFile, RunIndex
+from statelog.schemas.snapshot.runs import RunFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRef:
-    """A run as a manifest names it: what it covers, and how to know it is whole.
+class RunRef(RunFile):
+    """A run as a manifest names it: its file, and what it covers.
 
     It covers the ledger positions from start to end, of the key groups from first to end (both exclusive); the end of
     all key groups is MAX_KEY_GROUPS, however many the log has. `level` is 0 for the delta of one round, else one more
     than the highest level it was merged from.
     """
 
-    path: str
     start_position: int
     end_position: int
     first_key_group: int = 0
     end_key_group: int = MAX_KEY_GROUPS
     level: int
-    rows: int
-    size_bytes: int
-    sha256: bytes
     value_schema_id: int
-    index: RunIndex
-
-    @classmethod
-    def of(
-        cls,
-        file: RunFile,
-        *,
-        start_position: int,
-        end_position: int,
-        first_key_group: int = 0,
-        end_key_group: int = MAX_KEY_GROUPS,
-        level: int,
-        value_schema_id: int,
-    ) -> "RunRef":
-        """The reference to a finished run."""
-        return cls(
-            path=file.path,
-            start_position=start_position,
-            end_position=end_position,
-            first_key_group=first_key_group,
-            end_key_group=end_key_group,
-            level=level,
-            rows=file.rows,
-            size_bytes=file.size_bytes,
-            sha256=bytes.fromhex(file.sha256),
-            value_schema_id=value_schema_id,
-            index=file.index,
-        )
-
-    @property
-    def file(self) -> RunFile:
-        """The facts that a reader of the file needs."""
-        return RunFile(
-            path=self.path, size_bytes=self.size_bytes, rows=self.rows, sha256=self.sha256.hex(), index=self.index
-        )
 
 
 class Strips:

@@ -126,13 +126,13 @@ class RunIndex:
 class RunFile:
     """The facts of a run that its manifest keeps: where it is, and how to know that it is whole.
 
-    `path` is relative to the log's directory, `sha256` is over the whole file, in hexadecimal.
+    `path` is relative to the log's directory, `sha256` is over the whole file.
     """
 
     path: str
     size_bytes: int
     rows: int
-    sha256: str
+    sha256: bytes
     index: RunIndex
 
 

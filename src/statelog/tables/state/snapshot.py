@@ -193,7 +193,7 @@ class RemoteRun:
     def __init__(self, ref: RunRef, access: "SnapshotAccess") -> None:
         self.ref = ref
         self._access = access
-        self._handles = RunHandles(ref.file, access.opener.open)
+        self._handles = RunHandles(ref, access.opener.open)
         self._of_group: dict[int, tuple[int, ...]] = {}
         self._bounds: Future[list[KeyBounds | None]] | None = None
 
@@ -262,7 +262,7 @@ class RemoteRun:
             return read()
         except (CorruptRun, NotFound) as error:
             failed = SnapshotFailed(error)
-            failed.is_copy = isinstance(error, CorruptRun) and self._access.opener.distrust(self.ref.file)
+            failed.is_copy = isinstance(error, CorruptRun) and self._access.opener.distrust(self.ref)
             raise failed from error
 
 
