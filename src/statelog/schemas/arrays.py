@@ -8,12 +8,17 @@ Nulls are the callers' to refuse first.
 """
 
 import sys
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
+
+_WIDEST = 256  # Longer rows are taken one by one: a call costs little next to so many bytes.
+_BLOCK_ROWS = 8192  # Bounds the padded matrix of rows of mixed lengths to 2 MiB, and keeps it near the cache.
 
 
 class BinaryColumn(NamedTuple):
@@ -26,6 +31,30 @@ class BinaryColumn(NamedTuple):
     def lengths(self) -> NDArray[np.int32]:
         """The number of bytes of each row."""
         return np.diff(self.offsets)
+
+    def blocks(self) -> Iterator["BinaryColumn"]:
+        """The rows in parts that cost little to pad: all at once if they are of one length, of at most 256 bytes."""
+        lengths = self.lengths
+        if lengths[0] <= _WIDEST and bool((lengths == lengths[0]).all()):
+            yield self
+            return
+        for start in range(0, len(lengths), _BLOCK_ROWS):
+            offsets = self.offsets[start : start + _BLOCK_ROWS + 1]
+            yield BinaryColumn(offsets - offsets[0], self.data[offsets[0] : offsets[-1]])
+
+    def padded(self, width: int, *, at_the_start: bool = False) -> NDArray[np.uint8]:
+        """The rows as a matrix of so many bytes each, with zeros behind the shorter ones, or before them."""
+        lengths = self.lengths
+        if len(self.data) == width * len(lengths):
+            return self.data.reshape(len(lengths), width)
+        matrix, places = np.zeros((len(lengths), width), np.uint8), np.arange(width, dtype=np.int32)
+        matrix[places >= (width - lengths)[:, None] if at_the_start else places < lengths[:, None]] = self.data
+        return matrix
+
+    def rows(self) -> list[bytes]:
+        """Each row by itself."""
+        data = self.data.tobytes()
+        return [data[start:end] for start, end in pairwise(self.offsets.tolist())]
 
 
 def binary_column(column: pa.Array) -> BinaryColumn:
@@ -88,8 +117,6 @@ Two different keys of a million have the same about once in 10^20 columns. They 
 may compute others.
 """
 
-_WIDEST = 256  # As for key groups: longer keys are hashed one by one, which costs little next to so many bytes.
-_BLOCK_ROWS = 8192
 _MIXES = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 _ENDS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
 _HALF, _THIRD = np.uint64(32), np.uint64(29)
@@ -102,46 +129,29 @@ def fingerprints(keys: pa.Array) -> Fingerprints:
     if pa.types.is_int64(keys.type):
         longs = numbers_of(keys).view(np.uint64)
         return longs, longs  # Exact already.
-    column = binary_column(keys)
-    lengths = column.lengths
-    width = int(lengths[0])
-    if width <= _WIDEST and bool((lengths == width).all()):
-        return _of_matrix(column.data.reshape(len(lengths), width), lengths)
-    blocks = [_of_block(column, start) for start in range(0, len(lengths), _BLOCK_ROWS)]
+    blocks = [_of_block(block) for block in binary_column(keys).blocks()]
     return np.concatenate([one for one, _ in blocks]), np.concatenate([two for _, two in blocks])
 
 
-def _of_block(column: BinaryColumn, start: int) -> Fingerprints:
-    offsets = column.offsets[start : start + _BLOCK_ROWS + 1]
-    data, lengths = column.data[offsets[0] : offsets[-1]], np.diff(offsets)
+def _of_block(block: BinaryColumn) -> Fingerprints:
+    lengths = block.lengths
     is_wide = lengths > _WIDEST
     if not bool(is_wide.any()):
-        return _of_padded(data, lengths)
+        return _of_narrow(block)
     one, two = np.empty(len(lengths), np.uint64), np.empty(len(lengths), np.uint64)
-    one[~is_wide], two[~is_wide] = _of_padded(data[np.repeat(~is_wide, lengths)], lengths[~is_wide])
-    whole = data.tobytes()
-    ends = (offsets[1:] - offsets[0])[is_wide].tolist()
-    starts = (offsets[:-1] - offsets[0])[is_wide].tolist()
-    digests = b"".join(xxhash.xxh3_128_digest(whole[a:b]) for a, b in zip(starts, ends, strict=True))
+    narrow = np.concatenate(([0], np.cumsum(lengths[~is_wide], dtype=np.int32)))
+    one[~is_wide], two[~is_wide] = _of_narrow(BinaryColumn(narrow, block.data[np.repeat(~is_wide, lengths)]))
+    digests = b"".join(xxhash.xxh3_128_digest(row) for row in block.rows() if len(row) > _WIDEST)
     halves = np.frombuffer(digests, np.uint64).reshape(-1, 2)
     one[is_wide], two[is_wide] = halves[:, 0], halves[:, 1]
     return one, two
 
 
-def _of_padded(data: NDArray[np.uint8], lengths: NDArray[np.int32]) -> Fingerprints:
-    matrix = np.zeros((len(lengths), int(lengths.max(initial=0))), np.uint8)
-    matrix[np.arange(matrix.shape[1], dtype=np.int32) < lengths[:, None]] = data
-    return _of_matrix(matrix, lengths)
-
-
-def _of_matrix(matrix: NDArray[np.uint8], lengths: NDArray[np.int32]) -> Fingerprints:
-    """Of keys of at most 256 bytes, padded with zeros; padding counts for nothing."""
-    rows, width = matrix.shape
-    if width % 8 or not width:
-        wider = np.zeros((rows, max(8, width + -width % 8)), np.uint8)
-        wider[:, :width] = matrix
-        matrix = wider
-    words = np.ascontiguousarray(matrix).view(np.uint64)
+def _of_narrow(block: BinaryColumn) -> Fingerprints:
+    """Of keys of at most 256 bytes, padded with zeros to whole words; padding counts for nothing."""
+    lengths = block.lengths
+    width = int(lengths.max(initial=1))
+    words = np.ascontiguousarray(block.padded(width + -width % 8)).view(np.uint64)
     return _mixed(words, lengths, 0), _mixed(words, lengths, 1)
 
 

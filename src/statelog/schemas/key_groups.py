@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Iterable, Set
 from enum import StrEnum
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +34,6 @@ DEFAULT_KEY_GROUPS = 128
 MAX_KEY_GROUPS = 65536
 _MAX_PREFIX_BYTES = 256
 _WIDEST = 256  # Longer keys go to zlib one by one; its call costs little next to so many bytes.
-_BLOCK_ROWS = 8192  # Bounds the padded matrix of keys of mixed lengths to 2 MiB, and keeps it near the cache.
 _FEW = 64  # So many key groups become a bitmap faster one by one than by numpy.
 _LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -160,40 +158,21 @@ def crc32_column(column: pa.Array) -> Crcs:
     if key_type is KeyType.LONG:
         longs = numbers_of(column).astype(">i8")
         return _crc32_fixed(longs.view(np.uint8).reshape(-1, 8))
-    return _crc32_of_slices(binary_column(column))
-
-
-def _crc32_of_slices(column: BinaryColumn) -> Crcs:
-    offsets, data = column
-    lengths = column.lengths
-    width = int(lengths[0])
-    if width <= _WIDEST and bool((lengths == width).all()):
-        return _crc32_fixed(data.reshape(len(lengths), width))
-    out = np.empty(len(lengths), np.uint32)
-    for start in range(0, len(lengths), _BLOCK_ROWS):
-        block = offsets[start : start + _BLOCK_ROWS + 1]
-        out[start : start + _BLOCK_ROWS] = _crc32_of_block(BinaryColumn(block, data[block[0] : block[-1]]))
-    return out
+    return np.concatenate([_crc32_of_block(block) for block in binary_column(column).blocks()])
 
 
 def _crc32_of_block(block: BinaryColumn) -> Crcs:
     lengths = block.lengths
     width = int(lengths.max())
     if width > _WIDEST:
-        return _crc32_one_by_one(block)
+        return np.fromiter(map(zlib.crc32, block.rows()), np.uint32, len(lengths))
+    if int(lengths.min()) == width:
+        return _crc32_fixed(block.padded(width))
     width += width % 2
     # Keys are right-aligned: a byte's share depends on its distance from the end only, and leading zeros add nothing.
-    matrix = np.zeros((len(lengths), width), np.uint8)
-    matrix[np.arange(width, dtype=np.int32) >= (width - lengths)[:, None]] = block.data
     constants = _zero_crcs()
-    crcs: Crcs = _crc32_fixed(matrix) ^ (constants[width] ^ constants[lengths])
+    crcs: Crcs = _crc32_fixed(block.padded(width, at_the_start=True)) ^ (constants[width] ^ constants[lengths])
     return crcs
-
-
-def _crc32_one_by_one(block: BinaryColumn) -> Crcs:
-    data = block.data.tobytes()
-    bounds = pairwise((block.offsets - block.offsets[0]).tolist())
-    return np.fromiter((zlib.crc32(data[start:end]) for start, end in bounds), np.uint32, len(block.offsets) - 1)
 
 
 def _crc32_fixed(matrix: NDArray[np.uint8]) -> Crcs:

@@ -8,11 +8,12 @@ the operator waives it by its name.
 DESCRIBE on the readers' group. Names are Kafka's own. Pure.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
 from statelog.errors import ConfigError, UnsafeTopic
+from statelog.schemas.names import parse_enum
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 _OVERHEAD_BYTES = 64 * 1024  # Kafka counts its batch framing into max.message.bytes
@@ -38,18 +39,13 @@ class Waiver(StrEnum):
     """The password goes over the network as it is: SASL's PLAIN without TLS, to a broker on another machine."""
 
 
-class _Finding(NamedTuple):
-    text: str
-    waiver: Waiver | None
+_Finding = tuple[str, Waiver | None]
+"""What is wrong, and which waiver lets it pass, if one does."""
 
 
 def parse_waivers(names: Collection[str]) -> frozenset[Waiver]:
     """The waivers of these names. Raises ConfigError for a name that there is not."""
-    known = {waiver.value for waiver in Waiver}
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"there is no check {name!r} to waive", hint=f"Known names: {', '.join(sorted(known))}")
-    return frozenset(Waiver(name) for name in names)
+    return frozenset(parse_enum(Waiver, "allow_unsafe", name) for name in names)
 
 
 def topic_config(role: TopicRole, replication_factor: int) -> dict[str, str]:
@@ -79,42 +75,36 @@ def check_topic(
 ) -> None:
     """Raise UnsafeTopic, naming every finding at once, if the topic must not be used."""
     findings = [*_wrong(role, partitions, config), *_unsafe(replication_factor, config)]
-    refused = [finding for finding in findings if finding.waiver is None or finding.waiver not in waived]
+    refused = [(text, waiver) for text, waiver in findings if waiver is None or waiver not in waived]
     if not refused:
         return
-    waivable = sorted(finding.waiver.value for finding in refused if finding.waiver)
+    waivable = sorted(waiver.value for _, waiver in refused if waiver)
     hint = "Correct the topic's settings with Kafka's own tools"
     if waivable:
         hint += f"; on a test cluster, waive by name: allow_unsafe={','.join(waivable)}"
-    raise UnsafeTopic("; ".join(finding.text for finding in refused), topic=name, role=role.value, hint=hint)
+    raise UnsafeTopic("; ".join(text for text, _ in refused), topic=name, role=role.value, hint=hint)
 
 
-def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> list[_Finding]:
-    found: list[_Finding] = []
+def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> Iterator[_Finding]:
     if role is TopicRole.LEDGER and partitions != 1:
-        found.append(_Finding(f"the ledger has {partitions} partitions and must have one", None))
+        yield f"the ledger has {partitions} partitions and must have one", None
     if config.get("cleanup.policy") != "delete":
-        found.append(_Finding(f"cleanup.policy is {config.get('cleanup.policy')!r} and must be 'delete'", None))
-    found.extend(
-        _Finding(f"{key} is {config.get(key)} and must be -1: Kafka would delete committed changes", None)
-        for key in ("retention.ms", "retention.bytes")
-        if config.get(key) != "-1"
-    )
+        yield f"cleanup.policy is {config.get('cleanup.policy')!r} and must be 'delete'", None
+    for key in ("retention.ms", "retention.bytes"):
+        if config.get(key) != "-1":
+            yield f"{key} is {config.get(key)} and must be -1: Kafka would delete committed changes", None
     size = int(config.get("max.message.bytes", "0"))
     if size < MAX_RECORD_BYTES:
-        found.append(_Finding(f"max.message.bytes is {size} and must be at least {MAX_RECORD_BYTES}", None))
-    return found
+        yield f"max.message.bytes is {size} and must be at least {MAX_RECORD_BYTES}", None
 
 
-def _unsafe(replication_factor: int, config: Mapping[str, str]) -> list[_Finding]:
-    found: list[_Finding] = []
+def _unsafe(replication_factor: int, config: Mapping[str, str]) -> Iterator[_Finding]:
     if replication_factor < 3:
-        found.append(_Finding(f"the topic has {replication_factor} replicas, fewer than 3", Waiver.REPLICATION))
+        yield f"the topic has {replication_factor} replicas, fewer than 3", Waiver.REPLICATION
     if int(config.get("min.insync.replicas", "1")) < 2:
-        found.append(_Finding("min.insync.replicas is below 2", Waiver.MIN_INSYNC))
+        yield "min.insync.replicas is below 2", Waiver.MIN_INSYNC
     if config.get("unclean.leader.election.enable", "false") != "false":
-        found.append(_Finding("unclean.leader.election.enable is on", Waiver.UNCLEAN_ELECTION))
-    return found
+        yield "unclean.leader.election.enable is on", Waiver.UNCLEAN_ELECTION
 
 
 # ---- rights

@@ -81,12 +81,11 @@ def _words(keys: pa.Array) -> tuple[Word, ...] | None:
     width = int(lengths.max())
     if width > _WIDEST:
         return None
+    words = _words_of(column.padded(width))
     if int(lengths.min()) == width:
-        return _words_of(column.data.reshape(len(lengths), width))
-    matrix = np.zeros((len(lengths), width), np.uint8)
-    matrix[np.arange(width, dtype=np.int32) < lengths[:, None]] = column.data
+        return words
     # Padding makes a key equal to itself with zero bytes behind it; the shorter of the two sorts first.
-    return (*_words_of(matrix), lengths.astype(np.uint64))
+    return (*words, lengths.astype(np.uint64))
 
 
 def _words_of(matrix: NDArray[np.uint8]) -> tuple[Word, ...]:

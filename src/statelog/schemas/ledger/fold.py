@@ -16,15 +16,14 @@ Invariants:
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from typing import NamedTuple
 
 from statelog.errors import OffsetGone
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.ledger.place import LogIdentity, Metadata
-from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open, Restart
+from statelog.schemas.ledger.place import LogIdentity
+from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, Open, Restart
 from statelog.schemas.ledger.state import (
     NO_EPOCH,
     LastCommit,
@@ -61,22 +60,6 @@ class Void(NamedTuple):
     detail: str = ""
 
 
-@dataclass(slots=True)
-class _Row:
-    """A writer's row while folding. The metadata stays inside the undecoded `commit` until it is asked for."""
-
-    newest_epoch: int = NO_EPOCH
-    checkpoint: Checkpoint = NO_CHECKPOINT
-    commit_offset: int = -1
-    metadata: Metadata = field(default_factory=dict[str, str])
-    commit: Commit | None = None
-
-    def settle(self) -> Metadata:
-        if self.commit is not None:
-            self.metadata, self.commit = self.commit.read_body().metadata, None
-        return self.metadata
-
-
 class LedgerFold:
     """Folds records one by one. Holds no clients and does no I/O; `freeze` gives the state as a value."""
 
@@ -84,27 +67,26 @@ class LedgerFold:
         state = state or LedgerState()
         self.identity = identity
         self.position = state.position
-        self._rows = {
-            row.name: _Row(row.newest_epoch, row.checkpoint, row.commit_offset, row.metadata) for row in state.writers
-        }
+        self.accepted = state.accepted
+        """The ranges that a person gave up."""
+        self.restarted = state.restarted
+        """The offset of the newest Restart, -1 before the first: a person settled what was lost up to there."""
+        self._rows = {row.name: row for row in state.writers}
+        self._undecoded: dict[str, Commit] = {}
+        """The last commits of writers, whose metadata stays in there, and out of their row, until it is asked for."""
         self._live = {epoch.epoch: epoch for epoch in state.live}
         self._newest = {row.partition: row.newest_epoch for row in state.partitions if row.newest_epoch != NO_EPOCH}
         self._committed = {row.partition: row.committed_position for row in state.partitions if row.committed_position}
         self._meta = {(record.writer, record.key): record.value for record in state.meta}
         self._pending_meta: list[tuple[str, Commit]] = []
         self._pending_bytes = 0
-        self._accepted = state.accepted
-        self._restarted = state.restarted
         self._start = state.position
 
     # ---- what the fold shows
 
     def last_commit(self, writer: str) -> LastCommit | None:
         """The writer's last valid commit, or None before its first."""
-        row = self._rows.get(writer)
-        if row is None or row.checkpoint == NO_CHECKPOINT:
-            return None
-        return LastCommit(row.checkpoint, row.commit_offset, row.settle())
+        return self._row(writer).last_commit if writer in self._rows else None
 
     def last_checkpoint(self, writer: str) -> Checkpoint:
         """The checkpoint that the writer's next commit has to continue."""
@@ -115,7 +97,7 @@ class LedgerFold:
         """The newest epoch on any of the partitions or of the writer's name: what an Open has to name now."""
         row = self._rows.get(writer)
         mine = row.newest_epoch if row else NO_EPOCH
-        return max([self._restarted, mine, *(self._newest.get(partition, NO_EPOCH) for partition in partitions)])
+        return max([self.restarted, mine, *(self._newest.get(partition, NO_EPOCH) for partition in partitions)])
 
     def live_epoch(self, epoch: int) -> LiveEpoch | None:
         """The Open at that offset, if it is valid and not fenced."""
@@ -131,16 +113,6 @@ class LedgerFold:
         return dict(self._committed)
 
     @property
-    def accepted(self) -> tuple[LossRange, ...]:
-        """The ranges that a person gave up."""
-        return self._accepted
-
-    @property
-    def restarted(self) -> int:
-        """The offset of the newest Restart, -1 before the first: a person settled what was lost up to there."""
-        return self._restarted
-
-    @property
     def meta(self) -> dict[tuple[str, str], bytes]:
         """The committed meta records by (writer, key). Raises CorruptLedger."""
         self._settle_meta()
@@ -152,18 +124,22 @@ class LedgerFold:
         partitions = sorted(self._newest.keys() | self._committed.keys())
         return LedgerState(
             position=self.position,
-            writers=tuple(
-                WriterState(name, row.newest_epoch, row.checkpoint, row.commit_offset, row.settle())
-                for name, row in sorted(self._rows.items())
-            ),
+            writers=tuple(self._row(name) for name in sorted(self._rows)),
             partitions=tuple(
                 PartitionState(p, self._newest.get(p, NO_EPOCH), self._committed.get(p, 0)) for p in partitions
             ),
             live=tuple(self._live[epoch] for epoch in sorted(self._live)),
             meta=tuple(MetaRecord(*key, value) for key, value in sorted(self._meta.items())),
-            accepted=self._accepted,
-            restarted=self._restarted,
+            accepted=self.accepted,
+            restarted=self.restarted,
         )
+
+    def _row(self, writer: str) -> WriterState:
+        commit = self._undecoded.get(writer)
+        if commit is not None:
+            self._rows[writer] = self._rows[writer]._replace(metadata=commit.read_body().metadata)
+            del self._undecoded[writer]
+        return self._rows[writer]
 
     # ---- folding
 
@@ -184,7 +160,7 @@ class LedgerFold:
                 case Commit():
                     self._commit(offset, record)
                 case AcceptLoss():
-                    self._accepted += record.ranges
+                    self.accepted += record.ranges
                 case _:
                     pass
         return void
@@ -239,7 +215,7 @@ class LedgerFold:
 
     def _not_live(self, record: Commit) -> Void:
         """Fenced and never valid look alike in the state; a newer Open on the same partitions tells them apart."""
-        newest = [self._restarted, *(self._newest.get(extent.partition, NO_EPOCH) for extent in record.extents)]
+        newest = [self.restarted, *(self._newest.get(extent.partition, NO_EPOCH) for extent in record.extents)]
         by_epoch = max([*newest, *(row.newest_epoch for row in self._rows.values())], default=NO_EPOCH)
         if by_epoch > record.epoch:
             return Void(VoidReason.FENCED, f"epoch {record.epoch} is not live, the newest is {by_epoch}")
@@ -251,20 +227,21 @@ class LedgerFold:
             if live.writer == record.writer or live.partitions & taken:
                 del self._live[epoch]
         self._live[offset] = LiveEpoch(offset, record.writer, record.nonce, taken)
-        self._rows.setdefault(record.writer, _Row()).newest_epoch = offset
+        row = self._rows.get(record.writer)
+        self._rows[record.writer] = row._replace(newest_epoch=offset) if row else WriterState(record.writer, offset)
         for partition in taken:
             self._newest[partition] = offset
 
     def _commit(self, offset: int, record: Commit) -> None:
         writer = self._live[record.epoch].writer
-        row = self._rows[writer]
-        row.checkpoint, row.commit_offset, row.commit = record.checkpoint, offset, record
+        self._rows[writer] = WriterState(writer, self._rows[writer].newest_epoch, record.checkpoint, offset)
+        self._undecoded[writer] = record
         for partition, _, end_offset in record.extents:
             self._committed[partition] = max(self._committed.get(partition, 0), end_offset)
         if record.has_meta:
             self._remember_meta(writer, record)
         if record.final:
-            del self._rows[writer], self._live[record.epoch]
+            del self._rows[writer], self._undecoded[writer], self._live[record.epoch]
 
     def _restart(self, offset: int, record: Restart) -> None:
         if record.position > self._start:
@@ -276,7 +253,7 @@ class LedgerFold:
                 hint="The loss was accepted: start from a snapshot at that position or above",
             )
         self._live.clear()
-        self._restarted = offset
+        self.restarted = offset
 
     def _remember_meta(self, writer: str, record: Commit) -> None:
         """Keep the body undecoded: most who fold never ask for meta records. What is kept so is bounded."""

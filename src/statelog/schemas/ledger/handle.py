@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice, pairwise, repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -40,6 +40,16 @@ class Checkpoint(NamedTuple):
 
     id: int
     nonce: bytes
+
+    def to_fields(self, name: str) -> dict[str, Any]:
+        """As the fields of a record that has one by this name."""
+        return {f"{name}_id": self.id, f"{name}_nonce": self.nonce}
+
+    @classmethod
+    def from_fields(cls, datum: Datum, name: str) -> dict[str, Any]:
+        """The fields of such a record, with the checkpoint as one."""
+        others = dict(datum)
+        return others | {name: cls(others.pop(f"{name}_id"), others.pop(f"{name}_nonce"))}
 
 
 NO_CHECKPOINT = Checkpoint(0, NO_NONCE)
@@ -189,8 +199,7 @@ def _to_datum(handle: Handle) -> Datum:
     return datum_of(
         handle,
         identity=datum_of(handle.identity),
-        base_id=handle.base.id,
-        base_nonce=handle.base.nonce,
+        **handle.base.to_fields("base"),
         steps=[_step_to_datum(step) for step in handle.steps],
     )
 
@@ -217,14 +226,8 @@ def _from_datum(datum: Datum) -> Handle:
         before_id, last_id = last_id, step["checkpoint_id"]
         if before_id >= last_id:
             raise Corrupt("a handle's checkpoints do not ascend", base=base_id, steps=len(steps))
-    return Handle(
-        identity=LogIdentity(**datum["identity"]),
-        writer=datum["writer"],
-        epoch=datum["epoch"],
-        nonce=datum["nonce"],
-        base=Checkpoint(base_id, datum["base_nonce"]),
-        steps=tuple(_step_from_datum(step) for step in steps),
-    )
+    others = {"identity": LogIdentity(**datum["identity"]), "steps": tuple(map(_step_from_datum, steps))}
+    return Handle(**Checkpoint.from_fields(datum, "base") | others)
 
 
 def _step_from_datum(datum: Datum) -> Step:

@@ -277,8 +277,7 @@ def _checksum(version: int, kind: int, rest: bytes) -> int:
 def _open_to_datum(record: Open) -> Datum:
     return datum_of(
         record,
-        last_id=record.last.id,
-        last_nonce=record.last.nonce,
+        **record.last.to_fields("last"),
         identity=datum_of(record.identity),
         witness=record.witness.position,
         witness_offset=record.witness.last_offset,

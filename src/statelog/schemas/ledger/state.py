@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from statelog.schemas.avro import Datum, datum_of, parsed
+from statelog.schemas.avro import datum_of, parsed
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.records import LossRange
 
 NO_EPOCH = -1
+_NO_METADATA: Metadata = {}
 
 
 class LastCommit(NamedTuple):
@@ -30,9 +31,16 @@ class WriterState(NamedTuple):
 
     name: str
     newest_epoch: int
-    checkpoint: Checkpoint
-    commit_offset: int
-    metadata: Metadata
+    checkpoint: Checkpoint = NO_CHECKPOINT
+    commit_offset: int = -1
+    metadata: Metadata = _NO_METADATA
+
+    @property
+    def last_commit(self) -> LastCommit | None:
+        """Its last valid commit, or None before its first."""
+        if self.checkpoint == NO_CHECKPOINT:
+            return None
+        return LastCommit(self.checkpoint, self.commit_offset, self.metadata)
 
 
 class PartitionState(NamedTuple):
@@ -81,11 +89,7 @@ class LedgerState:
     @property
     def commits(self) -> dict[str, LastCommit]:
         """Every writer's last valid commit. A writer that has none, or that ended with a final one, is not there."""
-        return {
-            row.name: LastCommit(row.checkpoint, row.commit_offset, row.metadata)
-            for row in self.writers
-            if row.checkpoint != NO_CHECKPOINT
-        }
+        return {row.name: last for row in self.writers if (last := row.last_commit)}
 
     def last_commit(self, writer: str) -> LastCommit | None:
         """The writer's last valid commit, or None before its first."""
@@ -95,7 +99,7 @@ class LedgerState:
         """As Avro wants it (`avsc/ledger_state.avsc`)."""
         return datum_of(
             self,
-            writers=[_writer_to_datum(row) for row in self.writers],
+            writers=[{**row._asdict(), **row.checkpoint.to_fields("checkpoint")} for row in self.writers],
             partitions=[row._asdict() for row in self.partitions],
             live=[{**row._asdict(), "partitions": sorted(row.partitions)} for row in self.live],
             meta=[row._asdict() for row in self.meta],
@@ -107,20 +111,10 @@ class LedgerState:
         """From what Avro gives."""
         return cls(
             position=datum["position"],
-            writers=tuple(_writer_from_datum(row) for row in datum["writers"]),
+            writers=tuple(WriterState(**Checkpoint.from_fields(row, "checkpoint")) for row in datum["writers"]),
             partitions=tuple(PartitionState(**row) for row in datum["partitions"]),
             live=tuple(LiveEpoch(**parsed(row, partitions=frozenset(row["partitions"]))) for row in datum["live"]),
             meta=tuple(MetaRecord(**row) for row in datum["meta"]),
             accepted=tuple(LossRange(**row) for row in datum["accepted"]),
             restarted=datum["restarted"],
         )
-
-
-def _writer_to_datum(row: WriterState) -> Datum:
-    return {**row._asdict(), "checkpoint_id": row.checkpoint.id, "checkpoint_nonce": row.checkpoint.nonce}
-
-
-def _writer_from_datum(datum: Datum) -> WriterState:
-    others = dict(datum)
-    checkpoint = Checkpoint(others.pop("checkpoint_id"), others.pop("checkpoint_nonce"))
-    return WriterState(checkpoint=checkpoint, **others)

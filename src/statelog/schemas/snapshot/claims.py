@@ -19,7 +19,7 @@ Invariants:
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from statelog.errors import ConfigError, Corrupt, ReaderInUse, SubscriptionEnded
 from statelog.schemas.avro import Datum, FileCodec, RecordCodec, datum_of, parsed
@@ -30,25 +30,6 @@ from statelog.schemas.names import check_name, subscription_path, subscription_s
 _LEASES = FileCodec("lease", version=1, error=Corrupt)
 _SUBSCRIPTIONS = FileCodec("subscription", version=1, error=Corrupt)
 _STATES = RecordCodec("ledger_state")
-
-
-class Claim(Protocol):
-    """What a reader still needs: a live lease, or a subscription."""
-
-    @property
-    def name(self) -> str:
-        """What to call it, for people."""
-        ...
-
-    @property
-    def position(self) -> int:
-        """The next ledger offset that it needs."""
-        ...
-
-    @property
-    def next_offsets(self) -> Mapping[int, int]:
-        """The next data offset that it needs, of the partitions that it reads."""
-        ...
 
 
 def _offset_rows(next_offsets: Mapping[int, int]) -> list[Datum]:
@@ -189,6 +170,10 @@ def _subscription(datum: Datum) -> Subscription:
         "anchor": Place.of_fields(datum["position"], datum["anchor_offset"], datum["anchor_hash"]).last,
     }
     return Subscription(**others)
+
+
+Claim = Lease | Subscription
+"""What a reader still needs: a live lease, or a subscription."""
 
 
 class SubscriptionFile(NamedTuple):

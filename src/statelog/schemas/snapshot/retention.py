@@ -106,7 +106,7 @@ def truncation_floor(kept: Collection[Manifest], claims: Iterable[Claim]) -> Flo
     `kept` are durable manifests, read again after the put; there is at least one. A manifest needs every partition,
     from 0 where it has committed nothing; a claim only those that it names.
     """
-    needs = [_Need(f"manifest {manifest.number}", manifest.position, manifest.next_offsets, 0) for manifest in kept]
+    needs = [_Need(f"manifest {one.number}", one.position, one.next_offsets, 0) for one in kept]
     if not needs:
         raise ConfigError("there is no kept manifest to truncate to")
     partitions = sorted({partition for need in needs for partition in need.next_offsets})

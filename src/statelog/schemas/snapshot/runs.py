@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from statelog.errors import CorruptManifest, CorruptRun, UnknownFormat
 from statelog.schemas.arrays import column_of, numbers_of, whole_column
+from statelog.schemas.avro import datum_of
 
 FORMAT_VERSION = 1
 TARGET_ROWS = 32 * 1024
@@ -42,13 +43,8 @@ class RunMetadata:
 
     def to_parquet(self) -> dict[str, str]:
         """The key-value metadata of the Parquet footer."""
-        return {
-            "statelog.format": str(FORMAT_VERSION),
-            "statelog.log": self.log,
-            "statelog.first_position": str(self.first_position),
-            "statelog.end_position": str(self.end_position),
-            "statelog.value_schema_id": str(self.value_schema_id),
-        }
+        label = {"format": FORMAT_VERSION, **datum_of(self)}
+        return {f"{_METADATA_PREFIX}{name}": str(value) for name, value in label.items()}
 
     @classmethod
     def from_parquet(cls, metadata: Mapping[bytes, bytes]) -> "RunMetadata":
@@ -65,12 +61,8 @@ class RunMetadata:
                 raise CorruptRun("a Parquet file that statelog did not write", hint="Restore the original file")
             raise UnknownFormat("a run of an unknown format version", version=ours["format"], known=FORMAT_VERSION)
         try:
-            return cls(
-                log=ours["log"],
-                first_position=int(ours["first_position"]),
-                end_position=int(ours["end_position"]),
-                value_schema_id=int(ours["value_schema_id"]),
-            )
+            numbers = {name: int(ours[name]) for name in ("first_position", "end_position", "value_schema_id")}
+            return cls(log=ours["log"], **numbers)
         except (KeyError, ValueError) as error:
             raise CorruptRun(f"a run's label cannot be read: {error!r}") from error
 
