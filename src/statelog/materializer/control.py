@@ -1,12 +1,7 @@
-"""Requests to a running daemon: stop, or run a round now; the event that wakes it; and work on
-threads of its own.
+"""Requests to a running daemon: stop, or run a round now; the event that wakes it; and work on threads of its own.
 
-Signals are requests: SIGTERM and SIGINT stop the daemon, SIGUSR1 asks for a round now. A round in flight ends cleanly.
-A second SIGTERM or SIGINT gives it up: it ends before its put, or right after it.
-
-A `BackgroundTask` is one unit of work with its result: a round in flight, or a look at the tail. Python cannot end a
-thread, so work that outlives its time is left alone: it ends at the next step where it checks, or never. A late result
-is still delivered; the caller has marked the task as given up by then.
+Python cannot end a thread, so work that outlives its time is left alone: it ends at the next step where it checks, or
+never. A late result is still delivered; the caller has marked the task as given up by then.
 
 Invariants:
 - A request is noted before the event is set, and the daemon checks for requests after every wake-up: none is missed.
@@ -37,43 +32,31 @@ class Control:
     def __init__(self) -> None:
         self._bell = threading.Event()
         self._wait = current_environment().wait
-        self._is_stopped = False
-        self._is_triggered = False
-        self._is_abandoned = False
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the round in flight should end before its put, if it still can."""
-        return self._is_abandoned
-
-    @property
-    def is_stopped(self) -> bool:
+        self.is_stopped = False
         """Whether the daemon should end."""
-        return self._is_stopped
-
-    @property
-    def is_triggered(self) -> bool:
+        self.is_triggered = False
         """Whether a round is wanted now."""
-        return self._is_triggered
+        self.is_abandoned = False
+        """Whether the round in flight should end before its put, if it still can."""
 
     def stop(self) -> None:
         """Ask the daemon to end once the round in flight is over."""
-        self._is_stopped = True
+        self.is_stopped = True
         self._bell.set()
 
     def insist(self) -> None:
         """Ask the daemon to end; a second time, without waiting for the round in flight: it ends before its put."""
-        self._is_abandoned = self._is_stopped
+        self.is_abandoned = self.is_stopped
         self.stop()
 
     def trigger(self) -> None:
         """Ask for a round now. If one is in flight, another follows it, which covers all that is committed by now."""
-        self._is_triggered = True
+        self.is_triggered = True
         self._bell.set()
 
     def take_trigger(self) -> None:
         """Note that a round begins, which answers every request so far."""
-        self._is_triggered = False
+        self.is_triggered = False
 
     def ring(self) -> None:
         """Wake the waiting thread, without a request."""
@@ -83,12 +66,13 @@ class Control:
         """Wait for a wake-up, at most `timeout_s` seconds; returns whether the daemon should end."""
         self._wait(self._bell, timeout_s)
         self._bell.clear()
-        return self._is_stopped
+        return self.is_stopped
 
 
 def install_signal_handlers(control: Control) -> Callable[[], None]:
     """Let SIGTERM and SIGINT stop, and SIGUSR1 trigger a round. Returns a function that puts the earlier handlers back.
 
+    A round in flight ends cleanly. A second SIGTERM or SIGINT gives it up: it ends before its put, or right after it.
     Must be called on the main thread. Raises ValueError on any other.
 
         >>> from statelog.materializer import Control, install_signal_handlers
@@ -96,7 +80,14 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
         >>> restore()
     """
     requests = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
-    earlier = {number: signal.signal(number, _handler(request)) for number, request in requests.items()}
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        # A handler runs on the main thread between two instructions, perhaps while that thread holds the event's
+        # own lock in `wait`; setting it here could deadlock. Another thread can wait.
+        request = requests[signal.Signals(number)]
+        threading.Thread(target=request, name="statelog-signal", daemon=True).start()
+
+    earlier = {number: signal.signal(number, on_signal) for number in requests}
 
     def restore() -> None:
         for number, handler in earlier.items():
@@ -105,21 +96,12 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
     return restore
 
 
-def _handler(request: Callable[[], None]) -> Callable[[int, FrameType | None], None]:
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
-        # A handler runs on the main thread between two instructions, perhaps while that thread holds the event's
-        # own lock in `wait`; setting it here could deadlock. Another thread can wait.
-        threading.Thread(target=request, name="statelog-signal", daemon=True).start()
-
-    return on_signal
-
-
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class BackgroundTask(Generic[T]):
-    """One unit of work, begun at `started_s`, and its result."""
+    """One unit of work, begun at `started_s`, and its result: a round in flight, or a look at the tail."""
 
     future: Future[T]
     started_s: float

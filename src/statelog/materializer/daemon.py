@@ -158,17 +158,12 @@ class Materializer:
         """
         delay_s = ask_first_delay_s(self._log, self._settings)
         self._due_s = self._clock() + delay_s
-        first_s = 0.0 if self._control.is_triggered else delay_s
-        self._tell(EventKind.STARTED, first_round_s=first_s)
-        dog = Watchdog(
-            self._log.name,
-            self._settings.alarm_age_s,
-            age_s=lambda: self.statistics().age_s,
-            clock=self._clock,
-            on_alarm=self._on_event,
-        )
+        self._tell(EventKind.STARTED, first_round_s=0.0 if self._control.is_triggered else delay_s)
+        name, alarm_age_s = self._log.name, self._settings.alarm_age_s
         try:
-            with dog:
+            with Watchdog(
+                name, alarm_age_s, age_s=lambda: self.statistics().age_s, clock=self._clock, on_alarm=self._on_event
+            ):
                 while not (self._control.is_stopped and self._round is None):
                     self._turn()
         except Damaged as error:
@@ -211,11 +206,8 @@ class Materializer:
             self._take_in()
         cause = None if self._round is not None else cause_of_round(self._situation(), self._settings)
         if cause is not None:
-            self._begin_round(cause)
-
-    def _begin_round(self, cause: RoundCause) -> None:
-        started_s = self._begin(cause)
-        self._round = begin_task(self._environment, lambda: self._run_round(started_s), self._round_over)
+            started_s = self._begin(cause)
+            self._round = begin_task(self._environment, lambda: self._run_round(started_s), self._round_over)
 
     def _situation(self) -> ScheduleState:
         return ScheduleState(
@@ -267,9 +259,7 @@ class Materializer:
         try:
             outcome = task.future.result()
         except StatelogError as error:
-            self._failed(error)
-            if not self._tolerates(error):
-                raise
+            self._bear(error)
         else:
             self._ended_well(outcome, task.started_s)
         self._moves_on(outcome)
@@ -297,11 +287,14 @@ class Materializer:
         """Give up the round in flight: it counts as failed, and the schedule moves on without it."""
         task.is_given_up = True
         self._statistics = replace(self._statistics, hanging=self._statistics.hanging + 1)
-        error = RoundGivenUp("a round exceeded round_timeout_s", round_timeout_s=self._settings.round_timeout_s)
+        self._bear(RoundGivenUp("a round exceeded round_timeout_s", round_timeout_s=self._settings.round_timeout_s))
+        self._moves_on(None)
+
+    def _bear(self, error: StatelogError) -> None:
+        """The round in flight failed. Raises the error unless it is tolerated."""
         self._failed(error)
         if not self._tolerates(error):
             raise error
-        self._moves_on(None)
 
     def _moves_on(self, outcome: RoundOutcome | None) -> None:
         """No round is in flight any more: the next one is due after the delay, and the tail has changed."""

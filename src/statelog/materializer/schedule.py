@@ -17,7 +17,7 @@ Invariants:
 
 import math
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from statelog.materializer.outcome import CompletedRound, RoundOutcome
@@ -145,26 +145,14 @@ class Rates:
         """The rates after so many bytes of runs were read."""
         if size_bytes < _MEASURABLE_BYTES or seconds <= 0:
             return self
-        return Rates(download=self.download.and_then(size_bytes, seconds), replay=self.replay, changes=self.changes)
+        return replace(self, download=self.download.and_then(size_bytes, seconds))
 
     def after_replay(self, size_bytes: int, changes: int, seconds: float) -> "Rates":
         """The rates after so many bytes, and changes in them, were replayed."""
         if size_bytes < _MEASURABLE_BYTES or seconds <= 0:
             return self
-        return Rates(
-            download=self.download,
-            replay=self.replay.and_then(size_bytes, seconds),
-            changes=self.changes.and_then(changes, seconds),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreWork:
-    """What a restore has to do: bytes of the snapshot's runs, bytes and changes of the committed tail."""
-
-    snapshot_bytes: int
-    tail_bytes: int
-    tail_changes: int
+        replay, of_changes = self.replay.and_then(size_bytes, seconds), self.changes.and_then(changes, seconds)
+        return replace(self, replay=replay, changes=of_changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,11 +168,14 @@ class RestoreEstimate:
         return self.snapshot_s + self.tail_s
 
 
-def estimate(work: RestoreWork, rates: Rates) -> RestoreEstimate:
-    """The estimate. A tail of many small changes takes as long as its changes do, one of large values as its bytes."""
+def estimate(rates: Rates, *, snapshot_bytes: int, tail_bytes: int, tail_changes: int) -> RestoreEstimate:
+    """Of a restore that reads so many bytes of the snapshot's runs, and replays so many bytes and changes behind them.
+
+    A tail of many small changes takes as long as its changes do, one of large values as its bytes.
+    """
     return RestoreEstimate(
-        snapshot_s=work.snapshot_bytes / rates.download.per_second,
-        tail_s=max(work.tail_bytes / rates.replay.per_second, work.tail_changes / rates.changes.per_second),
+        snapshot_s=snapshot_bytes / rates.download.per_second,
+        tail_s=max(tail_bytes / rates.replay.per_second, tail_changes / rates.changes.per_second),
     )
 
 

@@ -46,7 +46,12 @@ class MaterializerStatistics:
     @property
     def restore(self) -> RestoreEstimate | None:
         """What a restore would take, None before the first look."""
-        return estimate(self.tail.work, self.rates) if self.tail else None
+        if self.tail is None:
+            return None
+        snapshot_bytes, tail_bytes = self.tail.snapshot_bytes, self.tail.size_bytes
+        return estimate(
+            self.rates, snapshot_bytes=snapshot_bytes, tail_bytes=tail_bytes, tail_changes=self.tail.changes
+        )
 
 
 def with_tail(counts: MaterializerStatistics, tail: Tail, *, looked_s: float) -> MaterializerStatistics:

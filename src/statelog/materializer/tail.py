@@ -22,7 +22,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -30,7 +30,7 @@ from statelog.environment import Environment, current_environment
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
 from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.events import Event, EventKind
-from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, RestoreWork, look_every_s, outlook
+from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look_every_s, outlook
 from statelog.materializer.settings import MaterializerSettings
 from statelog.reading.commits import Commits
 from statelog.schemas.topic_policy import READING
@@ -61,11 +61,6 @@ class Tail:
     changes: int = 0
     size_bytes: int = 0
     oldest_s: float | None = None
-
-    @property
-    def work(self) -> RestoreWork:
-        """What a restore would have to do."""
-        return RestoreWork(snapshot_bytes=self.snapshot_bytes, tail_bytes=self.size_bytes, tail_changes=self.changes)
 
     @property
     def age_s(self) -> float:
@@ -158,10 +153,9 @@ def _with(tail: Tail, commits: Sequence[ValidCommit], position: int, now_s: floa
     """
     handles = [handle for found in commits for handle in found.body.handles]
     times = [min(now_s, found.timestamp_ms / 1000) if found.timestamp_ms >= 0 else now_s for found in commits]
-    return Tail(
-        number=tail.number,
+    return replace(
+        tail,
         position=position,
-        snapshot_bytes=tail.snapshot_bytes,
         looked_s=now_s,
         commits=tail.commits + len(commits),
         changes=tail.changes + sum(handle.changes for handle in handles),
@@ -174,17 +168,12 @@ class TailWatch:
     """Belongs to the daemon's thread. `ring` is called on a look's own thread, once it is over."""
 
     def __init__(
-        self,
-        log: Log,
-        settings: MaterializerSettings,
-        *,
-        ring: Callable[[], None],
-        environment: Environment,
+        self, log: Log, settings: MaterializerSettings, *, ring: Callable[[], None], environment: Environment
     ) -> None:
+        self.outlook = RestoreOutlook.IN_TIME
+        """What the last look says of the restore budget."""
         self._log = log
         self._settings = settings
-        self._clock = environment.clock
-        self._wall_clock = environment.wall_clock
         self._environment = environment
         self._ring = ring
         self._over: deque[BackgroundTask[Tail]] = deque()
@@ -192,12 +181,6 @@ class TailWatch:
         self._out = 0
         self._gauge: TailGauge | None = None
         self._due_s = environment.clock()
-        self._outlook = RestoreOutlook.IN_TIME
-
-    @property
-    def outlook(self) -> RestoreOutlook:
-        """What the last look says of the restore budget."""
-        return self._outlook
 
     @property
     def is_any_over(self) -> bool:
@@ -212,7 +195,7 @@ class TailWatch:
 
     def begin(self) -> None:
         """Begin a look."""
-        gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._wall_clock)
+        gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._environment.wall_clock)
         self._out += 1
         self._under_way = begin_task(self._environment, gauge.look, self._came_back)
 
@@ -228,21 +211,21 @@ class TailWatch:
 
     def judge(self, found: RestoreEstimate, budget_s: float) -> bool:
         """Compare an estimate with the budget; returns whether it has just gone beyond what a round can fix."""
-        before, self._outlook = self._outlook, outlook(found, budget_s)
-        return self._outlook is RestoreOutlook.OUT_OF_REACH and before is not RestoreOutlook.OUT_OF_REACH
+        before, self.outlook = self.outlook, outlook(found, budget_s)
+        return self.outlook is RestoreOutlook.OUT_OF_REACH and before is not RestoreOutlook.OUT_OF_REACH
 
     def start_over(self) -> None:
         """A round ended: the next look is due now, and starts from the manifest that is newest then."""
         self.drop()
-        self._due_s = self._clock()
+        self._due_s = self._environment.clock()
 
     def drop(self) -> None:
         """Release the gauge. A look under way is not waited for, and not taken in."""
         if self._gauge is not None:
             self._gauge.close()
         self._gauge = self._under_way = None
-        if self._outlook is RestoreOutlook.ROUND_DUE:
-            self._outlook = RestoreOutlook.IN_TIME
+        if self.outlook is RestoreOutlook.ROUND_DUE:
+            self.outlook = RestoreOutlook.IN_TIME
 
     def _came_back(self, look: BackgroundTask[Tail]) -> None:
         self._over.append(look)
@@ -250,7 +233,7 @@ class TailWatch:
 
     def _result(self, look: BackgroundTask[Tail]) -> Tail | None:
         self._under_way = None
-        self._due_s = self._clock() + look_every_s(self._settings)
+        self._due_s = self._environment.clock() + look_every_s(self._settings)
         try:
             return look.future.result()
         except (Unavailable, StoreRefused, OffsetGone):

@@ -14,7 +14,6 @@ from statelog.materializer.schedule import (
     Rates,
     RestoreEstimate,
     RestoreOutlook,
-    RestoreWork,
     ScheduleState,
     Speed,
     cause_of_round,
@@ -35,9 +34,9 @@ SLOW = Rates(
 
 def test_the_estimate_is_download_plus_replay() -> None:
     """Snapshot bytes by the download rate, plus the slower of the tail's bytes and its changes."""
-    by_bytes = estimate(RestoreWork(snapshot_bytes=5000, tail_bytes=300, tail_changes=20), SLOW)
+    by_bytes = estimate(SLOW, snapshot_bytes=5000, tail_bytes=300, tail_changes=20)
     assert (by_bytes.snapshot_s, by_bytes.tail_s, by_bytes.total_s) == (5.0, 3.0, 8.0)
-    by_changes = estimate(RestoreWork(snapshot_bytes=0, tail_bytes=300, tail_changes=40), SLOW)
+    by_changes = estimate(SLOW, snapshot_bytes=0, tail_bytes=300, tail_changes=40)
     assert by_changes.total_s == 4.0
 
 
