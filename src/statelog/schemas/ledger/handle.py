@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from statelog.errors import CheckpointMismatch, Corrupt, UnknownFormat
-from statelog.schemas.avro import Datum, RecordCodec, datum_of
+from statelog.schemas.avro import Datum, RecordCodec, datum_of, parsed
 from statelog.schemas.ledger.place import LogIdentity
 
 NO_NONCE = bytes(16)
@@ -226,8 +226,13 @@ def _from_datum(datum: Datum) -> Handle:
         before_id, last_id = last_id, step["checkpoint_id"]
         if before_id >= last_id:
             raise Corrupt("a handle's checkpoints do not ascend", base=base_id, steps=len(steps))
-    others = {"identity": LogIdentity(**datum["identity"]), "steps": tuple(map(_step_from_datum, steps))}
-    return Handle(**Checkpoint.from_fields(datum, "base") | others)
+    return Handle(
+        **parsed(
+            Checkpoint.from_fields(datum, "base"),
+            identity=LogIdentity(**datum["identity"]),
+            steps=tuple(map(_step_from_datum, steps)),
+        )
+    )
 
 
 def _step_from_datum(datum: Datum) -> Step:

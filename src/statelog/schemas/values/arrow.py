@@ -7,15 +7,16 @@ parsed or encoded silently (a Python float does become a 32-bit float where the 
 
 import datetime
 import decimal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ConfigError, InvalidChange
+from statelog.schemas.arrays import numbers_of
 from statelog.schemas.values.types import ValueField, ValueType
 
 _INTEGER = (int, np.integer)
@@ -47,7 +48,8 @@ _ACCEPTED_LOGICAL: Mapping[str, tuple[type, ...]] = {
 }
 _LISTS = ("list", "large_list", "fixed_size_list")
 _UUID_PATTERN = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
-_MAP_KEY = ValueType(kind="string", arrow=pa.string())
+MAP_KEY = ValueType(kind="string", arrow=pa.string())
+"""The keys of every map."""
 
 
 def from_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
@@ -58,26 +60,21 @@ def from_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
     _check_types(rows, kind, path)
     if kind.kind == "record":
         return _records(cast("Sequence[Mapping[str, object] | None]", rows), kind, path)
-    if kind.kind == "array":
-        present = cast("list[Sequence[object]]", [row for row in rows if row is not None])
-        items = _from_rows_inside(list(chain.from_iterable(present)), kind.inner, f"{path}[]")
-        return pa.ListArray.from_arrays(_row_offsets(rows), items, type=kind.arrow)
-    if kind.kind == "map":
-        mappings = cast("list[Mapping[str, object]]", [row for row in rows if row is not None])
-        keys = from_rows([key for row in mappings for key in row], _MAP_KEY, f"{path}{{}}")
-        values = list(chain.from_iterable(row.values() for row in mappings))
-        items = _from_rows_inside(values, kind.inner, f"{path}{{}}")
-        return pa.MapArray.from_arrays(_row_offsets(rows), keys, items, type=kind.arrow)
+    if kind.kind in ("array", "map"):
+        return _nested_rows(rows, kind, kind.path_inside(path))
     return _plain(rows, kind, path)
 
 
-def _from_rows_inside(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
-    return _no_nulls(from_rows(rows, kind, path), kind, path)
-
-
-def _row_offsets(rows: Sequence[object]) -> pa.Array:
+def _nested_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
+    present = cast("list[Sequence[object]]", [row for row in rows if row is not None])
     lengths = [0 if row is None else len(cast("Sequence[object]", row)) for row in rows]
-    return _offsets(np.array(lengths, np.int64), np.array([row is None for row in rows], np.bool_))
+    keys = None
+    if kind.kind == "map":
+        keys = from_rows(list(chain.from_iterable(present)), MAP_KEY, path)
+        present = [list(cast("Mapping[str, object]", row).values()) for row in present]
+    items = _no_nulls(from_rows(list(chain.from_iterable(present)), kind.inner, path), kind.inner, path)
+    offsets = _offsets(np.array(lengths, np.int64), np.array([row is None for row in rows], np.bool_))
+    return Nested(offsets, keys, items).as_type(kind.arrow)
 
 
 def default_array(default: object, kind: ValueType, path: str) -> pa.Array:
@@ -102,29 +99,39 @@ def fit(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
         return _fit_record(column, kind, path)
     if kind.kind == "array":
         _expect(is_list(column.type), column, kind, path)
-        offsets, items = list_parts(column.cast(pa.list_(cast("pa.ListType", column.type).value_type)))
-        return pa.ListArray.from_arrays(offsets, _inside(items, kind.inner, f"{path}[]"), type=kind.arrow)
-    if kind.kind == "map":
+        column = column.cast(pa.list_(cast("pa.ListType", column.type).value_type))
+    elif kind.kind == "map":
         _expect(pa.types.is_map(column.type), column, kind, path)
-        offsets, keys, items = map_parts(column)
-        names = _cast(keys, _MAP_KEY, f"{path}{{}}")
-        return pa.MapArray.from_arrays(offsets, names, _inside(items, kind.inner, f"{path}{{}}"), type=kind.arrow)
-    return _checked_text(_cast(column, kind, path), kind, path)
+    else:
+        return _checked_text(_cast(column, kind, path), kind, path)
+    inner, (offsets, keys, items) = kind.path_inside(path), Nested.of(column)
+    names = None if keys is None else _cast(keys, MAP_KEY, inner)
+    return Nested(offsets, names, _no_nulls(fit(items, kind.inner, inner), kind.inner, inner)).as_type(kind.arrow)
 
 
-def list_parts(column: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Offsets (null where the list is null) and the items that they speak of, of any slice of a list array."""
-    lengths = np.asarray(pc.list_value_length(column).fill_null(0), np.int64)
-    return _offsets(lengths, np.asarray(column.is_null(), bool)), cast("pa.ListArray", column).flatten()
+class Nested(NamedTuple):
+    """The parts of a column of lists or maps: offsets (null where the row is null), keys of maps, and the items."""
 
+    offsets: pa.Array
+    keys: pa.Array | None
+    items: pa.Array
 
-def map_parts(column: pa.Array) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Offsets (null where the map is null), keys and values, of any slice of a map array."""
-    kind = cast("pa.MapType", column.type)
-    entry = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
-    offsets, entries = list_parts(column.cast(pa.list_(entry)))
-    keys, items = struct_children(entries)
-    return offsets, keys, items
+    @classmethod
+    def of(cls, column: pa.Array) -> "Nested":
+        """Those of any slice of a column."""
+        kind = column.type
+        if isinstance(kind, pa.MapType):
+            entry = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
+            offsets, _, entries = cls.of(column.cast(pa.list_(entry)))
+            return cls(offsets, *struct_children(entries))
+        lengths = numbers_of(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+        return cls(_offsets(lengths, numbers_of(column.is_null())), None, cast("pa.ListArray", column).flatten())
+
+    def as_type(self, kind: pa.DataType) -> pa.Array:
+        """The column of this type."""
+        if self.keys is None:
+            return pa.ListArray.from_arrays(self.offsets, self.items, type=kind)
+        return pa.MapArray.from_arrays(self.offsets, self.keys, self.items, type=kind)
 
 
 def struct_children(column: pa.Array) -> list[pa.Array]:
@@ -163,10 +170,6 @@ def _no_nulls(column: pa.Array, kind: ValueType, path: str, allowed: int = 0) ->
     return column
 
 
-def _inside(column: pa.Array, kind: ValueType, path: str, allowed_nulls: int = 0) -> pa.Array:
-    return _no_nulls(fit(column, kind, path), kind, path, allowed_nulls)
-
-
 def _fit_record(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
     _expect(pa.types.is_struct(column.type), column, kind, path)
     given = dict(zip(cast("pa.StructType", column.type).names, struct_children(column), strict=True))
@@ -175,21 +178,28 @@ def _fit_record(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
 
 def fit_fields(given: Mapping[str, pa.Array], kind: ValueType, path: str, is_null: pa.Array) -> pa.Array:
     """A record column from columns by name; one that is missing takes the field's default. Raises InvalidChange."""
+    null_rows = cast("pa.BooleanArray", is_null).true_count
+
+    def child(one: ValueField, inner: str) -> pa.Array:
+        if one.name in given:
+            return fit(_without(given[one.name], is_null) if null_rows else given[one.name], one.type, inner)
+        if one.has_default:
+            return repeated(default_array(one.default, one.type, inner), len(is_null))
+        raise _refused("a field that is missing and has no default", inner)
+
+    return _record(given, child, kind, path, is_null)
+
+
+def _record(
+    given: Iterable[str], child: Callable[[ValueField, str], pa.Array], kind: ValueType, path: str, is_null: pa.Array
+) -> pa.Array:
+    """A record column of what `child` makes of each field and its path, if no other fields are given."""
     unknown = sorted(set(given) - {one.name for one in kind.fields})
     if unknown:
         raise _refused(f"fields that the schema does not have: {', '.join(unknown)}", path)
-    rows, null_rows = len(is_null), cast("pa.BooleanArray", is_null).true_count
-    children: list[pa.Array] = []
-    for one in kind.fields:
-        inner = f"{path}.{one.name}"
-        if one.name in given:
-            column = _without(given[one.name], is_null) if null_rows else given[one.name]
-            children.append(_inside(column, one.type, inner, null_rows))
-        elif one.has_default:
-            children.append(repeated(default_array(one.default, one.type, inner), rows))
-        else:
-            raise _refused("a field that is missing and has no default", inner)
-    return struct_of(children, kind, is_null)
+    nulls = cast("pa.BooleanArray", is_null).true_count
+    paths = [(one, f"{path}.{one.name}") for one in kind.fields]
+    return struct_of([_no_nulls(child(one, at), one.type, at, nulls) for one, at in paths], kind, is_null)
 
 
 def _without(column: pa.Array, is_null: pa.Array) -> pa.Array:
@@ -275,17 +285,13 @@ def _check_zones(rows: Sequence[datetime.datetime | None], kind: ValueType, path
 
 def _records(rows: Sequence[Mapping[str, object] | None], kind: ValueType, path: str) -> pa.Array:
     present = [row for row in rows if row is not None]
-    unknown = sorted(set[str]().union(*present) - {one.name for one in kind.fields})
-    if unknown:
-        raise _refused(f"fields that the schema does not have: {', '.join(unknown)}", path)
-    nulls = len(rows) - len(present)
-    children: list[pa.Array] = []
-    for one in kind.fields:
-        inner = f"{path}.{one.name}"
+
+    def child(one: ValueField, inner: str) -> pa.Array:
         default = _row_default(one, present, inner)
-        values = [None if row is None else row.get(one.name, default) for row in rows]
-        children.append(_no_nulls(from_rows(values, one.type, inner), one.type, inner, nulls))
-    return struct_of(children, kind, pa.array([row is None for row in rows], pa.bool_()))
+        return from_rows([None if row is None else row.get(one.name, default) for row in rows], one.type, inner)
+
+    is_null = pa.array([row is None for row in rows], pa.bool_())
+    return _record(set[str]().union(*present), child, kind, path, is_null)
 
 
 def _row_default(one: ValueField, present: Sequence[Mapping[str, object]], path: str) -> object:

@@ -16,12 +16,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange
-from statelog.schemas.values.arrow import list_parts, map_parts, struct_children
+from statelog.schemas.values.arrow import MAP_KEY, Nested, struct_children
 from statelog.schemas.values.schema import ValueSchema
 from statelog.schemas.values.types import ValueType
 
 _NOTHING = pa.scalar(b"", pa.binary())
-_MAP_KEY = ValueType(kind="string", arrow=pa.string())
 _DECIMAL_BYTES = 16
 
 
@@ -77,13 +76,14 @@ def _enum(column: pa.Array, kind: ValueType) -> pa.Array:
 
 
 def _array(column: pa.Array, kind: ValueType) -> pa.Array:
-    offsets, items = list_parts(column)
+    offsets, _, items = Nested.of(column)
     return _blocks(pa.ListArray.from_arrays(offsets, _encoded(items, kind.inner)))
 
 
 def _map(column: pa.Array, kind: ValueType) -> pa.Array:
-    offsets, keys, items = map_parts(column)
-    entries = _joined(_encoded(keys, _MAP_KEY), _encoded(items, kind.inner))
+    offsets, keys, items = Nested.of(column)
+    assert keys is not None, "a map has keys"
+    entries = _joined(_encoded(keys, MAP_KEY), _encoded(items, kind.inner))
     return _blocks(pa.ListArray.from_arrays(offsets, entries))
 
 

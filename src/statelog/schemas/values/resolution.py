@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import IncompatibleSchema
-from statelog.schemas.values.arrow import default_array, list_parts, map_parts, repeated, struct_children, struct_of
+from statelog.schemas.values.arrow import Nested, default_array, repeated, struct_children, struct_of
 from statelog.schemas.values.types import ValueField, ValueType
 
 _PROMOTIONS: Mapping[str, tuple[str, ...]] = {
@@ -83,9 +83,7 @@ def make_resolution(reader: ValueType, writer: ValueType, path: str) -> Resoluti
     if reader.kind == "record":
         return _resolve_record(reader, writer, path)
     if reader.kind in ("array", "map"):
-        return ItemResolution(
-            make_resolution(reader.inner, writer.inner, path + ("[]" if reader.kind == "array" else "{}"))
-        )
+        return ItemResolution(make_resolution(reader.inner, writer.inner, reader.path_inside(path)))
     if reader.kind == "enum":
         return _resolve_enum(reader, writer, path)
     if reader.arrow != writer.arrow or reader.logical not in ("", writer.logical):
@@ -149,8 +147,9 @@ def apply_resolution(resolution: Resolution, column: pa.Array, reader: ValueType
             return repeated(default, len(column))
         case SymbolMap(pairs):
             return _rename(column, pairs)
-        case ItemResolution(items):
-            return _apply_inside(items, column, reader)
+        case ItemResolution(inner):
+            offsets, keys, items = Nested.of(column)
+            return Nested(offsets, keys, apply_resolution(inner, items, reader.inner)).as_type(reader.arrow)
         case FieldResolutions(sources):
             return _apply_fields(sources, column, reader)
 
@@ -160,14 +159,6 @@ def _rename(column: pa.Array, pairs: Sequence[tuple[str, str]]) -> pa.Array:
         return column
     numbers = pc.index_in(column, pa.array([old for old, _ in pairs], pa.string()))
     return pa.array([new for _, new in pairs], pa.string()).take(numbers)
-
-
-def _apply_inside(resolution: Resolution, column: pa.Array, reader: ValueType) -> pa.Array:
-    if reader.kind == "array":
-        offsets, items = list_parts(column)
-        return pa.ListArray.from_arrays(offsets, apply_resolution(resolution, items, reader.inner), type=reader.arrow)
-    offsets, keys, items = map_parts(column)
-    return pa.MapArray.from_arrays(offsets, keys, apply_resolution(resolution, items, reader.inner), type=reader.arrow)
 
 
 def _apply_fields(sources: Sequence[tuple[str, str, Resolution]], column: pa.Array, reader: ValueType) -> pa.Array:

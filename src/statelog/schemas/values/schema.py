@@ -336,12 +336,9 @@ def misfits(given: pa.DataType, wanted: ValueType, path: str, *, nullable: bool)
         return
     if wanted.kind == "record" and pa.types.is_struct(given):
         yield from _of_fields(cast("pa.StructType", given), wanted, path)
-    elif wanted.kind == "array" and is_list(given):
-        items = cast("pa.ListType", given).value_field
-        yield from misfits(items.type, wanted.inner, f"{path}[]", nullable=items.nullable)
-    elif wanted.kind == "map" and pa.types.is_map(given):
-        item = cast("pa.MapType", given).item_field
-        yield from misfits(item.type, wanted.inner, f"{path}{{}}", nullable=item.nullable)
+    elif (wanted.kind == "array" and is_list(given)) or (wanted.kind == "map" and pa.types.is_map(given)):
+        item = given.item_field if isinstance(given, pa.MapType) else cast("pa.ListType", given).value_field
+        yield from misfits(item.type, wanted.inner, wanted.path_inside(path), nullable=item.nullable)
     elif wanted.kind in ("record", "array", "map") or family(given) != family(wanted.arrow):
         yield Misfit(path=path, reason=Reason.TYPE, given=given, wanted=wanted)
     elif wanted.kind == "enum" or wanted.logical == "uuid":

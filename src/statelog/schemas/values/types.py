@@ -83,6 +83,10 @@ class ValueType:
         assert self.items is not None, "only arrays and maps have items"
         return self.items
 
+    def path_inside(self, path: str) -> str:
+        """How errors name what is inside of an array or map that they name so."""
+        return path + ("[]" if self.kind == "array" else "{}")
+
     def __str__(self) -> str:
         named = f"{self.kind} {self.name}" if self.name else self.kind
         logical = f" ({self.arrow})" if self.logical or self.kind == "fixed" else ""
