@@ -42,7 +42,7 @@ from statelog.schemas.snapshot.run_ref import RunRef, lanes
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.storage.local.disk import local_disk
-from statelog.storage.local.own_directory import OwnDirectory, make_own
+from statelog.storage.local.own_directory import make_own
 from statelog.storage.local.spill import NamelessFile
 from statelog.storage.log.log import Log
 from statelog.storage.merge import merge_streams
@@ -291,16 +291,13 @@ def scratch_directory(parent: Path, environment: Environment) -> Generator[Path]
 
     Raises ConfigError if `parent` is no directory that can be written to, StorageFull, StoreUnavailable.
     """
-    with _make(parent, environment) as directory:
-        yield directory.path
-
-
-def _make(parent: Path, environment: Environment) -> OwnDirectory:
     try:
         with local_disk(parent, "make", environment.disk):
-            return make_own(parent, _PREFIX, new_id=environment.new_id)
+            own = make_own(parent, _PREFIX, new_id=environment.new_id)
     except StoreUnavailable as error:
         if os.access(parent, os.W_OK | os.X_OK):
             raise
         hint = "Name an existing, writable directory with room for two copies of the state"
         raise ConfigError("the scratch directory cannot be used", hint=hint, scratch=str(parent)) from error
+    with own as directory:
+        yield directory.path

@@ -35,7 +35,7 @@ from statelog.producer.outbox import Outbox
 from statelog.producer.settings import Meter, WriterSettings
 from statelog.schemas.arrays import numbers_of
 from statelog.schemas.changes.changes import chunk_slices, split
-from statelog.schemas.changes.chunk import ChangeSetChecksum, encode_chunk
+from statelog.schemas.changes.chunk import combine_checksums, encode_chunk
 from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, to_bitmap
 from statelog.schemas.ledger.handle import Entry, gaps_of
 from statelog.storage.local.copy import LocalCopy, attempt_directory, copies_of_writer
@@ -122,7 +122,7 @@ class _PartitionPart:
     changes: int = 0
     size_bytes: int = 0
     key_groups: bytes = b""
-    checksum: ChangeSetChecksum = field(default_factory=ChangeSetChecksum)
+    checksums: list[int] = field(default_factory=list[int])
     offsets: list[int] = field(default_factory=list[int])
 
 
@@ -214,7 +214,7 @@ class ChangeSet:
         part.chunks += 1
         part.changes += changes.num_rows
         part.size_bytes += len(chunk.value)
-        part.checksum.add(chunk.checksum)
+        part.checksums.append(chunk.checksum)
         part.key_groups = merge_bitmaps(part.key_groups, self._bitmap(outbox, partition, changes))
         self._missing += 1
         if self.copy is not None:
@@ -247,7 +247,7 @@ class ChangeSet:
             size_bytes=part.size_bytes,
             first_offset=offsets[0],
             end_offset=offsets[-1] + 1,
-            checksum=part.checksum.value,
+            checksum=combine_checksums(part.checksums),
             key_groups=part.key_groups,
             gaps=gaps_of(offsets),
         )

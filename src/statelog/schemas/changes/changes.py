@@ -75,7 +75,7 @@ def split(batch: pa.RecordBatch, partitions: int, key_groups: int) -> list[Parti
 
     Fastest for batches of 20,000 to 100,000 changes, whose rows stay in the cache while they are moved.
     """
-    groups = _numpy(batch.column("key_group"))
+    groups = numbers_of(batch.column("key_group"))
     if len(groups) == 0:
         return []
     if int(groups.max()) >= key_groups:
@@ -100,7 +100,7 @@ def chunk_slices(batch: pa.RecordBatch, chunk_bytes: int, max_bytes: int = MAX_C
     """
     if batch.nbytes <= min(chunk_bytes, max_bytes):
         return [batch] if batch.num_rows else []
-    ends = np.cumsum(_batch_row_sizes(batch))
+    ends = np.cumsum(sum((row_sizes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64)))
     largest = int(np.diff(ends, prepend=0).max())
     if largest > max_bytes:
         raise ValueTooLarge(
@@ -116,13 +116,6 @@ def chunk_slices(batch: pa.RecordBatch, chunk_bytes: int, max_bytes: int = MAX_C
         slices.append(batch.slice(start, end - start))
         start, before = end, int(ends[end - 1])
     return slices
-
-
-def _batch_row_sizes(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    total = np.zeros(batch.num_rows, np.int64)
-    for column in batch.columns:
-        total += row_sizes(column)
-    return total
 
 
 def row_sizes(column: pa.Array) -> NDArray[np.int64]:
@@ -162,15 +155,18 @@ def _fixed_width(kind: pa.DataType) -> int:
 # ---- on the way out: the last change per key
 
 
-def newest_sorted(changes: pa.Table) -> pa.Table:
-    """The last change of every (key group, key), sorted by them in the keys' native order."""
+def newest_sorted(changes: pa.Table, *, drop_deletes: bool = False) -> pa.Table:
+    """The last change of every (key group, key), sorted by them in the keys' native order; if asked for, only puts."""
     rows = sorted_last_rows(whole_column(changes.column("key_group")), whole_column(changes.column("key")))
+    if drop_deletes:
+        rows = rows[numbers_of(changes.column("op"))[rows] == PUT]
     return changes.take(column_of(rows))
 
 
 def live(changes: pa.Table) -> pa.Table:
-    """The puts."""
-    return changes.filter(pc.equal(changes.column("op"), PUT))
+    """The puts; a table without deletes is not copied."""
+    is_put = numbers_of(changes.column("op")) == PUT
+    return changes if is_put.all() else changes.filter(column_of(is_put))
 
 
 def gone_and_live(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -179,10 +175,6 @@ def gone_and_live(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]
     if not pc.any(deletes).as_py():
         return rows.slice(0, 0), rows
     return rows.filter(deletes), rows.filter(pc.invert(deletes))
-
-
-def _numpy(column: pa.Array) -> NDArray[np.uint16]:
-    return cast("NDArray[np.uint16]", numbers_of(column))
 
 
 # ---- sorted tables
@@ -199,18 +191,9 @@ def merge_tables(tables: Sequence[pa.Table], *, drop_deletes: bool) -> pa.Table:
     if not filled:
         return tables[0]
     if len(filled) == 1:
-        return _puts(filled[0]) if drop_deletes else filled[0]
+        return live(filled[0]) if drop_deletes else filled[0]
     # One chunk per column, because taking rows from many chunks is several times slower.
-    together = pa.concat_tables(filled).combine_chunks()
-    rows = sorted_last_rows(whole_column(together.column("key_group")), whole_column(together.column("key")))
-    if drop_deletes:
-        rows = rows[numbers_of(together.column("op"))[rows] == PUT]
-    return together.take(column_of(rows))
-
-
-def _puts(table: pa.Table) -> pa.Table:
-    is_put = numbers_of(table.column("op")) == PUT
-    return table if is_put.all() else table.filter(column_of(is_put))
+    return newest_sorted(pa.concat_tables(filled).combine_chunks(), drop_deletes=drop_deletes)
 
 
 def cut_by_bytes(table: pa.Table, most_bytes: int) -> Iterator[pa.Table]:

@@ -46,7 +46,6 @@ _PREFIX = struct.Struct("<4sB3xQ")
 _ALIGNMENT = 8
 _HEAD_LIMIT = 10 + 16 + 8 + 8 + 4 * 10 + 5 * 5
 """Avro's header, nonce, hash, seal, four longs and five ints at their longest."""
-_CHECKSUM = struct.Struct("<Q")
 _SEALED_1 = struct.Struct("<q16sqiq")
 _SEALED = struct.Struct("<q16sqiqq8s")
 
@@ -217,26 +216,8 @@ def _seal(key: bytes, epoch: int, nonce: bytes, sqn: int, index: int, witness: P
 # ---- the checksum of a change set
 
 
-class ChangeSetChecksum:
-    """xxh3-64 over the checksums of a change set's chunks in index order, 8 bytes little-endian each."""
-
-    __slots__ = ("_hasher",)
-
-    def __init__(self) -> None:
-        self._hasher = xxhash.xxh3_64()
-
-    def add(self, checksum: int) -> None:
-        """The next chunk's."""
-        self._hasher.update(_CHECKSUM.pack(checksum))
-
-    @property
-    def value(self) -> int:
-        """Over the chunks that were added so far."""
-        return self._hasher.intdigest()
-
-
 def combine_checksums(checksums: Sequence[int]) -> int:
-    """The checksum of a change set from those of its chunks in index order."""
+    """The checksum of a change set: xxh3-64 over those of its chunks in index order, 8 bytes little-endian each."""
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(checksums)}Q", *checksums))
 
 

@@ -131,38 +131,18 @@ def next_manifest(
     )
 
 
-def restart_manifest(
-    previous: Manifest,
-    previous_bytes: bytes,
-    *,
-    nonce: bytes,
-    identity: LogIdentity,
-    restarted: int,
-    anchors: Sequence[Anchor],
-    created_s: float,
-) -> Manifest:
-    """The first manifest of a new ledger: the state of `previous` without its epochs, right behind the Restart at the
-    offset `restarted` of that ledger.
+def restarted_state(state: LedgerState, restarted: int) -> LedgerState:
+    """A state without its epochs, right behind the Restart at the offset `restarted` of another ledger: that of the
+    first manifest there.
     """
-    return next_manifest(
-        previous,
-        previous_bytes,
-        nonce=nonce,
-        identity=identity,
-        state=replace(previous.state, position=restarted + 1, live=(), restarted=restarted),
-        anchors=anchors,
-        runs=previous.runs,
-        created_s=created_s,
-    )
+    return replace(state, position=restarted + 1, live=(), restarted=restarted)
 
 
 def follows_restart(previous: Manifest, following: Manifest) -> bool:
     """Whether `following` only takes the state of `previous` over to other topics."""
-    restarted = following.position - 1
-    expected = replace(previous.state, position=following.position, live=(), restarted=restarted)
     return (
         following.identity.cluster_id == previous.identity.cluster_id
-        and following.state == expected
+        and following.state == restarted_state(previous.state, following.position - 1)
         and following.runs == stretched(previous.runs, following.position)
     )
 

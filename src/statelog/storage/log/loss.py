@@ -55,7 +55,7 @@ from statelog.schemas.ledger.records import (
 )
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
-from statelog.schemas.snapshot.manifest import Anchor, Manifest, restart_manifest
+from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest, restarted_state
 from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicRole, Waiver
 from statelog.storage.kafka import Kafka, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S, append_record
@@ -340,13 +340,14 @@ class _Acceptance:
         record = Restart(digest=self.made.digest, position=1, reason=reason, operator=operator)
         last = append_restarts(log, record, max(base.position, witness, log.ledger.end()))
         log.ledger.verify_identity()
-        own = restart_manifest(
+        own = next_manifest(
             base,
             stored.data,
             nonce=os.urandom(16),
             identity=identity,
-            restarted=last,
+            state=restarted_state(base.state, last),
             anchors=[*anchors, Anchor("ledger", 0, last, xxhash.xxh3_64_intdigest(encode(record)))],
+            runs=base.runs,
             created_s=self.clock(),
         )
         is_ours = log.manifests.put(own) and log.manifests.numbers()[-1] == own.number
