@@ -144,10 +144,8 @@ def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions
     Partitions that were added later are ignored with that warning: the log's key groups stay where they are.
     Raises IdentityChanged, naming both values, for another cluster, another topic, or fewer partitions.
     """
-    expected = descriptor.identity
-    _compare(descriptor, "cluster", expected.cluster_id, found_identity.cluster_id)
-    _compare(descriptor, "data topic", expected.data_topic_id, found_identity.data_topic_id)
-    _compare(descriptor, "ledger topic", expected.ledger_topic_id, found_identity.ledger_topic_id)
+    for what, name in (("cluster", "cluster_id"), ("data topic", "data_topic_id"), ("ledger topic", "ledger_topic_id")):
+        _compare(descriptor, what, getattr(descriptor.identity, name), getattr(found_identity, name))
     if found_partitions < descriptor.partitions:
         raise IdentityChanged(
             "the data topic has fewer partitions than the log",

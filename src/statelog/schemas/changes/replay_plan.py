@@ -17,7 +17,7 @@ from typing import NamedTuple
 from statelog.errors import IncompleteChangeSet
 from statelog.schemas.changes.chunk import ChunkHead, combine_checksums
 from statelog.schemas.ledger.handle import Entry
-from statelog.schemas.ledger.records import CommitBody, LossRange
+from statelog.schemas.ledger.records import CommitBody, LossRange, kept
 
 _FAR = 16
 """So many offsets of others are no longer read on the way: it takes longer than to go on behind them."""
@@ -69,9 +69,7 @@ def plan_replay(
     listed = {partition: entries for partition, entries in listed.items() if entries}
     ranges = {
         partition: tuple(
-            kept
-            for span in _spans(entries.values())
-            for kept in _without(*span, [lost for lost in accepted if lost.partition == partition])
+            left for start, end in _spans(entries.values()) for left in kept(accepted, partition, start, end)
         )
         for partition, entries in listed.items()
     }
@@ -93,18 +91,6 @@ def _spans(entries: Collection[Entry]) -> list[tuple[int, int]]:
     return [*spans, (start, reach)]
 
 
-def _without(start: int, end: int, lost: Sequence[LossRange]) -> tuple[tuple[int, int], ...]:
-    """The range [start, end) less the lost ranges."""
-    kept: list[tuple[int, int]] = []
-    for hole in sorted(lost, key=lambda hole: hole.start_offset):
-        if hole.start_offset > start:
-            kept.append((start, min(hole.start_offset, end)))
-        start = max(start, hole.end_offset)
-    if start < end:
-        kept.append((start, end))
-    return tuple((first, last) for first, last in kept if first < last)
-
-
 class _Progress:
     """How far one change set has come. `next` is the index and the offset of its next chunk, None behind the last.
 
@@ -118,28 +104,17 @@ class _Progress:
         self.entry = entry
         self.changes = 0
         self.checksums: list[int] = []
-        lost = [hole for hole in lost if hole.start_offset < entry.end_offset and entry.first_offset < hole.end_offset]
-        self.is_cut = bool(lost)
+        left = kept(lost, entry.partition, entry.first_offset, entry.end_offset) if lost else ()
+        self.is_cut = bool(lost) and left != ((entry.first_offset, entry.end_offset),)
         """Whether a person accepted the loss of offsets that it covers."""
         places = enumerate(entry.offsets)
-        self._places = places if not lost else (place for place in places if not _is_in(place[1], lost))
+        self._places = places if not self.is_cut else (place for place in places if _is_in(place[1], left))
         self.next = next(self._places, None)
-
-    @property
-    def chunks(self) -> int:
-        """How many of its chunks came."""
-        return len(self.checksums)
 
     def takes(self, head: ChunkHead) -> bool:
         """Whether this is the head of its next chunk."""
-        epoch, nonce, sqn, _ = self.id
-        return (
-            self.next is not None
-            and head.sqn == sqn
-            and head.index == self.next[0]
-            and head.epoch == epoch
-            and head.nonce == nonce
-        )
+        is_next = self.next is not None and head.index == self.next[0]
+        return is_next and (head.epoch, head.nonce, head.sqn) == self.id[:3]
 
     def add(self, head: ChunkHead) -> tuple[int, int] | None:
         """Take its next chunk; returns the place of the one after it."""
@@ -152,16 +127,12 @@ class _Progress:
     def is_whole(self) -> bool:
         if self.next is not None or self.is_cut:
             return self.next is None
-        entry = self.entry
-        return (
-            len(self.checksums) == entry.chunks
-            and self.changes == entry.changes
-            and combine_checksums(self.checksums) == entry.checksum
-        )
+        found = (len(self.checksums), self.changes, combine_checksums(self.checksums))
+        return found == (self.entry.chunks, self.entry.changes, self.entry.checksum)
 
 
-def _is_in(offset: int, lost: Iterable[LossRange]) -> bool:
-    return any(hole.start_offset <= offset < hole.end_offset for hole in lost)
+def _is_in(offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
+    return any(start <= offset < end for start, end in ranges)
 
 
 class PartitionCheck:
@@ -207,7 +178,7 @@ class PartitionCheck:
             sqn=entry.sqn,
             first_offset=entry.first_offset,
             end_offset=entry.end_offset,
-            chunks_found=progress.chunks,
+            chunks_found=len(progress.checksums),
             chunks_listed=entry.chunks,
             changes_found=progress.changes,
             changes_listed=entry.changes,

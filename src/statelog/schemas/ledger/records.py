@@ -189,12 +189,18 @@ class Restart:
     operator: str
 
 
+def kept(accepted: Iterable[LossRange], partition: int, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """The offsets from start to end of a partition less those that people gave up, as ascending ranges."""
+    found: list[tuple[int, int]] = []
+    for lost in sorted(lost for lost in accepted if lost.partition == partition):
+        found.append((start, min(lost.start_offset, end)))
+        start = max(start, lost.end_offset)
+    return tuple((first, last) for first, last in (*found, (start, end)) if first < last)
+
+
 def given_up(accepted: Iterable[LossRange], partition: int, start_offset: int, end_offset: int) -> bool:
     """Whether people gave up every offset of this range of a partition."""
-    for lost in sorted(lost for lost in accepted if lost.partition == partition):
-        if lost.start_offset <= start_offset:
-            start_offset = max(start_offset, lost.end_offset)
-    return start_offset >= end_offset
+    return not kept(accepted, partition, start_offset, end_offset)
 
 
 def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -> None:

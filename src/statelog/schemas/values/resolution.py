@@ -108,10 +108,8 @@ def _resolve_field(one: ValueField, written: Mapping[str, ValueField], path: str
     if sources:
         return one.name, sources[0], make_resolution(one.type, written[sources[0]].type, path)
     if not one.has_default:
-        hint = "Give the new field a default"
-        raise IncompatibleSchema(
-            "a field that earlier values lack", hint=hint, field=path, new=str(one.type), earlier="absent"
-        )
+        message, hint = "a field that earlier values lack", "Give the new field a default"
+        raise IncompatibleSchema(message, hint=hint, field=path, new=str(one.type), earlier="absent")
     return one.name, "", DefaultFill(default_array(one.default, one.type, path))
 
 

@@ -159,7 +159,8 @@ class _Parser:
         if full not in self.named:
             raise _refused(f"{name!r} is not a type", path, "Name an Avro type, or define it before this field")
         known = self.named[full]
-        self._count(path, depth + _depth(known), _nodes(known))
+        nodes, levels = _size(known)
+        self._count(path, depth + levels, nodes)
         return known
 
     def _union(self, branches: list[object], path: str, namespace: str, depth: int) -> ValueType:
@@ -201,9 +202,8 @@ class _Parser:
         if len(set(names)) != len(names):
             raise _refused("two fields of one name", path, f"Fields: {', '.join(names)}")
         arrow = pa.struct([pa.field(one.name, one.type.arrow) for one in fields])
-        return self._named(
-            full, ValueType(kind="record", arrow=arrow, name=short, aliases=_aliases(raw, path), fields=fields)
-        )
+        made = ValueType(kind="record", arrow=arrow, name=short, aliases=_aliases(raw, path), fields=fields)
+        return self._named(full, made)
 
     def _field(self, raw: object, path: str, namespace: str, depth: int) -> ValueField:
         if not isinstance(raw, dict):
@@ -228,22 +228,10 @@ class _Parser:
         default = raw.get("default")
         known = default is None or (isinstance(default, str) and default in symbols)
         if not symbols or len(set(symbols)) != len(symbols) or not known:
-            raise _refused(
-                "an enum needs different symbols, its default among them",
-                path,
-                "Make its symbols distinct, and its default one of them",
-            )
-        return self._named(
-            full,
-            ValueType(
-                kind="enum",
-                arrow=pa.string(),
-                name=short,
-                aliases=_aliases(raw, path),
-                symbols=symbols,
-                symbol_default=None if default is None else str(default),
-            ),
-        )
+            hint = "Make its symbols distinct, and its default one of them"
+            raise _refused("an enum needs different symbols, its default among them", path, hint)
+        made = ValueType(kind="enum", arrow=pa.string(), name=short, aliases=_aliases(raw, path), symbols=symbols)
+        return self._named(full, replace(made, symbol_default=None if default is None else str(default)))
 
     def _fixed(self, raw: dict[str, object], path: str, namespace: str) -> ValueType:
         full, short, _ = self._define(raw, path, namespace)
@@ -302,21 +290,15 @@ def _logical(raw: dict[str, object], kind: str, path: str) -> ValueType:
 def _decimal(raw: dict[str, object], path: str) -> pa.DataType:
     precision, scale = raw.get("precision"), raw.get("scale", 0)
     if not isinstance(precision, int) or not isinstance(scale, int) or not 0 <= scale <= precision <= _MAX_PRECISION:
-        raise _refused(
-            f"a decimal of precision {precision!r} and scale {scale!r}",
-            path,
-            f"Use 0 <= scale <= precision <= {_MAX_PRECISION}",
-        )
+        hint = f"Use 0 <= scale <= precision <= {_MAX_PRECISION}"
+        raise _refused(f"a decimal of precision {precision!r} and scale {scale!r}", path, hint)
     if precision < 1:
         raise _refused("a decimal of precision 0", path, "Use a precision of at least 1")
     return pa.decimal128(precision, scale)
 
 
-def _nodes(known: ValueType) -> int:
+def _size(known: ValueType) -> tuple[int, int]:
+    """How many types it is made of, itself included, and how many are inside each other, without itself."""
     inner = [one.type for one in known.fields] + ([known.items] if known.items is not None else [])
-    return 1 + sum(_nodes(one) for one in inner)
-
-
-def _depth(known: ValueType) -> int:
-    inner = [one.type for one in known.fields] + ([known.items] if known.items is not None else [])
-    return max((1 + _depth(one) for one in inner), default=0)
+    sizes = [_size(one) for one in inner]
+    return 1 + sum(nodes for nodes, _ in sizes), max((1 + depth for _, depth in sizes), default=0)
