@@ -1,13 +1,8 @@
 """Cleanup after a round that won: drops manifests, truncates the topics, deletes files. Executes, never decides.
 
 `schemas.snapshot.retention` decides, over what the store holds. Everything here may be cut off anywhere, and the next
-winner continues it.
-
-What a process has read and verified, it remembers, so that no round reads all manifests and runs again. Manifests never
-change: one whose file is still listed, with the same size and the same time of its write, says what it said. That it is
-still there is asked of the store every time.
-
-A round is published beside the group offset for Kafka's lag tools, which shows whether another root published last.
+winner continues it. A round is published beside the group offset for Kafka's lag tools, which shows whether another
+root published last.
 
 Invariants:
 - Files and manifests to delete come from the listing taken before the put, never from a later one.
@@ -17,8 +12,8 @@ Invariants:
   that are listed after manifests were dropped; and only while the directory is still the log's.
 - A subscription that cannot be read holds everything. One that is over its cap is ended first, and what it held goes
   with a later round.
-- What was published only ever holds cleanup back. Where it is missing, or cannot be read, the round goes on.
-- A round that holds back does not publish: the other root's publication stands until a person claims this one.
+- What was published only ever holds cleanup back: where it is missing, or cannot be read, the round goes on. A round
+  that holds back does not publish: the other root's publication stands until a person claims this one.
 - Rounds on several threads may share what was verified: one that was given up may still run when the next one begins.
 """
 

@@ -1,8 +1,5 @@
 """Requests to a running daemon: stop, or run a round now; the event that wakes it; and work on threads of its own.
 
-Python cannot end a thread, so work that outlives its time is left alone: it ends at the next step where it checks, or
-never. A late result is still delivered; the caller has marked the task as given up by then.
-
 Invariants:
 - A request is noted before the event is set, and the daemon checks for requests after every wake-up: none is missed.
 - A request to stop is final. A request for a round holds until a round begins that was not yet running when it came.
@@ -31,22 +28,35 @@ class Control:
 
     def __init__(self) -> None:
         self._bell = threading.Event()
-        self._wait = current_environment().wait
-        self.is_stopped = False
-        """Whether the daemon should end."""
+        environment = current_environment()
+        self._wait = environment.wait
+        self._clock = environment.clock
         self.is_triggered = False
         """Whether a round is wanted now."""
-        self.is_abandoned = False
+        self.stopped_s: float | None = None
+        """When the daemon was asked to end, on its clock, if it was."""
+        self.abandoned_s: float | None = None
+        """When the round in flight was asked to end before its put, if it still can."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the daemon should end."""
+        return self.stopped_s is not None
+
+    @property
+    def is_abandoned(self) -> bool:
         """Whether the round in flight should end before its put, if it still can."""
+        return self.abandoned_s is not None
 
     def stop(self) -> None:
         """Ask the daemon to end once the round in flight is over."""
-        self.is_stopped = True
+        self.stopped_s = self._clock() if self.stopped_s is None else self.stopped_s
         self._bell.set()
 
     def insist(self) -> None:
         """Ask the daemon to end; a second time, without waiting for the round in flight: it ends before its put."""
-        self.is_abandoned = self.is_stopped
+        if self.is_stopped and not self.is_abandoned:
+            self.abandoned_s = self._clock()
         self.stop()
 
     def trigger(self) -> None:
@@ -101,7 +111,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class BackgroundTask(Generic[T]):
-    """One unit of work, begun at `started_s`, and its result: a round in flight, or a look at the tail."""
+    """One unit of work, begun at `started_s`, and its result: a round in flight, or a look at the tail.
+
+    Python cannot end a thread, so one that is given up ends at the next step where it checks, or never; a late result
+    is still delivered.
+    """
 
     future: Future[T]
     started_s: float

@@ -17,6 +17,7 @@ Invariants:
 - Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and not missed when they come late.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -90,8 +91,6 @@ class Materializer:
         self._tail_watch = TailWatch(log, settings, ring=self._control.ring, environment=environment)
         self._due_s = environment.clock()
         self._ended_s: float | None = None
-        self._stopped_s: float | None = None
-        self._told_s: float | None = None
         self._failing_since_s = 0.0
 
     # ---- from any thread
@@ -142,11 +141,9 @@ class Materializer:
 
     def _is_grace_over(self) -> bool:
         """Whether a stop no longer waits for the round in flight."""
-        if not self._control.is_stopped:
-            return False
-        if self._stopped_s is None:
-            self._stopped_s = self._clock()
-        return self._control.is_abandoned or self._clock() >= self._stopped_s + self._settings.stop_grace_s
+        stopped_s = self._control.stopped_s
+        is_over = stopped_s is not None and self._clock() >= stopped_s + self._settings.stop_grace_s
+        return is_over or self._control.is_abandoned
 
     # ---- round after round
 
@@ -222,14 +219,12 @@ class Materializer:
 
     def _over_s(self, task: BackgroundTask[RoundOutcome]) -> float:
         """When to stop waiting for a round; after a stop, shortly after the round was asked to end."""
-        over_s = task.started_s + self._settings.round_timeout_s
-        self._is_grace_over()  # It notes when the stop was requested.
-        if self._stopped_s is None:
-            return over_s
-        if self._control.is_abandoned and self._told_s is None:
-            self._told_s = self._clock()
-        grace_s = self._stopped_s + self._settings.stop_grace_s
-        return min(over_s, _LAST_STEP_S + (grace_s if self._told_s is None else min(grace_s, self._told_s)))
+        over_s, stopped_s, abandoned_s = math.inf, self._control.stopped_s, self._control.abandoned_s
+        if stopped_s is not None:
+            over_s = stopped_s + self._settings.stop_grace_s
+        if abandoned_s is not None:
+            over_s = min(over_s, abandoned_s)
+        return min(task.started_s + self._settings.round_timeout_s, over_s + _LAST_STEP_S)
 
     def _wake_s(self) -> float:
         """When there is something to do even without a wake-up."""

@@ -1,14 +1,10 @@
 """`Engine`: what carries out the tasks of a round; and the work of a task, which is the same for every engine.
 
-The round plans, checks, and puts the manifest. `LocalEngine` does the tasks in this process, one after the other.
+A fold is of the last change of every key that the commits touch, one partition after another: they hold adjacent key
+groups, so their sorted changes one after the other are the whole in order. How rows are merged: `storage.merge`.
 
-Which runs to merge is decided in `schemas.snapshot.run_ref`; how rows are merged, in `storage.merge`. A fold is of the
-last change of every key that the commits touch, one partition after another: they hold adjacent key groups, so their
-sorted changes one after the other are the whole in order.
-
-A scratch directory is where a round writes runs before it uploads them. It is an own directory
-(`storage.local.own_directory`): one that a kill left behind is removed by the next round, others when their round ends.
-One that cannot be removed never fails a round: its runs are in the store by then.
+A scratch directory is where a round writes runs before it uploads them: one that a kill left behind is removed by the
+next round, others when their round ends. One that cannot be removed never fails a round: its runs are in the store.
 
 Invariants:
 - A run lies in the store already or as a finished local file, never in both. So runs that are merged in the round that
@@ -16,10 +12,9 @@ Invariants:
 - A fold is complete only once the last partition's replay has ended: only then is it known that all that was listed is
   there. A caller that stops earlier must publish nothing.
 - Every run gets a name that was never used before, so work that is done twice leaves files that no manifest names.
-- A merged run's values have the newest schema.
 - Memory holds about three times `FOLD_BYTES` in a fold (`reading.sorted_tail`), whatever the number and the size of the
   commits and of their values, or a row group for each lane of a merge: nothing grows with the state.
-- Writing stops between two tables once `go_on` raises."""
+"""
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence

@@ -7,13 +7,9 @@ in between    at once on request; early when a restore would take too long by no
               one failed: failures are tolerated by their number, and so they come an interval apart
 
 A restore downloads the newest snapshot's runs, then replays what was committed since. Both rates are measured in the
-materializer's own rounds, which do the same work: every uploaded run is read back once, every tail is replayed once.
-So the estimate is good for a machine like the materializer's, that restores the whole state.
-
-Invariants:
-- Before the first measurement the rates are low guesses, so that the first rounds come too early rather than too late.
-- A measurement of little data is left out: waiting for the first byte outweighs it, so it says nothing about a rate.
-- A round shortens the tail, never the snapshot: what the snapshot alone takes is never a reason for a round."""
+materializer's own rounds, which do the same work. So the estimate is good for a machine like the materializer's, that
+restores the whole state. A measurement of little data is left out, for waiting for the first byte outweighs it.
+"""
 
 import math
 import zlib
@@ -129,7 +125,7 @@ class Speed:
 class Rates:
     """What was measured: bytes of runs read, bytes of record values replayed, changes replayed.
 
-    The defaults are used until something has been measured:
+    The defaults are used until something has been measured, and low, so that the first rounds come rather too early:
 
         >>> from statelog.materializer import Rates
         >>> from statelog.materializer.daemon.restore_time import Speed

@@ -1,15 +1,9 @@
 """The tail: what was committed since the newest snapshot, followed on the ledger alone, beside the rounds.
 
-A look asks for the ledger's end and folds what is new; no chunk is read. A gauge starts from the newest manifest, and
-is discarded when a round ends: the next one starts from the manifest that is newest then.
-
-`TailWatch` looks: at the age of changes that no snapshot holds, and at how long a restore would take. Each look runs on
-its own thread, one at a time. It serves alarms and the restore budget; rounds do not need it.
-
-`Watchdog` alarms when committed changes stay out of every snapshot for too long, for whatever reason. It watches the
-age of the oldest such change, not the rounds: rounds that hang, that are skipped by mistake, that always lose or that
-never begin all look alike from here. It runs on its own thread and makes no calls: when no news of the log arrives any
-more, the age grows by itself.
+A look asks for the ledger's end and folds what is new; no chunk is read. `TailWatch` looks at how long a restore would
+take. `Watchdog` alarms when committed changes stay out of every snapshot for too long, for whatever reason: rounds that
+hang, that are skipped by mistake, that always lose or that never begin all look alike from here. It makes no calls:
+when no news of the log arrives any more, the age grows by itself.
 
 Invariants:
 - Nothing here is needed for a round to be right.

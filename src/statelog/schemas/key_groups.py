@@ -2,17 +2,14 @@
 
 The rule is `crc32(key bytes) % key_groups`, and it is part of the log's format: it never changes. Key bytes are
 bytes as they are, strings in UTF-8, and longs as 8 bytes in big-endian two's complement. A log may hash only the first
-`prefix_bytes` of them, and a shorter key whole: whoever has its descriptor asks that.
-
-This module answers for one key, for an Arrow column of keys, and as a Spark SQL expression; the three agree, and
-`key_group_vectors.json` beside this file holds published test vectors for other implementations.
+`prefix_bytes` of them, and a shorter key whole. `key_group_vectors.json` beside this file holds published test vectors
+for other implementations.
 
 Invariants:
 - `key_groups` is between 1 and 65536, so that a key group fits in uint16.
 - A partition holds adjacent key groups, and every partition holds at least one (`partitions <= key_groups`).
-- A share is a range of neighbours, which follows from three numbers. The shares of N workers are disjoint, lie in their
-  order, and together are everything; their sizes differ by at most one, and with more workers than things some are
-  empty. So every process works out its own, and starting with another number of workers re-assigns everything.
+- The shares of N workers are disjoint, lie in their order, and together are everything; their sizes differ by at most
+  one. So every process works out its own, and starting with another number of workers re-assigns everything.
 - In a bitmap, bit i (least significant first) stands for the i-th key group of the partition.
 """
 

@@ -5,9 +5,8 @@ lists is there or it is data loss. `storage.replay` executes this for materializ
 
 Invariants:
 - A record at an offset that no commit lists is void, whatever its bytes: they are never looked at.
-- At a listed offset lies the chunk that is listed: of this change set, with this index.
-- At the end every listed change set has exactly the chunks, changes and checksum that its commit names. Of one whose
-  offsets a person gave up in part, all the others are there.
+- At the end every listed change set has exactly the chunks, changes and checksum that its commit names, each chunk at
+  its offset. Of one whose offsets a person gave up in part, all the others are there.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

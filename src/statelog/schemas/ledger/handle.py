@@ -1,8 +1,7 @@
 """Handles: durable change sets on their way from persist to commit.
 
-A handle says everything that a commit has to list: where each change set lies, how many chunks and changes
-it has, and their checksum. It is a value: it travels between processes, is stored by a caller's own
-two-phase commit, and is adopted by a later life of the writer.
+A handle is a value: it travels between processes, is stored by a caller's own two-phase commit, and is adopted by a
+later life of the writer.
 
 Invariants:
 - All change sets of a handle were written under its one (epoch, nonce), and its steps are checkpoints in

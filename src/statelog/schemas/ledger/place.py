@@ -2,11 +2,8 @@
 (`Metadata`). Pure.
 
 A topic that is deleted and recreated keeps its name and starts again at offset 0, so whatever stores an offset stores
-the identity beside it: descriptor, Open, handle, manifest. Kafka never uses an id again.
-
-A position alone says nothing once a ledger has lost its tail and grown again: the offsets look right. So whatever
-remembers a position beyond one call remembers a place: cursors, offsets of streams, subscriptions, local directories,
-and the witnesses in Opens and chunks.
+the identity beside it. Kafka never uses an id again. And whatever remembers a position beyond one call remembers a
+place: once a ledger has lost its tail and grown again, the offsets alone look right.
 
 Invariants:
 - Two places of one ledger at the same position have the same record below. `storage.log.evidence` compares them.

@@ -7,13 +7,11 @@ of its own with the next number, so that put-if-absent orders readers, people an
 
 Invariants:
 - Claims serve readers, never safety: one that ends too early costs a new plan.
-- A lease's expiry is decided by the store's clock alone: its time of the last write, and its time now. It ends `ttl_s`
-  after its last renewal, and at the latest `cap_s` after it was made, so that neither a dead nor a stuck reader holds
+- A lease's expiry is decided by the store's clock alone, and capped, so that neither a dead nor a stuck reader holds
   Kafka back for ever.
 - The newest file of a subscription says how it stands, and is never deleted: so a number is never used twice. Unless it
   says that the subscription ended, every file of a reader holds: the older one until the newer one stands.
-- A subscription carries the ledger folded to its position: a reader goes on from there without any manifest. It belongs
-  to one reading, whose id its checkpoint carries; another one is refused, and never moves it.
+- A subscription belongs to one reading, whose id its checkpoint carries; another one is refused, and never moves it.
 """
 
 import math
@@ -83,8 +81,8 @@ class Lease:
 def expired(lease: Lease, modified_s: float, now_s: float, cap_s: float) -> bool:
     """Whether the lease holds nothing back any more, at store time `now_s`, last written at `modified_s`.
 
-    `cap_s` bounds its whole life; `math.inf` for none. A lease that claims to be younger than its file counts from
-    the file's time.
+    It ends `ttl_s` after that, and at the latest `cap_s` (`math.inf` for none) after it was made. A lease that claims
+    to be younger than its file counts from the file's time.
     """
     renewed_until_s = modified_s + lease.ttl_s
     capped_at_s = min(lease.created_s, modified_s) + cap_s

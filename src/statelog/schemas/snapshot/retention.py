@@ -1,18 +1,17 @@
 """Retention: which manifests to keep, how far to truncate, which files to delete. Pure decisions.
 
-A round takes them in this order: before its put it lists all files and computes what will be kept once its manifest
-exists (`kept_numbers`), and what no manifest can name after that (`condemned`). After the put, if it won, it reads the
-kept manifests again, verifies the oldest one's runs, and truncates to `truncation_floor`.
+Before its put a round lists all files, and computes what will be kept once its manifest exists (`kept_numbers`), and
+what no manifest can name after that (`condemned`). If it won, it reads the kept manifests again, and truncates to
+`truncation_floor`.
 
 Invariants:
 - The newest `keep` manifests, at least two, are always kept; so is every manifest that is newer than the round's own.
-- A manifest at whose position a lease or a subscription stands is kept, as the log is from there on.
 - Age, leases and subscriptions serve readers, never safety: without them readers plan again more often, and nothing
   breaks.
 - A publication is never the truth about a log. A copy of a root has all that the log's own has, and the same topics:
   what both see is Kafka alone. So a round that finds there what another chain published removes nothing.
-- Only files of a listing taken before the put are condemned, and only ones that are recognised as runs or as expired
-  leases. Whatever is published later starts from this manifest or a newer one, so it cannot name them.
+- Only files of a listing taken before the put are condemned. Whatever is published later starts from this manifest or a
+  newer one, so it cannot name them.
 """
 
 import json

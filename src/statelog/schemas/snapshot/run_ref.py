@@ -1,11 +1,8 @@
 """`RunRef`: a run as a manifest names it, how the runs of one snapshot fit together, and which to merge next. Pure.
 
 A run covers a rectangle: some ledger positions times some key groups. So parts of the key groups are written, merged
-and read by themselves; most runs cover all key groups.
-
-Every key group has its own tiers: powers of `fanout` in size. A merge takes the runs of a full tier, and what has to go
-with them so that the result is a rectangle again. So key groups whose runs were cut apart merge by themselves, and a
-log whose runs cover all key groups is merged as one.
+and read by themselves; most runs cover all key groups. Every key group has its own tiers: powers of `fanout` in size. A
+merge takes the runs of a full tier, and what has to go with them so that the result is a rectangle again.
 
 Invariants:
 - The runs of a snapshot tile the ledger below its position times all key groups: nothing twice, nothing missing.
