@@ -207,10 +207,6 @@ class Guard:
         for adopt in parts:
             adopt()
 
-    def disown(self) -> None:
-        """Leave it without an owner."""
-        self.user = NOBODY
-
     def __str__(self) -> str:
         return f"{self._what} {self._writer}"
 
@@ -294,7 +290,7 @@ class Guarded(Closing):
 
 def _disown_in_child() -> None:
     for guard in list(_living):
-        guard.disown()
+        guard.user = NOBODY
 
 
 os.register_at_fork(after_in_child=_disown_in_child)

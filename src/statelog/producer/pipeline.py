@@ -141,17 +141,13 @@ class Pipeline:
         self.sequence = Sequence()
         self.steps: list[PendingStep] = []
         self.copies = LocalCopies(settings, outbox.meter, outbox.grant)
-        self._outbox = outbox
+        self.outbox = outbox
+        """What is on its way. Another one only if that is nothing, and nothing was sent that is not history."""
         self._ahead_bytes = settings.roll_bytes
         self._active = ChangeSet(INITIAL)
         self._sets: list[ChangeSet] = []
         """Those that were rolled over, in order, but for those that are durable and in a checkpoint."""
         self._unsent_bytes = 0
-
-    @property
-    def outbox(self) -> Outbox:
-        """What is on its way now."""
-        return self._outbox
 
     def _from(self, sqn: int) -> list[ChangeSet]:
         return [change_set for change_set in self._sets if change_set.sqn >= sqn]
@@ -176,10 +172,6 @@ class Pipeline:
         is_ahead = self._active.is_begun or self.sequence.sent > self.sequence.held
         return is_ahead or any(step.checkpoint_id > checkpoint_id for step in self.steps[-1:])
 
-    def reconnect(self, outbox: Outbox) -> None:
-        """Go on through another outbox. Only if nothing is on its way, and nothing was sent that is not history."""
-        self._outbox = outbox
-
     # ---- appended
 
     def roll_over(self, changes: pa.RecordBatch | None) -> None:
@@ -195,13 +187,13 @@ class Pipeline:
 
     def send_ahead(self, changes: pa.RecordBatch | None) -> None:
         """Send everything, before a checkpoint asks for it; `changes` come last. Raises PersistFailed, Unavailable."""
-        self._outbox.meter.persists_ahead += 1
+        self.outbox.meter.persists_ahead += 1
         self._send_rolled()
         if changes is not None:
             self._active.hold(changes)
             self._send(self._active)
         self.take_reports()
-        self._outbox.check()
+        self.outbox.check()
 
     # ---- persisted
 
@@ -229,17 +221,17 @@ class Pipeline:
             if not self._has_landed(first):
                 break
             with suppress(PersistFailed):  # Which is noted below.
-                first.entries(self._outbox)
+                first.entries(self.outbox)
                 self.copies.completed(first.sqn)
                 # Last: after an interrupt the next look begins with it once more.
                 self.sequence = self.sequence.durable_below(first.sqn + 1)
         self._sets = self._from(min(self.sequence.durable, self.sequence.held))
-        if self._outbox.failure is not None:
-            self.sequence = self.sequence.fails(self._outbox.failure.sqn)
+        if self.outbox.failure is not None:
+            self.sequence = self.sequence.fails(self.outbox.failure.sqn)
 
     def _has_landed(self, change_set: ChangeSet) -> bool:
         """A report that comes after its change set was given up changes nothing any more."""
-        failure = self._outbox.failure
+        failure = self.outbox.failure
         given_up = failure is not None and failure.sqn <= change_set.sqn
         return change_set.sqn < self.sequence.sent and change_set.all_landed and not given_up
 
@@ -247,23 +239,17 @@ class Pipeline:
         """Wait until everything below `end_sqn` is durable; False if the time is over. Raises PersistFailed."""
         self.take_reports()
         if self.sequence.durable < end_sqn:
-            self._outbox.wait(self.sequence.durable, self._is_settled(end_sqn), timeout_s)
+            self.outbox.wait(self.sequence.durable, self._is_settled(end_sqn), timeout_s)
             self.take_reports()
         if self.sequence.durable >= end_sqn:
             return True
         if self.sequence.failed is not None and self.sequence.failed < end_sqn:
-            self._outbox.check()
+            self.outbox.check()
         return False
-
-    def wait_for_checkpoints(self, end_sqn: int) -> None:
-        """Wait for the checkpoints that end at or below `end_sqn`. Raises PersistFailed."""
-        ends = [step.end_sqn for step in self.steps if step.end_sqn <= end_sqn]
-        if ends:
-            self.wait(ends[-1], None)
 
     def step(self, pending: PendingStep) -> Step:
         """What a handle says of a checkpoint that is durable."""
-        entries = tuple(entry for change_set in pending.change_sets for entry in change_set.entries(self._outbox))
+        entries = tuple(entry for change_set in pending.change_sets for entry in change_set.entries(self.outbox))
         return Step(checkpoint_id=pending.checkpoint_id, entries=entries, meta=dict(pending.meta))
 
     # ---- confirmed, or not
@@ -294,7 +280,7 @@ class Pipeline:
             return
         self._sets.append(self._active)
         self.sequence = self.sequence.rolled_over()
-        self._outbox.meter.change_sets += 1
+        self.outbox.meter.change_sets += 1
         self._active = ChangeSet(self.sequence.next)
 
     def _send_rolled(self) -> None:
@@ -305,15 +291,15 @@ class Pipeline:
 
     def _send(self, change_set: ChangeSet) -> None:
         if not change_set.is_begun:
-            change_set.copy = self.copies.new(self._outbox.grant, change_set.sqn)
-        change_set.send(self._outbox)
+            change_set.copy = self.copies.new(self.outbox.grant, change_set.sqn)
+        change_set.send(self.outbox)
 
     def _is_settled(self, end_sqn: int) -> Callable[[], bool]:
         """Whether everything below `end_sqn` has landed, or some of it failed."""
         awaited = [one for one in self._from(self.sequence.durable) if one.sqn < end_sqn]
 
         def settled() -> bool:
-            failure = self._outbox.failure
+            failure = self.outbox.failure
             if failure is not None and failure.sqn < end_sqn:
                 return True
             while awaited and awaited[-1].all_landed:

@@ -238,8 +238,9 @@ class Writer(GrantHolder, ChangeWriter):
         Waits for pending checkpoints that end at or below it: their handles stay valid. Raises SequenceAhead.
         """
         self._pipeline.sequence.check_end(from_sqn)
+        ends = [step.end_sqn for step in self._pipeline.steps if step.end_sqn <= from_sqn]
         with suppress(PersistFailed):  # Whose checkpoint it is learns it from its own result.
-            self._pipeline.wait_for_checkpoints(from_sqn)
+            self._pipeline.wait(max(ends, default=INITIAL), None)
         self._end(is_loss=self._pipeline.sequence.confirmed < min(from_sqn, self._pipeline.sequence.next))
 
     @Guarded.turn
@@ -327,10 +328,7 @@ class Writer(GrantHolder, ChangeWriter):
         with self._guard:
             return self._pipeline.wait(end_sqn, timeout_s)
 
-    @Guarded.late_turn
-    def _wait_alone(self, end_sqn: int, timeout_s: float | None) -> bool:
-        """As `_wait`, for who comes from outside."""
-        return self._wait(end_sqn, timeout_s)
+    _wait_alone = Guarded.late_turn(_wait)  # For who comes from outside.
 
     def _begin(
         self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool, finish: _Finish
@@ -351,11 +349,6 @@ class Writer(GrantHolder, ChangeWriter):
     def _is_answered(self, timeout_s: float) -> bool:
         return self.life is not Life.OPEN or self._committer.is_answered(timeout_s)
 
-    @Guarded.turn
-    def _finish_alone(self, checkpoint: Checkpoint, started_s: float, final: bool) -> LastCommit:
-        """As `_finish`, for who comes from outside."""
-        return self._finish(checkpoint, started_s, final)
-
     def _finish(self, checkpoint: Checkpoint, started_s: float, final: bool) -> LastCommit:
         self._committing = None
         epoch = self.grant.epoch
@@ -365,7 +358,7 @@ class Writer(GrantHolder, ChangeWriter):
             last = self._committer.finish(settle=settle)
             self._pipeline.confirm(last.checkpoint.id)
             if self.grant.epoch != epoch:
-                self._pipeline.reconnect(self._new_outbox())
+                self._pipeline.outbox = self._new_outbox()
                 self._meter.settled_commits += 1
         self._meter.confirm_s = self._meter.confirm_s.with_value(self._environment.clock() - started_s)
         self._meter.commit_attempts = self._meter.commit_attempts.with_value(self._committer.attempts)
@@ -374,6 +367,8 @@ class Writer(GrantHolder, ChangeWriter):
         elif self._committer.is_overtaken:
             self._guard.overtake()
         return last
+
+    _finish_alone = Guarded.turn(_finish)  # For who comes from outside.
 
     @contextmanager
     def _meter_failures(self) -> Generator[None]:
