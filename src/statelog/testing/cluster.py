@@ -149,7 +149,8 @@ class MemoryCluster:
         self._topics: dict[str, _Topic] = {}
         self._held: list[Sending] = []
         self._lost_lanes: set[tuple[int, str, int]] = set()
-        self._is_down = False
+        self.is_down = False
+        """Whether the cluster answers nobody."""
         self._made_topics = 0
         self._made_producers = 0
         self.sends = 0
@@ -185,7 +186,7 @@ class MemoryCluster:
 
     def check_up(self) -> None:
         """Raise BrokerUnavailable while the cluster is down."""
-        if self._is_down:
+        if self.is_down:
             raise BrokerUnavailable("the in-memory cluster is down", bootstrap_servers="memory")
 
     def create(self, spec: TopicSpec) -> None:
@@ -281,12 +282,7 @@ class MemoryCluster:
     def set_down(self, *, is_down: bool) -> None:
         """Stop or start answering. While it is down nothing is appended and every call raises BrokerUnavailable."""
         with self.lock:
-            self._is_down = is_down
-
-    @property
-    def is_down(self) -> bool:
-        """Whether the cluster answers nobody."""
-        return self._is_down
+            self.is_down = is_down
 
     def records(self, topic: str, partition: int) -> list[Record]:
         """All records that a reader could read now: the oracle of a test."""

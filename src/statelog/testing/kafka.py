@@ -182,6 +182,8 @@ class MemoryProducer:
     def __init__(self, kafka: MemoryKafka) -> None:
         self._kafka = kafka
         self._cluster = kafka.cluster
+        self.delivery_timeout_s = kafka.delivery_timeout_s
+        """What the caller is told; in memory only `expire` makes a delayed record time out."""
         with self._cluster.lock:
             self._number = self._cluster.next_producer()
         self._queued: deque[Sending] = deque()
@@ -202,11 +204,6 @@ class MemoryProducer:
     def is_sound(self) -> bool:
         """Whether it is open, no record has ended it, and the cluster is there."""
         return not (self._is_closed or self._is_over or self._cluster.is_down)
-
-    @property
-    def delivery_timeout_s(self) -> float:
-        """What the caller is told; in memory only `expire` makes a delayed record time out."""
-        return self._kafka.delivery_timeout_s
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         """Queue a record; False if the queue is full. Raises ValueTooLarge, BrokerUnavailable after a fatal error."""

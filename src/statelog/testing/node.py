@@ -240,12 +240,6 @@ def properties_text(properties: Mapping[str, str]) -> str:
     return "".join(f"{name}={_escaped(value)}\n" for name, value in properties.items())
 
 
-def container_environment(properties: Mapping[str, str], heap_mb: int) -> dict[str, str]:
-    """The settings as the environment variables that the `apache/kafka` image reads; the heap in MiB."""
-    named = {f"KAFKA_{name.replace('.', '_').upper()}": value for name, value in properties.items()}
-    return {**named, "KAFKA_HEAP_OPTS": f"-Xmx{heap_mb}m"}
-
-
 def _escaped(value: str) -> str:
     """A backslash in a path would be an escape sequence to Java."""
     return value.replace("\\", "\\\\")

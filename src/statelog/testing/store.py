@@ -139,14 +139,10 @@ class MemoryStore(BaseStore):
     """One log's directory on a `MemoryDisk`, as one process sees it: faults are per handle, files are shared."""
 
     def __init__(self, disk: MemoryDisk, log: str, *, faults: FaultHook = no_store_faults) -> None:
-        self._disk = disk
+        self.disk = disk
+        """The disk behind it, for damage and for further handles."""
         self._prefix = f"{check_name('log', log)}/"
         self._faults = faults
-
-    @property
-    def disk(self) -> MemoryDisk:
-        """The disk behind it, for damage and for further handles."""
-        return self._disk
 
     @property
     def url(self) -> str:
@@ -155,17 +151,17 @@ class MemoryStore(BaseStore):
 
     def check(self) -> None:
         """Prove put-if-absent, with faults as in any call."""
-        self.prove(self._disk.next_token())
+        self.prove(self.disk.next_token())
 
     def put(self, path: str, data: bytes) -> None:
         """Write or replace a file."""
-        self._effect("put", check_path(path), lambda: self._disk.write(self._prefix + path, data, absent=False))
+        self._effect("put", check_path(path), lambda: self.disk.write(self._prefix + path, data, absent=False))
 
     def upload(self, local: Path, path: str) -> None:
         """Copy a local file onto the disk."""
         check_path(path)
         data = local.read_bytes()
-        self._effect("upload", path, lambda: self._disk.write(self._prefix + path, data, absent=False))
+        self._effect("upload", path, lambda: self.disk.write(self._prefix + path, data, absent=False))
 
     def download(self, path: str, local: Path) -> None:
         """Copy a file to a local path."""
@@ -178,25 +174,25 @@ class MemoryStore(BaseStore):
     def now_s(self) -> float:
         """The disk's clock."""
         self._ask("now_s", "")
-        return self._disk.clock()
+        return self.disk.clock()
 
     def _create(self, path: str, data: bytes) -> None:
-        self._effect("put_if_absent", path, lambda: self._disk.write(self._prefix + path, data, absent=True))
+        self._effect("put_if_absent", path, lambda: self.disk.write(self._prefix + path, data, absent=True))
 
     def _read(self, path: str) -> bytes:
         return self._bytes_of("read", path)
 
     def _delete(self, path: str) -> None:
-        self._effect("delete", path, lambda: self._disk.remove(self._prefix + path))
+        self._effect("delete", path, lambda: self.disk.remove(self._prefix + path))
 
     def _files(self, prefix: str) -> Sequence[FileInfo]:
         self._ask("list", prefix)
-        found, cut = self._disk.files(self._prefix + prefix), len(self._prefix)
+        found, cut = self.disk.files(self._prefix + prefix), len(self._prefix)
         return [info._replace(path=info.path[cut:]) for info in found]
 
     def _bytes_of(self, method: str, path: str) -> bytes:
         self._ask(method, path)
-        return self._disk.get(self._prefix + path)
+        return self.disk.get(self._prefix + path)
 
     def _ask(self, method: str, path: str) -> None:
         """A call without effect: any fault means that it is not answered."""
@@ -208,7 +204,7 @@ class MemoryStore(BaseStore):
         if fault in (None, Fault.AFTER):
             effect()
         if fault is Fault.LATE:
-            self._disk.postpone(effect)
+            self.disk.postpone(effect)
         if fault is not None:
             raise self._unavailable(method, path)
 

@@ -7,6 +7,7 @@ chosen, and why, is in `choices`, for the run's summary. Never falls back in sil
 
 import os
 import socket
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.exceptions import ContainerConnectException, ContainerStartException
 
 from statelog.testing.broker import EmbeddedBroker, wait_until_ready
-from statelog.testing.node import Listeners, container_environment, node_properties
+from statelog.testing.node import Listeners, node_properties
 
 __all__ = [
     "BROKER_VARIABLE",
@@ -29,6 +30,7 @@ __all__ = [
     "KafkaContainer",
     "OwnBroker",
     "choices",
+    "container_environment",
     "docker_reason",
     "open_own_broker",
     "open_shared_broker",
@@ -213,3 +215,9 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def container_environment(properties: Mapping[str, str], heap_mb: int) -> dict[str, str]:
+    """The settings as the environment variables that the `apache/kafka` image reads; the heap in MiB."""
+    named = {f"KAFKA_{name.replace('.', '_').upper()}": value for name, value in properties.items()}
+    return {**named, "KAFKA_HEAP_OPTS": f"-Xmx{heap_mb}m"}

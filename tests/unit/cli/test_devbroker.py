@@ -18,7 +18,6 @@ from statelog.testing.node import (
     KAFKA_VERSION,
     Listeners,
     check_jars,
-    container_environment,
     ensure_jars,
     fetch_jars,
     node_properties,
@@ -27,6 +26,7 @@ from statelog.testing.node import (
 )
 from statelog.testing.process import ProcessId, wait_for
 from tests.support.rooms import SOURCE
+from tests.support.services.broker import container_environment
 
 _LISTENERS = Listeners(bind_host="127.0.0.1", port=4001, controller_port=4002, advertised="127.0.0.1:4001")
 
