@@ -142,14 +142,10 @@ class ChangeBuffer:
             except BaseException:
                 del self.lists.groups[len(self.lists.keys) :]  # A refused change leaves the next one no key group.
                 raise
-        own = self.group_of(key)
+        own = self._descriptor.key_group_of(key)
         if own != key_group:
             raise KeyGroupMismatch("the named key group is not the key's own", key_group=key_group, own_key_group=own)
         return self.delete(key) if value is None else self.put(key, value)
-
-    def group_of(self, key: Key) -> int:
-        """The key group of a key, by the log's hash. Raises InvalidChange."""
-        return self._descriptor.key_group_of(key)
 
     def extend(self, table: object) -> Iterator[bool]:
         """Buffer the many changes of an Arrow table or record batch, piece by piece; after each whether the buffer is
@@ -191,9 +187,12 @@ class ChangeBuffer:
         else:  # Raises for a long that is too long, and for text that has no bytes.
             size = value_bytes + len(key_bytes(key, self._descriptor.key_type))
         if self._by_caller:
-            self._check_named()
+            if len(self.lists.groups) != len(self.lists.keys) + 1:
+                raise KeyGroupMismatch(
+                    "in this log the caller chooses each key's key group", hint="Use append(key_group, key, value)"
+                )
         elif not self._owns_all:
-            self._maker.check_owned(self.group_of(key))
+            self._maker.check_owned(self._descriptor.key_group_of(key))
         if size >= LARGE:
             return self._push_large(key, value)
         lists = self.lists
@@ -214,12 +213,6 @@ class ChangeBuffer:
             raise InvalidChange(
                 f"a key of this log is {self._descriptor.key_type.value}, not {type(key).__name__}",
                 hint="The key type is fixed when a log is made",
-            )
-
-    def _check_named(self) -> None:
-        if len(self.lists.groups) != len(self.lists.keys) + 1:
-            raise KeyGroupMismatch(
-                "in this log the caller chooses each key's key group", hint="Use append(key_group, key, value)"
             )
 
     def _push_large(self, key: Key, value: Value | None) -> bool:

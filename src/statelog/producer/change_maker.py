@@ -79,7 +79,7 @@ class ChangeMaker:
         else:
             column = rows_to_struct(cast("Sequence[Mapping[str, object] | None]", values), self._value_schema)
         ops = _deletes(column)
-        groups = np.array(named, np.uint16) if self._by_caller else self._own_groups(key_column)
+        groups = np.array(named, np.uint16) if self._by_caller else self._descriptor.key_groups_of(key_column)
         return self._made(groups, ops, key_column, column)
 
     def of_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -111,9 +111,6 @@ class ChangeMaker:
             return pa.array(keys, self._descriptor.key_type.arrow_type)
         except (pa.ArrowException, UnicodeError, OverflowError) as error:
             raise InvalidChange(f"keys do not fit the log's key type: {error}") from error
-
-    def _own_groups(self, keys: pa.Array) -> NDArray[np.uint16]:
-        return self._descriptor.key_groups_of(keys)
 
     # ---- the columns of a batch
 
@@ -178,7 +175,7 @@ class ChangeMaker:
                     "in this log the caller chooses each key's key group", hint="Add a column key_group"
                 )
             return _small_ints(named, self._descriptor.key_groups)
-        own = self._own_groups(keys)
+        own = self._descriptor.key_groups_of(keys)
         if named is not None and not np.array_equal(named.to_numpy(zero_copy_only=False), own):
             raise KeyGroupMismatch("column key_group differs from the keys' own groups", hint="Leave it out")
         return own

@@ -64,47 +64,36 @@ def wait_until_ready(
 
 
 def produce_probe(bootstrap: str, timeout_s: float) -> str:
-    """Produce one record within `timeout_s` seconds. Returns why it failed, or an empty string."""
-    reason = create_topic(bootstrap, PROBE_TOPIC, timeout_s)
-    return reason or _produce(bootstrap, timeout_s)
-
-
-def _client_settings(bootstrap: str) -> dict[str, str | int | float | bool]:
-    """Quick to reconnect, because the broker may come up at any moment; silent, because failures are expected."""
-    return {
+    """Produce one record, to a topic that is made for it, within `timeout_s` seconds. Returns why it failed, or an
+    empty string.
+    """
+    # Quick to reconnect, because the broker may come up at any moment; silent, because failures are expected.
+    settings: dict[str, str | int | float | bool] = {
         "bootstrap.servers": bootstrap,
         "socket.connection.setup.timeout.ms": 1000,
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 200,
         "log_level": 0,
     }
-
-
-def create_topic(bootstrap: str, name: str, timeout_s: float) -> str:
-    """Create a topic of one partition unless it exists. Returns why it failed, or an empty string."""
-    topic = NewTopic(name, num_partitions=1, replication_factor=1)
+    topic = NewTopic(PROBE_TOPIC, num_partitions=1, replication_factor=1)
     # The client is kept in a name: its futures are never done once it is collected.
-    admin = AdminClient(_client_settings(bootstrap))
+    admin = AdminClient(settings)
     created = admin.create_topics([topic], operation_timeout=timeout_s, request_timeout=timeout_s)
     try:
-        created[name].result(timeout=timeout_s + 1)
+        created[PROBE_TOPIC].result(timeout=timeout_s + 1)
     except KafkaException as error:
         cause: KafkaError = error.args[0]
-        return "" if cause.name() == "TOPIC_ALREADY_EXISTS" else cause.str()
+        if cause.name() != "TOPIC_ALREADY_EXISTS":
+            return cause.str()
     except TimeoutError:
         return "the broker does not answer"
-    return ""
-
-
-def _produce(bootstrap: str, timeout_s: float) -> str:
     outcome: list[str] = []
 
     def delivered(error: KafkaError | None, _message: Message) -> None:
         outcome.append("" if error is None else error.str())
 
     # Idempotent, as writers are: the first of them after a broker's start has to retry, which its client logs.
-    settings = {**_client_settings(bootstrap), "enable.idempotence": True, "message.timeout.ms": int(timeout_s * 1000)}
-    producer = Producer(settings)
+    producer = Producer({**settings, "enable.idempotence": True, "message.timeout.ms": int(timeout_s * 1000)})
     producer.produce(PROBE_TOPIC, value=b"ready?", partition=0, on_delivery=delivered)
     producer.flush(timeout_s + 1)
     return outcome[0] if outcome else "no delivery report"

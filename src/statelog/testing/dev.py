@@ -83,7 +83,14 @@ def start(settings: DevSettings, *, on_step: Callable[[str], None] = lambda _: N
         running = read_running(settings.directory)
         if running is None:
             return _start_new(settings, on_step)
-        return _found(settings, running)
+        if settings.port not in {None, 0, running.port}:
+            raise ConfigError(
+                "the development broker already runs on another port",
+                hint="Use that one, or stop it first: statelog dev stop",
+                running_port=running.port,
+                asked_port=settings.port,
+            )
+        return _described(settings, running)
 
 
 def stop(settings: DevSettings) -> bool:
@@ -117,17 +124,6 @@ def _described(
         reason=reason,
         was_running=was_running,
     )
-
-
-def _found(settings: DevSettings, running: RunningBroker) -> DevBroker:
-    if settings.port not in {None, 0, running.port}:
-        raise ConfigError(
-            "the development broker already runs on another port",
-            hint="Use that one, or stop it first: statelog dev stop",
-            running_port=running.port,
-            asked_port=settings.port,
-        )
-    return _described(settings, running)
 
 
 def _start_new(settings: DevSettings, on_step: Callable[[str], None]) -> DevBroker:
