@@ -45,13 +45,13 @@ _ROOT = "value"
 class Names:
     """The columns of a DataFrame in their order: as `given`, and as the log has them.
 
-    `sequence` is the one that rows of a key are put in sequence by; with `is_extra` it is no part of the change.
+    `sequence` is the one that rows of a key are put in sequence by, `kept` are those that are part of the change.
     """
 
     given: tuple[str, ...]
     columns: tuple[str, ...]
+    kept: tuple[str, ...]
     sequence: str | None = None
-    is_extra: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -123,10 +123,7 @@ def _changes(batches: Iterable[pa.RecordBatch], mapping: RowMapping) -> Iterator
             newest.add(_renamed(batch, mapping))
         found = newest.take()
         if found is not None:
-            kept = [
-                name for name in mapping.names.columns if not mapping.names.is_extra or name != mapping.names.sequence
-            ]
-            yield found.select(kept)
+            yield found.select(list(mapping.names.kept))
         return
     if mapping.unique_keys:
         for batch in batches:
@@ -181,10 +178,10 @@ def _match_names(given: Sequence[str], descriptor: Descriptor, value: ValueSchem
     """The columns of a write. Raises InvalidChange with what is unknown and what is missing."""
     fields = {field.name for field in value.root.fields} if value.root is not None else set[str]()
     known = {*STATE_NAMES, "value", *fields}
-    sequence = None if sequence_by is None else _sequence(given, sequence_by)
     columns = tuple(_matched(name, known) for name in given)
-    is_extra = sequence is not None and columns[given.index(sequence)] not in known
-    unknown = {name for name in columns if name not in known and not (is_extra and name == sequence)}
+    sequence = None if sequence_by is None else columns[_sequence(given, sequence_by)]
+    kept = tuple(name for name in columns if name in known or name != sequence)
+    unknown = set(kept) - known
     missing = {"key"} - set(columns)
     if descriptor.hash_rule is HashRule.CALLER:
         missing |= {"key_group"} - set(columns)
@@ -200,9 +197,7 @@ def _match_names(given: Sequence[str], descriptor: Descriptor, value: ValueSchem
         )
     if len(set(columns)) != len(columns):
         raise InvalidChange("two columns of one name", columns=", ".join(given), hint="Rename one, or leave it out")
-    if sequence is not None and not is_extra:
-        sequence = columns[given.index(sequence)]
-    return Names(given=tuple(given), columns=columns, sequence=sequence, is_extra=is_extra)
+    return Names(given=tuple(given), columns=columns, kept=kept, sequence=sequence)
 
 
 def _matched(name: str, known: Collection[str]) -> str:
@@ -213,7 +208,8 @@ def _matched(name: str, known: Collection[str]) -> str:
     return alike[0] if len(alike) == 1 else name
 
 
-def _sequence(given: Sequence[str], wanted: str) -> str:
+def _sequence(given: Sequence[str], wanted: str) -> int:
+    """The place of the column that `sequenceBy` names."""
     found = _matched(wanted, given)
     if found not in given:
         raise InvalidChange(
@@ -221,7 +217,7 @@ def _sequence(given: Sequence[str], wanted: str) -> str:
             columns=", ".join(given),
             hint="Name a column that grows with every change of a key; it need not be part of the value",
         )
-    return found
+    return given.index(found)
 
 
 def _check_types(names: Names, schema: StructType, descriptor: Descriptor, value: ValueSchema) -> dict[str, str]:
@@ -238,8 +234,7 @@ def _check_types(names: Names, schema: StructType, descriptor: Descriptor, value
     if value.root is None:
         _check_one(kinds, "value", _TEXTS, "binary", "cast(cast({} as string) as binary)")
         return {}
-    left_out = (*STATE_NAMES, names.sequence) if names.is_extra else STATE_NAMES
-    fields = [name for name in names.columns if name not in left_out]
+    fields = [name for name in names.kept if name not in STATE_NAMES]
     if "value" in fields and isinstance(kinds["value"], StructType):
         return _check_value(kinds["value"], value.root, "value")
     columns = [StructField(name, kinds[name], given[name].nullable) for name in fields]

@@ -181,7 +181,7 @@ def test_an_old_spark_is_told_and_no_import_fails(tmp_path: Path) -> None:
 def test_a_worker_that_writes_imports_no_other_room() -> None:
     """Every worker pays for what a task imports, so one that writes leaves recoveries and rounds out."""
     code = (
-        f"import sys; sys.path[:0] = {sys.path!r}; import statelog.spark.sink, statelog.spark.sink;"
+        f"import sys; sys.path[:0] = {sys.path!r}; import statelog.spark.sink;"
         "print([name for name in sys.modules if name.startswith(('statelog.recovery', 'statelog.materializer'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

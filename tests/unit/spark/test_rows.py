@@ -147,7 +147,7 @@ def test_what_may_not_fit_is_named_when_it_does_not(descriptor: Descriptor) -> N
 
 
 def _without_values(plan: RowMapping) -> RowMapping:
-    names = type(plan.names)(given=("key", "value"), columns=("key", "value"))
+    names = type(plan.names)(given=("key", "value"), columns=("key", "value"), kept=("key", "value"))
     return RowMapping(
         names=names, advice=plan.advice, key_type=plan.key_type, is_grouped=False, unique_keys=True, null_deletes=True
     )
