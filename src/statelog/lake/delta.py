@@ -36,7 +36,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.ledger.place import ORIGIN, Place
-from statelog.schemas.values.schema import ValueSchema, state_batches, state_schema
+from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_batches, state_schema
 from statelog.storage.log.log import Log
 from statelog.storage.store.url import mask_url
 
@@ -194,13 +194,10 @@ def _merge_rows(tables: Iterable[pa.Table], columns: pa.Schema) -> Generator[pa.
     """Newest changes as the source of a merge: the table's columns, and whether the key is gone."""
     wanted = columns.append(pa.field(_DELETED, pa.bool_()))
     for table in tables:
-        for piece in table.to_batches():
+        pieces = table.to_batches(max_chunksize=BATCH_ROWS)
+        for piece, batch in zip(pieces, state_batches(table, columns), strict=True):
             gone = pc.equal(piece.column("op"), DELETE)
-            start = 0
-            for batch in state_batches(pa.Table.from_batches([piece]), columns):
-                deleted = gone.slice(start, batch.num_rows)
-                start += batch.num_rows
-                yield pa.RecordBatch.from_arrays([*batch.columns, deleted], schema=wanted)
+            yield pa.RecordBatch.from_arrays([*batch.columns, gone], schema=wanted)
 
 
 class DeltaTarget:
@@ -275,15 +272,14 @@ class DeltaTarget:
 
         source, commit = _Source(rows, columns), self._commit(place)
         with self._raising(source):
-            if self._table is None:
-                options = self._storage_options
-                write_deltalake(
-                    self._url, source.reader, mode="error", storage_options=options, commit_properties=commit
-                )
-            else:
-                write_deltalake(
-                    self._table, source.reader, mode="overwrite", schema_mode="overwrite", commit_properties=commit
-                )
+            write_deltalake(
+                self._table or self._url,
+                source.reader,
+                mode="error" if self.is_new else "overwrite",
+                schema_mode=None if self.is_new else "overwrite",
+                storage_options=self._storage_options,
+                commit_properties=commit,
+            )
         return source.rows
 
     def merge(
