@@ -1,7 +1,6 @@
 """`statelog accept-loss`: accepts a loss by name, so that the log can go on."""
 
 import re
-from collections.abc import Callable
 
 import click
 
@@ -9,7 +8,6 @@ from statelog.cli.output import Report, confirm
 from statelog.cli.session import Session, connected
 from statelog.errors import ConfigError, IdentityChanged
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage.log.log import Log
 from statelog.storage.log.loss import TopicLoss, accept_data_loss, accept_ledger_loss, accept_topic_loss
 
 _RANGE = re.compile(r"(\d+):(\d+)-(\d+)\Z")
@@ -52,23 +50,20 @@ def command(
     except IdentityChanged:
         if not is_ledger:
             raise
-        with session.warnings_shown(), _accept_topics(session, name, reason, operator, ask) as log:
+        where = session.where()
+        with (
+            session.warnings_shown(),
+            accept_topic_loss(
+                name, where, reason=reason, operator=operator, confirm=lambda loss: ask(_topics(loss))
+            ) as log,
+        ):
             offset = log.describe().state.restarted
     session.output.report(Report(f"accepted a loss of {name}", {"accepted": name, "offset": offset}))
 
 
-def _accept_topics(session: Session, name: str, reason: str, operator: str, ask: Callable[[str], None]) -> Log:
-    def confirm_topics(loss: TopicLoss) -> None:
-        topics = f"the ledger {loss.ledger} and the data topic {loss.data}"
-        ask(f"all that was committed behind snapshot {loss.manifest} (position {loss.position}), as {topics}")
-
-    return accept_topic_loss(
-        name,
-        session.where(),
-        reason=reason,
-        operator=operator,
-        confirm=confirm_topics,
-    )
+def _topics(loss: TopicLoss) -> str:
+    topics = f"the ledger {loss.ledger} and the data topic {loss.data}"
+    return f"all that was committed behind snapshot {loss.manifest} (position {loss.position}), as {topics}"
 
 
 def _range(text: str) -> LossRange:

@@ -52,7 +52,7 @@ def describe(
     listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found))
     return Report(
         found.descriptor.name,
-        {**_what_it_is(found), **_how_it_stands(found), **_lag(tail), "truncation_held_by": held_by or None},
+        {**_facts(found, tail), "truncation_held_by": held_by or None},
         (*listings, _leases(leases), subscriptions_listing(subscriptions)),
     )
 
@@ -70,8 +70,11 @@ def _held_by(log: Log, leases: Sequence[HeldLease], subscriptions: StoredSubscri
     return truncation_floor([oldest], [*live, *holding(subscriptions.files, log.descriptor.identity)]).ledger_held_by
 
 
-def _what_it_is(found: LogDescription) -> dict[str, object]:
-    descriptor, identity = found.descriptor, found.descriptor.identity
+def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
+    descriptor, identity, manifest = found.descriptor, found.descriptor.identity, found.manifest
+    runs = manifest.runs if manifest else ()
+    covered = manifest.next_offsets if manifest else {}
+    committed = found.state.committed_positions
     return {
         "log": descriptor.name,
         "url": found.url,
@@ -81,16 +84,6 @@ def _what_it_is(found: LogDescription) -> dict[str, object]:
         "data_topic_id": shown_id(identity.data_topic_id),
         "ledger_topic_id": shown_id(identity.ledger_topic_id),
         **shape_of(descriptor),
-    }
-
-
-def _how_it_stands(found: LogDescription) -> dict[str, object]:
-    manifest = found.manifest
-    runs = manifest.runs if manifest else ()
-    covered = manifest.next_offsets if manifest else {}
-    committed = found.state.committed_positions
-    behind = sum(end - covered.get(partition, 0) for partition, end in committed.items())
-    return {
         "position": found.state.position,
         "ledger_start": found.ledger_offsets.start,
         "manifests": found.manifests,
@@ -100,13 +93,8 @@ def _how_it_stands(found: LogDescription) -> dict[str, object]:
         "snapshot_rows": sum(run.rows for run in runs),
         "snapshot_bytes": sum(run.size_bytes for run in runs),
         "lag_ledger_records": found.state.position - (manifest.position if manifest else 0),
-        "lag_data_records": behind,
+        "lag_data_records": sum(end - covered.get(partition, 0) for partition, end in committed.items()),
         "accepted_losses": len(found.state.accepted),
-    }
-
-
-def _lag(tail: Tail) -> dict[str, object]:
-    return {
         "lag_commits": tail.commits,
         "lag_changes": tail.changes,
         "lag_bytes": tail.size_bytes,
