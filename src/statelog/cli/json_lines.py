@@ -68,7 +68,8 @@ class JsonLines:
         self.rows = 0
         self.read_bytes = 0
         self._lines = 0
-        self._ahead: list[bytes] = []
+        self._block: list[bytes] = []
+        self._taken = 0
 
     @property
     def digest(self) -> str:
@@ -93,7 +94,7 @@ class JsonLines:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows behind. Raises InvalidChange with the number of a broken line, after all rows before it."""
         for rows in self._blocks():
-            self._ahead = rows
+            self._block, self._taken = rows, 0
             try:
                 batch = self._reader.read(rows)
             except InvalidChange:
@@ -101,18 +102,21 @@ class JsonLines:
                 good = bisect_left(range(1, len(rows)), True, key=lambda end: self._reader.problem(rows[:end]) != "")
                 if good:
                     yield self._reader.read(rows[:good])
-                raise self._broken(good - (len(rows) - len(self._ahead)), rows[good]) from None
+                raise self._broken(good - self._taken, rows[good]) from None
             yield batch
 
     def take(self, rows: int) -> None:
         """Count the next `rows` rows of the batch that was given last as taken."""
-        self._take_bytes(b"".join(self._ahead[:rows]))
-        self._ahead = self._ahead[rows:]
+        self._take_bytes(self._next(rows))
+        self._taken += rows
         self.rows += rows
 
     def place(self, row: int) -> dict[str, int]:
         """The line of a row, from 1: `row` counts from the first one not taken."""
-        return {"line": self._lines + b"".join(self._ahead[: row + 1]).rstrip(_BLANKS).count(b"\n") + 1}
+        return {"line": self._lines + self._next(row + 1).rstrip(_BLANKS).count(b"\n") + 1}
+
+    def _next(self, rows: int) -> bytes:
+        return b"".join(self._block[self._taken : self._taken + rows])
 
     def _take_bytes(self, data: bytes) -> None:
         self._sha256.update(data)
