@@ -12,16 +12,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from statelog.errors import Misuse, OffsetGone
-from statelog.reading.commits import Commits
+from statelog.reading.commits import Commits, Folded
 from statelog.reading.hold import planned_anew
 from statelog.reading.plan import Bound, CommitSpan, Plan, make_change_plan, wanted_key_groups
-from statelog.reading.planner import LogOffsets, check_reach, data_offsets
+from statelog.reading.planner import checked_plan
 from statelog.reading.retained_history import RetainedHistory
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.topic_policy import READING
-from statelog.storage.ledger_client import LedgerBase
+from statelog.storage.ledger_client import LedgerBase, ValidCommit
 from statelog.storage.log.log import Log
 
 LEAST_BYTES = 4 << 20
@@ -86,26 +86,23 @@ def _plan(
         )
     try:
         with Commits(log, history.base_for(start_position), start_position) as ledger:
-            commits = ledger.read_to(end_position)
-            folded = ledger.folded
-            ledger.pass_to(history.end_position)
-            # Asked for behind the last commit: a schema is stored before the first chunk that needs it.
-            schema_id = log.value_schemas.newest().id if value_schema_id is None else value_schema_id
-            plan = make_change_plan(
-                log.descriptor,
-                commits,
-                folded,
-                start_position=start_position,
-                value_schema_id=schema_id,
-                key_groups=key_groups,
-                accepted=ledger.accepted,
-            )
-            there = data_offsets(log, plan)
-            ledger.check(history.seen, there=there)
-        check_reach(plan, LogOffsets(there, history.ledger), log.name)
+
+            def make(commits: list[ValidCommit], folded: Folded) -> Plan:
+                # Asked for behind the last commit: a schema is stored before the first chunk that needs it.
+                schema_id = log.value_schemas.newest().id if value_schema_id is None else value_schema_id
+                return make_change_plan(
+                    log.descriptor,
+                    commits,
+                    folded,
+                    start_position=start_position,
+                    value_schema_id=schema_id,
+                    key_groups=key_groups,
+                    accepted=ledger.accepted,
+                )
+
+            return checked_plan(log, history, ledger, end_position, make)[0]
     except OffsetGone as error:
         raise history.not_held(f"changes from position {start_position} on") from error
-    return plan
 
 
 def split_changes(

@@ -12,12 +12,12 @@ Invariants:
   lease finds that, and planning starts over.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 from statelog.errors import BeyondEnd, CorruptRun, NotFound, OffsetGone, StatelogError
-from statelog.reading.commits import Commits, Folding
+from statelog.reading.commits import Commits, Folded, Folding
 from statelog.reading.plan import At, AtPosition, Plan, make_plan, wanted_key_groups
 from statelog.reading.retained_history import Manifests, RetainedHistory, Snapshots
 from statelog.schemas.ledger.place import Place
@@ -25,6 +25,7 @@ from statelog.schemas.ledger.records import given_up, not_given_up
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
 from statelog.storage.kafka import OffsetRange
+from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.evidence import check_anchors, check_data_anchors
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
@@ -100,14 +101,13 @@ class Planner:
     # ---- plan
 
     def _plan_from(self, base: Manifest | None, target: int, history: RetainedHistory) -> Plan:
-        """The fold at the target, and what leads there. The ledger is compared as it is at its end."""
+        """The fold at the target, and what leads there."""
+
+        def make(commits: list[ValidCommit], folded: Folded) -> Plan:
+            return plan_of(self.log, Folding(base, commits, folded), self.key_groups)
+
         with Commits(self.log, base) as ledger:
-            commits, folded = ledger.read_to(target), ledger.folded
-            ledger.pass_to(history.end_position)
-            plan = plan_of(self.log, Folding(base, commits, folded), self.key_groups)
-            there = data_offsets(self.log, plan)
-            ledger.check(history.seen, there=there)
-        check_reach(plan, LogOffsets(there, history.ledger), self.log.name)
+            plan, there = checked_plan(self.log, history, ledger, target, make)
         check_data_anchors(self.log, base, plan.partitions, plan.state.accepted, there)
         return plan
 
@@ -145,6 +145,27 @@ class Planner:
             snapshots=len(positions),
             hint=_PASSED_HINT if self._is_pinned else _NOT_HELD_HINT,
         )
+
+
+def checked_plan(
+    log: Log,
+    history: RetainedHistory,
+    ledger: Commits,
+    end_position: int,
+    make: Callable[[list[ValidCommit], Folded], Plan],
+) -> tuple[Plan, dict[int, OffsetRange]]:
+    """The plan that `make` makes of the commits up to a position and the ledger there, and the data's offsets.
+
+    It is made once the ledger was folded to its end, and the ledger is compared as it is there. Raises OffsetGone if
+    the log does not hold what the plan reads, and as `check_reach` and `Commits.check`.
+    """
+    commits, folded = ledger.read_to(end_position), ledger.folded
+    ledger.pass_to(history.end_position)
+    plan = make(commits, folded)
+    there = data_offsets(log, plan)
+    ledger.check(history.seen, there=there)
+    check_reach(plan, LogOffsets(there, history.ledger), log.name)
+    return plan, there
 
 
 def plan_of(log: Log, folding: Folding, key_groups: frozenset[int] | None) -> Plan:

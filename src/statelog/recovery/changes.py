@@ -16,7 +16,6 @@ from statelog.errors import IdentityChanged
 from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Terms
 from statelog.reading.plan import CommitFacts, Plan
-from statelog.reading.sorted_tail import SortedTail
 from statelog.recovery.settings import RecoverySettings, sorted_tail
 from statelog.recovery.tail import ReadCount, committed_chunks
 from statelog.storage.log.log import Log
@@ -164,18 +163,13 @@ def newest_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = 
 def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> Generator[pa.Table]:
     check_identity(log, plan)
     with sorted_tail(settings, environment.open_spill_file) as tail:
-        _fill(tail, log, plan, settings, environment)
+        converter, terms = Converter(log, plan.value_schema_id), Terms(settings.holder, settings.lease_ttl_s)
+        with (
+            Hold.on(log, plan, terms, environment=environment) as hold,
+            closing(planned_chunks(log, plan, converter, settings, environment)) as chunks,
+        ):
+            for chunk in chunks:
+                tail.add(chunk.partition, chunk.changes)
+                hold.renew()
         tail.finish()
         yield from merge_streams(tail.streams(), drop_deletes=False)
-
-
-def _fill(tail: SortedTail, log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> None:
-    converter = Converter(log, plan.value_schema_id)
-    terms = Terms(settings.holder, settings.lease_ttl_s)
-    with (
-        Hold.on(log, plan, terms, environment=environment) as hold,
-        closing(planned_chunks(log, plan, converter, settings, environment)) as chunks,
-    ):
-        for chunk in chunks:
-            tail.add(chunk.partition, chunk.changes)
-            hold.renew()

@@ -15,23 +15,27 @@ Invariants:
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from statelog.environment import Environment
 from statelog.errors import Misuse, OffsetGone
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, partitions_of
 from statelog.reading.planner import Planner, SnapshotFailed, check_held, check_plan
+from statelog.recovery.plan_reader import Beat, Phase, PlanReader
 from statelog.recovery.run_opener import RunOpener
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.local.own_directory import OwnProcess
 from statelog.storage.log.log import Log
+
+T = TypeVar("T")
 
 
 class HeldPlan:
     """The plan of one recovery.
 
     `plans` counts how often it was made, `plan_s` the seconds since it was last taken; `had_lease` tells whether the
-    last one stood under a lease.
+    last one stood under a lease. `snapshots` knows which were damaged and gone around.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class HeldPlan:
         """
         self.log = log
         self._planner = planner
+        self.snapshots = planner.snapshots
         self.settings = settings
         self.environment = environment
         self._clock = environment.clock
@@ -69,21 +74,6 @@ class HeldPlan:
         if self._plan is None:
             raise Misuse("this recovery failed and has no plan", hint="Call recover again")
         return self._plan
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether there is a plan."""
-        return self._plan is not None
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What was damaged and gone around."""
-        return tuple(self._planner.snapshots.warnings)
-
-    @property
-    def damaged_snapshots(self) -> int:
-        """How many snapshots were passed over."""
-        return self._planner.snapshots.damaged
 
     def take_plan_s(self) -> float:
         """The seconds that planning took since this was asked last."""
@@ -122,6 +112,27 @@ class HeldPlan:
             raise
         self._plan_s += self._clock() - started_s
         return plan
+
+    def carry_out(self, attempt: Callable[[Plan], T]) -> T:
+        """What `attempt` makes of the plan, which is claimed, and made again while it turns out not to hold.
+
+        Raises what it raises, and as `claim`. The caller releases the plan.
+        """
+        while True:
+            plan = self.claim()
+            try:
+                return attempt(plan)
+            except (OffsetGone, SnapshotFailed) as trouble:
+                self.replan(trouble)
+
+    def reader(self, plan: Plan, beat: Beat) -> PlanReader:
+        """One pass over the plan, as it was claimed. Between two steps it renews the lease, and calls `beat`."""
+
+        def renew(phase: Phase) -> None:
+            self.renew()
+            beat(phase)
+
+        return PlanReader(self.log, plan, self.settings, renew, opener=self.opener, environment=self.environment)
 
     def reserve(self) -> Callable[[], None]:
         """Leave a lease behind that is never renewed: it holds the plan's position for its time to live, or until what
@@ -194,7 +205,7 @@ class HeldPlan:
 
     def _say_without(self) -> None:
         text = f"{self.log.name}: recovered without a lease, which the store does not let this reader write"
-        warnings = self._planner.snapshots.warnings
+        warnings = self.snapshots.warnings
         if self.settings.lease and not self.had_lease and text not in warnings:
             warnings.append(text)
 
@@ -202,7 +213,7 @@ class HeldPlan:
         """After a bad copy, or a cleanup that took the manifest too, plan again. Else the snapshot is damaged."""
         number = self.plan.manifest_number
         if not failed.is_copy and number in self.log.manifests.numbers():
-            self._planner.snapshots.pass_over(number, failed.error)
+            self.snapshots.pass_over(number, failed.error)
 
 
 def _nothing() -> None:

@@ -20,14 +20,13 @@ from threading import Event
 import pyarrow as pa
 
 from statelog.environment import GRACE_S, begin
-from statelog.errors import ClosedError, OffsetGone, StorageFull, Unavailable
+from statelog.errors import ClosedError, StorageFull, Unavailable
 from statelog.reading.plan import Plan
-from statelog.reading.planner import SnapshotFailed
 from statelog.reading.sorted_tail import cut_to_frames
 from statelog.recovery.commit_feed import CommitFeed
 from statelog.recovery.cursor import Applied, Cursor, encode_frame, rest_of
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.plan_reader import Phase, PlanReader
+from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.settings import memory_queue
 from statelog.recovery.tail import RetryWindow
 from statelog.storage.local.own_directory import OwnProcess
@@ -49,10 +48,11 @@ class ReadAhead:
         self._poll_s = poll_s
         self._applied = None if resume is None else resume.applied
         self._stop = Event()
-        self._fetched = Event()
+        self.fetched = Event()
+        """Set once the whole state was read and its lease removed; or never will be."""
         self._running: Future[None] | None = None
         self._frame_bytes = held.settings.frame_bytes
-        self._owner = OwnProcess("the stream")
+        self.owner = OwnProcess("the stream")
         self.origin = resume or Cursor(
             identity=held.log.descriptor.identity, applied=Applied(held.plan.place), key_groups=held.plan.key_groups
         )
@@ -65,28 +65,10 @@ class ReadAhead:
         """Start the thread."""
         self._running = begin(self._held.environment.start, self._run)
 
-    def check_owner(self) -> None:
-        """Raise ClosedError in a fork of the process that made this."""
-        self._owner.check()
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this process is a fork of the one that made this."""
-        return self._owner.is_foreign
-
     @property
     def is_running(self) -> bool:
         """Whether the thread is at work, and the plan not to be touched."""
-        return self._running is not None and not self._running.done() and not self._owner.is_foreign
-
-    @property
-    def is_fetched(self) -> bool:
-        """Whether the whole state was read and its lease removed; or will never be."""
-        return self._fetched.is_set()
-
-    def wait_fetched(self, timeout_s: float | None) -> bool:
-        """Wait until the state was fetched; whether it was."""
-        return self._fetched.wait(timeout_s)
+        return self._running is not None and not self._running.done() and not self.owner.is_foreign
 
     def stop(self) -> None:
         """Fetch the rest of the state, and of the commit that is read, and then no more."""
@@ -94,7 +76,7 @@ class ReadAhead:
 
     def abandon(self) -> None:
         """Release what is queued and let the thread end, without waiting for it. Idempotent; void in a fork."""
-        if self._owner.is_foreign:
+        if self.owner.is_foreign:
             return  # The thread is not here, and may have held the queue's lock when it was left behind.
         self._stop.set()
         self.queue.close()
@@ -105,7 +87,7 @@ class ReadAhead:
         Then it ends by itself, once it is answered or gives up, and removes the lease. Idempotent; void in a fork.
         """
         self.abandon()
-        if self._running is not None and not self._owner.is_foreign:
+        if self._running is not None and not self.owner.is_foreign:
             wait([self._running], GRACE_S)
 
     # ---- in the thread
@@ -113,7 +95,7 @@ class ReadAhead:
     def _run(self) -> None:
         """Raises nothing: the queue hands on what went wrong."""
         try:
-            self._read_state()
+            self._held.carry_out(self._read_plan)
             if self._poll_s is None:
                 self._state_is_fetched()
             else:
@@ -126,23 +108,12 @@ class ReadAhead:
 
     def _state_is_fetched(self) -> None:
         self._held.release()
-        self._fetched.set()
-
-    def _read_state(self) -> None:
-        while True:
-            plan = self._held.claim()
-            try:
-                return self._read_plan(plan)
-            except (OffsetGone, SnapshotFailed) as error:
-                self._held.replan(error)
+        self.fetched.set()
 
     def _read_plan(self, plan: Plan) -> None:
         if self._applied is None or self._applied.place.position != plan.position:
             self._applied = Applied(plan.place)
-        held = self._held
-        self.reader = PlanReader(
-            held.log, plan, held.settings, self._beat, opener=held.opener, environment=held.environment
-        )
+        self.reader = self._held.reader(plan, lambda _: self._check_open())
         with closing(self.reader.open_tail()) as tail:
             rows = rest_of(self.reader.merged(tail, drop_deletes=True), self._applied)
             for batch in cut_to_frames(rows, self._frame_bytes):
@@ -167,11 +138,6 @@ class ReadAhead:
                 raise
             while not self.queue.offer(data, _OFFER_S):
                 self._held.renew()
-
-    def _beat(self, _: Phase) -> None:
-        if self.queue.is_closed:
-            raise ClosedError("the stream was closed")
-        self._held.renew()
 
     def _follow_on(self, poll_s: float) -> None:
         """Take over the log from the state's lease, which stands while the store is away for a moment, and read on."""

@@ -23,6 +23,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,18 +32,18 @@ import pyarrow as pa
 
 from statelog.closing import Closing
 from statelog.environment import current_environment
-from statelog.errors import Misuse, NotFound, OffsetGone
+from statelog.errors import ConfigError, Misuse, NotFound
 from statelog.reading.plan import At, AtPosition, Plan
-from statelog.reading.planner import Planner, SnapshotFailed
+from statelog.reading.planner import Planner
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.plan_reader import Phase, PlanReader
+from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.progress import Monitor, OnProgress, RecoveryStatistics
 from statelog.recovery.read_ahead import ReadAhead
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.stream import Stream
-from statelog.recovery.targets import Target, dict_target, parquet_target, table_target
+from statelog.recovery.targets import Target, fill_dict, fill_parquet, fill_table, require_file
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
@@ -158,7 +159,7 @@ class Recovery(Closing):
 
         In a log whose callers name the key groups, the dict's keys are (key group, key). Raises Damaged, Unavailable.
         """
-        return self._fill(dict_target(with_group=self.descriptor.hash_rule is HashRule.CALLER))
+        return self._fill(partial(fill_dict, with_group=self.descriptor.hash_rule is HashRule.CALLER))
 
     def to_arrow(self, *, ordered: bool = False) -> pa.Table:
         """A table of key_group (uint16), key, value (binary, or a struct), one row per key, in many chunks.
@@ -168,7 +169,7 @@ class Recovery(Closing):
         Rows come by partition and in no order within it; `ordered` sorts by (key group, key), which takes a little
         longer, and beside the table only the memory of `to_parquet`. Raises Damaged, Unavailable, StorageFull.
         """
-        return self._fill(table_target(ordered=ordered))
+        return self._fill(partial(fill_table, ordered=ordered))
 
     def to_parquet(self, path: str | PathLike[str]) -> int:
         """Write the same table, sorted by (key group, key), to a local file; returns the rows.
@@ -180,7 +181,8 @@ class Recovery(Closing):
         ahead (six of a megabyte or more, up to 64 MB in their files). The file appears whole or not at all, replacing
         an older one. Raises AlreadyExists for a directory, StorageFull, Damaged, Unavailable.
         """
-        return self._fill(parquet_target(Path(path)))
+        require_file(Path(path))
+        return self._fill(partial(fill_parquet, path=Path(path)))
 
     def to_rocksdb(self, path: str | PathLike[str], *, sst_bytes: int = 64 << 20) -> int:
         """Make a RocksDB database on the local disk; returns the rows. Needs the extra `statelog[rocksdb]`.
@@ -193,9 +195,12 @@ class Recovery(Closing):
         of one key group. Raises AlreadyExists, ConfigError, StorageFull, Damaged, Unavailable.
         """
         require_rocksdict()
-        from statelog.recovery.rocksdb_target import rocksdb_target
+        from statelog.recovery.rocksdb_target import fill_rocksdb, require_absent
 
-        return self._fill(rocksdb_target(Path(path), sst_bytes))
+        if sst_bytes < 1:
+            raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
+        require_absent(Path(path))
+        return self._fill(partial(fill_rocksdb, path=Path(path), sst_bytes=sst_bytes))
 
     # ---- streams
 
@@ -259,7 +264,7 @@ class Recovery(Closing):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was damaged and gone around."""
-        return self._held.warnings
+        return tuple(self._held.snapshots.warnings)
 
     def statistics(self) -> RecoveryStatistics:
         """Numbers of the target that was filled last. Raises Misuse before the first."""
@@ -287,8 +292,10 @@ class Recovery(Closing):
         self._held.release()
 
     def __repr__(self) -> str:
-        plan = self._held.plan if self._held.is_planned else None
-        where = f"position={plan.position}, manifest={plan.manifest_number}" if plan else "no plan"
+        try:
+            where = f"position={self._held.plan.position}, manifest={self._held.plan.manifest_number}"
+        except Misuse:
+            where = "no plan"
         return f"Recovery({self._held.log.name!r}, {where})"
 
     # ---- at work
@@ -299,29 +306,18 @@ class Recovery(Closing):
             raise Misuse("what is resumed is the rest of a state", hint="Use stream or follow")
         self._monitor.start()
         try:
-            while True:
-                reader = self._reader(self._held.claim())
-                try:
-                    result, rows = target(reader)
-                except (OffsetGone, SnapshotFailed) as trouble:
-                    self._held.replan(trouble)
-                else:
-                    self._monitor.done(reader, rows)
-                    return result
+            reader, (result, rows) = self._held.carry_out(lambda plan: self._read(plan, target))
+            self._monitor.done(reader, rows)
+            return result
         finally:
             self._held.release()
 
-    def _reader(self, plan: Plan) -> PlanReader:
+    def _read(self, plan: Plan, target: Target[T]) -> tuple[PlanReader, tuple[T, int]]:
         """One pass over the plan. Between two steps it renews the lease and reports its progress."""
-        held, monitor = self._held, self._monitor
-
-        def beat(phase: Phase) -> None:
-            held.renew()
-            monitor.report(reader, phase, reader.loaded)
-
+        monitor = self._monitor
         monitor.begin()
-        reader = PlanReader(held.log, plan, held.settings, beat, opener=held.opener, environment=held.environment)
-        return reader
+        reader = self._held.reader(plan, lambda phase: monitor.report(reader, phase, reader.loaded))
+        return reader, target(reader)
 
     def _open_stream(self, poll_s: float | None = None) -> Stream:
         self._check_idle()

@@ -17,7 +17,6 @@ Invariants:
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ import rocksdict
 from numpy.typing import NDArray
 
 from statelog.environment import DiskHook
-from statelog.errors import AlreadyExists, ConfigError
+from statelog.errors import AlreadyExists
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.rocksdb_state import (
     STATE_FAMILY,
@@ -37,7 +36,6 @@ from statelog.recovery.rocksdb_state import (
     opens_rocksdb,
     rocksdb_disk,
 )
-from statelog.recovery.targets import Target
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
@@ -49,18 +47,7 @@ _BLOOM_BITS = 10
 """Of a key, in the filter of its file: whoever asks for a key that is not there reads nothing else."""
 
 
-def rocksdb_target(path: Path, sst_bytes: int) -> Target[int]:
-    """A database whose SST files have about `sst_bytes`; the result is its rows.
-
-    Raises ConfigError; AlreadyExists if anything but an empty directory is there.
-    """
-    if sst_bytes < 1:
-        raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
-    _require_absent(path)
-    return partial(_fill_rocksdb, path=path, sst_bytes=sst_bytes)
-
-
-def _require_absent(path: Path) -> None:
+def require_absent(path: Path) -> None:
     """Raise AlreadyExists if there is anything but an empty directory."""
     if path.is_dir() and not any(path.iterdir()):
         return
@@ -69,12 +56,12 @@ def _require_absent(path: Path) -> None:
         raise AlreadyExists("something is there already", path=str(path), hint=hint)
 
 
-def _fill_rocksdb(reader: PlanReader, *, path: Path, sst_bytes: int) -> tuple[int, int]:
-    """Make the database of what a reading gives.
+def fill_rocksdb(reader: PlanReader, *, path: Path, sst_bytes: int) -> tuple[int, int]:
+    """A database whose SST files have about `sst_bytes`; the result is its rows.
 
     Raises AlreadyExists, StorageFull, StoreUnavailable for the local disk, and whatever reading raises.
     """
-    _require_absent(path)
+    require_absent(path)
     environment = reader.environment
     with rocksdb_disk(path, "make", environment.disk):
         make_parents(path)
@@ -196,7 +183,7 @@ def _publish(made: Path, path: Path) -> None:
     try:
         made.rename(path)
     except OSError:
-        _require_absent(path)
+        require_absent(path)
         raise
     sync(path.parent)
 

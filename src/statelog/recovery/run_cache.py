@@ -43,12 +43,13 @@ _LONGEST_WAIT_S = 3600.0
 
 
 class CacheDirectory:
-    """The directory of this attempt. Made by `create`; belongs to the process that made it."""
+    """The directory of this attempt, at `path`. Made by `create`; belongs to the process that made it, `owner`."""
 
     def __init__(self, own: OwnDirectory, environment: Environment) -> None:
         self._own = own
         self._environment = environment
-        self._owner = OwnProcess("the cache")
+        self.path = own.path
+        self.owner = OwnProcess("the cache")
 
     @classmethod
     def create(cls, base: Path) -> "CacheDirectory":
@@ -61,20 +62,6 @@ class CacheDirectory:
             environment.disk("make", base)
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             return cls(make_own(base, "attempt-", new_id=environment.new_id), environment)
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self._own.path
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this process is a fork of the one that owns the directory."""
-        return self._own.is_foreign
-
-    def check_owner(self) -> None:
-        """Raise ClosedError in a fork of the process that made the directory."""
-        self._owner.check()
 
     def new_file(self) -> Path:
         """A name that no file has or had."""
@@ -213,7 +200,7 @@ class RunCache(Closing):
     @property
     def is_foreign(self) -> bool:
         """Whether this process is a fork of the one that made the cache."""
-        return self._directory.is_foreign
+        return self._directory.owner.is_foreign
 
     # ---- reading
 
@@ -223,7 +210,7 @@ class RunCache(Closing):
         Raises NotFound, CorruptRun (also if the copy that was here cannot be opened; the next one to ask downloads
         anew), StoreUnavailable, StorageFull (the local disk, or `max_bytes`), ClosedError.
         """
-        self._directory.check_owner()
+        self._directory.owner.check()
         entry, is_first = self._retain(run)
         try:
             if is_first:
@@ -237,7 +224,7 @@ class RunCache(Closing):
 
     def distrust(self, run: RunFile) -> None:
         """Hand out the copy that is here no more. It goes with its last reader; the next one to ask downloads anew."""
-        self._directory.check_owner()
+        self._directory.owner.check()
         with self._changed:
             entry = self._entries.get(run.path)
             if entry is not None and entry.ready.done():
@@ -303,7 +290,7 @@ class RunCache(Closing):
 
     def sweep(self) -> None:
         """Remove the runs whose idle time is over. The janitor calls it in time."""
-        self._directory.check_owner()
+        self._directory.owner.check()
         with self._changed:
             self._remove_expired()
 
@@ -368,7 +355,7 @@ class RunCache(Closing):
 
     def statistics(self) -> CacheStatistics:
         """Numbers of this moment."""
-        self._directory.check_owner()
+        self._directory.owner.check()
         with self._changed:
             entries = self._entries.values()
             return self._counts._replace(

@@ -18,9 +18,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import BinaryIO, NamedTuple, Self
 
+from statelog.closing import Closing
 from statelog.errors import ConfigError, CorruptRun, Misuse, StatelogError, StorageFull
 from statelog.recovery.run_cache import CacheDirectory, CacheStatistics, RunCache, check_limits
 from statelog.schemas.ledger.place import LogIdentity
@@ -49,7 +49,7 @@ class CacheSettings:
         check_limits(idle_s=self.idle_s, max_bytes=self.max_bytes)
 
 
-class RunOpener:
+class RunOpener(Closing):
     """Opens the runs of a log for one recovery: as copies in the log's cache while it is held, or without `settings` on
     the store. Not for several owners at once. After `close` it can be held again; what is open stays readable.
 
@@ -125,11 +125,6 @@ class RunOpener:
         self.hold()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _cache(self) -> RunCache | None:
         with self._lock:
             if self._settings is None or not self._is_held:
@@ -158,27 +153,18 @@ class _Shared:
     users: int = 0
 
 
-class _Registry:
-    """The caches of this process."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.caches: dict[_Key, _Shared] = {}
-
-
-_registry = _Registry()
+_caches: dict[_Key, _Shared] = {}
+"""The caches of this process; `_lock` guards them."""
+_lock = Lock()
 
 
 def _join(key: _Key, settings: CacheSettings) -> RunCache:
-    with _registry.lock:
-        shared = _registry.caches.get(key)
+    with _lock:
+        shared = _caches.get(key)
         if shared is None:
-            cache = RunCache(
-                CacheDirectory.create(settings.directory),
-                idle_s=settings.idle_s,
-                max_bytes=settings.max_bytes,
-            )
-            shared = _registry.caches[key] = _Shared(cache, settings)
+            directory = CacheDirectory.create(settings.directory)
+            cache = RunCache(directory, idle_s=settings.idle_s, max_bytes=settings.max_bytes)
+            shared = _caches[key] = _Shared(cache, settings)
         elif shared.settings != settings:
             raise ConfigError(
                 "the log's cache is in use with other settings",
@@ -192,19 +178,20 @@ def _join(key: _Key, settings: CacheSettings) -> RunCache:
 
 
 def _leave(key: _Key, cache: RunCache) -> None:
-    with _registry.lock:
-        shared = _registry.caches[key]
+    with _lock:
+        shared = _caches[key]
         shared.users -= 1
         if shared.users:
             return
-        del _registry.caches[key]
+        del _caches[key]
     cache.close()
 
 
 def _start_anew() -> None:
     """In a forked child: the parent's map is not ours, and its lock may be held by a thread that is not here."""
-    global _registry  # noqa: PLW0603 - a lock that nobody here can release has to be replaced
-    _registry = _Registry()
+    global _lock  # noqa: PLW0603 - a lock that nobody here can release has to be replaced
+    _lock = Lock()
+    _caches.clear()
 
 
 os.register_at_fork(after_in_child=_start_anew)

@@ -65,7 +65,7 @@ class Stream(Closing):
         What was taken before counts as applied.
         Raises what fetching raised (DataLoss, Damaged, Unavailable, StorageFull above all), and ClosedError.
         """
-        self._read_ahead.check_owner()
+        self._read_ahead.owner.check()
         self._put_down()
         if self._has_ended:
             return None
@@ -113,16 +113,16 @@ class Stream(Closing):
     @property
     def is_fetched(self) -> bool:
         """Whether the whole state was read, and the log and the store are not needed for it any more."""
-        return self._read_ahead.is_fetched
+        return self._read_ahead.fetched.is_set()
 
     def wait_fetched(self, timeout_s: float | None = None) -> bool:
         """Wait until that is so, or fetching failed; False if it takes longer."""
-        self._read_ahead.check_owner()
-        return self._read_ahead.wait_fetched(timeout_s)
+        self._read_ahead.owner.check()
+        return self._read_ahead.fetched.wait(timeout_s)
 
     def statistics(self) -> SpillStatistics:
         """What lies in memory and on the disk."""
-        self._read_ahead.check_owner()
+        self._read_ahead.owner.check()
         return self._read_ahead.queue.statistics()
 
     @contextmanager
@@ -131,7 +131,7 @@ class Stream(Closing):
 
         Its segments stay on the disk until the context is left, also if the stream goes on, or is closed.
         """
-        self._read_ahead.check_owner()
+        self._read_ahead.owner.check()
         view = self._read_ahead.queue.view()
         try:
             yield (Portion(changes, self._at(applied)) for changes, applied in map(decode_frame, view))
@@ -142,7 +142,7 @@ class Stream(Closing):
 
     def stop(self) -> None:
         """End a stream that follows: what was fetched still comes out, and then nothing."""
-        self._read_ahead.check_owner()
+        self._read_ahead.owner.check()
         self._read_ahead.stop()
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Stream(Closing):
         if applied.is_complete:
             self._monitor.done(reader, self._rows)
         else:
-            phase = Phase.LOAD if self._read_ahead.is_fetched else Phase.READ
+            phase = Phase.LOAD if self._read_ahead.fetched.is_set() else Phase.READ
             self._monitor.report(reader, phase, reader.share_through(applied.next_key_group))
 
     def _end(self) -> None:
@@ -177,6 +177,6 @@ class Stream(Closing):
 
 def _drop_forgotten(read_ahead: ReadAhead) -> None:
     """Clean up after a stream that was dropped without a close, and say so. In a fork it is the parent's."""
-    if not read_ahead.is_foreign:
+    if not read_ahead.owner.is_foreign:
         read_ahead.abandon()
         warnings.warn(_UNCLOSED, ResourceWarning, stacklevel=1)

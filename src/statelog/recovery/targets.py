@@ -6,7 +6,6 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,16 +31,12 @@ and leases; whatever reading raises passes through it.
 # ---- in memory
 
 
-def dict_target(*, with_group: bool) -> Target[dict[Any, Any]]:
+def fill_dict(reader: PlanReader, *, with_group: bool) -> tuple[dict[Any, Any], int]:
     """Key to value: bytes, or a dict of the fields of the value schema.
 
     `with_group` makes (key group, key) the key, for logs whose callers name the key groups: there one key may be in
     several of them.
     """
-    return partial(_fill_dict, with_group=with_group)
-
-
-def _fill_dict(reader: PlanReader, *, with_group: bool) -> tuple[dict[Any, Any], int]:
     state: dict[Any, Any] = {}
     for table in reader.slices():
         for batch in table.to_batches():
@@ -62,14 +57,10 @@ def values_of(column: pa.Array) -> list[Any]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def table_target(*, ordered: bool) -> Target[pa.Table]:
+def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
     """A table of key_group (uint16), key, value, by partition and in no order within it, or `ordered` by (key group,
     key).
     """
-    return partial(_fill_table, ordered=ordered)
-
-
-def _fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
     tables = reader.sorted_tables() if ordered else reader.slices()
     found = [table.select(_STATE_COLUMNS) for table in tables]
     table = pa.concat_tables(found) if found else _state_schema(reader.schema).empty_table()
@@ -83,18 +74,13 @@ def _state_schema(schema: pa.Schema) -> pa.Schema:
 # ---- one Parquet file on the local disk
 
 
-def parquet_target(path: Path) -> Target[int]:
-    """A file, sorted by (key group, key); the result is its rows. Raises AlreadyExists for a directory."""
-    _require_file(path)
-    return partial(_fill_parquet, path=path)
-
-
-def _fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
+def fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
+    """A file, sorted by (key group, key); the result is its rows. Raises as `write_parquet`."""
     rows = write_parquet(reader.sorted_tables(), reader.schema, path, reader.environment)
     return rows, rows
 
 
-def _require_file(path: Path) -> None:
+def require_file(path: Path) -> None:
     """Raise AlreadyExists if there is a directory: a file is replaced, nothing else."""
     if path.is_dir():
         raise AlreadyExists("a directory is there already", path=str(path), hint="Name a file, also in this directory")
@@ -108,7 +94,7 @@ def write_parquet(
     Directories above that are missing are made. Raises AlreadyExists for a directory, StorageFull, StoreUnavailable for
     the local disk, and whatever reading the tables raises.
     """
-    _require_file(path)
+    require_file(path)
     environment = environment or Environment()
     with local_disk(path, "make", environment.disk):
         make_parents(path)
