@@ -1,7 +1,10 @@
 """`Hold`: what keeps truncation and clean-up from what a reader needs: one lease, written, then looked at again.
 
-Every reader holds its position this way: a recovery, a follower, a read of changes, a Spark scan, a table that stands
-on a snapshot. What a lease says and when it has expired is decided in `schemas.snapshot.claims`.
+Every reader holds its position this way: a recovery (`HeldPlan` adds the plan, and planning anew), a follower, a read
+of changes, a Spark scan, a table that stands on a snapshot. What a lease says and when it has expired is decided in
+`schemas.snapshot.claims`. A subscription (`storage.claims`) is apart for a reason: it belongs to a reader's name and
+not to a process, holds while nobody runs, and moves by numbered files of which others may write the next; a lease is
+one file of one process, written over. A stream of Spark has the one or the other.
 
 Invariants:
 - The lease is written first, and only then is the plan checked: what the check finds stays as long as the lease does.
@@ -24,6 +27,7 @@ from statelog.environment import Environment, current_environment
 from statelog.errors import NotFound, OffsetGone, StorageFull, StoreRefused, Unavailable
 from statelog.reading.plan import Plan
 from statelog.reading.planner import check_held
+from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.claims import Lease
 from statelog.storage.log.log import Log
@@ -45,6 +49,12 @@ class Needs(NamedTuple):
     position: int
     next_offsets: Mapping[int, int]
     manifest_number: int = 0
+
+    @classmethod
+    def behind(cls, state: LedgerState, partitions: Iterable[int]) -> "Needs":
+        """All that is committed behind a state of the ledger in these partitions."""
+        committed = state.committed_positions
+        return cls(state.position, {partition: committed.get(partition, 0) for partition in partitions})
 
 
 class Terms(NamedTuple):

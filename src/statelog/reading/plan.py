@@ -55,9 +55,9 @@ class CommitFacts(NamedTuple):
     """One commit: who made it, when, and how much of it a plan covers.
 
     `position` is the ledger position right behind it: the first state that has its changes; `place` names its record,
-    too. `timestamp_ms` is the
-    broker's time in milliseconds since 1970, -1 if the ledger has none. `changes` and `size_bytes` (of record values)
-    count the partitions that hold a wanted key group, unwanted neighbours in them included.
+    too. `timestamp_ms` is the broker's time in milliseconds since 1970, -1 if the ledger has none. `changes` and
+    `size_bytes` (of record values) count the partitions that hold a wanted key group, unwanted neighbours in them
+    included.
     """
 
     writer: str
@@ -138,7 +138,7 @@ class Plan:
     def commit_at(self, partition: int, offset: int) -> int:
         """The number of the commit whose chunk lies at an offset that a plan of changes lists."""
         spans = self.spans[partition]
-        return spans[bisect_right(spans, offset, key=_first_offset) - 1].commit
+        return spans[bisect_right(spans, offset, key=lambda span: span.first_offset) - 1].commit
 
     @property
     def next_offsets(self) -> dict[int, int]:
@@ -164,10 +164,6 @@ class Plan:
     def size_bytes(self) -> int:
         """Bytes of runs and of the tail's record values together."""
         return self.run_bytes + self.replay.size_bytes
-
-
-def _first_offset(span: CommitSpan) -> int:
-    return span.first_offset
 
 
 def wanted_key_groups(key_groups: Iterable[int] | None, descriptor: Descriptor) -> frozenset[int] | None:
@@ -282,14 +278,12 @@ def partitions_of(key_groups: Collection[int] | None, descriptor: Descriptor) ->
 
 
 def _run_parts(runs: Sequence[RunRef], key_groups: frozenset[int] | None) -> tuple[RunPart, ...]:
-    parts = (RunPart(run, _row_groups(run, key_groups)) for run in runs)
+    def row_groups(run: RunRef) -> Iterable[int]:
+        return range(len(run.index.row_groups)) if wanted is None else row_groups_for(run.index, wanted)
+
+    wanted = None if key_groups is None else sorted(key_groups)
+    parts = (RunPart(run, tuple(row_groups(run))) for run in runs)
     return tuple(part for part in parts if part.row_groups)
-
-
-def _row_groups(run: RunRef, key_groups: frozenset[int] | None) -> tuple[int, ...]:
-    if key_groups is None:
-        return tuple(range(len(run.index.row_groups)))
-    return tuple(row_groups_for(run.index, sorted(key_groups)))
 
 
 def _spans(commits: Iterable[ValidCommit], partitions: Iterable[int]) -> dict[int, tuple[CommitSpan, ...]]:

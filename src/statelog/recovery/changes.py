@@ -4,9 +4,9 @@ It goes the one replay path and asks for nothing but the data topic (and value s
 no lease. Memory: a batch, and what the Kafka client reads ahead.
 """
 
-import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from threading import Event
 
 import numpy as np
 import pyarrow as pa
@@ -63,13 +63,8 @@ def planned_chunks(
 ) -> Generator[CommittedChunk]:
     """The chunks of a plan in the converter's value schema, in offset order within a partition. Close the generator."""
     return committed_chunks(
-        log, plan.replay, plan.key_groups, converter, ReadCount(), settings, pause=_pause, clock=environment.clock
+        log, plan.replay, plan.key_groups, converter, ReadCount(), settings, pause=Event().wait, clock=environment.clock
     )
-
-
-def _pause(seconds: float) -> bool:
-    time.sleep(seconds)
-    return False
 
 
 _BATCH_ROWS = 65_536

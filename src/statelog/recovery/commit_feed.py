@@ -54,15 +54,14 @@ class CommitFeed:
         self._clock = self._environment.clock
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
-        self._position = plan.position
-        self._next_offsets = {p: plan.state.committed_positions.get(p, 0) for p in self._partitions}
+        needs = Needs.behind(plan.state, self._partitions)
+        self._position, self._next_offsets = needs.position, dict(needs.next_offsets)
         self._converter = Converter(log, settings.value_schema_id)
         self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
         self._ledger = Commits(log, plan, clock=self._clock)
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""
         try:
-            needs = Needs(self._position, self._next_offsets)
             self._hold = Hold(log.store, terms_of(settings), needs, environment=self._environment)
         except BaseException:
             self._ledger.close()

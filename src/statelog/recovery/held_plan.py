@@ -89,9 +89,6 @@ class HeldPlan:
                 self._make()
             except OffsetGone as error:
                 self.replan(error)
-            except BaseException:
-                self._plan = None
-                raise
         self._failures = 0
         self._plan_s += self._clock() - started_s
 
@@ -103,9 +100,8 @@ class HeldPlan:
         self._owner.check()
         started_s = self._clock()
         try:
-            plan = self._hold()
-            while plan is None:
-                plan = self._hold()
+            while (plan := self._hold()) is None:
+                continue
             self.opener.hold()
         except BaseException:
             self.release()
@@ -148,11 +144,14 @@ class HeldPlan:
 
         A damaged copy costs no try: no run fails twice because of its copies, so this ends.
         """
-        if isinstance(trouble, SnapshotFailed):
-            self._drop_snapshot(trouble)
+        is_copy = isinstance(trouble, SnapshotFailed) and trouble.is_copy
+        if isinstance(trouble, SnapshotFailed) and not is_copy:
+            number = self.plan.manifest_number
+            if number in self.log.manifests.numbers():  # Else a cleanup took the manifest, too.
+                self.snapshots.pass_over(number, trouble.error)
         self._remove_lease()  # The opener is kept: its copies serve the next plan, too.
         self._plan = None
-        self._failures += not (isinstance(trouble, SnapshotFailed) and trouble.is_copy)
+        self._failures += not is_copy
         if self._failures >= self.settings.attempts:
             raise trouble.error if isinstance(trouble, SnapshotFailed) else trouble
 
@@ -208,12 +207,6 @@ class HeldPlan:
         warnings = self.snapshots.warnings
         if self.settings.lease and not self.had_lease and text not in warnings:
             warnings.append(text)
-
-    def _drop_snapshot(self, failed: SnapshotFailed) -> None:
-        """After a bad copy, or a cleanup that took the manifest too, plan again. Else the snapshot is damaged."""
-        number = self.plan.manifest_number
-        if not failed.is_copy and number in self.log.manifests.numbers():
-            self.snapshots.pass_over(number, failed.error)
 
 
 def _nothing() -> None:

@@ -41,7 +41,7 @@ def newest(tables: Sequence[pa.Table], *, keep_deletes: bool, max_key_bytes: int
         mine = keep[start : start + table.num_rows]
         start += table.num_rows
         if not keep_deletes:
-            mine = mine & _puts(table)
+            mine = mine & (np.asarray(table.column("op"), np.uint8) != DELETE)
         if mine.all():
             kept.append(table)
         elif mine.any():
@@ -70,11 +70,6 @@ def _last_of(tables: Sequence[pa.Table]) -> NDArray[np.bool_]:
     keep = np.zeros(len(keys), np.bool_)
     keep[last_rows(groups, keys)] = True
     return keep
-
-
-def _puts(table: pa.Table) -> NDArray[np.bool_]:
-    puts: NDArray[np.bool_] = np.asarray(table.column("op"), np.uint8) != DELETE
-    return puts
 
 
 def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Table], list[pa.Table]] | None:

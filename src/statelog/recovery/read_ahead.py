@@ -146,9 +146,12 @@ class ReadAhead:
             self._held.renew()
             return self._stop.wait(timeout_s)
 
-        retries = RetryWindow(self._settings.lease_ttl_s, self._held.environment.clock)
+        held = self._held
+        retries = RetryWindow(self._settings.lease_ttl_s, held.environment.clock)
         try:
-            feed = retries.call(self._open_feed, pause)
+            feed = retries.call(
+                lambda: CommitFeed(held.log, held.plan, self.origin.key_groups, held.settings, held.environment), pause
+            )
         except Unavailable:
             if self._stop.is_set():
                 return
@@ -156,10 +159,6 @@ class ReadAhead:
         with closing(feed):
             self._state_is_fetched()
             self._read_feed(feed, poll_s)
-
-    def _open_feed(self) -> CommitFeed:
-        held = self._held
-        return CommitFeed(held.log, held.plan, self.origin.key_groups, held.settings, held.environment)
 
     def _read_feed(self, feed: CommitFeed, poll_s: float) -> None:
         applied = Applied.complete(self._held.plan.place)

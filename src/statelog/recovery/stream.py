@@ -66,13 +66,15 @@ class Stream(Closing):
         Raises what fetching raised (DataLoss, Damaged, Unavailable, StorageFull above all), and ClosedError.
         """
         self._read_ahead.owner.check()
-        self._put_down()
+        if self._handed_out is not None:
+            self._cursor, self._handed_out = self._handed_out, None
         if self._has_ended:
             return None
         data = self._read_ahead.queue.take(timeout_s)
         if data is None:
             if self._read_ahead.queue.is_drained:
-                self._end()
+                self._has_ended = True
+                self.close()
             return None
         changes, applied = decode_frame(data)
         self._count(changes.num_rows, applied)
@@ -150,10 +152,6 @@ class Stream(Closing):
         self._forgotten.detach()
         self._read_ahead.close()
 
-    def _put_down(self) -> None:
-        if self._handed_out is not None:
-            self._cursor, self._handed_out = self._handed_out, None
-
     def _count(self, rows: int, applied: Applied) -> None:
         if self._cursor.applied.has_state:
             return
@@ -165,10 +163,6 @@ class Stream(Closing):
         else:
             phase = Phase.LOAD if self._read_ahead.fetched.is_set() else Phase.READ
             self._monitor.report(reader, phase, reader.share_through(applied.next_key_group))
-
-    def _end(self) -> None:
-        self._has_ended = True
-        self.close()
 
     def _at(self, applied: Applied) -> Cursor:
         start = self._cursor

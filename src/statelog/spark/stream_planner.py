@@ -345,9 +345,8 @@ class StreamHold:
         if self._subscription is not None:
             self._subscription.hold(state, base.place.last, take_up=self._is_taken_up)
         else:
-            committed = state.committed_positions
-            next_offsets = {p: committed.get(p, 0) for p in range(self._log.descriptor.partitions)}
-            terms, needs = lease_terms(self._options.lease_s, "spark-stream"), Needs(state.position, next_offsets)
+            needs = Needs.behind(state, range(self._log.descriptor.partitions))
+            terms = lease_terms(self._options.lease_s, "spark-stream")
             lease = Hold(self._log.store, terms, needs, environment=self._environment)
             self.release()
             self._lease = lease
