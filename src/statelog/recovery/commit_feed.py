@@ -10,14 +10,14 @@ Invariants:
 """
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
 
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone
-from statelog.reading.commits import Commits, Folded
+from statelog.reading.commits import Commits
 from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import Plan, partitions_of
@@ -26,8 +26,6 @@ from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.recovery.tail import RetryWindow
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
-from statelog.schemas.ledger.place import Place
-from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
@@ -58,13 +56,14 @@ class CommitFeed:
         self._position, self._next_offsets = needs.position, dict(needs.next_offsets)
         self._converter = Converter(log, settings.value_schema_id)
         self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
-        self._ledger = Commits(log, plan, clock=self._clock)
+        self.ledger = Commits(log, plan, clock=self._clock)
+        """The ledger, up to where commits were asked for, and came out."""
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""
         try:
             self._hold = Hold(log.store, terms_of(settings), needs, environment=self._environment)
         except BaseException:
-            self._ledger.close()
+            self.ledger.close()
             raise
 
     @property
@@ -82,25 +81,6 @@ class CommitFeed:
         """The value schema of the changes that come out now."""
         return self._converter.target
 
-    @property
-    def asked_place(self) -> Place:
-        """The place up to which commits were asked for, and came out."""
-        return self._ledger.place
-
-    @property
-    def folded(self) -> Folded:
-        """The ledger up to there: where another fold can begin."""
-        return self._ledger.folded
-
-    @property
-    def losses(self) -> int:
-        """How many ranges of the log a person had given up by then."""
-        return len(self._ledger.accepted)
-
-    def last_commit(self, writer: str) -> LastCommit | None:
-        """A writer's last commit by then."""
-        return self._ledger.last_commit(writer)
-
     def commits(self, end_position: int | None = None) -> list[ValidCommit]:
         """The commits since this was asked last, oldest first; none as well if Kafka does not answer for now.
 
@@ -110,22 +90,22 @@ class CommitFeed:
         self._retries.ask()
         try:
             with _saying_what_to_do():
-                found = self._ledger.read_end() if end_position is None else self._ledger.read_to(end_position)
+                found = self.ledger.read_end() if end_position is None else self.ledger.read_to(end_position)
         except BrokerUnavailable:
             self.is_answered = False
             if self._retries.is_over:
                 raise
             return []
         self._retries.heard()
-        self._log.saw(self._ledger.place)
+        self._log.saw(self.ledger.place)
         self.is_answered = True
         if not found:
-            self._move_on(self._ledger.position)
+            self._move_on(self.ledger.position)
         return found
 
     def changes(self, commits: Sequence[ValidCommit], check: Callable[[], None]) -> Generator[pa.Table]:
         """The newest change of each wanted key in these commits, deletes too, sorted. `check` is often called."""
-        replay = plan_replay((one.body for one in commits), self._partitions, self._ledger.accepted)
+        replay = plan_replay((one.body for one in commits), self._partitions, self.ledger.accepted)
         if not replay.listed:
             return
         with _saying_what_to_do():
@@ -146,19 +126,16 @@ class CommitFeed:
             reader = PlanReader(
                 self._log, plan, self._settings, beat, converter=converter, environment=self._environment
             )
-            tail = reader.open_tail()
-            try:
-                reader.fill(tail)
+            with ExitStack() as failing:
+                tail = failing.enter_context(reader.open_tail())
+                try:
+                    reader.fill(tail)
+                except IncompatibleSchema:
+                    if not self._has_newer(converter):
+                        raise
                 if not self._has_newer(converter):
+                    failing.pop_all()
                     return reader, tail
-            except IncompatibleSchema:
-                if not self._has_newer(converter):
-                    tail.close()
-                    raise
-            except BaseException:
-                tail.close()
-                raise
-            tail.close()
             self._converter = Converter(self._log, converter.newest_id)
 
     def _has_newer(self, converter: Converter) -> bool:
@@ -184,7 +161,7 @@ class CommitFeed:
         try:
             self._hold.close()
         finally:
-            self._ledger.close()
+            self.ledger.close()
 
 
 @contextmanager

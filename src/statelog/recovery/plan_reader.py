@@ -129,11 +129,8 @@ class PlanReader:
 
     def sorted_tables(self) -> Generator[pa.Table]:
         """The live rows by (key group, key), in many tables. Memory and errors as `merged`."""
-        tail = self.open_tail()
-        try:
+        with self.open_tail() as tail:
             yield from self.merged(tail, drop_deletes=True)
-        finally:
-            tail.close()
 
     def merged(self, tail: SortedTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
         """The newest changes by (key group, key), in many tables.

@@ -157,7 +157,7 @@ class Follower:
         if not feed.is_answered:
             return
         self._environment.crash("asked")
-        if feed.losses != self.state.view.place.losses:
+        if len(feed.ledger.accepted) != self.state.view.place.losses:
             raise _CannotFollow("a loss was accepted since, and what was lost may be in it")
         with closing(feed.changes(commits, self._check_wanted)) as tables:
             first = next(tables, None)  # By now all of it was read.
@@ -174,8 +174,8 @@ class Follower:
         feed, old = self._feed, self.state.view
         moved = replace(
             old,
-            place=StatePlace(feed.asked_place, old.place.losses),
-            last_commit=feed.last_commit(self.setup.owner),
+            place=StatePlace(feed.ledger.place, old.place.losses),
+            last_commit=feed.ledger.last_commit(self.setup.owner),
             level_s=asked_s,
         )
         if moved.place == old.place:
@@ -260,7 +260,7 @@ class Follower:
         """
         setup, environment = self.setup, self._environment
         with self.state.without_scans(), self._turn():
-            writer, _ = setup.writer(self._feed.folded)
+            writer, _ = setup.writer(self._feed.ledger.folded)
             try:
                 environment.crash("promoting")
                 report = self._catch_up(writer)
