@@ -50,7 +50,7 @@ class Tail:
     number: int
     position: int
     snapshot_bytes: int
-    looked_s: float
+    looked_s: float = 0.0
     commits: int = 0
     changes: int = 0
     size_bytes: int = 0
@@ -60,6 +60,9 @@ class Tail:
     def age_s(self) -> float:
         """How old the oldest of the commits was at the look; 0 without one."""
         return 0.0 if self.oldest_s is None else max(0.0, self.looked_s - self.oldest_s)
+
+
+_NOTHING = Tail(number=0, position=0, snapshot_bytes=0)
 
 
 class TailGauge:
@@ -74,7 +77,7 @@ class TailGauge:
         self._ledger: Commits | None = None
         self._looking = threading.Lock()
         self._is_closed = False
-        self._tail = Tail(number=0, position=0, snapshot_bytes=0, looked_s=0.0)
+        self._tail = _NOTHING
 
     def look(self) -> Tail:
         """The tail now. Raises OffsetGone if the ledger was truncated past the gauge, Damaged, Unavailable."""
@@ -111,12 +114,10 @@ class TailGauge:
         stored = self._log.manifests.newest()
         manifest = stored.manifest if stored else None
         self._ledger = Commits(self._log, manifest)
-        self._tail = Tail(
-            number=manifest.number if manifest else 0,
-            position=manifest.position if manifest else 0,
-            snapshot_bytes=sum(run.size_bytes for run in manifest.runs) if manifest else 0,
-            looked_s=self._clock(),
-        )
+        self._tail = _NOTHING
+        if manifest:
+            size_bytes = sum(run.size_bytes for run in manifest.runs)
+            self._tail = Tail(number=manifest.number, position=manifest.position, snapshot_bytes=size_bytes)
         return self._ledger
 
 

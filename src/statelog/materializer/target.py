@@ -20,7 +20,6 @@ from statelog.schemas.ledger.records import CommitBody, LossRange, given_up, not
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.evidence import check_anchors, check_data_anchors
 from statelog.storage.log.log import Log
 
@@ -52,44 +51,31 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
     Raises OffsetGone, BeyondEnd, AnchorMismatch, CorruptLedger, UnknownFormat, BrokerUnavailable.
     """
     with Commits(log, newest) as ledger:
-        target = _fold(log, ledger, ledger.end_position(), _Budget(settings))
+        target = _fold(log, ledger, ledger.end_position(), settings)
         ledger.pass_to(target.end_position)  # What no commit lists yet begins behind the last of them all.
         ledger.check()
         return target
 
 
-class _Budget:
-    """What is left of a round's budget."""
-
-    def __init__(self, settings: MaterializerSettings) -> None:
-        self._bytes = settings.budget_bytes
-        self._commits = settings.budget_commits
-        self.taken: list[CommitBody] = []
-
-    def take(self, commits: list[ValidCommit]) -> int | None:
-        """Take commits until one does not fit; that one's ledger offset, or None if all of them fitted."""
-        for found in commits:
-            # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
-            size_bytes = len(found.commit.body) + sum(handle.size_bytes for handle in found.body.handles)
-            if self.taken and (size_bytes > self._bytes or not self._commits):
-                return found.offset
-            self._bytes -= size_bytes
-            self._commits -= 1
-            self.taken.append(found.body)
-        return None
-
-
-def _fold(log: Log, ledger: Commits, end_position: int, budget: _Budget) -> RoundTarget:
+def _fold(log: Log, ledger: Commits, end_position: int, settings: MaterializerSettings) -> RoundTarget:
+    taken: list[CommitBody] = []
+    left_bytes = settings.budget_bytes
     while ledger.position < end_position:
         before = ledger.folded
         step = min(ledger.position + _STEP_RECORDS, end_position)
-        refused = budget.take(ledger.read_to(step, most_bytes=_STEP_BYTES))
-        if refused is not None:
-            with Commits(log, before, refused) as again:
-                state = again.folded.state
-            return RoundTarget(state=state, commits=tuple(budget.taken), end_position=end_position, behind=True)
-    state = ledger.folded.state
-    return RoundTarget(state=state, commits=tuple(budget.taken), end_position=end_position, behind=False)
+        for found in ledger.read_to(step, most_bytes=_STEP_BYTES):
+            # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
+            size_bytes = len(found.commit.body) + sum(handle.size_bytes for handle in found.body.handles)
+            if taken and (size_bytes > left_bytes or len(taken) >= settings.budget_commits):
+                with Commits(log, before, found.offset) as again:
+                    return _target(again, taken, end_position, behind=True)
+            left_bytes -= size_bytes
+            taken.append(found.body)
+    return _target(ledger, taken, end_position, behind=False)
+
+
+def _target(ledger: Commits, taken: list[CommitBody], end_position: int, *, behind: bool) -> RoundTarget:
+    return RoundTarget(state=ledger.folded.state, commits=tuple(taken), end_position=end_position, behind=behind)
 
 
 def check_ledger(log: Log, newest: Manifest | None) -> None:

@@ -21,7 +21,7 @@ _LARGEST = 2**63 - 2
 
 def check_name(what: str, name: object) -> str:
     """Return `name`, or raise InvalidName. `what` says in the message what is being named."""
-    if not isinstance(name, str) or not _is_name(name):
+    if not isinstance(name, str) or not is_name(name):
         raise InvalidName(
             f"{what} {name!r} is not a valid name",
             hint="Use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit, without '..'",
@@ -29,7 +29,8 @@ def check_name(what: str, name: object) -> str:
     return name
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether it is a valid name."""
     return _NAME.match(text) is not None and ".." not in text
 
 
@@ -72,7 +73,7 @@ def run_path(run_id: str) -> str:
 def is_run_path(path: str) -> bool:
     """Whether it is one that `run_path` gives."""
     match = _RUN.match(path)
-    return match is not None and _is_name(match.group(1))
+    return match is not None and is_name(match.group(1))
 
 
 def schema_path(schema_id: int) -> str:
@@ -93,7 +94,7 @@ def subscription_path(reader: str, number: int) -> str:
 def subscription_slot(path: str) -> tuple[str, int] | None:
     """Reader and number in the path of a subscription's file, or None for any other path."""
     match = _SUBSCRIPTION.match(path)
-    if match is None or not _is_name(match.group(1)):
+    if match is None or not is_name(match.group(1)):
         return None
     number = int(match.group(2))
     return (match.group(1), number) if 1 <= number <= _LARGEST else None

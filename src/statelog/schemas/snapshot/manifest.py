@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from statelog.errors import CorruptManifest, Fact, Misuse
+from statelog.errors import CorruptManifest, Fact
 from statelog.schemas.avro import Datum, FileCodec, datum_of, parsed
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.names import check_name, is_run_path, manifest_number
+from statelog.schemas.names import is_name, is_run_path, manifest_number
 from statelog.schemas.snapshot.run_ref import RunRef, check_tiles, stretched
 from statelog.schemas.snapshot.runs import RunIndex
 
@@ -183,7 +183,7 @@ def _check_state(state: LedgerState) -> None:
         sane = row.partition >= 0 and row.committed_position >= 0 and -1 <= row.newest_epoch < state.position
         _require(sane, "a partition's row is impossible", partition=row.partition)
     for name in {row.name for row in state.writers} | {row.writer for row in state.live}:
-        _checked_name("writer", name)
+        _require(is_name(name), f"a manifest names a writer {name!r}, which is not a valid name")
     for writer in state.writers:
         _require(writer.commit_offset < state.position, "a commit lies at or above the position", writer=writer.name)
 
@@ -223,13 +223,6 @@ def _check_run(run: RunRef) -> None:
     for span in run.index.row_groups:
         inside = run.first_key_group <= span.first_key_group < span.end_key_group <= run.end_key_group
         _require(inside, "a run has a row group outside its key groups", path=run.path)
-
-
-def _checked_name(what: str, name: str) -> None:
-    try:
-        check_name(what, name)
-    except Misuse as error:
-        raise CorruptManifest(f"a manifest holds impossible values: {error.message}") from error
 
 
 # ---- data

@@ -28,30 +28,18 @@ from statelog.schemas.values.types import ValueType, canonical_json, parse_value
 
 _ROOT = "value"
 _SIMPLE: Mapping[str, object] = {
+    **dict.fromkeys(("int8", "int16", "int32", "uint8", "uint16"), "int"),
+    **dict.fromkeys(("uint32", "int64"), "long"),
+    **dict.fromkeys(("halffloat", "float"), "float"),
+    **dict.fromkeys(("string", "large_string", "string_view"), "string"),
+    **dict.fromkeys(("binary", "large_binary", "binary_view"), "bytes"),
+    **{name: {"type": "int", "logicalType": "date"} for name in ("date32[day]", "date64[ms]")},
+    **{name: {"type": "int", "logicalType": "time-millis"} for name in ("time32[s]", "time32[ms]")},
+    **{name: {"type": "long", "logicalType": "time-micros"} for name in ("time64[us]", "time64[ns]")},
     "bool": "boolean",
-    "int8": "int",
-    "int16": "int",
-    "int32": "int",
-    "uint8": "int",
-    "uint16": "int",
-    "uint32": "long",
-    "int64": "long",
-    "halffloat": "float",
-    "float": "float",
     "double": "double",
-    "string": "string",
-    "large_string": "string",
-    "string_view": "string",
-    "binary": "bytes",
-    "large_binary": "bytes",
-    "binary_view": "bytes",
-    "date32[day]": {"type": "int", "logicalType": "date"},
-    "date64[ms]": {"type": "int", "logicalType": "date"},
-    "time32[s]": {"type": "int", "logicalType": "time-millis"},
-    "time32[ms]": {"type": "int", "logicalType": "time-millis"},
-    "time64[us]": {"type": "long", "logicalType": "time-micros"},
-    "time64[ns]": {"type": "long", "logicalType": "time-micros"},
 }
+"""The Avro of an Arrow type, by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,11 +176,9 @@ def avsc_from_arrow(kind: pa.DataType | pa.Schema, name: str) -> str:
     Nullable fields become `["null", X]` with null as default. Raises ConfigError with the field's path for types that
     no value schema has (64-bit unsigned, durations, maps whose keys are no strings).
     """
-    if isinstance(kind, pa.Schema):
-        return canonical_json(json.dumps(_record_of(list(kind), name, _ROOT)))
-    if not pa.types.is_struct(kind):
+    if not isinstance(kind, pa.Schema | pa.StructType):
         raise ConfigError("a value schema is made from columns", hint="Give a struct type or a schema", got=str(kind))
-    return canonical_json(json.dumps(_record_of(list(cast("pa.StructType", kind)), name, _ROOT)))
+    return canonical_json(json.dumps(_record_of(list(kind), name, _ROOT)))
 
 
 def _record_of(fields: Sequence[pa.Field], name: str, path: str) -> object:
@@ -213,23 +199,21 @@ def _bare_type(kind: pa.DataType, name: str, path: str) -> object:
     text = str(kind)
     if text in _SIMPLE:
         return _SIMPLE[text]
-    if pa.types.is_struct(kind):
-        return _record_of(list(cast("pa.StructType", kind)), name, path)
-    if pa.types.is_dictionary(kind):
-        return _bare_type(cast("pa.DictionaryType", kind).value_type, name, path)
-    if pa.types.is_timestamp(kind):
-        zoned = cast("pa.TimestampType", kind)
-        unit = "micros" if zoned.unit in ("us", "ns") else "millis"
-        return {"type": "long", "logicalType": f"{'' if zoned.tz else 'local-'}timestamp-{unit}"}
-    if pa.types.is_decimal128(kind):
-        number = cast("pa.Decimal128Type", kind)
-        return {"type": "bytes", "logicalType": "decimal", "precision": number.precision, "scale": number.scale}
+    if isinstance(kind, pa.StructType):
+        return _record_of(list(kind), name, path)
+    if isinstance(kind, pa.DictionaryType):
+        return _bare_type(kind.value_type, name, path)
+    if isinstance(kind, pa.TimestampType):
+        unit = "micros" if kind.unit in ("us", "ns") else "millis"
+        return {"type": "long", "logicalType": f"{'' if kind.tz else 'local-'}timestamp-{unit}"}
+    if isinstance(kind, pa.Decimal128Type):
+        return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
     if pa.types.is_fixed_size_binary(kind):
         return {"type": "fixed", "name": name, "size": kind.byte_width}
     if text.startswith(("list<", "large_list<", "fixed_size_list<")):
         return {"type": "array", "items": _type_of(cast("pa.ListType", kind).value_field, f"{name}_item", f"{path}[]")}
-    if pa.types.is_map(kind) and str(cast("pa.MapType", kind).key_type) in ("string", "large_string"):
-        return {"type": "map", "values": _type_of(cast("pa.MapType", kind).item_field, f"{name}_item", f"{path}{{}}")}
+    if isinstance(kind, pa.MapType) and str(kind.key_type) in ("string", "large_string"):
+        return {"type": "map", "values": _type_of(kind.item_field, f"{name}_item", f"{path}{{}}")}
     raise ConfigError(f"no value schema has {kind}", hint="Cast the column before it is written", field=path)
 
 
@@ -334,8 +318,8 @@ def misfits(given: pa.DataType, wanted: ValueType, path: str, *, nullable: bool)
         yield Misfit(path=path, reason=Reason.NULL, given=given, wanted=wanted)
     if pa.types.is_null(given):
         return
-    if wanted.kind == "record" and pa.types.is_struct(given):
-        yield from _of_fields(cast("pa.StructType", given), wanted, path)
+    if wanted.kind == "record" and isinstance(given, pa.StructType):
+        yield from _of_fields(given, wanted, path)
     elif (wanted.kind == "array" and is_list(given)) or (wanted.kind == "map" and pa.types.is_map(given)):
         item = given.item_field if isinstance(given, pa.MapType) else cast("pa.ListType", given).value_field
         yield from misfits(item.type, wanted.inner, wanted.path_inside(path), nullable=item.nullable)
