@@ -206,7 +206,8 @@ def run_cleanup(
         subscriptions = list_subscriptions(log.store)
         if held_back := _check_readable(subscriptions):
             return Cleanup(held_back=held_back, manifests_dropped=len(cleanup_plan.dropped), capped=capped)
-        floor = truncation_floor(kept, _holds(log, subscriptions, now_s, settings.lease_cap_s))
+        live, _ = _leases(log, now_s, settings.lease_cap_s)
+        floor = truncation_floor(kept, [*live, *holding(subscriptions.files, log.descriptor.identity)])
         log.manifests.check_place()
         truncated = _truncate(log, floor, environment.crash)
     for path in cleanup_plan.condemned:
@@ -253,12 +254,6 @@ def _end_over_cap(
         if reason and end_subscription(log.store, newest.subscription, reason, environment):
             capped.append(CappedSubscription(reader=reader, reason=reason))
     return tuple(capped)
-
-
-def _holds(log: Log, subscriptions: StoredSubscriptions, now_s: float, lease_cap_s: float) -> list[Claim]:
-    """What readers still need."""
-    live, _ = _leases(log, now_s, lease_cap_s)
-    return [*live, *holding(subscriptions.files, log.descriptor.identity)]
 
 
 def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: VerifiedRuns) -> str:

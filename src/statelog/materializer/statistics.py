@@ -70,6 +70,7 @@ def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, durat
     counts = replace(counts, failures_in_a_row=0, last_duration_s=duration_s, number=max(counts.number, outcome.number))
     match outcome:
         case CompletedRound():
+            rates = counts.rates.after_download(outcome.size_bytes, outcome.read_back_s)
             return replace(
                 counts,
                 completed=counts.completed + 1,
@@ -80,14 +81,9 @@ def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, durat
                 position=max(counts.position, outcome.position),
                 cleanup=outcome.cleanup,
                 unpublished=counts.unpublished + bool(outcome.unpublished),
-                rates=_measured(counts.rates, outcome),
+                rates=rates.after_replay(outcome.replayed_bytes, outcome.changes, outcome.replay_s),
             )
         case SkippedRound():
             return replace(counts, skipped=counts.skipped + 1, position=max(counts.position, outcome.position))
         case LostRound():
             return replace(counts, lost=counts.lost + 1)
-
-
-def _measured(rates: Rates, outcome: CompletedRound) -> Rates:
-    downloaded = rates.after_download(outcome.size_bytes, outcome.read_back_s)
-    return downloaded.after_replay(outcome.replayed_bytes, outcome.changes, outcome.replay_s)

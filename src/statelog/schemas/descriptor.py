@@ -102,18 +102,17 @@ class Descriptor:
 
     def key_group_of(self, key: bytes | str | int) -> int:
         """The key group of a key, by the log's hash. Raises InvalidChange; Misuse where callers name it."""
-        if self.hash_rule is HashRule.CALLER:
-            raise self._named_by_callers()
+        self._check_hashed()
         return crc32(key_bytes(key, self.key_type)[: self.prefix_bytes]) % self.key_groups
 
     def key_groups_of(self, keys: pa.Array) -> NDArray[np.uint16]:
         """Those of a column of keys of the log's type. Raises Misuse where callers name them."""
-        if self.hash_rule is HashRule.CALLER:
-            raise self._named_by_callers()
+        self._check_hashed()
         return key_groups_of(keys, self.key_groups, self.prefix_bytes)
 
-    def _named_by_callers(self) -> Misuse:
-        return Misuse("the callers of this log name the key groups: none follows from a key", log=self.name)
+    def _check_hashed(self) -> None:
+        if self.hash_rule is HashRule.CALLER:
+            raise Misuse("the callers of this log name the key groups: none follows from a key", log=self.name)
 
     def key_groups_in(self, partitions: Iterable[int]) -> frozenset[int]:
         """The key groups that these partitions hold: what a worker restores that writes them."""

@@ -113,9 +113,7 @@ def encode_chunk(
             "last_key_group": int(groups.max()),
             "changes": batch.num_rows,
             "value_schema_id": value_schema_id,
-            "witness": witness.position,
-            "witness_offset": witness.last_offset,
-            "witness_hash": witness.last_hash,
+            **witness.to_fields("witness"),
             "seal": _seal(key, epoch, nonce, sqn, index, witness),
         }
     )

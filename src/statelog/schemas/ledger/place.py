@@ -78,6 +78,10 @@ class Place(NamedTuple):
         """The hash of the record below, as formats have it: little-endian, zeros if it is not known."""
         return (0 if self.last is None else self.last.hash).to_bytes(8, "little")
 
+    def to_fields(self, name: str) -> dict[str, int | bytes]:
+        """As the fields of a record that has one by this name."""
+        return {name: self.position, f"{name}_offset": self.last_offset, f"{name}_hash": self.last_hash}
+
     @classmethod
     def of_fields(cls, position: int, last_offset: int, last_hash: bytes) -> "Place":
         """From the fields that formats have."""

@@ -285,9 +285,7 @@ def _open_to_datum(record: Open) -> Datum:
         record,
         **record.last.to_fields("last"),
         identity=datum_of(record.identity),
-        witness=record.witness.position,
-        witness_offset=record.witness.last_offset,
-        witness_hash=record.witness.last_hash,
+        **record.witness.to_fields("witness"),
     )
 
 

@@ -17,6 +17,7 @@ Invariants:
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 from statelog.errors import ConfigError, Corrupt, ReaderInUse, SubscriptionEnded
@@ -55,8 +56,7 @@ class Lease:
 
     def __post_init__(self) -> None:
         check_name("lease", self.id)
-        numbers = [self.manifest_number, self.position, *self.next_offsets.keys(), *self.next_offsets.values()]
-        if min(numbers) < 0:
+        if min(self.manifest_number, self.position, *chain(*self.next_offsets.items())) < 0:
             raise ConfigError("a lease holds a negative number", lease=self.id)
         if not (math.isfinite(self.ttl_s) and self.ttl_s > 0 and math.isfinite(self.created_s)):
             raise ConfigError("a lease needs a time to live above 0", lease=self.id, ttl_s=self.ttl_s)
@@ -116,8 +116,8 @@ class Subscription:
 
     def __post_init__(self) -> None:
         check_name("reader", self.reader)
-        numbers = [self.position, *self.next_offsets.keys(), *self.next_offsets.values()]
-        if min(numbers) < 0 or self.number < 1 or self.position != self.state.position:
+        lowest = min([self.position, *chain(*self.next_offsets.items())])
+        if lowest < 0 or self.number < 1 or self.position != self.state.position:
             raise ConfigError("a subscription holds impossible numbers", reader=self.reader, number=self.number)
         if len(self.nonce) != 16 or not (math.isfinite(self.created_s) and math.isfinite(self.moved_s)):
             raise ConfigError("a subscription holds impossible values", reader=self.reader, number=self.number)
