@@ -3,8 +3,7 @@
 `schedule` decides when a round begins. Rounds, and looks at the tail beside them, run on their own threads; this one
 only waits, at most as long as a round may take.
 
-    failure       tolerated while it is Unavailable: up to a number in a row, and for some minutes whatever the number;
-                  any other failure ends the daemon
+    failure       tolerated while it is Unavailable (see `failures_tolerated`); any other failure ends the daemon
     given up      a round that outlives its time counts as failed, and the schedule moves on. It ends at its next step;
                   if it was already at its put, it finishes late and counts after all
     stop          between rounds: a round in flight finishes, or is given up once its grace period is over or a second
@@ -13,8 +12,8 @@ only waits, at most as long as a round may take.
 Invariants:
 - At most one round is in flight, apart from those given up. No more of those may hang than failures are tolerated.
 - The statistics are one frozen value, replaced as a whole by one thread.
-- Only a round that ended well (completed, skipped, lost) resets the count of failures in a row.
-- Damage (DataLoss, Corrupt, UnknownFormat) and misuse are never tolerated, and not missed when they come late.
+- Only a round that ended well (completed, skipped, lost) resets the count of failures in a row. Damage and misuse are
+  never tolerated, and not missed when they come late.
 """
 
 import math
@@ -148,10 +147,8 @@ class Materializer:
     # ---- round after round
 
     def run(self) -> None:
-        """Run rounds until stopped.
-
-        Raises the last error when more rounds in a row fail than are tolerated, and at once any error that retrying
-        cannot fix: Damaged, Unsafe, Misuse.
+        """Run rounds until stopped. Raises the last error when more rounds in a row fail than are tolerated, and any at
+        once that retrying cannot fix: Damaged, Unsafe, Misuse.
         """
         delay_s = ask_first_delay_s(self._log, self._settings)
         self._due_s = self._clock() + delay_s
