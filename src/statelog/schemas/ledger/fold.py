@@ -72,8 +72,8 @@ class LedgerFold:
         self.restarted = state.restarted
         """The offset of the newest Restart, -1 before the first: a person settled what was lost up to there."""
         self._rows = {row.name: row for row in state.writers}
-        self._undecoded: dict[str, Commit] = {}
-        """The last commits of writers, whose metadata stays in there, and out of their row, until it is asked for."""
+        self._newer: dict[str, tuple[int, Commit]] = {}
+        """Offsets and last commits of writers that are not in their rows yet: metadata is decoded when asked for."""
         self._live = {epoch.epoch: epoch for epoch in state.live}
         self._newest = {row.partition: row.newest_epoch for row in state.partitions if row.newest_epoch != NO_EPOCH}
         self._committed = {row.partition: row.committed_position for row in state.partitions if row.committed_position}
@@ -90,6 +90,8 @@ class LedgerFold:
 
     def last_checkpoint(self, writer: str) -> Checkpoint:
         """The checkpoint that the writer's next commit has to continue."""
+        if writer in self._newer:
+            return self._newer[writer][1].checkpoint
         row = self._rows.get(writer)
         return row.checkpoint if row else NO_CHECKPOINT
 
@@ -135,10 +137,11 @@ class LedgerFold:
         )
 
     def _row(self, writer: str) -> WriterState:
-        commit = self._undecoded.get(writer)
-        if commit is not None:
-            self._rows[writer] = self._rows[writer]._replace(metadata=commit.read_body().metadata)
-            del self._undecoded[writer]
+        if writer in self._newer:
+            offset, commit = self._newer[writer]
+            metadata, newest_epoch = commit.read_body().metadata, self._rows[writer].newest_epoch
+            self._rows[writer] = WriterState(writer, newest_epoch, commit.checkpoint, offset, metadata)
+            del self._newer[writer]
         return self._rows[writer]
 
     # ---- folding
@@ -200,7 +203,7 @@ class LedgerFold:
         for extent in record.extents:
             if extent.partition not in live.partitions:
                 return Void(VoidReason.NOT_OWNED, f"partition {extent.partition}")
-        last = self._rows[live.writer].checkpoint
+        last = self.last_checkpoint(live.writer)
         if record.base != last:
             return Void(VoidReason.WRONG_BASE, f"it continues {record.base.id}, the last one is {last.id}")
         if record.checkpoint.id <= last.id:
@@ -234,14 +237,13 @@ class LedgerFold:
 
     def _commit(self, offset: int, record: Commit) -> None:
         writer = self._live[record.epoch].writer
-        self._rows[writer] = WriterState(writer, self._rows[writer].newest_epoch, record.checkpoint, offset)
-        self._undecoded[writer] = record
+        self._newer[writer] = offset, record
         for partition, _, end_offset in record.extents:
             self._committed[partition] = max(self._committed.get(partition, 0), end_offset)
         if record.has_meta:
             self._remember_meta(writer, record)
         if record.final:
-            del self._rows[writer], self._undecoded[writer], self._live[record.epoch]
+            del self._rows[writer], self._newer[writer], self._live[record.epoch]
 
     def _restart(self, offset: int, record: Restart) -> None:
         if record.position > self._start:
