@@ -32,7 +32,7 @@ from statelog.materializer.engine import (
 from statelog.materializer.events import log_event, shortfalls
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target, prove_truncation
+from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
 from statelog.materializer.tasks import TaskOutput, fold_tasks, merge_tasks
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
@@ -43,6 +43,7 @@ from statelog.schemas.topic_policy import ROLLING_UP
 from statelog.storage.log.evidence import take_anchors
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
+from statelog.storage.log.topics import prove_truncation
 
 QUIET_RECORDS = 1000
 """So many ledger records without a commit are rolled up all the same, so that a quiet ledger is truncated, too."""
@@ -156,7 +157,7 @@ class Round:
     def _roll_up_newest(self) -> RoundOutcome:
         self._log.verify_anew(ROLLING_UP)
         if not self._verified.may_truncate:
-            prove_truncation(self._log)
+            prove_truncation(self._log.kafka, (self._log.data_topic, self._log.ledger_topic))
             self._verified.may_truncate = True
         self._newest = self._log.manifests.newest()
         self._passed("after-newest")

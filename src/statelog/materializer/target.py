@@ -117,14 +117,3 @@ def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted
             log_end=there.end,
             hint="Acknowledged records are gone: restore the topic; the snapshots still hold their changes",
         )
-
-
-def prove_truncation(log: Log) -> None:
-    """See that both topics let us delete records, by deleting those below offset 0, of which there are none.
-
-    `Log.verify_anew(ROLLING_UP)` asks every round what the brokers say that we may do, and finds nothing where they do
-    not say; so once in a process the deed itself is the proof. Without the right, rounds would put manifests, and Kafka
-    would grow. Raises ConfigError, Unavailable.
-    """
-    for topic in (log.data_topic, log.ledger_topic):
-        log.kafka.delete_records(topic, {0: 0})

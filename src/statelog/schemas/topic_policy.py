@@ -2,7 +2,7 @@
 
 Two kinds of findings. A *wrong* setting deletes or rewrites what was committed (retention, compaction, a second
 ledger partition): never usable. An *unsafe* one can lose acknowledged records when a broker dies: usable only if
-the operator waives it by its name.
+the operator waives it by its name. What a broker does not tell is unknown, and never taken for its default.
 
 `docs/security.md` has the same rights, and those that Kafka asks for besides: DESCRIBE_CONFIGS on both topics, and
 DESCRIBE on the readers' group. Names are Kafka's own. Pure.
@@ -17,6 +17,11 @@ from statelog.schemas.names import parse_enum
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 _OVERHEAD_BYTES = 64 * 1024  # Kafka counts its batch framing into max.message.bytes
+_NEEDED = frozenset({"cleanup.policy", "retention.ms", "retention.bytes", "max.message.bytes"})
+"""Without these, Kafka would delete, rewrite or refuse what is committed. All else is only good to have."""
+_JUDGED = _NEEDED | {"min.insync.replicas", "unclean.leader.election.enable"}
+NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""Sixteen zero bytes: what a broker answers that gives its topics no ids."""
 
 
 class TopicRole(StrEnum):
@@ -35,6 +40,10 @@ class Waiver(StrEnum):
     """`min.insync.replicas` below two: an acknowledgement may mean one copy only."""
     UNCLEAN_ELECTION = "unclean-election"
     """A replica that lacks acknowledged records may become leader."""
+    UNKNOWN_SETTINGS = "unknown-settings"
+    """The broker does not tell a setting that safety rests on: nobody knows whether it is a safe one."""
+    TOPIC_IDS = "topic-ids"
+    """The broker gives topics no ids: one that was deleted and made again is known by its records only."""
     CLEARTEXT = "cleartext"
     """The password goes over the network as it is: SASL's PLAIN without TLS, to a broker on another machine."""
 
@@ -49,19 +58,27 @@ def parse_waivers(names: Collection[str]) -> frozenset[Waiver]:
 
 
 def topic_config(role: TopicRole, replication_factor: int) -> dict[str, str]:
-    """The settings that a new topic gets."""
+    """The settings that a new topic gets, where the service takes them all."""
     segment_mib = 128 if role is TopicRole.DATA else 32
     return {
         "cleanup.policy": "delete",
         "retention.ms": "-1",
         "retention.bytes": "-1",
-        "compression.type": "producer",
         "max.message.bytes": str(MAX_RECORD_BYTES + _OVERHEAD_BYTES),
         "min.insync.replicas": "2" if replication_factor >= 3 else "1",
         "unclean.leader.election.enable": "false",
         "message.timestamp.type": "LogAppendTime",
         "segment.bytes": str(segment_mib * 1024 * 1024),
     }
+
+
+def without_refused(config: Mapping[str, str], refusal: str) -> dict[str, str]:
+    """What to try after a service refused `config` with these words: without those settings that are only good to have
+    and that it names, or without any of them where it names none. Equal to `config` if nothing is left to leave out.
+    """
+    spare = config.keys() - _NEEDED
+    named = {key for key in spare if key in refusal}
+    return {key: value for key, value in config.items() if key not in (named or spare)}
 
 
 def check_topic(
@@ -72,9 +89,12 @@ def check_topic(
     replication_factor: int,
     config: Mapping[str, str],
     waived: Collection[Waiver],
+    topic_id: str = "",
 ) -> None:
-    """Raise UnsafeTopic, naming every finding at once, if the topic must not be used."""
-    findings = [*_wrong(role, partitions, config), *_unsafe(replication_factor, config)]
+    """Raise UnsafeTopic, naming every finding at once, if the topic must not be used. `topic_id` is empty before it has
+    one.
+    """
+    findings = [*_wrong(role, partitions, config), *_unsafe(replication_factor, config, topic_id)]
     refused = [(text, waiver) for text, waiver in findings if waiver is None or waiver not in waived]
     if not refused:
         return
@@ -88,23 +108,29 @@ def check_topic(
 def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> Iterator[_Finding]:
     if role is TopicRole.LEDGER and partitions != 1:
         yield f"the ledger has {partitions} partitions and must have one", None
-    if config.get("cleanup.policy") != "delete":
-        yield f"cleanup.policy is {config.get('cleanup.policy')!r} and must be 'delete'", None
+    policy = config.get("cleanup.policy", "delete")
+    if policy != "delete":
+        yield f"cleanup.policy is {policy!r} and must be 'delete'", None
     for key in ("retention.ms", "retention.bytes"):
-        if config.get(key) != "-1":
-            yield f"{key} is {config.get(key)} and must be -1: Kafka would delete committed changes", None
-    size = int(config.get("max.message.bytes", "0"))
+        if config.get(key, "-1") != "-1":
+            yield f"{key} is {config[key]} and must be -1: Kafka would delete committed changes", None
+    size = int(config.get("max.message.bytes", MAX_RECORD_BYTES))
     if size < MAX_RECORD_BYTES:
         yield f"max.message.bytes is {size} and must be at least {MAX_RECORD_BYTES}", None
 
 
-def _unsafe(replication_factor: int, config: Mapping[str, str]) -> Iterator[_Finding]:
+def _unsafe(replication_factor: int, config: Mapping[str, str], topic_id: str) -> Iterator[_Finding]:
     if replication_factor < 3:
         yield f"the topic has {replication_factor} replicas, fewer than 3", Waiver.REPLICATION
-    if int(config.get("min.insync.replicas", "1")) < 2:
+    if int(config.get("min.insync.replicas", "2")) < 2:
         yield "min.insync.replicas is below 2", Waiver.MIN_INSYNC
     if config.get("unclean.leader.election.enable", "false") != "false":
         yield "unclean.leader.election.enable is on", Waiver.UNCLEAN_ELECTION
+    untold = sorted(_JUDGED - config.keys())
+    if untold:
+        yield f"this broker does not tell {', '.join(untold)}", Waiver.UNKNOWN_SETTINGS
+    if topic_id == NO_TOPIC_ID:
+        yield "this broker gives topics no ids", Waiver.TOPIC_IDS
 
 
 # ---- rights

@@ -26,6 +26,7 @@ from statelog.testing.faults import (
     ScriptedFaults,
     SendAttempt,
 )
+from statelog.testing.provider import APACHE, Provider
 
 _RECORD_OVERHEAD_BYTES = 70
 _DEFAULT_TOPIC_CONFIG = {
@@ -135,9 +136,13 @@ class MemoryCluster:
         faults: Faults | None = None,
         clock: Callable[[], float] | None = None,
         questions: QuestionHook | None = None,
+        provider: Provider = APACHE,
     ) -> None:
-        """`clock`, in seconds since 1970, stamps the records of topics that ask for it; without one nothing does."""
+        """`clock`, in seconds since 1970, stamps the records of topics that ask for it; without one nothing does.
+        `provider` is the service whose terms it has.
+        """
         self.cluster_id = cluster_id
+        self.provider = provider
         self.questions = questions
         self._clock = clock
         self.faults: Faults = faults if faults is not None else ScriptedFaults()
@@ -190,9 +195,10 @@ class MemoryCluster:
             raise BrokerUnavailable("the in-memory cluster is down", bootstrap_servers="memory")
 
     def create(self, spec: TopicSpec) -> None:
-        """Make a topic with an id of its own. Raises AlreadyExists."""
+        """Make a topic with an id of its own. Raises AlreadyExists, ConfigError."""
         if spec.name in self._topics:
             raise AlreadyExists(f"topic {spec.name} exists already", topic=spec.name)
+        self.provider.check_settings(spec.name, spec.config)
         self._remember(spec.name)
         self._made_topics += 1
         logs = [PartitionLog(partition) for partition in range(spec.partitions)]
@@ -210,10 +216,10 @@ class MemoryCluster:
             return None
         return TopicDescription(
             name=topic,
-            topic_id=found.topic_id,
+            topic_id=self.provider.topic_id(found.topic_id),
             partitions=len(found.logs),
             replication_factor=found.spec.replication_factor,
-            config={**_DEFAULT_TOPIC_CONFIG, **found.spec.config},
+            config=self.provider.told({**_DEFAULT_TOPIC_CONFIG, **found.spec.config}),
         )
 
     def log(self, topic: str, partition: int) -> PartitionLog:

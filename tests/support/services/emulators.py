@@ -1,9 +1,11 @@
-"""Azure's and Google's object stores for the tests: Azurite and fake-gcs-server, each a program on loopback only.
+"""What others rent, for the tests, as programs on loopback only: Azure's and Google's object stores (Azurite and
+fake-gcs-server), and a Kafka broker that is not Apache's (kfake, by the program beside this file).
 
-Both are fetched pinned by the client of their registry, npm and go, into the directory of the development broker's
-jars. A machine without that client has no such store: `Unobtainable` says so, and whoever asked skips with its words.
+All are fetched pinned by the client of their registry, npm and go, into the directory of the development broker's
+jars. A machine without that client has none: `Unobtainable` says so, and whoever asked skips with its words.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,9 +19,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from statelog.testing.broker import cache_directory, free_port, locked
+from statelog.testing.broker import cache_directory, free_port, locked, wait_until_ready
 
-__all__ = ["AZURE_ACCOUNT", "AZURE_KEY", "EmulatedStore", "Unobtainable", "open_azure", "open_gcs"]
+__all__ = ["AZURE_ACCOUNT", "AZURE_KEY", "EmulatedStore", "Unobtainable", "open_azure", "open_gcs", "open_kfake"]
 
 _AZURITE = "azurite@3.35.0"
 _FAKE_GCS = "github.com/fsouza/fake-gcs-server@v1.56.1"
@@ -88,6 +90,18 @@ def open_gcs(stack: ExitStack, directory: Path) -> EmulatedStore:
     urllib.request.urlopen(made, timeout=10).close()
     options = {"endpoint_url": endpoint, "token": "anon"}
     return EmulatedStore(bucket_url=f"gs://{_CONTAINER}", options=options, port=port)
+
+
+def open_kfake(stack: ExitStack, directory: Path) -> str:
+    """Start a broker that keeps all in memory; `stack` ends it. Returns its host and port. Raises Unobtainable."""
+    go, port, source = _program("go"), free_port(), Path(__file__).parent / "kfake"
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(source.iterdir()))).hexdigest()[:12]
+    home = _installed("kfake", f"kfake@{digest}", lambda into: [go, "-C", str(source), "build", "-o", f"{into}/kfake"])
+    output = stack.enter_context((directory / "kfake.log").open("wb"))
+    process = stack.enter_context(subprocess.Popen([str(home / "kfake"), str(port)], stdout=output, stderr=output))
+    stack.callback(process.kill)
+    wait_until_ready(f"127.0.0.1:{port}", _START_TIMEOUT_S, still_alive=lambda: process.poll() is None)
+    return f"127.0.0.1:{port}"
 
 
 def _program(name: str) -> str:

@@ -194,13 +194,16 @@ class ConfluentKafka:
             raise Misuse("an offset is negative", hint="Kafka would read it as 'everything'", topic=topic)
         if not before:
             return {}
-        retries = self._retries()
+        retries, starts = self._retries(), dict[int, int]()
         while True:
             try:
-                return self._delete_records(topic, before)
+                return {**starts, **self._delete_records(topic, before)}
             except Refused as refused:
-                if refused.name == "OFFSET_OUT_OF_RANGE":
-                    self._check_ends(topic, before)
+                below = self._below_start(topic, before) if refused.name == "OFFSET_OUT_OF_RANGE" else {}
+                if below:
+                    starts |= below
+                    before = {p: offset for p, offset in before.items() if p not in below}
+                    continue
                 if refused.name not in _MOVING:
                     raise self._error(refused, "deleting records", f"DELETE on topic {topic}", topic=topic) from None
                 self._check_partitions(topic, sorted(before))
@@ -209,6 +212,8 @@ class ConfluentKafka:
 
     def _delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
         asked = {p: TopicPartition(topic, p, offset) for p, offset in before.items()}
+        if not asked:
+            return {}
         (answers,) = self._admin.ask(
             lambda client, limit_s: [
                 client.delete_records(list(asked.values()), request_timeout=limit_s, operation_timeout=limit_s)
@@ -370,13 +375,20 @@ class ConfluentKafka:
                 partitions=described.partitions,
             )  # fmt: skip
 
-    def _check_ends(self, topic: str, before: Mapping[int, int]) -> None:
+    def _below_start(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """The log starts of partitions that hold nothing below these offsets: Apache's brokers do nothing there, others
+        refuse. Raises BeyondEnd if an offset lies above an end.
+        """
+        below: dict[int, int] = {}
         for partition, available in self.offsets(topic, sorted(before)).items():
             if before[partition] > available.end:
                 raise BeyondEnd(
                     f"{topic}[{partition}] ends below the offset to truncate to",
                     topic=topic, partition=partition, offset=before[partition], log_end=available.end,
                 )  # fmt: skip
+            if before[partition] <= available.start:
+                below[partition] = available.start
+        return below
 
     def _error(self, refused: Refused, doing: str, needs: str = "", **facts: Fact) -> Exception:
         return client_error(refused.name, refused.text, doing, self._config.bootstrap_servers, needs=needs, **facts)

@@ -14,22 +14,44 @@ Invariants:
 - What is deleted is the log's own: topics of other ids, or that another descriptor owns, are left alone.
 """
 
+import logging
 import os
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
-from statelog.errors import AlreadyExists, CorruptManifest, IdentityChanged, NotFound, OffsetGone, StatelogError
+from statelog.errors import (
+    AlreadyExists,
+    ConfigError,
+    CorruptManifest,
+    IdentityChanged,
+    NotFound,
+    OffsetGone,
+    StatelogError,
+)
 from statelog.schemas.descriptor import Descriptor, verify
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Mark, Restart, decode
 from statelog.schemas.names import DESCRIPTOR_PATH, data_topic, ledger_topic
-from statelog.schemas.topic_policy import WRITING, TopicRole, Waiver, check_rights, check_topic, topic_config
+from statelog.schemas.topic_policy import (
+    NO_TOPIC_ID,
+    WRITING,
+    TopicRole,
+    Waiver,
+    check_rights,
+    check_topic,
+    topic_config,
+    without_refused,
+)
 from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription, TopicSpec
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, append_record
 from statelog.storage.log.files import ManifestChain, descriptor_or_none, put_descriptor, put_first_schema
 from statelog.storage.log.where import NewLog
 from statelog.storage.store import Store
 
+_LOG = logging.getLogger("statelog.storage")
+_REFUSED_SETTINGS = frozenset({"POLICY_VIOLATION", "INVALID_CONFIG"})
 _LOOKS = 3
 _LOOK_AGAIN_S = 0.25
 
@@ -49,8 +71,8 @@ def make_topic(
     config = topic_config(role, replication_factor)
     check_topic(topic, role, partitions=partitions, replication_factor=replication_factor, config=config, waived=waived)
     try:
-        client.create_topic(
-            TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config)
+        _create(
+            client, TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config)
         )
     except AlreadyExists:
         _require_empty(client, topic, partitions)
@@ -59,6 +81,22 @@ def make_topic(
         raise NotFound("the topic went away while the log was made", topic=topic)
     check_made(found, role, waived)
     return found
+
+
+def _create(client: Kafka, spec: TopicSpec) -> None:
+    """Create the topic, with fewer settings where the service refuses some that it can do without: what it then has is
+    judged as any topic's is. Raises AlreadyExists, ConfigError, BrokerUnavailable.
+    """
+    while True:
+        try:
+            return client.create_topic(spec)
+        except ConfigError as refusal:
+            fewer = without_refused(spec.config, refusal.message)
+            if refusal.facts.get("kafka_error") not in _REFUSED_SETTINGS or fewer == spec.config:
+                raise
+            left_out = ", ".join(sorted(spec.config.keys() - fewer.keys()))
+            _LOG.warning("%s is made without %s: %s", spec.name, left_out, refusal.message)
+            spec = replace(spec, config=fewer)
 
 
 def look_for(client: Kafka, topic: str) -> TopicDescription | None:
@@ -116,6 +154,7 @@ def check_made(topic: TopicDescription, role: TopicRole, waived: frozenset[Waive
         replication_factor=topic.replication_factor,
         config=topic.config,
         waived=waived,
+        topic_id=topic.topic_id,
     )
 
 
@@ -147,9 +186,9 @@ def check_owner(client: Kafka, descriptor: Descriptor, manifests: ManifestChain,
     """Raise IdentityChanged if the topics are another root's, NotFound if the create died before its mark.
 
     The mark need not be read where a snapshot of these very topics stands: whoever put that had found it, and topic ids
-    never come back.
+    never come back. Where there are none, the mark is the identity as long as it is there, and anchors are afterwards.
     """
-    if _is_rolled_up(descriptor, manifests):
+    if descriptor.identity.ledger_topic_id != NO_TOPIC_ID and _is_rolled_up(descriptor, manifests):
         return
     owner, name = owner_of(client, ledger_topic(descriptor.name)), descriptor.name
     if owner is not None and owner != descriptor.digest:
@@ -252,6 +291,7 @@ def make_log(
     data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived)
     ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived)
     check_rights({ledger.name: WRITING.ledger}, {ledger.name: ledger.operations})  # Before anything needs them.
+    prove_truncation(client, (data.name, ledger.name), needs_right=False)
     descriptor = Descriptor(
         name=name,
         identity=identity_of(client, data, ledger),
@@ -272,6 +312,21 @@ def make_log(
         raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
     mark_ledger(client, ledger.name, descriptor.digest)
     return descriptor
+
+
+def prove_truncation(client: Kafka, topics: Iterable[str], *, needs_right: bool = True) -> None:
+    """See that records of these topics can be deleted, by deleting those below offset 0, of which there are none.
+
+    `check_rights` finds nothing where brokers do not say, and nothing else shows that a Kafka lacks the request: rounds
+    would put manifests, and Kafka would grow. Who only makes a log need not have the right. Raises ConfigError,
+    Unavailable.
+    """
+    for topic in topics:
+        try:
+            client.delete_records(topic, {0: 0})
+        except ConfigError as error:
+            if needs_right or error.facts.get("kafka_error") != "TOPIC_AUTHORIZATION_FAILED":
+                raise
 
 
 def delete_log(client: Kafka, store: Store, name: str) -> None:

@@ -1,0 +1,88 @@
+"""`Provider`: what a rented Kafka does otherwise than Apache's, as data, and services that are known by their pages.
+The twin of a cluster takes one, so that a program meets its broker's terms before it meets the broker.
+
+Names of settings and requests are Kafka's own. A profile says what the service's pages, or users' reports, say of it:
+none of them was measured here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from statelog.schemas.topic_policy import NO_TOPIC_ID
+from statelog.storage.kafka.errors import client_error
+
+_NO_LIMIT = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provider:
+    """The terms of a service. Each field that is left out is as Apache Kafka has it.
+
+    name               of the service
+    refuses            settings that a new topic must not name
+    least              least value of a setting that a new topic may name
+    sets               settings that every new topic has, whatever it names
+    untold             settings that are left out of answers to DescribeConfigs
+    lacks              requests that it does not have
+    has_topic_ids      whether topics have ids
+    is_terse           whether it refuses settings without their names
+    """
+
+    name: str
+    refuses: frozenset[str] = frozenset()
+    least: Mapping[str, int] = field(default_factory=dict[str, int])
+    sets: Mapping[str, str] = field(default_factory=dict[str, str])
+    untold: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()
+    has_topic_ids: bool = True
+    is_terse: bool = False
+
+    def check_settings(self, topic: str, config: Mapping[str, str]) -> None:
+        """Raise ConfigError, as a service does that has a policy for new topics, unless these settings may be given."""
+        wrong = [
+            key
+            for key in sorted(config)
+            if key in self.refuses or _number(config[key]) < self.least.get(key, _NO_LIMIT)
+        ]
+        if wrong:
+            text = "refused by policy" if self.is_terse else f"Config {', '.join(wrong)} cannot be set"
+            raise client_error("POLICY_VIOLATION", text, "creating a topic", "memory", topic=topic)
+
+    def check_request(self, request: str) -> None:
+        """Raise ConfigError if the service lacks a request."""
+        if request in self.lacks:
+            raise client_error("_UNSUPPORTED_FEATURE", f"{request} not supported by broker", "it", "memory")
+
+    def told(self, config: Mapping[str, str]) -> dict[str, str]:
+        """What is told of a topic with these settings."""
+        return {key: value for key, value in {**config, **self.sets}.items() if key not in self.untold}
+
+    def topic_id(self, topic_id: str) -> str:
+        """What is told of a topic's id."""
+        return topic_id if self.has_topic_ids else NO_TOPIC_ID
+
+
+def _number(value: str) -> float:
+    return int(value) if value.lstrip("-").isdecimal() else float("inf")
+
+
+APACHE = Provider(name="Apache Kafka")
+CONFLUENT_CLOUD = Provider(
+    name="Confluent Cloud, Dedicated",
+    refuses=frozenset({"unclean.leader.election.enable"}),
+    least={"segment.bytes": 50 << 20},
+    sets={"min.insync.replicas": "2"},
+)
+MSK_EXPRESS = Provider(
+    name="Amazon MSK Express",
+    refuses=frozenset({"segment.bytes", "unclean.leader.election.enable"}),
+    sets={"min.insync.replicas": "2"},
+    lacks=frozenset({"DeleteRecords"}),
+)
+REDPANDA = Provider(
+    name="Redpanda",
+    untold=frozenset({"min.insync.replicas", "unclean.leader.election.enable"}),
+    has_topic_ids=False,
+)
+"""One from before September 2025."""
+WARPSTREAM = Provider(name="WarpStream", lacks=frozenset({"DeleteRecords"}))

@@ -1,0 +1,150 @@
+"""Services that do some things otherwise than Apache Kafka: where a log is made on their terms, and where it is refused
+and why. On the twin of each, by what their documentation says; and a refusal of a real broker.
+"""
+
+import uuid
+from contextlib import closing, nullcontext
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import ConfigError, Damaged, UnsafeTopic
+from statelog.materializer import CompletedRound, run_round
+from statelog.producer import Writer
+from statelog.recovery import recover
+from statelog.schemas.topic_policy import TopicRole, Waiver, topic_config
+from statelog.storage.log import topics
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import LogOptions, Where
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.provider import APACHE, CONFLUENT_CLOUD, MSK_EXPRESS, REDPANDA, WARPSTREAM, Provider
+from statelog.testing.store import MemoryDisk, MemoryStore
+from tests.support.rigs.kafka import broker_world
+from tests.support.rigs.log import settings_for
+from tests.support.services.broker import Broker
+from tests.support.told import lines, told
+
+NO_IDS = ("topic-ids", "unknown-settings")
+
+
+class Twin:
+    """A service with one place for logs."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.cluster = MemoryCluster(provider=provider)
+        self._disk = MemoryDisk(lambda: 1000.0)
+
+    def where(self, *waived: str) -> Where:
+        """The place, as a new process sees it."""
+        return Where(MemoryKafka(cluster=self.cluster), MemoryStore(self._disk, "x"), allow_unsafe=waived)
+
+    def live(self, tmp_path: Path, *waived: str) -> dict[object, object]:
+        """Make a log, write, roll up, write again; returns what is read of it."""
+        Log.create("x", self.where(*waived), LogOptions(partitions=2)).close()
+        with Log.open("x", self.where(*waived)) as log:
+            for number in range(3):
+                with Writer(log, "w") as writer:
+                    writer.put(b"k%d" % number, b"v")
+                    writer.commit({"offset": number})
+                if number < 2:
+                    assert isinstance(run_round(log, settings_for(tmp_path)), CompletedRound)
+        with Log.open("x", self.where(*waived)) as log, recover(log) as recovery:
+            return recovery.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("provider", "waived"), [(APACHE, ()), (CONFLUENT_CLOUD, ()), (REDPANDA, NO_IDS)], ids=lambda one: str(one)[:30]
+)
+def test_a_log_on_the_terms_of_a_service(provider: Provider, waived: tuple[str, ...], tmp_path: Path) -> None:
+    """Settings that it does not take are left out, what it then has is judged, and the log works."""
+    with told("is made without") if provider is CONFLUENT_CLOUD else nullcontext():
+        assert Twin(provider).live(tmp_path, *waived) == {b"k%d" % number: b"v" for number in range(3)}
+
+
+def test_what_is_left_out_is_told(tmp_path: Path) -> None:
+    """One line a topic, with the settings' names and the service's own words."""
+    twin = Twin(CONFLUENT_CLOUD)
+    with told("cannot be set") as texts:
+        twin.live(tmp_path)
+    assert [text.partition(":")[0] for text in texts] == [
+        "x is made without unclean.leader.election.enable",
+        "x.ledger is made without segment.bytes, unclean.leader.election.enable",
+    ]
+    described = twin.cluster.describe("x.ledger")
+    assert described is not None
+    assert described.config["segment.bytes"] == "1073741824"
+    assert described.config["retention.ms"] == "-1"
+
+
+def test_a_service_that_names_no_setting(tmp_path: Path) -> None:
+    """It gets none that is only good to have, and all that are needed; what it then has is judged as it is."""
+
+    terse = Provider(name="terse", refuses=frozenset({"message.timestamp.type"}), is_terse=True)
+    twin = Twin(terse)
+    with told("refused by policy"), pytest.raises(UnsafeTopic, match=r"min\.insync\.replicas is below 2"):
+        twin.live(tmp_path)
+    with told("refused by policy"):
+        assert twin.live(tmp_path, "min-insync")
+    described = twin.cluster.describe("x")
+    assert described is not None
+    assert described.config["message.timestamp.type"] == "CreateTime"
+
+
+def test_a_service_that_refuses_what_is_needed(tmp_path: Path) -> None:
+    """Nothing is tried without it: Kafka would delete what is committed."""
+    twin = Twin(Provider(name="x", refuses=frozenset({"retention.ms"})))
+    with told("is made without"), pytest.raises(ConfigError, match=r"retention\.ms"):
+        twin.live(tmp_path)
+    assert twin.cluster.describe("x") is None
+
+
+@pytest.mark.parametrize("provider", [MSK_EXPRESS, WARPSTREAM], ids=lambda one: str(one.name))
+def test_a_service_without_the_request_to_truncate(provider: Provider, tmp_path: Path) -> None:
+    """It is found when a log is made, by the name of the request, before anything is in it."""
+    with lines(), pytest.raises(ConfigError, match="DeleteRecords") as caught:
+        Twin(provider).live(tmp_path)
+    assert "docs/kafka.md" in caught.value.hint
+
+
+def test_a_service_that_does_not_tell(tmp_path: Path) -> None:
+    """What it does not tell is unknown, and no topic has an identity: each is waived by its own name, or refused."""
+    with pytest.raises(UnsafeTopic) as caught:
+        Twin(REDPANDA).live(tmp_path)
+    assert "does not tell min.insync.replicas, unclean.leader.election.enable" in caught.value.message
+    assert "gives topics no ids" in caught.value.message
+    assert "topic-ids,unknown-settings" in caught.value.hint
+    assert "min-insync" not in caught.value.hint
+
+
+@pytest.mark.parametrize("remade", [("x", "x.ledger"), ("x.ledger",), ("x",)], ids=str)
+def test_topics_made_again_where_topics_have_no_ids(remade: tuple[str, ...], tmp_path: Path) -> None:
+    """Nothing tells by their ids that they are other topics, and what was acknowledged is missed all the same."""
+    twin = Twin(REDPANDA)
+    twin.live(tmp_path, *NO_IDS)
+    for topic in remade:
+        twin.cluster.recreate_topic(topic)
+    with pytest.raises(Damaged), Log.open("x", twin.where(*NO_IDS)) as log, recover(log) as recovery:
+        recovery.to_dict()
+
+
+def test_another_logs_topics_where_topics_have_no_ids(tmp_path: Path) -> None:
+    """The mark in the ledger tells them apart, behind a snapshot, too."""
+    twin, other = Twin(REDPANDA), Twin(REDPANDA)
+    twin.live(tmp_path, *NO_IDS)
+    other.live(tmp_path, *NO_IDS)
+    other_where = Where(MemoryKafka(cluster=other.cluster), twin.where().root, allow_unsafe=NO_IDS)
+    with pytest.raises(Damaged), Log.open("x", other_where) as log, recover(log) as recovery:
+        recovery.to_dict()
+
+
+@pytest.mark.broker
+def test_a_setting_that_a_broker_refuses(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real broker says which setting it does not take, and the topic is made without that one."""
+    made, name = topic_config, f"refused-{uuid.uuid4().hex[:8]}"
+    monkeypatch.setattr(topics, "topic_config", lambda *asked: {**made(*asked), "segment.bytes": "1"})
+    with closing(broker_world(broker.bootstrap).kafka) as kafka, told("made without segment.bytes"):
+        topic = topics.make_topic(kafka, name, TopicRole.DATA, 1, 1, frozenset(Waiver))
+        assert int(topic.config["segment.bytes"]) > 1
+        assert topic.config["message.timestamp.type"] == "LogAppendTime"
+        kafka.delete_topic(name)
