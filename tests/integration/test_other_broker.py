@@ -9,6 +9,7 @@ give by a null, which librdkafka logs as an error and asks again.
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,9 +78,9 @@ def test_a_second_writer_fences_the_first(rig: LogRig) -> None:
 def test_a_table_comes_back(rig: LogRig, backend: str, tmp_path: Path) -> None:
     """With its state and its progress, in the next life, and in one that lost its directory."""
     rig.create().close()
-    kept = {} if backend == "dict" else {"backend": "rocksdb", "directory": tmp_path / "local"}
+    kept: dict[str, Any] = {} if backend == "dict" else {"backend": "rocksdb", "directory": tmp_path / "local"}
     for number in range(3):
-        with statelog.table(rig.name, rig.where(), **kept) as table:  # type: ignore[arg-type]
+        with statelog.table(rig.name, rig.where(), **kept) as table:
             assert len(table) == number
             table[b"k%d" % number] = b"v"
             table.commit({"offset": number})

@@ -19,6 +19,7 @@ from statelog.testing.faults import (
 )
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.process import ProcessId
+from statelog.testing.provider import Provider
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore
 from statelog.testing.twin import Twin
 
@@ -37,6 +38,7 @@ __all__ = [
     "MemoryKafka",
     "MemoryStore",
     "ProcessId",
+    "Provider",
     "QuestionHook",
     "ScriptedFaults",
     "ScriptedQuestions",
