@@ -6,11 +6,11 @@ Invariants:
 """
 
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import FrameType
 from typing import Generic, TypeVar
 
 from statelog.environment import Environment, current_environment
@@ -90,20 +90,32 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
         >>> restore()
     """
     requests = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
+    # A handler runs on the main thread between two instructions, perhaps while that thread holds the event's own lock
+    # in `wait`, and not at all while it sleeps there if another thread was interrupted: so a thread hears the numbers.
+    heard, told = socket.socketpair()
+    told.setblocking(False)
 
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        # A handler runs on the main thread between two instructions, perhaps while that thread holds the event's
-        # own lock in `wait`; setting it here could deadlock. Another thread can wait.
-        request = requests[signal.Signals(number)]
-        threading.Thread(target=request, name="statelog-signal", daemon=True).start()
+    def listen() -> None:
+        with heard:
+            while numbers := heard.recv(64):
+                for number in numbers:
+                    requests.get(signal.Signals(number), _nothing)()
 
-    earlier = {number: signal.signal(number, on_signal) for number in requests}
+    threading.Thread(target=listen, name="statelog-signals", daemon=True).start()
+    earlier = {number: signal.signal(number, lambda *_: None) for number in requests}
+    earlier_fd = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
 
     def restore() -> None:
         for number, handler in earlier.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(earlier_fd)
+        told.close()
 
     return restore
+
+
+def _nothing() -> None:
+    """For a signal that is another program's part."""
 
 
 T = TypeVar("T")

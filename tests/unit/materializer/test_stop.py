@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -200,3 +201,22 @@ def test_a_topic_that_went_alone_is_damage(tmp_path: Path) -> None:
         bench.daemon.run()
     assert bench.now_s < 120
     assert found.value.__cause__ is not found.value
+
+
+def test_a_signal_is_heard_while_the_main_thread_sleeps() -> None:
+    """It is not interrupted, as when the signal comes in the moment before its wait, and wakes all the same."""
+    control, is_over = Control(), threading.Event()
+    other = threading.Thread(target=is_over.wait, args=(60,))
+    other.start()  # Before the signal is blocked here: it is the one that is interrupted.
+    restore = install_signal_handlers(control)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        began_s = time.monotonic()
+        assert control.wait(30.0)
+        assert time.monotonic() - began_s < 15.0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        restore()
+        is_over.set()
+        other.join()
