@@ -145,7 +145,10 @@ def tell(scratch: Path, faults: Mapping[int, Kind], *, is_kept: bool, zombie_at:
         ("second", _take_over),
         ("heir", _is_over),
         ("second", lambda held, process: _process(held, process, END)),
-        ("end", lambda held, process: held.judge.check_end(process.log, END)),
+        (
+            "end",
+            lambda held, process: process.table_environment(held.point).run(held.judge.check_end, process.log, END),
+        ),
     ]
     with world.listening():
         for name, scene in scenes:

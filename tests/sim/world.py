@@ -109,8 +109,9 @@ class Process:
         return SteppedKafka(self.world.cluster, self.world.before, self.world.steps)
 
     def open(self) -> Log:
-        """The log, as this process sees it with a new client."""
-        return Log.open(self.world.name, Where(self.view(), self.store, allow_unsafe=UNSAFE))
+        """The log, as this process sees it with a new client. It asks again by this process's clock."""
+        where = Where(self.view(), self.store, allow_unsafe=UNSAFE)
+        return self.environment().run(Log.open, self.world.name, where)
 
     def environment(self, nonce: NewNonce | None = None) -> Environment:
         """Its clock, and ids that never come twice."""

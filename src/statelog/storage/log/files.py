@@ -15,9 +15,9 @@ Invariants:
 """
 
 import json
-import time
 from typing import NamedTuple
 
+from statelog.environment import current_environment
 from statelog.errors import AlreadyExists, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.names import DESCRIPTOR_PATH, manifest_number, manifest_path, schema_path
@@ -76,6 +76,7 @@ class ManifestChain:
         self._descriptor = descriptor
         self._highest = 0
         self._is_proved = False
+        self._clock = current_environment().clock
         self._listing: tuple[dict[int, FileInfo], float] | None = None
         self._read: tuple[StoredManifest, float] | None = None
 
@@ -88,7 +89,7 @@ class ManifestChain:
 
         Raises StoreUnavailable, also if the directory is not there or went back, IdentityChanged if it is another's.
         """
-        known, now_s = self._listing, time.monotonic()
+        known, now_s = self._listing, self._clock()
         # That there is none is never remembered: who finds none looks whether the directory is still the log's.
         if known is not None and known[0] and now_s - known[1] < max_age_s:
             return known[0]
@@ -133,7 +134,7 @@ class ManifestChain:
 
         Raises NotFound, CorruptManifest, UnknownFormat, StoreUnavailable.
         """
-        known, now_s = self._read, time.monotonic()
+        known, now_s = self._read, self._clock()
         if known is not None and known[0].manifest.number == number and now_s - known[1] < max_age_s:
             return known[0]
         path = manifest_path(number)

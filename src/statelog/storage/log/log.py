@@ -19,6 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from statelog.closing import Closing
+from statelog.environment import current_environment
 from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, Unavailable
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor
@@ -94,7 +95,8 @@ class Log(Closing):
     patience_s: float = 10.0
     """How long an answer of Kafka's that goes back behind what is known is asked again before it is believed."""
     look_again_s: float = LOOK_AGAIN_S
-    """How long the cluster is not asked again whether it still is the log's, but for verdicts."""
+    """How long, by the clock of the environment that opened the log, the cluster is not asked again whether it still is
+    the log's, but for verdicts."""
 
     def __init__(
         self, descriptor: Descriptor, kafka: Kafka, store: Store, *, waived: frozenset[Waiver] = frozenset()
@@ -109,6 +111,7 @@ class Log(Closing):
         self.witnesses = Witnesses(kafka, self.data_topic, descriptor.seal_key)
         """What the writers of chunks have seen of the ledger."""
         self._place = ORIGIN
+        self._clock = current_environment().clock
         self._verified: Verified | None = None
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
@@ -201,7 +204,7 @@ class Log(Closing):
         self._identify(0.0)
 
     def _identify(self, max_age_s: float) -> IdentifiedTopics:
-        now_s = time.monotonic()
+        now_s = self._clock()
         verified = self._verified
         if verified is None or now_s - verified.asked_s >= max_age_s:
             verified = self._verified = Verified(identify(self.kafka, self.store, self.descriptor), now_s)
