@@ -3,6 +3,7 @@ whatever order copy and original make theirs, until a person says which of them 
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from statelog.materializer import CompletedRound, claim_root, run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.names import manifest_path
+from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Publication
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
@@ -200,3 +202,25 @@ def test_a_publication_of_other_topics_holds_nothing(places: Places) -> None:
     assert found is not None
     places.kafka.cluster.published[key] = offset, Publication("other", found.number, found.nonce, "elsewhere").to_text()
     assert places.round("root").cleanup.held_back == ""
+
+
+def test_two_rounds_that_slept_are_no_copy(tmp_path: Path) -> None:
+    """One put its manifest in a slot that was cleaned up since, the other publishes that number at last: the next round
+    truncates as ever.
+    """
+    places = Places(tmp_path)
+    places.round("root")
+    log = places.open("root")
+    group, path = "statelog.log.materializer", manifest_path(1)
+    late, first = places.kafka.published(group, "log.ledger", 0), log.store.read(path)
+    for _ in range(3):
+        places.round("root")
+    assert log.manifests.numbers() == [3, 4]
+    void = replace(Manifest.from_bytes(first, path), nonce=bytes(16))
+    log.store.put_if_absent(path, void.to_bytes())
+    places.kafka.publish_offset(group, "log.ledger", 0, void.position, late)
+    start = places.start()
+    assert not places.round("root").cleanup.held_back
+    assert places.start() > start
+    assert not places.round("root").cleanup.held_back
+    assert log.manifests.numbers() == [5, 6]

@@ -341,8 +341,27 @@ def other_root(log: Log, own: Manifest, verified: VerifiedRuns) -> str:
     if found is None:
         return ""
     listed = log.manifests.listed()
-    there = [one.manifest for one in verified.manifests(log.manifests, listed, {found.number})]
-    return why_not_ours(found, _ours(log, own), max(listed), there[0] if there else None)
+    there = _in_chain(log, own, verified, listed, found.number)
+    return why_not_ours(found, _ours(log, own), max(listed), there)
+
+
+def _in_chain(
+    log: Log, own: Manifest, verified: VerifiedRuns, listed: Mapping[int, FileInfo], number: int
+) -> Manifest | None:
+    """The manifest of this number that `own` descends from; None if it is gone, or no later one shows that it is one.
+
+    A round that slept may have taken a slot that was cleaned up long ago. What it put belongs to no chain, and its
+    number may be the one that another round, which slept as long, publishes last.
+    """
+    if number >= own.number:
+        return own if number == own.number else None
+    wanted = {number, number + 1} - {own.number}
+    known = {one.manifest.number: one for one in verified.manifests(log.manifests, listed, wanted)}
+    there, following = known.get(number), own if number + 1 == own.number else None
+    if following is None and number + 1 in known:
+        following = known[number + 1].manifest
+    is_linked = there is not None and following is not None and following.previous_sha256 == there.sha256
+    return there.manifest if there is not None and is_linked else None
 
 
 def _publish(log: Log, manifest: Manifest | None) -> None:
