@@ -1,0 +1,190 @@
+"""What every store keeps of a state that is partly in a snapshot: keys missing, gone and filled later are those of one
+whole state, in a dict and in RocksDB alike.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.ledger.place import LogIdentity, Place
+from statelog.schemas.values.schema import OPAQUE
+from statelog.tables import TableSettings
+from statelog.tables.keys import KeyRule
+from statelog.tables.state.base import BaseSnapshot
+from statelog.tables.state.directory import StateDirectory
+from statelog.tables.state.record import Missing, StatePlace, TableRecord
+from statelog.tables.state.rocksdb import RocksdbStore
+from statelog.tables.state.snapshot import sortable
+from statelog.tables.state.state import State
+from statelog.tables.state.store import DictStore
+from statelog.tables.values import ValueRule
+from tests.support.samples.runs import change_table
+
+GROUPS = 4
+SNAPSHOT_POSITION = 5
+VALUES = ValueRule(OPAQUE)
+_KEYS: dict[KeyType, list[Any]] = {
+    KeyType.BYTES: [b"", b"a", b"ab", b"b\x00", b"\xff", b"\xff\xff", *(b"%d" % n for n in range(12))],
+    KeyType.STRING: ["", "a", "ä", "\U0010ffff", *map(str, range(12))],
+    KeyType.LONG: [-(1 << 63), -300, -1, 0, 1, 256, (1 << 63) - 1, *range(10, 20)],
+}
+
+Make = Callable[[dict[Any, bytes], KeyRule], State]
+
+
+class PlainSnapshot:
+    """A snapshot whose rows are in memory, and the base that stands on it."""
+
+    replacements = 0
+
+    def __init__(self, rows: dict[Any, bytes], rule: KeyRule) -> None:
+        ordered = sorted(rows, key=lambda key: (rule.group(key), sortable(rule.plain(key))))
+        changes = [(rule.group(key), 0, rule.plain(key), rows[key]) for key in ordered]
+        self.rows = change_table(changes, rule.descriptor.key_type.arrow_type)
+        self.schema = self.rows.schema
+        self.snapshot = self
+
+    def find(self, key_group: int, key: Any) -> pa.Array | None:
+        """As `RemoteSnapshot.find`."""
+        found = self._chosen(lambda group, one: group == key_group and one == key)
+        return found.combine_chunks().to_batches()[0].column("value") if found.num_rows else None
+
+    def between(self, key_group: int, start: Any, end: Any, *, streams: int) -> Iterator[pa.Table]:
+        """As `RemoteSnapshot.between`."""
+        yield self._chosen(
+            lambda group, key: group == key_group and (start is None or key >= start) and (end is None or key < end)
+        )
+
+    def tables(self, read: Any, beat: Any = None) -> Iterator[pa.Table]:
+        """As `RemoteSnapshot.tables` of some key groups, and as `BaseSnapshot.tables` of what reads them."""
+        if beat is None:
+            yield from read(self)
+            return
+        whole = self._chosen(lambda group, _: group in read)
+        yield from (whole.slice(start, 3) for start in range(0, whole.num_rows, 3))
+
+    def renew(self) -> None:
+        """Nothing: there is no lease."""
+
+    def stand(self, position: int) -> None:
+        """Nothing, too."""
+
+    def let_go(self) -> None:
+        """Nothing, too."""
+
+    def _chosen(self, is_wanted: Callable[[int, Any], bool]) -> pa.Table:
+        places = zip(self.rows.column("key_group").to_pylist(), self.rows.column("key").to_pylist(), strict=True)
+        return self.rows.filter(pa.array([is_wanted(group, sortable(key)) for group, key in places], pa.bool_()))
+
+
+@pytest.fixture(params=["dict", "rocksdb"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Each store in turn, that misses all of a snapshot."""
+    made: list[State] = []
+    homes: list[StateDirectory] = []
+
+    def state(snapshot: dict[Any, bytes], rule: KeyRule) -> State:
+        missing = Missing(SNAPSHOT_POSITION, frozenset(rule.groups))
+        store: DictStore | RocksdbStore
+        if request.param == "dict":
+            store = DictStore(rule, VALUES, {}, missing)
+        else:
+            homes.append(StateDirectory(tmp_path, "log", f"table-{len(homes)}"))
+            store = RocksdbStore(homes[-1], rule, VALUES, TableSettings(), missing=missing)
+        store.adopt(TableRecord.of(rule.descriptor, OPAQUE, None), StatePlace(Place(SNAPSHOT_POSITION)))
+        made.append(State(store, rule, VALUES, cast("BaseSnapshot", PlainSnapshot(snapshot, rule))))
+        return made[-1]
+
+    yield state
+    for one in made:
+        one.close()
+    for home in homes:
+        home.close()
+
+
+def _rule(key_type: KeyType, hash_rule: HashRule) -> KeyRule:
+    descriptor = Descriptor(
+        name="log",
+        identity=LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l"),
+        partitions=GROUPS,
+        key_groups=GROUPS,
+        hash_rule=hash_rule,
+        key_type=key_type,
+        value_schema_id=0,
+        nonce=b"nonce",
+    )
+    return KeyRule(descriptor, None)
+
+
+def _check(state: State, expected: dict[Any, bytes], keys: list[Any], rule: KeyRule) -> None:
+    """Every way to read shows the same state."""
+    assert [state.get(key) for key in keys] == [expected.get(key) for key in keys]
+    assert dict(state.items(None)) == expected
+    assert len(list(state.items(None))) == len(expected) == len(state)
+    for group in rule.groups:
+        assert dict(state.items([group])) == {key: at for key, at in expected.items() if rule.group(key) == group}
+    ordered = sorted(keys)
+    for start, end in ((None, None), (ordered[2], ordered[-2]), (None, ordered[5]), (ordered[5], None)):
+        within = (one for one in sorted(expected.items()) if start is None or one[0] >= start)
+        assert list(state.range(start, end)) == [one for one in within if end is None or one[0] < end]
+
+
+def _fill(state: State, snapshot: dict[Any, bytes], rule: KeyRule, group: int, *, is_whole: bool) -> None:
+    """The rows of a key group that nothing has changed come in; all of them, or half, after which a kill could come."""
+    rows = {key: value for key, value in snapshot.items() if rule.group(key) == group}
+    part = rows if is_whole else dict(list(rows.items())[::2])
+    state.store.fill(state.store.unchanged(PlainSnapshot(part, rule).rows), [group] if is_whole else [])
+
+
+@pytest.mark.parametrize("hash_rule", [HashRule.CRC32, HashRule.CALLER])
+@pytest.mark.parametrize("kind", list(KeyType))
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_partial_state_is_the_whole_one(make: Make, kind: KeyType, hash_rule: HashRule, seed: int) -> None:
+    """Whatever is put, removed and filled in which order, by commits and in bulk: all reads are those of a dict."""
+    rule, chosen = _rule(kind, hash_rule), random.Random(seed)
+    keys = _KEYS[kind]
+    if rule.is_paired:
+        keys = [(n % GROUPS, key) for n, key in enumerate(keys)] + [(1, keys[0]), (2, keys[0])]
+    snapshot = {key: b"old" for key in keys if chosen.random() < 0.7}
+    state, expected = make(snapshot, rule), dict(snapshot)
+    _check(state, expected, keys, rule)
+    groups = list(rule.groups)
+    chosen.shuffle(groups)
+    for turn in range(2 * GROUPS):
+        changed: dict[Any, bytes | None] = {
+            key: None if chosen.random() < 0.5 else b"%d" % turn for key in chosen.sample(keys, 4)
+        }
+        place = StatePlace(Place(SNAPSHOT_POSITION + 1 + turn))
+        if turn % 3:
+            state.apply(changed, place)
+        else:
+            rows = [(rule.group(key), int(at is None), rule.plain(key), at) for key, at in changed.items()]
+            state.load(change_table(rows, kind.arrow_type))
+            state.move(place)
+        expected = {key: at for key, at in {**expected, **changed}.items() if at is not None}
+        _check(state, expected, keys, rule)
+        _fill(state, snapshot, rule, groups[turn // 2], is_whole=turn % 2 == 1)
+        _check(state, expected, keys, rule)
+    assert state.is_local
+    assert not any(state.store.is_gone(rule.group(key), key) for key in keys)
+
+
+def test_what_is_gone_is_not_filled(make: Make) -> None:
+    """A key that was removed while its key group was missing stays so, and comes back by a later put only."""
+    rule = _rule(KeyType.BYTES, HashRule.CRC32)
+    group = rule.group(b"a")
+    state = make({b"a": b"old"}, rule)
+    assert state.get(b"a") == b"old"
+    state.apply({b"a": None}, StatePlace(Place(6)))
+    assert state.store.is_gone(group, b"a")
+    assert (state.get(b"a"), len(state)) == (None, 0)
+    _fill(state, {b"a": b"old"}, rule, group, is_whole=True)
+    assert (state.get(b"a"), len(state)) == (None, 0)
+    state.apply({b"a": b"new"}, StatePlace(Place(7)))
+    assert (state.get(b"a"), dict(state.items(None))) == (b"new", {b"a": b"new"})
