@@ -22,6 +22,7 @@ from statelog.tables import Table, Worker, WorkerHooks
 from statelog.tables.group import schedule
 from tests.sim.source import WORK
 from tests.support.processes.group import Group, Member, given
+from tests.support.rigs.shell import wait_for
 from tests.support.services.broker import Broker
 from tests.support.told import told
 
@@ -67,8 +68,9 @@ def test_what_transactions_leave_behind(broker: Broker, log_name: str, tmp_path:
                 producer.produce(group.topic, b"0", partition=0)
             producer.flush()
             end()
-        log_end = kafka.offsets(group.topic, [0])[0].end
-        assert log_end == 12
+        # The coordinator answers before it has written the mark of the end.
+        wait_for(lambda: kafka.offsets(group.topic, [0])[0].end == 12)
+        log_end = 12
         with group.worker("", Environment()) as worker:
             for number, (message, table) in enumerate(worker, 1):
                 table[b"%d" % number] = message.value() or b""
