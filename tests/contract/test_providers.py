@@ -141,8 +141,12 @@ def test_another_logs_topics_where_topics_have_no_ids(tmp_path: Path) -> None:
 @pytest.mark.broker
 def test_a_setting_that_a_broker_refuses(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real broker says which setting it does not take, and the topic is made without that one."""
-    made, name = topic_config, f"refused-{uuid.uuid4().hex[:8]}"
-    monkeypatch.setattr(topics, "topic_config", lambda *asked: {**made(*asked), "segment.bytes": "1"})
+    name = f"refused-{uuid.uuid4().hex[:8]}"
+
+    def with_tiny_segments(role: TopicRole, replication_factor: int) -> dict[str, str]:
+        return {**topic_config(role, replication_factor), "segment.bytes": "1"}
+
+    monkeypatch.setattr(topics, "topic_config", with_tiny_segments)
     with closing(broker_world(broker.bootstrap).kafka) as kafka, told("made without segment.bytes"):
         topic = topics.make_topic(kafka, name, TopicRole.DATA, 1, 1, frozenset(Waiver))
         assert int(topic.config["segment.bytes"]) > 1

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import FrameType
 from typing import Generic, TypeVar
 
 from statelog.environment import Environment, current_environment
@@ -102,7 +103,7 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
                     requests.get(signal.Signals(number), _nothing)()
 
     threading.Thread(target=listen, name="statelog-signals", daemon=True).start()
-    earlier = {number: signal.signal(number, lambda *_: None) for number in requests}
+    earlier = {number: signal.signal(number, _on_signal) for number in requests}
     earlier_fd = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
 
     def restore() -> None:
@@ -112,6 +113,10 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
         told.close()
 
     return restore
+
+
+def _on_signal(_number: int, _frame: FrameType | None) -> None:
+    """Python has a handler, so that the number is told and the process goes on."""
 
 
 def _nothing() -> None:
