@@ -8,14 +8,15 @@ Invariant: a row is a line. Blocks whose objects and lines do not match are refu
 
 import base64
 import hashlib
-import io
-import json
+import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
+from numpy.typing import NDArray
 
 from statelog.cli.fields import Fields
 from statelog.cli.state_rows import BytesText
@@ -38,8 +39,11 @@ _OTHERS = {
     b"\xfe\xff": "UTF-16: convert it, as in iconv -f UTF-16 -t UTF-8 FILE",
 }
 """What people try to append, by its first bytes, and what helps."""
-_SCALARS: Mapping[type, pa.DataType] = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+_SCALARS = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
 _BLANKS = b" \t\r\n"
+_NEWLINE = ord("\n")
+_ROW = re.compile(rb"[ \t\r\n]*[^ \t\r\n][^\n]*\n?")
+_AROUND_REASON = re.compile(r"^JSON parse error: | in row \d+$")
 
 
 class JsonLines:
@@ -68,7 +72,8 @@ class JsonLines:
         self.rows = 0
         self.read_bytes = 0
         self._lines = 0
-        self._block: list[bytes] = []
+        self._text = b""
+        self._ends = np.zeros(1, np.int64)
         self._taken = 0
 
     @property
@@ -93,49 +98,56 @@ class JsonLines:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows behind. Raises InvalidChange with the number of a broken line, after all rows before it."""
-        for rows in self._blocks():
-            self._block, self._taken = rows, 0
+        for text in self._blocks():
+            self._text, self._taken = text, 0
             try:
-                batch = self._reader.read(rows)
+                batch = self._reader.read(text)
             except InvalidChange:
                 # The shortest beginning that cannot be read ends with the broken row.
-                good = bisect_left(range(1, len(rows)), True, key=lambda end: self._reader.problem(rows[:end]) != "")
-                if good:
-                    yield self._reader.read(rows[:good])
-                raise self._broken(good - self._taken, rows[good]) from None
+                ends = self._ends = _row_ends(text)
+                row = bisect_left(ends[1:], True, key=lambda end: self._reader.problem(text[:end]) != "")
+                if row:
+                    yield self._reader.read(text[: ends[row]])
+                raise self._broken(row - self._taken, text[ends[row] : ends[row + 1]]) from None
+            line_ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
+            self._ends = np.concatenate([[0], line_ends[: batch.num_rows - 1], [len(text)]])
+            if len(line_ends) > batch.num_rows:
+                self._ends = _row_ends(text)  # There are blank lines.
             yield batch
 
     def take(self, rows: int) -> None:
         """Count the next `rows` rows of the batch that was given last as taken."""
-        self._take_bytes(self._next(rows))
+        start, end = self._ends[self._taken], self._ends[self._taken + rows]
+        self._take_bytes(self._text[start:end])
         self._taken += rows
         self.rows += rows
 
     def place(self, row: int) -> dict[str, int]:
         """The line of a row, from 1: `row` counts from the first one not taken."""
-        return {"line": self._lines + self._next(row + 1).rstrip(_BLANKS).count(b"\n") + 1}
-
-    def _next(self, rows: int) -> bytes:
-        return b"".join(self._block[self._taken : self._taken + rows])
+        ahead = self._text[self._ends[self._taken] : self._ends[self._taken + row + 1]]
+        return {"line": self._lines + ahead.rstrip(_BLANKS).count(b"\n") + 1}
 
     def _take_bytes(self, data: bytes) -> None:
         self._sha256.update(data)
         self.read_bytes += len(data)
-        self._lines += data.count(b"\n")
+        self._lines += _newlines(data)
 
-    def _blocks(self) -> Iterator[list[bytes]]:
-        """Rows as they are, whole; the blank lines before a row are part of it."""
+    def _blocks(self) -> Iterator[bytes]:
+        """Texts of whole rows. Blank lines behind the last one come before the next text's."""
         rest = b""
         while data := self._read(self._block_bytes):
             rest += data if rest or self.read_bytes else self._begun(data)
-            rows, rest = _split(rest)
-            if rows:
-                yield rows
+            end = rest.rfind(b"\n") + 1
+            while end and not rest[(start := rest.rfind(b"\n", 0, end - 1) + 1) : end].strip(_BLANKS):
+                end = start
+            if end:
+                yield rest[:end]
+                rest = rest[end:]
             elif len(rest) > _MAX_LINE_BYTES:
                 problem = "a line is too long for a change"
-                raise ValueTooLarge(problem, input=self._name, line=self._lines + 1, size_bytes=len(rest))
+                raise ValueTooLarge(problem, input=self._name, line=self.place(-1)["line"], size_bytes=len(rest))
         if rest.strip(_BLANKS):
-            yield [rest]
+            yield rest
 
     def _begun(self, data: bytes) -> bytes:
         """The first bytes without the mark that some programs put there. Raises InvalidChange for another format."""
@@ -147,7 +159,7 @@ class JsonLines:
         return data.removeprefix(_BOM)
 
     def _broken(self, row: int, text: bytes) -> InvalidChange:
-        place, problem = self.place(row), self._reader.problem([text])
+        place, problem = self.place(row), self._reader.problem(text)
         hint = "Fix the line and run the same command again; it resumes after the last commit"
         return InvalidChange(f"line {place['line']} is broken: {problem}", hint=hint, input=self._name, **place)
 
@@ -159,9 +171,10 @@ class _RowReader:
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
-        self._wire: pa.Schema | None = None
+        self._wire = pa.schema([])
         root = fields.value_schema.root
-        self._types = {one.name: one.type.arrow for one in root.fields} if root else {fields.value_field: pa.binary()}
+        self._types = {name: pa.null() for name in (fields.op_field, fields.checkpoint_field) if name is not None}
+        self._types |= {one.name: one.type.arrow for one in root.fields} if root else {fields.value_field: pa.binary()}
         self._types |= {"key_group": pa.int64()} if fields.named_groups else {}
         self._types[fields.key_field] = fields.key_type.arrow_type
         self._defaults = {
@@ -175,53 +188,44 @@ class _RowReader:
             hint = "Append Parquet, or write with a Writer"
             raise ConfigError(f"JSON lines for this log cannot be read: {problem}", hint=hint, field=path)
 
-    def read(self, rows: Sequence[bytes]) -> pa.RecordBatch:
-        """The rows as a batch. Raises InvalidChange."""
-        text = b"\n".join([row.strip(_BLANKS) for row in rows])
-        # Every line begins and ends as an object does: if there are as many objects as lines, each has one.
-        if not text.startswith(b"{") or not text.endswith(b"}") or text.count(b"}\n{") < len(rows) - 1:
-            raise InvalidChange("it is not one JSON object")
-        if self._wire is None:
-            self._wire = self._wire_schema(rows[0])
-        batch = self._parsed(text, max(map(len, rows)), self._wire)
-        if batch.num_rows != len(rows):
+    def read(self, text: bytes) -> pa.RecordBatch:
+        """The rows of a text, which are its lines but for blank ones, as a batch. Raises InvalidChange."""
+        rows = _newlines(text) + (not text.endswith(b"\n"))
+        if not _is_regular(text, rows):
+            lines = [row.strip(_BLANKS) for row in _ROW.findall(text)]
+            text, rows = b"\n".join(lines), len(lines)
+            if not _is_regular(text, rows):
+                raise InvalidChange("it is not one JSON object")
+        if not self._wire.names:
+            self._wire = self._wire_schema(text.partition(b"\n")[0])
+        batch = _parsed(text, self._wire, "ignore" if self._fields.ignore_unknown else "error")
+        if batch.num_rows != rows:
             raise InvalidChange("it holds more than one object")
         columns = [self._column(name, batch.column(name)) for name in batch.schema.names]
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
-    def problem(self, rows: Sequence[bytes]) -> str:
-        """Why rows cannot be read; empty if they can. Unknown fields are named if it is a single row."""
+    def problem(self, text: bytes) -> str:
+        """Why a text cannot be read; empty if it can. Unknown fields are named if it is a single row."""
         try:
-            self.read(rows)
+            self.read(text)
         except InvalidChange as error:
-            if error.message != "unexpected field":
-                return error.message
-            names = ", ".join(name for name in _loaded(rows[0]) if name not in self._types)
-            return f"it has fields that the log does not have: {names or 'somewhere within'}"
+            return error.message if error.message != "unexpected field" else self._unknown(text)
         return ""
+
+    def _unknown(self, row: bytes) -> str:
+        try:
+            names = [name for name in _parsed(row, None, "infer").schema.names if name not in self._types]
+        except InvalidChange:
+            names = []  # Arrow cannot tell their types, either.
+        return f"it has fields that the log does not have: {', '.join(names) or 'somewhere within'}"
 
     def _wire_schema(self, first: bytes) -> pa.Schema:
         """What rows are parsed as. Fields that no schema names have the type of the first row; a null is text."""
-        values: dict[str, object] = _loaded(first)
         for name in (self._fields.op_field, self._fields.checkpoint_field):
-            if name is not None:
-                self._types.setdefault(name, _SCALARS.get(type(values.get(name)), pa.string()))
+            if name is not None and self._types[name] == pa.null():
+                kinds = (kind for kind in _SCALARS if _reads(first, pa.schema([(name, kind)])))
+                self._types[name] = next(kinds, pa.string())
         return pa.schema([(name, _wire(kind)) for name, kind in self._types.items()])
-
-    def _parsed(self, text: bytes, row_bytes: int, schema: pa.Schema) -> pa.RecordBatch:
-        """What Arrow's reader makes of rows of at most `row_bytes`. Raises InvalidChange."""
-        unknown = "ignore" if self._fields.ignore_unknown else "error"
-        try:
-            text.decode()  # Arrow does not look.
-            table = pj.read_json(
-                pa.BufferReader(text),
-                read_options=pj.ReadOptions(block_size=max(_PARALLEL_BYTES, row_bytes + 1)),
-                parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unknown),
-            )
-        except (pa.ArrowException, ValueError) as error:
-            reason = str(error).removeprefix("JSON parse error: ").rpartition(" in row ")
-            raise InvalidChange(reason[0] or reason[2]) from None
-        return table.combine_chunks().to_batches()[0]
 
     def _column(self, name: str, column: pa.Array) -> pa.Array:
         """A column in the log's type, bytes decoded, with the default for what is missing. Raises InvalidChange."""
@@ -236,27 +240,44 @@ class _RowReader:
         return column.fill_null(self._defaults[name]) if column.null_count and name in self._defaults else column
 
 
-def _split(text: bytes) -> tuple[list[bytes], bytes]:
-    """The rows of a text, each with the blank lines before it, and what is left behind the last one."""
-    rows: list[bytes] = []
-    blank: list[bytes] = []
-    for line in io.BytesIO(text):
-        if not line.strip(_BLANKS) or not line.endswith(b"\n"):
-            blank.append(line)
-        elif blank:
-            rows.append(b"".join([*blank, line]))
-            blank.clear()
-        else:
-            rows.append(line)
-    return rows, b"".join(blank)
+def _newlines(text: bytes) -> int:
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _NEWLINE))
 
 
-def _loaded(row: bytes) -> dict[str, Any]:
-    """What Python reads in a row; nothing where it reads none."""
+def _row_ends(text: bytes) -> NDArray[np.int64]:
+    """Where the rows of a text end, behind 0. Blank lines belong to the row behind them."""
+    return np.array([0, *(row.end() for row in _ROW.finditer(text))], np.int64)
+
+
+def _is_regular(text: bytes, rows: int) -> bool:
+    """Whether every line begins and ends as an object does: if it has as many objects as lines, each has one."""
+    return text.startswith(b"{") and text.endswith((b"}\n", b"}")) and text.count(b"}\n{") == rows - 1
+
+
+def _reads(text: bytes, schema: pa.Schema) -> bool:
     try:
-        return cast("dict[str, Any]", json.loads(row))
-    except (ValueError, RecursionError):
-        return {}
+        _parsed(text, schema, "ignore")
+    except InvalidChange:
+        return False
+    return True
+
+
+def _parsed(
+    text: bytes, schema: pa.Schema | None, unexpected: str, block_bytes: int = _PARALLEL_BYTES
+) -> pa.RecordBatch:
+    """What Arrow's reader makes of text. Raises InvalidChange."""
+    try:
+        text.decode()  # Arrow does not look.
+        table = pj.read_json(
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(block_size=block_bytes),
+            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
+        )
+    except (pa.ArrowException, ValueError) as error:
+        if "straddling" in str(error) and block_bytes <= len(text):
+            return _parsed(text, schema, unexpected, len(text) + 1)  # It has a row that is longer than Arrow's blocks.
+        raise InvalidChange(_AROUND_REASON.sub("", str(error))) from None
+    return table.combine_chunks().to_batches()[0]
 
 
 def _wire(kind: pa.DataType) -> pa.DataType:
