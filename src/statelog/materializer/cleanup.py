@@ -348,20 +348,17 @@ def other_root(log: Log, own: Manifest, verified: VerifiedRuns) -> str:
 def _in_chain(
     log: Log, own: Manifest, verified: VerifiedRuns, listed: Mapping[int, FileInfo], number: int
 ) -> Manifest | None:
-    """The manifest of this number that `own` descends from; None if it is gone, or no later one shows that it is one.
+    """The manifest of this number in the chain of `own`; None if it is gone, or below `own` and the next shows no link.
 
     A round that slept may have taken a slot that was cleaned up long ago. What it put belongs to no chain, and its
     number may be the one that another round, which slept as long, publishes last.
     """
-    if number >= own.number:
-        return own if number == own.number else None
-    wanted = {number, number + 1} - {own.number}
-    known = {one.manifest.number: one for one in verified.manifests(log.manifests, listed, wanted)}
-    there, following = known.get(number), own if number + 1 == own.number else None
-    if following is None and number + 1 in known:
-        following = known[number + 1].manifest
-    is_linked = there is not None and following is not None and following.previous_sha256 == there.sha256
-    return there.manifest if there is not None and is_linked else None
+    known = {one.manifest.number: one for one in verified.manifests(log.manifests, listed, {number, number + 1})}
+    there, following = known.get(number), known.get(number + 1)
+    if there is None or number >= own.number:  # No slot from ours on was cleaned up.
+        return there and there.manifest
+    is_linked = following is not None and following.manifest.previous_sha256 == there.sha256
+    return there.manifest if is_linked else None
 
 
 def _publish(log: Log, manifest: Manifest | None) -> None:

@@ -90,6 +90,7 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
         >>> restore = install_signal_handlers(Control())
         >>> restore()
     """
+    requests: dict[int, Callable[[], None]]
     requests = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
     # A handler runs on the main thread between two instructions, perhaps while that thread holds the event's own lock
     # in `wait`, and not at all while it sleeps there if another thread was interrupted: so a thread hears the numbers.
@@ -100,7 +101,7 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
         with heard:
             while numbers := heard.recv(64):
                 for number in numbers:
-                    requests.get(signal.Signals(number), _nothing)()
+                    requests.get(number, _nothing)()
 
     threading.Thread(target=listen, name="statelog-signals", daemon=True).start()
     earlier = {number: signal.signal(number, _on_signal) for number in requests}
