@@ -140,15 +140,16 @@ def test_a_log_that_was_made_anew_is_no_lost_tail(rig: LogRig) -> None:
         client.fold_end()
         Log.delete(rig.name, rig.where())
 
-        def is_gone() -> bool:
-            """Whether a leader that stops has stopped: it answers a moment longer than the cluster names its topic."""
+        def is_led() -> bool:
+            """A leader that stops answers a moment longer than the cluster names its topic."""
             try:
-                client.read_end()
-            except NotFound as error:
-                return "it was deleted" in str(error)
-            return False
+                return bool(log.kafka.offsets(log.ledger_topic, [0]))
+            except NotFound:
+                return False
 
-        wait_for(is_gone)
+        wait_for(lambda: not is_led())
+        with pytest.raises(NotFound, match="it was deleted"):
+            client.read_end()
         rig.create().close()
         with pytest.raises(IdentityChanged):
             client.read_end()
