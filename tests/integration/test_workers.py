@@ -68,9 +68,9 @@ def test_what_transactions_leave_behind(broker: Broker, log_name: str, tmp_path:
                 producer.produce(group.topic, b"0", partition=0)
             producer.flush()
             end()
-        # The coordinator answers before it has written the mark of the end.
-        wait_for(lambda: kafka.offsets(group.topic, [0])[0].end == 12)
         log_end = 12
+        # The coordinator answers before it has written the mark of the end.
+        wait_for(lambda: kafka.offsets(group.topic, [0])[0].end == log_end)
         with group.worker("", Environment()) as worker:
             for number, (message, table) in enumerate(worker, 1):
                 table[b"%d" % number] = message.value() or b""

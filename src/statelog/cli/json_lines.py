@@ -145,7 +145,7 @@ class JsonLines:
                 rest = rest[end:]
             elif len(rest) > _MAX_LINE_BYTES:
                 problem = "a line is too long for a change"
-                raise ValueTooLarge(problem, input=self._name, line=self.place(-1)["line"], size_bytes=len(rest))
+                raise ValueTooLarge(problem, input=self._name, line=self._lines + 1, size_bytes=len(rest))
         if rest.strip(_BLANKS):
             yield rest
 

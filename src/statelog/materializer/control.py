@@ -90,8 +90,11 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
         >>> restore = install_signal_handlers(Control())
         >>> restore()
     """
-    requests: dict[int, Callable[[], None]]
-    requests = {signal.SIGTERM: control.insist, signal.SIGINT: control.insist, signal.SIGUSR1: control.trigger}
+    requests: dict[int, Callable[[], None]] = {
+        signal.SIGTERM: control.insist,
+        signal.SIGINT: control.insist,
+        signal.SIGUSR1: control.trigger,
+    }
     # A handler runs on the main thread between two instructions, perhaps while that thread holds the event's own lock
     # in `wait`, and not at all while it sleeps there if another thread was interrupted: so a thread hears the numbers.
     heard, told = socket.socketpair()
@@ -101,7 +104,8 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
         with heard:
             while numbers := heard.recv(64):
                 for number in numbers:
-                    requests.get(number, _nothing)()
+                    if number in requests:  # Any other is another program's part.
+                        requests[number]()
 
     threading.Thread(target=listen, name="statelog-signals", daemon=True).start()
     earlier = {number: signal.signal(number, _on_signal) for number in requests}
@@ -118,10 +122,6 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
 
 def _on_signal(_number: int, _frame: FrameType | None) -> None:
     """Python has a handler, so that the number is told and the process goes on."""
-
-
-def _nothing() -> None:
-    """For a signal that is another program's part."""
 
 
 T = TypeVar("T")
