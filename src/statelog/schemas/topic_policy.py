@@ -48,7 +48,7 @@ class Waiver(StrEnum):
     """The password goes over the network as it is: SASL's PLAIN without TLS, to a broker on another machine."""
 
 
-_Finding = tuple[str, Waiver | None]
+Objection = tuple[str, Waiver | None]
 """What is wrong, and which waiver lets it pass, if one does."""
 
 
@@ -94,8 +94,10 @@ def check_topic(
     """Raise UnsafeTopic, naming every finding at once, if the topic must not be used. `topic_id` is empty before it has
     one.
     """
-    findings = [*_wrong(role, partitions, config), *_unsafe(replication_factor, config, topic_id)]
-    refused = [(text, waiver) for text, waiver in findings if waiver is None or waiver not in waived]
+    found = objections(
+        role, partitions=partitions, replication_factor=replication_factor, config=config, topic_id=topic_id
+    )
+    refused = [(text, waiver) for text, waiver in found if waiver is None or waiver not in waived]
     if not refused:
         return
     waivable = sorted(waiver.value for _, waiver in refused if waiver)
@@ -105,7 +107,14 @@ def check_topic(
     raise UnsafeTopic("; ".join(text for text, _ in refused), topic=name, role=role.value, hint=hint)
 
 
-def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> Iterator[_Finding]:
+def objections(
+    role: TopicRole, *, partitions: int, replication_factor: int, config: Mapping[str, str], topic_id: str = ""
+) -> list[Objection]:
+    """All that speaks against using the topic, whatever is waived."""
+    return [*_wrong(role, partitions, config), *_unsafe(replication_factor, config, topic_id)]
+
+
+def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> Iterator[Objection]:
     if role is TopicRole.LEDGER and partitions != 1:
         yield f"the ledger has {partitions} partitions and must have one", None
     policy = config.get("cleanup.policy", "delete")
@@ -119,7 +128,7 @@ def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> Itera
         yield f"max.message.bytes is {size} and must be at least {MAX_RECORD_BYTES}", None
 
 
-def _unsafe(replication_factor: int, config: Mapping[str, str], topic_id: str) -> Iterator[_Finding]:
+def _unsafe(replication_factor: int, config: Mapping[str, str], topic_id: str) -> Iterator[Objection]:
     if replication_factor < 3:
         yield f"the topic has {replication_factor} replicas, fewer than 3", Waiver.REPLICATION
     if int(config.get("min.insync.replicas", "2")) < 2:

@@ -71,7 +71,7 @@ def make_topic(
     config = topic_config(role, replication_factor)
     check_topic(topic, role, partitions=partitions, replication_factor=replication_factor, config=config, waived=waived)
     try:
-        _create(
+        create_topic(
             client, TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config)
         )
     except AlreadyExists:
@@ -83,13 +83,13 @@ def make_topic(
     return found
 
 
-def _create(client: Kafka, spec: TopicSpec) -> None:
+def create_topic(client: Kafka, spec: TopicSpec) -> TopicSpec:
     """Create the topic, with fewer settings where the service refuses some that it can do without: what it then has is
-    judged as any topic's is. Raises AlreadyExists, ConfigError, BrokerUnavailable.
+    judged as any topic's is. Returns what it was made by. Raises AlreadyExists, ConfigError, BrokerUnavailable.
     """
     while True:
         try:
-            return client.create_topic(spec)
+            client.create_topic(spec)
         except ConfigError as refusal:
             fewer = without_refused(spec.config, refusal.message)
             if refusal.facts.get("kafka_error") not in _REFUSED_SETTINGS or fewer == spec.config:
@@ -97,6 +97,8 @@ def _create(client: Kafka, spec: TopicSpec) -> None:
             left_out = ", ".join(sorted(spec.config.keys() - fewer.keys()))
             _LOG.warning("%s is made without %s: %s", spec.name, left_out, refusal.message)
             spec = replace(spec, config=fewer)
+        else:
+            return spec
 
 
 def look_for(client: Kafka, topic: str) -> TopicDescription | None:
