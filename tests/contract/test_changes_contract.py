@@ -14,7 +14,7 @@ from statelog.errors import IncompatibleSchema, Misuse, NotFound, OffsetGone
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading.hold import Hold, Terms
-from statelog.recovery import AtPosition, AtTime, plan_changes, read_changes, split_changes
+from statelog.recovery import AtPosition, AtTime, plan_changes, read_changes, recover, split_changes
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
@@ -60,7 +60,8 @@ def _rows(log: Log, *bounds: Any, **options: Any) -> list[tuple[Any, ...]]:
 
 def test_changes_between_times(place: _Place) -> None:
     """Each commit carries its broker's time; a range between two times has the commits from the first, inclusive, to
-    the second, exclusive. Times before and behind all records are the ends of what the log holds."""
+    the second, exclusive. Times before and behind all records are the ends of what the log holds. A state at a time has
+    the commits before it."""
     with place.rig.create() as log:
         times: list[int] = []
         with Writer(log, "w") as writer:
@@ -76,6 +77,8 @@ def test_changes_between_times(place: _Place) -> None:
         assert _rows(log, AtTime(times[5] + 3_600_000)) == []
         with pytest.raises(Misuse, match="ends before it begins"):
             plan_changes(log, AtTime(times[4]), AtTime(times[1]))
+        states = [recover(log, at=AtTime(time)).to_dict() for time in (0, times[0], times[3], times[5] + 3_600_000)]
+        assert states == [{}, {}, {b"key": b"2"}, {b"key": b"5"}]
         plan = plan_changes(log)
         stamped = [facts.timestamp_ms for facts in plan.commits]
         assert all(before <= stamp for before, stamp in zip(times, stamped, strict=True))
@@ -101,6 +104,8 @@ def test_a_time_among_truncated_changes_is_told(place: _Place, tmp_path: Path) -
             with pytest.raises(NotFound, match="does not hold time") as caught:
                 plan_changes(log, *bounds)
             assert "earliest" in str(caught.value)
+        with pytest.raises(NotFound, match="does not hold the state at time"):
+            recover(log, at=AtTime(times[0]))
 
 
 def test_a_time_since_a_snapshot_is_held(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from statelog.cli.which_state import at_options, bytes_option, lease_option, par
 from statelog.errors import ConfigError
 from statelog.formatting import show_bytes, show_duration
 from statelog.reading.plan import At
-from statelog.recovery import AtCheckpoint, AtPosition, Progress, Recovery, RecoverySettings, recover, recover_snapshot
+from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
 from statelog.schemas.descriptor import HashRule
 
 STDOUT = "-"
@@ -51,8 +51,6 @@ def command(
     **target: Any,
 ) -> None:
     """Recover a log into the `target`, whose options are those of `_fill`."""
-    if snapshot and isinstance(at, AtCheckpoint):
-        raise ConfigError("a snapshot is chosen by its position", hint="Give --at-position, or neither for the newest")
     if sum(one.startswith("to_") and path is not None for one, path in target.items()) > 1:
         raise ConfigError("--to-parquet, --to-rocksdb and --to-json exclude each other", hint="Give one of them")
     groups = parse_key_groups(key_groups)
@@ -65,8 +63,7 @@ def command(
         }
         if snapshot:
             opened.enter_context(session.warnings_shown())
-            position = at.position if isinstance(at, AtPosition) else None
-            plan = recover_snapshot(name, session.where_without_kafka(), position=position, **options)
+            plan = recover_snapshot(name, session.where_without_kafka(), at=at, **options)
         else:
             plan = recover(opened.enter_context(session.open_log(name)), at=at, **options)
         with plan as recovery:

@@ -5,6 +5,7 @@ import binascii
 import functools
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -53,16 +54,22 @@ lease_option = click.option(
 
 
 def at_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that `parse_at` reads, and what that makes of them as `at`."""
+    """Give a command the options that name a state, and that state as `at`."""
 
     @click.option("--at-position", type=int, metavar="N", help="The state at a ledger position.")
     @click.option("--at-writer", metavar="NAME", help="The state right after --at-checkpoint of this writer.")
     @click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer.")
+    @click.option("--at-time", metavar="TIME", help="The state right before this time, or so long ago.")
     @functools.wraps(command)
     def with_at(
-        *args: Any, at_position: int | None, at_writer: str | None, at_checkpoint: int | None, **options: Any
+        *args: Any,
+        at_position: int | None,
+        at_writer: str | None,
+        at_checkpoint: int | None,
+        at_time: str | None,
+        **options: Any,
     ) -> None:
-        command(*args, at=parse_at(at_position, at_writer, at_checkpoint), **options)
+        command(*args, at=_at(at_position, at_writer, at_checkpoint, at_time), **options)
 
     return with_at
 
@@ -86,15 +93,22 @@ def parse_key_groups(text: str | None) -> tuple[int, ...] | None:
     return tuple(sorted(found))
 
 
-def parse_at(position: int | None, writer: str | None, checkpoint: int | None) -> At | None:
+def _at(position: int | None, writer: str | None, checkpoint: int | None, time_text: str | None) -> At | None:
     """Which state. Raises ConfigError for options that contradict each other, Misuse, InvalidName."""
     if (writer is None) != (checkpoint is None):
         raise ConfigError("--at-writer and --at-checkpoint belong together", hint="Give both, or none")
-    if position is not None and writer is not None:
-        raise ConfigError("--at-position and --at-writer exclude each other", hint="Give one of them")
+    given = {"--at-position": position, "--at-writer": writer, "--at-time": time_text}
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} exclude each other", hint="Give one of them")
     if writer is not None and checkpoint is not None:
         return AtCheckpoint(writer, checkpoint)
-    return None if position is None else AtPosition(position)
+    if time_text is None:
+        return None if position is None else AtPosition(position)
+    found = _time(time_text, time.time())
+    if found is None:
+        raise ConfigError(f"{time_text!r} is no time", hint="Write 2030-01-31T12:00, or 10min: that long ago")
+    return found
 
 
 def parse_from(text: str, now_s: float) -> Start:
@@ -105,15 +119,22 @@ def parse_from(text: str, now_s: float) -> Start:
         return From(text)
     if text.isdecimal():
         return AtPosition(int(text))
-    try:
-        return AtTime(max(0, int(datetime.fromisoformat(text).timestamp() * 1000)))
-    except (ValueError, OverflowError, OSError):
-        pass
-    try:
-        return AtTime(max(0, int((now_s - duration_s(text)) * 1000)))
-    except ConfigError:
+    found = _time(text, now_s)
+    if found is None:
         hint = "Write now, state, oldest, a position, a time such as 2030-01-31T12:00, or 10min: that long ago"
-        raise ConfigError(f"{text!r} does not say where to begin", hint=hint) from None
+        raise ConfigError(f"{text!r} does not say where to begin", hint=hint)
+    return found
+
+
+def _time(text: str, now_s: float) -> AtTime | None:
+    try:
+        moment_s = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        try:
+            moment_s = now_s - duration_s(text)
+        except ConfigError:
+            return None
+    return AtTime(max(0, int(moment_s * 1000)))
 
 
 def read_keys(texts: Sequence[str], key_type: KeyType, bytes_text: BytesText) -> pa.Array:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from statelog.errors import Misuse, OffsetGone
 from statelog.reading.commits import Commits, Folded
 from statelog.reading.hold import planned_anew
-from statelog.reading.plan import Bound, CommitSpan, Plan, make_change_plan, wanted_key_groups
+from statelog.reading.plan import At, CommitSpan, Plan, make_change_plan, wanted_key_groups
 from statelog.reading.planner import checked_plan
 from statelog.reading.retained_history import RetainedHistory
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
@@ -32,8 +32,8 @@ _Pieces = Mapping[int, Sequence[CommitSpan]]
 
 def plan_changes(
     log: Log,
-    start: Bound | None = None,
-    end: Bound | None = None,
+    start: At | None = None,
+    end: At | None = None,
     *,
     key_groups: Iterable[int] | None = None,
     value_schema_id: int | None = None,
@@ -68,8 +68,8 @@ def plan_changes(
 def _plan(
     log: Log,
     history: RetainedHistory,
-    start: Bound | None,
-    end: Bound | None,
+    start: At | None,
+    end: At | None,
     key_groups: frozenset[int] | None,
     value_schema_id: int | None,
 ) -> Plan:

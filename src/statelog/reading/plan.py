@@ -332,10 +332,6 @@ class AtCheckpoint:
         return f"checkpoint {self.checkpoint_id} of {self.writer}"
 
 
-At = AtPosition | AtCheckpoint
-"""Which state to recover."""
-
-
 @dataclass(frozen=True, slots=True)
 class AtTime:
     """The state right before the first record of the ledger that a broker took at this time or later.
@@ -353,5 +349,5 @@ class AtTime:
         return f"time {datetime.fromtimestamp(self.timestamp_ms / 1000, UTC).isoformat(timespec='milliseconds')}"
 
 
-Bound = AtPosition | AtCheckpoint | AtTime
-"""Where a range of changes begins, or ends."""
+At = AtPosition | AtCheckpoint | AtTime
+"""A state of a log: which one to recover, or behind which one a range of changes begins, or with which it ends."""

@@ -27,7 +27,7 @@ from statelog.errors import (
     StatelogError,
 )
 from statelog.reading.commits import Commits, Folded
-from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime, Bound, partitions_of
+from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, partitions_of
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange, Reader, Record
@@ -101,24 +101,24 @@ class RetainedHistory:
             return None
         raise self.not_held(f"changes from position {start_position} on")
 
-    def find(self, bound: Bound) -> int | None:
-        """The position that a bound names, None if the log does not hold it. Raises Misuse if it has no times."""
-        match bound:
+    def find(self, at: At) -> int | None:
+        """The position of a state, None if the log does not hold it. Raises Misuse if it has no times."""
+        match at:
             case AtPosition(position):
                 return position if position <= self.end_position else None
             case AtCheckpoint():
-                return self._find_checkpoint(bound)
+                return self._find_checkpoint(at)
             case AtTime(timestamp_ms):
                 found = self._first_since(timestamp_ms)
                 if found == self.ledger.start and not self.holds_mark and not self._all_older(timestamp_ms):
                     return None  # What was truncated may be of that time, too: it is not skipped.
                 return found
 
-    def resolve(self, bound: Bound) -> int:
+    def resolve(self, at: At) -> int:
         """As `find`. Raises NotFound if the log does not hold it, too."""
-        found = self.find(bound)
+        found = self.find(at)
         if found is None:
-            raise self.not_held(str(bound))
+            raise self.not_held(str(at))
         return found
 
     def not_held(self, what: str) -> NotFound:

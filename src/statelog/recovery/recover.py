@@ -108,25 +108,26 @@ def recover_snapshot(
     name: str,
     where: Where,
     *,
-    position: int | None = None,
+    at: At | None = None,
     key_groups: Iterable[int] | None = None,
     progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
 ) -> "Recovery":
-    """Plan to read the newest sound snapshot, or the one at this ledger position, without Kafka: `where` may be
+    """Plan to read the newest sound snapshot, or the one at a position, without Kafka: `where` may be
     `Where(None, root)`.
 
     What it gives is filled and streamed as any recovery; `position`, `commits` and `meta` are the snapshot's.
 
     Raises NotFound if there is no log, or no such snapshot, KeyGroupMismatch, Damaged, StoreUnavailable, ConfigError.
     """
+    if not isinstance(at, AtPosition | None):
+        raise ConfigError("a snapshot is chosen by its position", hint="Give that, or nothing for the newest")
     store = opened_store(name, where)
     made = descriptor_or_none(store)
     if made is None:
         raise NotFound(f"there is no log {name}", url=store.url)
     newest = ManifestChain(store, made).newest_of_any()
     log = Log(made.at(newest.manifest.identity) if newest else made, no_kafka(), store)
-    at = None if position is None else AtPosition(position)
     planner = Planner(log, at, None if key_groups is None else frozenset(key_groups), is_alone=True)
     held = HeldPlan(log, planner, settings or RecoverySettings(), current_environment(), planner.key_groups)
     held.prepare()

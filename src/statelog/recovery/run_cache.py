@@ -289,7 +289,7 @@ class RunCache(Closing):
     # ---- removing; the lock is held by whoever calls what starts with an underscore
 
     def sweep(self) -> None:
-        """Remove the runs whose idle time is over. The janitor calls it in time."""
+        """Remove the runs whose idle time is over now, without waiting for the janitor."""
         self._directory.owner.check()
         with self._changed:
             self._remove_expired()

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, cast
 
 from statelog.errors import ConfigError
-from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, Bound
+from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.key_groups import ranges_text, share
 from statelog.schemas.names import check_name
 from statelog.storage import Where
@@ -28,7 +28,7 @@ LEASE_S = 300
 """How long a planned read is held, by default, for tasks that have not started."""
 _STREAM_LEASE_S = 3600
 _READ = (*COMMON, "read", "keyGroups", "minPartitions", "columns", "leaseSeconds")
-_STATE = (*_READ, "atPosition", "atWriter", "atCheckpoint", "keys", "includeKeyGroup")
+_STATE = (*_READ, "atPosition", "atWriter", "atCheckpoint", "atTime", "keys", "includeKeyGroup")
 _STARTS = ("startingPosition", "startingWriter", "startingCheckpoint", "startingTime")
 _ENDS = ("endingPosition", "endingWriter", "endingCheckpoint", "endingTime")
 _CHANGES = (*_READ, *_STARTS, *_ENDS)
@@ -202,8 +202,8 @@ class StateOptions(ReadOptions):
 class ChangeOptions(ReadOptions):
     """A read of changes: those of the commits behind `start` and up to `end`; None for all that the log holds."""
 
-    start: Bound | None = None
-    end: Bound | None = None
+    start: At | None = None
+    end: At | None = None
 
 
 class Beginning(StrEnum):
@@ -230,7 +230,7 @@ class StreamOptions(ReadOptions):
     micro-batch began.
     """
 
-    start: Beginning | Bound
+    start: Beginning | At
     reader: str | None = None
     max_changes: int | None = None
     max_bytes: int | None = None
@@ -299,12 +299,10 @@ def state_options(options: Mapping[str, str]) -> StateOptions:
     """The options of a read of a state. Raises ConfigError that names the option, InvalidName."""
     given = lowered(options)
     refuse_unknown(given, _STATE, "read of a state")
-    at = _bound(given, "at")
-    assert not isinstance(at, AtTime), "no option names a state by time"
     return StateOptions(
         **_shared(given, LEASE_S),
         keys=key_texts(given["keys"]) if "keys" in given else None,
-        at=at,
+        at=_at(given, "at"),
         include_key_group=flag(given, "includeKeyGroup"),
     )
 
@@ -315,8 +313,8 @@ def change_options(options: Mapping[str, str]) -> ChangeOptions:
     refuse_unknown(given, _CHANGES, "read of changes")
     return ChangeOptions(
         **_shared(given, LEASE_S),
-        start=_bound(given, "starting", "earliest"),
-        end=_bound(given, "ending", "latest"),
+        start=_at(given, "starting", "earliest"),
+        end=_at(given, "ending", "latest"),
     )
 
 
@@ -370,7 +368,7 @@ def _shared(given: Mapping[str, str], default_lease_s: int) -> dict[str, Any]:
     }
 
 
-def _bound(given: Mapping[str, str], side: str, open_word: str | None = None) -> Bound | None:
+def _at(given: Mapping[str, str], side: str, open_word: str | None = None) -> At | None:
     """What the options of a side name: `at` a state; `starting` or `ending`, where a range begins or ends. None if none
     is given, or the position is the `open_word`. Raises ConfigError for contradictions and for what cannot be read.
     """
@@ -413,7 +411,7 @@ def _milliseconds(name: str, text: str) -> int:
     return int(time.timestamp() * 1000)
 
 
-def _start(given: Mapping[str, str]) -> Beginning | Bound:
+def _start(given: Mapping[str, str]) -> Beginning | At:
     word = given.get("startingposition", "").lower()
     words = [one.value for one in Beginning]
     if not any(name.lower() in given for name in _STARTS):
@@ -423,9 +421,9 @@ def _start(given: Mapping[str, str]) -> Beginning | Bound:
             " startingCheckpoint; or startingTime",
         )
     if word in (Beginning.LATEST, Beginning.SNAPSHOT):
-        _bound({**given, "startingposition": Beginning.EARLIEST}, "starting", Beginning.EARLIEST)
+        _at({**given, "startingposition": Beginning.EARLIEST}, "starting", Beginning.EARLIEST)
         return Beginning(word)
-    return _bound(given, "starting", Beginning.EARLIEST) or Beginning.EARLIEST
+    return _at(given, "starting", Beginning.EARLIEST) or Beginning.EARLIEST
 
 
 def _on_truncation(given: Mapping[str, str]) -> OnTruncation:

@@ -73,7 +73,7 @@ Options = TypeVar("Options", bound=ReadOptions)
 _LOG = logging.getLogger("statelog.spark")
 _HOLDER = "spark-read"
 _STATE, _CHANGES = "state", "changes"
-_AT = ("atposition", "atwriter", "atcheckpoint")
+_AT = ("atposition", "atwriter", "atcheckpoint", "attime")
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 _LOOKS_PER_TTL = 6
 
@@ -187,7 +187,7 @@ class _StateReader(_Scan[StateOptions]):
         if loaded is None and self._options.at is None:
             raise ConfigError(
                 "with a user schema each scan of the DataFrame would read a different state",
-                hint="Leave .schema() out, or choose the state: atPosition, or atWriter and atCheckpoint",
+                hint="Leave .schema() out, or choose the state: atPosition, atTime, or atWriter and atCheckpoint",
             )
         self._schema = spark_arrow_schema(schema)
         self._value_schema_id = self._value_schema(schema).id

@@ -23,7 +23,8 @@ class Crash(BaseException):
 def crash_at(step: str, times: int = 1) -> CrashPoint:
     """A crash point that raises Crash when this step is done for the `times`-th time, and never again.
 
-    The steps are `CRASH_POINTS` of `Writer`, of `Materializer` and so on; `crash=print` shows which ones are passed.
+    `environment(crash=print)` shows which steps are passed: `Writer.CRASH_POINTS` and `materializer.round.CRASH_POINTS`
+    name those of a writer and of a round.
     """
     left = times
 

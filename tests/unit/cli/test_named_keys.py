@@ -3,11 +3,14 @@
 import os
 from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from statelog.cli.state_rows import BytesText
-from statelog.cli.which_state import From, parse_from, read_keys
+from statelog.cli.which_state import From, at_options, parse_from, read_keys
 from statelog.errors import ConfigError, InvalidChange
+from statelog.reading.plan import At
 from statelog.recovery import AtPosition, AtTime
 from statelog.schemas.key_groups import KeyType
 
@@ -51,3 +54,30 @@ def test_a_beginning_is_a_word_a_position_or_a_time() -> None:
     assert parse_from("1d", 10.0) == AtTime(0)
     with pytest.raises(ConfigError):
         parse_from("yesterday", 0.0)
+
+
+@click.command()
+@at_options
+def shown(at: At | None) -> None:
+    """Shows which state is named."""
+    click.echo(str(at))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ((), "None"),
+        (("--at-position", "7"), "position 7"),
+        (("--at-writer", "w", "--at-checkpoint", "3"), "checkpoint 3 of w"),
+        (("--at-time", "1970-01-01T00:00:01+00:00"), "time 1970-01-01T00:00:01.000+00:00"),
+    ],
+)
+def test_a_state_is_named_by_a_position_a_checkpoint_or_a_time(options: tuple[str, ...], named: str) -> None:
+    """As `recover` takes them in Python."""
+    assert CliRunner().invoke(shown, options).output == f"{named}\n"
+
+
+@pytest.mark.parametrize("options", [("--at-position", "7", "--at-time", "10min"), ("--at-time", "yesterday")])
+def test_a_state_that_is_not_named_is_refused(options: tuple[str, ...]) -> None:
+    """Two names are none, and so is a word that is no time."""
+    assert isinstance(CliRunner().invoke(shown, options).exception, ConfigError)

@@ -7,10 +7,11 @@ from click.testing import CliRunner
 
 from statelog.cli.exit_codes import DAMAGED, MISUSE, OK
 from statelog.cli.program import program
-from statelog.errors import CorruptRun, Misuse, NotFound
+from statelog.errors import ConfigError, CorruptRun, Misuse, NotFound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
-from statelog.recovery import Recovery, recover_snapshot
+from statelog.reading.plan import At
+from statelog.recovery import AtCheckpoint, AtPosition, Recovery, recover_snapshot
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.kafka import MemoryKafka
@@ -19,9 +20,9 @@ from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 from tests.support.told import told
 
 
-def open_snapshot(twin: TwinLog, position: int | None = None) -> Recovery:
+def open_snapshot(twin: TwinLog, at: At | None = None) -> Recovery:
     """Somebody who has the store and nothing else."""
-    return recover_snapshot("log", Where(None, MemoryStore(twin.disk, "log")), position=position)
+    return recover_snapshot("log", Where(None, MemoryStore(twin.disk, "log")), at=at)
 
 
 @pytest.fixture
@@ -66,10 +67,12 @@ def test_an_older_one_is_named_by_its_position(twin: TwinLog) -> None:
     """What is there is said where nothing fits."""
     with twin.open() as log:
         positions = [log.manifests.read(number).manifest.position for number in (1, 2)]
-    assert open_snapshot(twin, positions[0]).to_dict() == {b"a": b"1", b"both": b"a"}
+    assert open_snapshot(twin, AtPosition(positions[0])).to_dict() == {b"a": b"1", b"both": b"a"}
     with pytest.raises(NotFound) as told:
-        open_snapshot(twin, positions[1] + 1)
+        open_snapshot(twin, AtPosition(positions[1] + 1))
     assert told.value.facts["positions"] == f"{positions[1]}, {positions[0]}"
+    with pytest.raises(ConfigError, match="by its position"):
+        open_snapshot(twin, AtCheckpoint("writer", 1))
 
 
 def test_nothing_is_followed(twin: TwinLog) -> None:

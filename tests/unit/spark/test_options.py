@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from statelog.errors import ConfigError, InvalidName, NotFound
-from statelog.reading.plan import AtCheckpoint, AtPosition
+from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
 from statelog.spark.clients import ProcessCache
 from statelog.spark.options import address_options, log_address, state_options, write_options
 from statelog.spark.parts import slices
@@ -30,6 +30,7 @@ def test_options_are_typed() -> None:
     assert (read.key_groups, read.columns, read.min_partitions) == ((0, 1, 2, 7), ("key", "n"), 3)
     assert read.at == AtPosition(12)
     assert state_options({**WHERE, "atWriter": "w", "atCheckpoint": "4"}).at == AtCheckpoint("w", 4)
+    assert state_options({**WHERE, "atTime": "2026-01-31T12:00:00Z"}).at == AtTime(1769860800000)
     write = write_options({**WHERE, "writerId": "w", "uniqueKeys": "TRUE", "checkpointlocation": "/c"}, streaming=True)
     assert (write.writer, write.unique_keys, write.checkpoint_location) == ("w", True, "/c")
     assert pickle.loads(pickle.dumps(write)) == write
