@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.errors import ConfigError, Damaged, UnsafeTopic
+from statelog.errors import AlreadyExists, ConfigError, Damaged, NotFound, UnsafeTopic
 from statelog.materializer import CompletedRound, run_round
 from statelog.producer import Writer
 from statelog.recovery import recover
@@ -17,8 +17,17 @@ from statelog.storage.log import topics
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import TRUE, Answer, Call
 from statelog.testing.kafka import MemoryKafka
-from statelog.testing.provider import APACHE, CONFLUENT_CLOUD, MSK_EXPRESS, REDPANDA, WARPSTREAM, Provider
+from statelog.testing.provider import (
+    APACHE,
+    CONFLUENT_CLOUD,
+    MSK_EXPRESS,
+    REDPANDA,
+    WARPSTREAM,
+    WARPSTREAM_LIGHTNING,
+    Provider,
+)
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.kafka import broker_world
 from tests.support.rigs.log import settings_for
@@ -115,6 +124,47 @@ def test_a_service_that_does_not_tell(tmp_path: Path) -> None:
     assert "gives topics no ids" in caught.value.message
     assert "topic-ids,unknown-settings" in caught.value.hint
     assert "min-insync" not in caught.value.hint
+
+
+def test_a_topic_that_is_known_to_acknowledge_early(tmp_path: Path) -> None:
+    """It is refused by the name of its setting, before anything is in it; no waiver lets it pass."""
+    twin = Twin(WARPSTREAM_LIGHTNING)
+    with pytest.raises(UnsafeTopic, match=r"warpstream\.topic\.type is lightning") as caught:
+        twin.live(tmp_path, *Waiver)
+    assert "allow_unsafe" not in caught.value.hint
+    assert twin.cluster.records("x", 0) == []
+
+
+def test_a_log_whose_topic_acknowledges_early_from_now_on(tmp_path: Path) -> None:
+    """An operator may change the setting of a topic that is in use: every open looks at it."""
+    twin = Twin(APACHE)
+    twin.live(tmp_path)
+    twin.cluster.set_topic_config("x.ledger", {"warpstream.topic.type": "Lightning"})
+    with pytest.raises(UnsafeTopic, match="before their place in the log is known"), Log.open("x", twin.where()):
+        pass
+
+
+@pytest.mark.parametrize("came_between", [False, True], ids=["not yet there", "displaced"])
+def test_a_service_that_acknowledges_early_and_does_not_tell(*, came_between: bool, impatient: None) -> None:
+    """The mark is read back where its acknowledgement says that it is. What is refused is no log."""
+    twin = Twin(Provider(name="early", places_late=True))
+    place = twin.where()
+
+    def meanwhile(call: Call) -> Answer:
+        if came_between and call.method == "offsets" and call.topic == "x.ledger" and twin.cluster.held:
+            twin.cluster.log("x.ledger", 0).append(b"of somebody else")
+            twin.cluster.release()
+        return TRUE
+
+    twin.cluster.questions = meanwhile
+    with pytest.raises(UnsafeTopic, match="not where its acknowledgement says") as caught:
+        Log.create("x", place, LogOptions(partitions=2))
+    assert caught.value.facts["offset"] == 0
+    twin.cluster.release()
+    with pytest.raises(NotFound):
+        Log.open("x", twin.where())
+    with pytest.raises(AlreadyExists):
+        Log.create("x", twin.where(), LogOptions(partitions=2))
 
 
 @pytest.mark.parametrize("remade", [("x", "x.ledger"), ("x.ledger",), ("x",)], ids=str)

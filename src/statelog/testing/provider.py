@@ -26,6 +26,8 @@ class Provider:
     lacks              requests that it does not have
     has_topic_ids      whether topics have ids
     is_terse           whether it refuses settings without their names
+    places_late        whether it acknowledges records before their place in the log is known: they get it later, behind
+                       what came meanwhile
     """
 
     name: str
@@ -36,6 +38,7 @@ class Provider:
     lacks: frozenset[str] = frozenset()
     has_topic_ids: bool = True
     is_terse: bool = False
+    places_late: bool = False
 
     def check_settings(self, topic: str, config: Mapping[str, str]) -> None:
         """Raise ConfigError, as a service does that has a policy for new topics, unless these settings may be given."""
@@ -86,3 +89,9 @@ REDPANDA = Provider(
 )
 """One from before September 2025."""
 WARPSTREAM = Provider(name="WarpStream", lacks=frozenset({"DeleteRecords"}))
+WARPSTREAM_LIGHTNING = Provider(
+    name="WarpStream, lightning topics",
+    sets={"warpstream.topic.type": "lightning"},
+    lacks=frozenset({"DeleteRecords"}),
+    places_late=True,
+)

@@ -18,17 +18,20 @@ import logging
 import os
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from typing import NamedTuple
 
 from statelog.errors import (
     AlreadyExists,
+    BeyondEnd,
     ConfigError,
     CorruptManifest,
     IdentityChanged,
     NotFound,
     OffsetGone,
     StatelogError,
+    UnsafeTopic,
 )
 from statelog.schemas.descriptor import Descriptor, verify
 from statelog.schemas.ledger.place import LogIdentity
@@ -173,14 +176,17 @@ def owner_of(client: Kafka, topic: str) -> bytes | None:
     start, end = client.offsets(topic, [0])[0]
     if start > 0 or end == 0:
         return None
-    reader = client.reader(topic)
     try:
-        first = next(reader.read({0: OffsetRange(0, 1)}, stall_timeout_s=STALL_TIMEOUT_S), None)
+        return _digest_at(client, topic, 0)
     except OffsetGone:
         return None  # A round truncated the ledger since the question above.
-    finally:
-        reader.close()
-    record = decode(first.value) if first else None
+
+
+def _digest_at(client: Kafka, topic: str, offset: int) -> bytes | None:
+    """The digest of the descriptor that the ledger's record at `offset` names, if it names one. Raises as a reader."""
+    with closing(client.reader(topic)) as reader:
+        found = next(reader.read({0: OffsetRange(offset, offset + 1)}, stall_timeout_s=STALL_TIMEOUT_S), None)
+    record = decode(found.value) if found else None
     return record.digest if isinstance(record, Mark | Restart) else None
 
 
@@ -214,13 +220,25 @@ def _is_rolled_up(descriptor: Descriptor, manifests: ManifestChain) -> bool:
 
 
 def mark_ledger(client: Kafka, topic: str, digest: bytes) -> None:
-    """Append the mark. Raises AlreadyExists if another log's came first; OutcomeUnknown, Unavailable: create again."""
-    producer = client.producer()
+    """Append the mark, and see that it lies where its acknowledgement says: every commit rests on that.
+
+    Raises AlreadyExists if another log's came first, UnsafeTopic; OutcomeUnknown, Unavailable: create again.
+    """
+    with closing(client.producer()) as producer:
+        offset = append_record(producer, topic, Mark(digest))
     try:
-        append_record(producer, topic, Mark(digest))
-    finally:
-        producer.close()
-    if owner_of(client, topic) != digest:
+        found = _digest_at(client, topic, offset)
+    except BeyondEnd:
+        found = None
+    if found != digest:
+        raise UnsafeTopic(
+            "the first record of the ledger is not where its acknowledgement says: the topic acknowledges records"
+            " before their place in the log is known, or lost it",
+            topic=topic,
+            offset=offset,
+            hint="Delete both topics, and create the log where what is acknowledged has its place (docs/kafka.md)",
+        )
+    if offset > 0 and owner_of(client, topic) != digest:
         raise owned_elsewhere(topic)
 
 
@@ -312,7 +330,11 @@ def make_log(
     elif begun != descriptor:
         hint = "Create it with the same settings, or delete it first"
         raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
-    mark_ledger(client, ledger.name, descriptor.digest)
+    try:
+        mark_ledger(client, ledger.name, descriptor.digest)
+    except UnsafeTopic:
+        store.delete(DESCRIPTOR_PATH)  # Else the next open would find a log, and believe what is acknowledged.
+        raise
     return descriptor
 
 
