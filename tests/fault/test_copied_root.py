@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable, ConfigError, StatelogError
 from statelog.materializer import CompletedRound, claim_root, run_round
 from statelog.producer.writer import Writer
@@ -224,3 +225,31 @@ def test_two_rounds_that_slept_are_no_copy(tmp_path: Path) -> None:
     assert places.start() > start
     assert not places.round("root").cleanup.held_back
     assert log.manifests.numbers() == [5, 6]
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_publication_above_our_own_manifest_is_compared_with_the_one_that_is_there(
+    places: Places, *, is_ours: bool
+) -> None:
+    """A round that slept behind its put finds what the next one published: of this root it holds nothing, of another
+    one it holds truncation, though nothing follows that manifest yet and so no link can show whose it is.
+    """
+    group = "statelog.log.materializer"
+
+    def meanwhile(point: str) -> None:
+        if point != "after-win":
+            return
+        Environment().run(places.round, "root")
+        if not is_ours:
+            found = Publication.from_text(places.kafka.published(group, "log.ledger", 0))
+            assert found is not None
+            other = Publication(found.ledger, found.number, bytes(16).hex(), found.url)
+            places.kafka.publish_offset(group, "log.ledger", 0, 0, other.to_text())
+
+    places.commit()
+    log = places.open("root")
+    outcome = Environment(crash=meanwhile).run(run_round, log, settings_for(places.directory / "scratch"))
+    assert isinstance(outcome, CompletedRound)
+    assert outcome.number + 1 == max(log.manifests.numbers())
+    held_back = outcome.cleanup.held_back
+    assert held_back == "" if is_ours else f"another manifest {outcome.number + 1} was published" in held_back

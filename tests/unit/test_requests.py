@@ -56,7 +56,7 @@ def _counted(asked: Counter[str], name: str, method: Callable[..., Any]) -> Call
 
 def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -> None:
     """Of a log with a snapshot and a tail. The writer opens right behind the log, the recovery right behind the
-    writer.
+    writer, the round behind both.
     """
     twin = TwinLog()
     twin.write({b"a": b"1"})
@@ -77,6 +77,9 @@ def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -
         with recover(log) as recovery:
             assert recovery.to_dict() == {b"a": b"1", b"c": b"3", b"k": b"v"}
         assert requests.total() <= 15, requests
+        requests.clear()
+        twin.environment.run(run_round, log, settings_for(tmp_path))
+        assert requests.total() <= 52, requests
 
 
 def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None:

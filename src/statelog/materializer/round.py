@@ -170,11 +170,11 @@ class Round:
             raise _loss(error, self._number) from error
 
     def _roll_up_tail(self) -> RoundOutcome:
-        check_ledger(self._log, self._base)
-        target = choose_target(self._log, self._base, self._settings)
+        end_position = check_ledger(self._log, self._base)
+        target = choose_target(self._log, self._base, self._settings, end_position)
         self._passed("after-fold")
         if not _has_news(self._newest, target):
-            check_data(self._log, self._base, target.state)
+            check_data(self._log, self._base, target)
             return SkippedRound(number=self._number, position=self._base.position if self._base else 0)
         try:
             return self._roll_up_to(target)
@@ -193,7 +193,7 @@ class Round:
         if not target.behind:
             return None
         everything = replace(self._settings, budget_bytes=sys.maxsize, budget_commits=sys.maxsize)
-        farther = choose_target(self._log, self._base, everything)
+        farther = choose_target(self._log, self._base, everything, self._log.ledger.end())
         return None if farther.state.accepted == target.state.accepted else farther
 
     # ---- the next manifest
@@ -205,7 +205,7 @@ class Round:
 
     def _publish_next(self, target: RoundTarget, engine: Engine) -> CompletedRound | LostRound:
         """Write, upload, read back, put, and clean up if the slot is won."""
-        check_data(self._log, self._base, target.state)
+        check_data(self._log, self._base, target)
         self._runs = self._base.runs if self._base else ()
         plan = plan_replay(target.commits, range(self._log.descriptor.partitions), target.state.accepted)
         output = self._output(target)

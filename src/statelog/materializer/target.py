@@ -5,12 +5,14 @@ A manifest's state must be the fold exactly at its position. So the fold goes on
 where the budget ends inside a step, that step is folded once more, up to the last commit within the budget.
 
 Invariants:
-- The end of the ledger is asked for once. The target is at most that, and at least the first commit's next offset.
+- The ends of ledger and partitions are asked for once. The target is at most the ledger's, and at least the first
+  commit's next offset.
 - The state is the fold of every ledger record below the target, and of none at or above it.
 - Before anything is read, for the ledger and every data partition: log start <= what replay needs <= log end, and every
   anchor that still exists is the same record. Offsets whose loss a person accepted count as there. A log start that is
   too high is OffsetGone, and the round asks for the newest manifest again before it believes that."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from statelog.errors import BeyondEnd, OffsetGone
@@ -32,12 +34,14 @@ class RoundTarget:
     """The folded ledger at the round's position, and the valid commits since the manifest before it.
 
     `end_position` was the ledger's end when the target was taken; `behind` says whether commits are left below it.
+    `there` are log start and log end of the data partitions, asked for once the ledger was folded to its end.
     """
 
     state: LedgerState
     commits: tuple[CommitBody, ...]
     end_position: int
     behind: bool
+    there: Mapping[int, OffsetRange]
 
     @property
     def position(self) -> int:
@@ -45,19 +49,23 @@ class RoundTarget:
         return self.state.position
 
 
-def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSettings) -> RoundTarget:
-    """Fold the ledger from the newest manifest on, up to its end now or to where the budget ends.
+def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSettings, end_position: int) -> RoundTarget:
+    """Fold the ledger from the newest manifest on, up to its end or to where the budget ends.
 
     Raises OffsetGone, BeyondEnd, AnchorMismatch, CorruptLedger, UnknownFormat, BrokerUnavailable.
     """
     with Commits(log, newest) as ledger:
-        target = _fold(log, ledger, ledger.end_position(), settings)
-        ledger.pass_to(target.end_position)  # What no commit lists yet begins behind the last of them all.
-        ledger.check()
-        return target
+        state, commits, behind = _fold(log, ledger, end_position, settings)
+        ledger.pass_to(end_position)  # What no commit lists yet begins behind the last of them all.
+        there = log.data_offsets(at_least=not_given_up(state.accepted, _needed(newest)))
+        ledger.check(there=there)
+    return RoundTarget(state=state, commits=tuple(commits), end_position=end_position, behind=behind, there=there)
 
 
-def _fold(log: Log, ledger: Commits, end_position: int, settings: MaterializerSettings) -> RoundTarget:
+def _fold(
+    log: Log, ledger: Commits, end_position: int, settings: MaterializerSettings
+) -> tuple[LedgerState, list[CommitBody], bool]:
+    """The state and the commits that the budget allows, and whether others are left."""
     taken: list[CommitBody] = []
     left_bytes = settings.budget_bytes
     while ledger.position < end_position:
@@ -68,34 +76,35 @@ def _fold(log: Log, ledger: Commits, end_position: int, settings: MaterializerSe
             size_bytes = len(found.commit.body) + sum(handle.size_bytes for handle in found.body.handles)
             if taken and (size_bytes > left_bytes or len(taken) >= settings.budget_commits):
                 with Commits(log, before, found.offset) as again:
-                    return _target(again, taken, end_position, behind=True)
+                    return again.folded.state, taken, True
             left_bytes -= size_bytes
             taken.append(found.body)
-    return _target(ledger, taken, end_position, behind=False)
+    return ledger.folded.state, taken, False
 
 
-def _target(ledger: Commits, taken: list[CommitBody], end_position: int, *, behind: bool) -> RoundTarget:
-    return RoundTarget(state=ledger.folded.state, commits=tuple(taken), end_position=end_position, behind=behind)
-
-
-def check_ledger(log: Log, newest: Manifest | None) -> None:
-    """Before the ledger is folded. Raises OffsetGone, BeyondEnd, AnchorMismatch, BrokerUnavailable."""
+def check_ledger(log: Log, newest: Manifest | None) -> int:
+    """Before the ledger is folded; returns its end. Raises OffsetGone, BeyondEnd, AnchorMismatch, BrokerUnavailable."""
     needed = newest.position if newest else 0
     there = log.kafka.offsets(log.ledger_topic, [0], at_least={0: needed})[0]
     _check(log.ledger_topic, 0, needed, there, ())
     if newest:
-        check_anchors(log, [anchor for anchor in newest.anchors if anchor.topic == "ledger"])
+        check_anchors(log, [anchor for anchor in newest.anchors if anchor.topic == "ledger"], there={0: there})
+    return there.end
 
 
-def check_data(log: Log, newest: Manifest | None, target: LedgerState) -> None:
+def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
     """Before data is read, with what was accepted up to `target`. Raises OffsetGone, BeyondEnd,
     AnchorMismatch, BrokerUnavailable.
     """
-    needed = newest.next_offsets if newest else {}
-    there = log.data_offsets(at_least=not_given_up(target.accepted, needed))
-    for partition, held in there.items():
-        _check(log.data_topic, partition, needed.get(partition, 0), held, target.accepted)
-    check_data_anchors(log, newest, range(log.descriptor.partitions), target.accepted, there)
+    needed, accepted = _needed(newest), target.state.accepted
+    for partition, held in target.there.items():
+        _check(log.data_topic, partition, needed.get(partition, 0), held, accepted)
+    check_data_anchors(log, newest, range(log.descriptor.partitions), accepted, target.there)
+
+
+def _needed(newest: Manifest | None) -> Mapping[int, int]:
+    """The first offsets that replay behind the newest snapshot needs."""
+    return newest.next_offsets if newest else {}
 
 
 def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted: tuple[LossRange, ...]) -> None:

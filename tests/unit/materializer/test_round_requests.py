@@ -84,7 +84,7 @@ def test_metadata_counts_against_the_budget(tmp_path: Path) -> None:
     twin = TwinLog()
     _write_with_metadata(twin, 20)
     log = twin.open()
-    target = choose_target(log, None, settings_for(tmp_path, budget_bytes=50_000))
+    target = choose_target(log, None, settings_for(tmp_path, budget_bytes=50_000), log.ledger.end())
     assert target.behind
     assert 1 <= len(target.commits) <= 5
     assert target.state.commits["talker"].checkpoint.id == len(target.commits)

@@ -1,0 +1,81 @@
+"""How many files of the house each way in runs through, on the twins: who follows a call has as many to open. A figure
+may only fall; whoever raises one says why.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import statelog
+from statelog.materializer import run_round
+from statelog.producer import Writer
+from statelog.recovery import recover
+from tests.support.rigs.log import TwinLog, settings_for, twin_rig
+from tests.support.rigs.table import TableRig
+
+_HOUSE = str(Path(statelog.__file__).parent)
+_TWINS = str(Path(_HOUSE, "testing"))
+
+
+@contextmanager
+def _crossed() -> Generator[set[str]]:
+    """The files in which something was called by the end of the block, on any thread that began in it."""
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(_HOUSE) and not name.startswith(_TWINS):
+            files.add(name.removeprefix(_HOUSE))
+
+    before = sys.getprofile()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield files
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+
+
+def _files(way: Callable[[], object]) -> list[str]:
+    with _crossed() as files:
+        way()
+    return sorted(files)
+
+
+def test_a_writer_and_a_recovery(tmp_path: Path) -> None:
+    """Of a log with a snapshot and a tail."""
+    twin = TwinLog()
+    twin.write({b"a": b"1"})
+    with twin.open() as log:
+        twin.environment.run(run_round, log, settings_for(tmp_path))
+    twin.write({b"c": b"3"})
+
+    def commit() -> None:
+        writer.put(b"k", b"v")
+        writer.commit()
+
+    def to_dict() -> None:
+        with recover(log) as recovery:
+            assert recovery.to_dict() == {b"a": b"1", b"c": b"3", b"k": b"v"}
+
+    with twin.open() as log:
+        with Writer(log, "w") as writer:
+            assert len(_files(lambda: writer.put(b"k", b"v"))) == 1
+            assert len(found := _files(commit)) <= 27, found
+        assert len(found := _files(lambda: Writer(log, "w").close())) <= 38, found
+        assert len(found := _files(to_dict)) <= 53, found
+
+
+def test_a_table(tmp_path: Path) -> None:
+    """Of a table with a snapshot."""
+    tables = TableRig(twin_rig("table"), None)
+    with tables.open() as table:
+        table[b"a"] = b"1"
+        table.commit()
+    tables.roll_up(tmp_path)
+    assert len(found := _files(lambda: tables.open().close())) <= 79, found
