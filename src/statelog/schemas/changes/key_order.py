@@ -2,15 +2,14 @@
 
 These are the two dearest steps of a round and of a recovery, so keys of up to 64 bytes are compared as a few uint64
 words instead of one by one: a key, left-aligned and zero-padded, read as big-endian numbers, orders like its bytes.
-Wider keys go to pyarrow, with the same result.
+Bits that all rows share say nothing of their order and are left out. Most often the rest fits into one word, key group
+included, and one sort of plain numbers is all that there is to do. Wider keys go to pyarrow, with the same result.
 
 Invariants:
 - The order is the native one: signed longs, bytes, and UTF-8 bytes for strings, within ascending key groups.
 - Two rows have equal words if and only if they have equal keys. A hash only finds candidates; words decide.
 - Equal rows keep their order.
 """
-
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,56 +21,62 @@ from statelog.schemas.key_groups import KeyType
 
 Rows = NDArray[np.int64]
 Word = NDArray[np.uint64]
+Words = tuple[Word, ...]
 
 _WIDEST = 64
-_SIGN = np.uint64(1 << 63)
+_WORD_BITS = 64
+_STRETCH_ROWS = 32
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # An odd number with well spread bits, as in Fibonacci hashing.
-
-
-class _Comparable(NamedTuple):
-    """Key groups, and the keys as words, the most significant first."""
-
-    key_groups: NDArray[np.uint16]
-    words: tuple[Word, ...]
-
-    def take(self, rows: Rows) -> "_Comparable":
-        return _Comparable(self.key_groups[rows], tuple(word[rows] for word in self.words))
+_SIGN = np.uint64(1 << 63)
 
 
 def last_rows(key_groups: pa.Array, keys: pa.Array) -> Rows:
     """The last row of every (key group, key), ascending."""
-    comparable = _comparable(key_groups, keys)
-    rows = None if comparable is None else _last_rows(comparable)
-    return _last_rows_by_arrow(key_groups, keys) if rows is None else rows
+    words = _words(key_groups, keys)
+    rows = None if words is None else _last_rows(words)
+    return _last_rows_by_arrow(key_groups, keys) if rows is None else np.sort(rows)
 
 
 def sorted_rows(key_groups: pa.Array, keys: pa.Array) -> Rows:
     """All rows in the order of (key group, key); equal ones in their own order."""
-    comparable = _comparable(key_groups, keys)
-    return _sorted_rows_by_arrow(key_groups, keys) if comparable is None else _sorted_rows(comparable)
+    words = _words(key_groups, keys)
+    return _sorted_rows_by_arrow(key_groups, keys) if words is None else _sorted_rows(words)
 
 
 def sorted_last_rows(key_groups: pa.Array, keys: pa.Array) -> Rows:
     """The last row of every (key group, key), in the order of (key group, key)."""
-    comparable = _comparable(key_groups, keys)
-    last = None if comparable is None else _last_rows(comparable)
-    if comparable is None or last is None:
-        last = last_rows(key_groups, keys)
+    words = _words(key_groups, keys)
+    if words is not None and len(words) > 1 and (merged := _merged_last_rows(words)) is not None:
+        return merged
+    last = None if words is None else _last_rows(words)
+    if words is None or last is None:
+        last = _last_rows_by_arrow(key_groups, keys)
         indices = column_of(last)
         return last[sorted_rows(key_groups.take(indices), keys.take(indices))]
-    return last[_sorted_rows(comparable.take(last))]
+    return last if len(words) == 1 else last[_sorted_rows(tuple(word[last] for word in words))]
 
 
-# ---- keys as words
+# ---- key groups and keys as words
 
 
-def _comparable(key_groups: pa.Array, keys: pa.Array) -> _Comparable | None:
-    """None if a key is too wide for words."""
-    words = _words(keys)
-    return None if words is None else _Comparable(numbers_of(key_groups), words)
+def _words(key_groups: pa.Array, keys: pa.Array) -> Words | None:
+    """One or more, the most significant first; None if a key is too wide for words.
+
+    The first one holds what it can of the bits in which rows differ. If that is all of them, there are no others.
+    """
+    key_words = _words_of(keys)
+    if key_words is None:
+        return None
+    words = (numbers_of(key_groups).astype(np.uint64), *key_words)
+    varying = [_varying(word) for word in words]
+    if sum(bits.bit_count() for bits in varying) <= _WORD_BITS:
+        return (_leading_word(words, varying),)
+    # Whole bytes, because every stretch of bits takes its own passes.
+    leading = _leading_word(words, [_whole_bytes(bits) for bits in varying])
+    return (leading, *(word for word, bits in zip(words[1:], varying[1:], strict=True) if bits))
 
 
-def _words(keys: pa.Array) -> tuple[Word, ...] | None:
+def _words_of(keys: pa.Array) -> Words | None:
     if len(keys) == 0:
         return ()
     if KeyType.of(keys.type) is KeyType.LONG:
@@ -81,56 +86,96 @@ def _words(keys: pa.Array) -> tuple[Word, ...] | None:
     width = int(lengths.max())
     if width > _WIDEST:
         return None
-    words = _words_of(column.padded(width))
-    if int(lengths.min()) == width:
-        return words
+    matrix = column.padded(width)
+    if width % 8:
+        matrix = np.pad(matrix, ((0, 0), (0, -width % 8)))
+    big_endian = np.ascontiguousarray(matrix).view(">u8")
+    words = tuple(big_endian[:, column].astype(np.uint64) for column in range(big_endian.shape[1]))
     # Padding makes a key equal to itself with zero bytes behind it; the shorter of the two sorts first.
     return (*words, lengths.astype(np.uint64))
 
 
-def _words_of(matrix: NDArray[np.uint8]) -> tuple[Word, ...]:
-    """The rows of a byte matrix as words, without the bytes that all rows begin with."""
-    if matrix.shape[1] == 0:
-        return ()
-    padded = _padded(matrix)
-    varying = np.bitwise_or.reduce(padded ^ padded[0], axis=0).astype(">u8").view(np.uint8)
-    if not varying.any():
-        return ()
-    common = int(np.argmax(varying != 0))
-    if common:
-        padded = _padded(matrix[:, common:])
-    return tuple(padded[:, column].astype(np.uint64) for column in range(padded.shape[1]))
+def _varying(word: Word) -> int:
+    """The bits in which rows differ."""
+    return int(np.bitwise_or.reduce(word ^ word[0])) if len(word) else 0
 
 
-def _padded(matrix: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    rows, width = matrix.shape
-    if width % 8:
-        wider = np.zeros((rows, width + -width % 8), np.uint8)
-        wider[:, :width] = matrix
-        matrix = wider
-    return np.ascontiguousarray(matrix).view(">u8").reshape(rows, -1)
+def _whole_bytes(bits: int) -> int:
+    return int.from_bytes(bytes(255 if byte else 0 for byte in bits.to_bytes(8, "big")), "big")
+
+
+def _leading_word(words: Words, kept: list[int]) -> Word:
+    """The bits to keep of each word, one after the other, as far as there is room."""
+    leading = np.zeros(len(words[0]), np.uint64)
+    room = _WORD_BITS
+    for word, bits in zip(words, kept, strict=True):
+        for lowest, width in _stretches(bits):
+            taken = min(width, room)
+            if taken == 0:
+                return leading
+            piece = (word >> np.uint64(lowest + width - taken)) & np.uint64((1 << taken) - 1)
+            leading = piece if room == _WORD_BITS else (leading << np.uint64(taken)) | piece
+            room -= taken
+    return leading
+
+
+def _stretches(bits: int) -> list[tuple[int, int]]:
+    """Where bits are set: the lowest and how many, the most significant first."""
+    found: list[tuple[int, int]] = []
+    while bits:
+        end = bits.bit_length()
+        lowest = (~bits & ((1 << end) - 1)).bit_length()
+        found.append((lowest, end - lowest))
+        bits &= (1 << lowest) - 1
+    return found
 
 
 # ---- the last row per key
 
 
-def _last_rows(comparable: _Comparable) -> Rows | None:
-    """None if two keys have one hash, which words of random keys do not do."""
-    key_groups, words = comparable
-    if len(key_groups) == 0:
+def _last_rows(words: Words) -> Rows | None:
+    """In the order of one word, in any order of several; None if two keys have one hash, which random ones do not."""
+    if len(words[0]) == 0:
         return np.zeros(0, np.int64)
-    hashes = key_groups.astype(np.uint64)
-    for word in words:
+    if len(words) == 1:
+        order = _order(words[0])
+        return np.maximum.reduceat(order, np.flatnonzero(~_equal_to_previous(words[0][order])))
+    hashes = words[0]
+    for word in words[1:]:
         hashes = ((hashes ^ (hashes >> np.uint64(29))) * _MIX) ^ word
     order = np.argsort(hashes)
-    hashes = hashes[order]
-    same = _equal_to_previous(hashes)
-    if _differs_within(same, key_groups[order]) or any(_differs_within(same, word[order]) for word in words):
+    same = _equal_to_previous(hashes[order])
+    if any(_differs_within(same, word[order]) for word in words):
         return None
-    return np.sort(np.maximum.reduceat(order, np.flatnonzero(~same)))
+    return np.maximum.reduceat(order, np.flatnonzero(~same))
 
 
-def _differs_within(same: NDArray[np.bool_], ordered: NDArray[np.uint16] | Word) -> bool:
+def _order(word: Word) -> Rows:
+    """The rows by their word, equal ones in any order."""
+    # The stable sort only merges what is sorted in stretches; all else is faster by numpy's vector instructions.
+    return np.argsort(word, kind="stable" if _is_in_stretches(word) else None)
+
+
+def _is_in_stretches(word: Word) -> bool:
+    """Whether most rows come after the one before them, as in a merge."""
+    return int(np.count_nonzero(word[1:] < word[:-1])) <= len(word) // _STRETCH_ROWS
+
+
+def _merged_last_rows(words: Words) -> Rows | None:
+    """The last rows in order, if rows come in stretches that the first word alone puts into order; None if not."""
+    if not _is_in_stretches(words[0]):
+        return None
+    order = _order(words[0])
+    same = np.ones(max(0, len(order) - 1), np.bool_)
+    for word in words:
+        ordered = word[order]
+        if bool((same & (ordered[1:] < ordered[:-1])).any()):
+            return None
+        same &= ordered[1:] == ordered[:-1]
+    return order[np.flatnonzero(~np.append(same, False))]
+
+
+def _differs_within(same: NDArray[np.bool_], ordered: Word) -> bool:
     """Whether a row differs from the one before it where `same` claims that they are equal."""
     return bool((same[1:] & (ordered[1:] != ordered[:-1])).any())
 
@@ -145,26 +190,14 @@ def _last_rows_by_arrow(key_groups: pa.Array, keys: pa.Array) -> Rows:
 # ---- the order of (key group, key)
 
 
-def _sorted_rows(comparable: _Comparable) -> Rows:
-    key_groups, words = comparable
-    leading = _leading_word(key_groups, words)
-    order = np.argsort(leading)
-    same = _equal_to_previous(leading[order])
-    for word in (*words, np.arange(len(key_groups), dtype=np.uint64)):
+def _sorted_rows(words: Words) -> Rows:
+    order = _order(words[0])
+    same = _equal_to_previous(words[0][order])
+    for word in (*words[1:], np.arange(len(order), dtype=np.uint64)):
         if not bool(same.any()):
             break
         _settle_ties(order, same, word)
     return order
-
-
-def _leading_word(key_groups: NDArray[np.uint16], words: tuple[Word, ...]) -> Word:
-    """The key group and, below it, as many bits of the first word as there is room for."""
-    if len(key_groups) == 0 or not words:
-        return key_groups.astype(np.uint64)
-    bits = int(key_groups.max()).bit_length()
-    if bits == 0:
-        return words[0]
-    return (key_groups.astype(np.uint64) << np.uint64(64 - bits)) | (words[0] >> np.uint64(bits))
 
 
 def _settle_ties(order: Rows, same: NDArray[np.bool_], word: Word) -> None:

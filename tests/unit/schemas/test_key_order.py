@@ -1,0 +1,75 @@
+"""The order of keys beside Python's own, for keys that fit into one word with their key group, and that do not."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from statelog.schemas.changes.key_order import last_rows, sorted_last_rows, sorted_rows
+
+_Keys = Sequence[Any]
+"""Of bytes, or of numbers."""
+_Place = tuple[int, Any]
+
+
+def _bytes(rng: np.random.Generator, rows: int, *, alphabet: bytes, longest: int, prefix: bytes = b"") -> list[bytes]:
+    return [prefix + bytes(rng.choice(list(alphabet), int(rng.integers(0, longest + 1)))) for _ in range(rows)]
+
+
+def _key_groups(rng: np.random.Generator, rows: int, most: int) -> list[int]:
+    return [int(one) for one in rng.integers(0, most, rows)]
+
+
+_KINDS: dict[str, Callable[[np.random.Generator, int], _Keys]] = {
+    "longs": lambda rng, rows: rng.integers(-(2**63), 2**63, rows).tolist(),
+    "small longs": lambda rng, rows: rng.integers(-3, 4, rows).tolist(),
+    "digits": lambda rng, rows: [b"user-%08d" % one for one in rng.integers(0, 50, rows)],
+    "zero bytes at the end": lambda rng, rows: _bytes(rng, rows, alphabet=b"\0\1", longest=4),
+    "any bytes": lambda rng, rows: _bytes(rng, rows, alphabet=bytes(range(256)), longest=9),
+    "of 16 bytes": lambda rng, rows: [rng.bytes(16) for _ in range(rows)],
+    "alike at first": lambda rng, rows: _bytes(rng, rows, alphabet=b"ab", longest=30, prefix=b"alike-at-first-"),
+    "as wide as words go": lambda rng, rows: _bytes(rng, rows, alphabet=b"xy", longest=64),
+    "wider": lambda rng, rows: _bytes(rng, rows, alphabet=b"xy", longest=70),
+    "all the same": lambda _, rows: [b"same"] * rows,
+}
+
+
+def _check(key_groups: Sequence[int], keys: _Keys) -> None:
+    places: list[_Place] = list(zip(key_groups, keys, strict=True))
+    newest = {place: row for row, place in enumerate(places)}
+    columns = pa.array(key_groups, pa.uint16()), pa.array(keys, pa.int64() if isinstance(keys[0], int) else pa.binary())
+    assert sorted_rows(*columns).tolist() == sorted(range(len(places)), key=lambda row: (places[row], row))
+    assert sorted_last_rows(*columns).tolist() == [newest[place] for place in sorted(newest)]
+    assert last_rows(*columns).tolist() == sorted(newest.values())
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("most_key_groups", [1, 5, 2**16])
+def test_the_order_is_that_of_the_keys(kind: str, most_key_groups: int) -> None:
+    """In any order of arrival."""
+    rng = np.random.default_rng(most_key_groups)
+    for rows in (1, 2, 40, 300):
+        _check(_key_groups(rng, rows, most_key_groups), _KINDS[kind](rng, rows))
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("most_key_groups", [1, 5, 2**16])
+def test_sorted_stretches_are_merged(kind: str, most_key_groups: int) -> None:
+    """As tables of a merge are, which repeat each other's keys."""
+    rng = np.random.default_rng(most_key_groups)
+    for _ in range(5):
+        drawn: list[_Place] = list(zip(_key_groups(rng, 400, most_key_groups), _KINDS[kind](rng, 400), strict=True))
+        stretches = [sorted({drawn[int(row)] for row in rng.integers(0, 400, 200)}) for _ in range(3)]
+        places = [place for stretch in stretches for place in stretch]
+        _check([key_group for key_group, _ in places], [key for _, key in places])
+
+
+@pytest.mark.parametrize("bits", [1, 47, 48, 49, 63, 64])
+def test_how_many_bits_differ_changes_nothing(bits: int) -> None:
+    """Around what one word holds beside the 16 bits of a key group."""
+    rng = np.random.default_rng(bits)
+    numbers: list[int] = (rng.integers(0, 2**64, 200, np.uint64) >> np.uint64(64 - bits)).tolist()
+    _check(_key_groups(rng, 200, 2**16), [number - 2**63 for number in numbers])
+    _check(_key_groups(rng, 200, 1), [number.to_bytes(8, "big") for number in numbers])
