@@ -13,21 +13,23 @@ Invariants:
   there. A caller that stops earlier must publish nothing.
 - Every run gets a name that was never used before, so work that is done twice leaves files that no manifest names.
 - Memory holds about three times `FOLD_BYTES` in a fold (`reading.sorted_tail`), whatever the number and the size of the
-  commits and of their values, or a row group for each lane of a merge: nothing grows with the state.
+  commits and of their values, or a row group for each lane of a merge: nothing grows with the state. Folds that go on
+  at the same time share it.
 """
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
 from statelog.environment import DiskHook, Environment, no_faults
 from statelog.errors import ConfigError, StatelogError, StoreUnavailable
+from statelog.materializer.side_by_side import side_by_side
 from statelog.materializer.tasks import FoldTask, Task, TaskOutput, only
 from statelog.reading.converter import Converter
 from statelog.reading.sorted_tail import SortedTail
@@ -46,7 +48,11 @@ from statelog.storage.run_reader import RunReader, open_local, read_back
 from statelog.storage.run_writer import RunWriter, WrittenRun, upload_run, write_cut
 
 FOLD_BYTES = 64 << 20
+_TASK_BYTES = 32 << 20
 _PREFIX = "statelog-round-"
+
+P = TypeVar("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +67,14 @@ class Written:
 class RoundWork:
     """What an engine gets for one round. `scratch` is a directory of the round on this machine.
 
-    `go_on` raises once the round is given up.
+    `go_on` raises once the round is given up. `threads` is how many tasks may go on here at the same time.
     """
 
     log: Log
     scratch: Path
     go_on: Callable[[], None]
     environment: Environment
+    threads: int = 1
 
 
 OpenRun = Callable[[RunRef], RunReader]
@@ -103,7 +110,9 @@ EngineMaker = Callable[[RoundWork], Engine]
 
 
 class LocalEngine:
-    """The engine of one round, on this machine."""
+    """The engine of one round, on this machine: pyarrow, the disk and the network leave the interpreter to others, so
+    that threads are enough to keep its cores busy.
+    """
 
     def __init__(self, work: RoundWork) -> None:
         self._work = work
@@ -111,16 +120,21 @@ class LocalEngine:
         self._clock = work.environment.wall_clock
         self._local: dict[str, WrittenRun] = {}
 
-    def tasks_for(self, size_bytes: int) -> int:  # noqa: ARG002  # An engine with one pair of hands.
-        """One: more would only be done one after the other."""
-        return 1
+    def tasks_for(self, size_bytes: int) -> int:
+        """One for each thread, if it is worth files of its own."""
+        return max(1, min(self._work.threads, size_bytes // _TASK_BYTES))
 
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are local files."""
-        started_s = self._clock()
-        found = [one for task in tasks for one in write_runs(task, self._work, self._open)]
+        fold_bytes = FOLD_BYTES // min(self._work.threads, max(1, len(tasks)))
+
+        def write(task: Task, work: RoundWork) -> list[LocalRunRef]:
+            return write_runs(task, work, self._open, fold_bytes=fold_bytes)
+
+        done, seconds = self._in_threads(write, tasks)
+        found = [one for runs in done for one in runs]
         self._local.update({one.run.path: one.written for one in found})
-        return Written(runs=tuple(one.run for one in found), seconds=self._clock() - started_s)
+        return Written(runs=tuple(one.run for one in found), seconds=seconds)
 
     def forget(self, runs: Sequence[RunRef]) -> None:
         """Remove those that are local files."""
@@ -132,19 +146,29 @@ class LocalEngine:
     def publish(self, runs: Sequence[RunRef]) -> Written:
         """Upload the local files among the runs, then read them back."""
         mine = tuple(run for run in runs if run.path in self._local)
-        for run in mine:
-            self._work.go_on()
-            upload_run(self._log.store, self._local.pop(run.path))
-        started_s = self._clock()
-        for run in mine:
-            self._work.go_on()
-            read_back(self._log.store, run)
-        return Written(runs=mine, seconds=self._clock() - started_s)
+        self._in_threads(lambda run, _: upload_run(self._log.store, self._local.pop(run.path)), mine)
+        _, seconds = self._in_threads(lambda run, _: read_back(self._log.store, run), mine)
+        return Written(runs=mine, seconds=seconds)
 
     def _open(self, run: RunRef) -> RunReader:
         written = self._local.get(run.path)
         opened = open_local(written.local, run.path) if written else self._log.store.open(run.path)
         return RunReader(opened, run)
+
+    def _in_threads(self, do: Callable[[P, RoundWork], T], parts: Sequence[P]) -> tuple[list[T], float]:
+        """What `do` returns for each, and the seconds that they took, one after the other."""
+        seconds = [0.0] * len(parts)
+
+        def timed(number: int, go_on: Callable[[], None]) -> T:
+            go_on()
+            started_s = self._clock()
+            result = do(parts[number], replace(self._work, go_on=go_on))
+            seconds[number] = self._clock() - started_s
+            return result
+
+        jobs = [partial(timed, number) for number in range(len(parts))]
+        done = side_by_side(jobs, self._work.threads, self._work.go_on, self._work.environment.start)
+        return done, sum(seconds)
 
 
 class LocalRunRef(NamedTuple):
@@ -154,14 +178,14 @@ class LocalRunRef(NamedTuple):
     written: WrittenRun
 
 
-def write_runs(task: Task, work: RoundWork, open_run: OpenRun) -> list[LocalRunRef]:
+def write_runs(task: Task, work: RoundWork, open_run: OpenRun, *, fold_bytes: int = FOLD_BYTES) -> list[LocalRunRef]:
     """Do a task. Returns local runs that tile what the task covers.
 
     Raises Damaged, NotFound (a run was deleted meanwhile: the manifest is no longer the newest), Unavailable, and what
     `go_on` raises.
     """
     output = task.output
-    with closing(_tables(task, work, open_run)) as tables:
+    with closing(_tables(task, work, open_run, fold_bytes)) as tables:
         found = write_cut(_going_on(tables, work), lambda: _writer(output, work), output.cuts, output.key_groups)
     return [LocalRunRef(_referred(run.file, key_groups, output), run) for key_groups, run in found]
 
@@ -221,7 +245,7 @@ def not_whole(error: StatelogError) -> StoreUnavailable:
     )
 
 
-def _tables(task: Task, work: RoundWork, open_run: OpenRun) -> Generator[pa.Table]:
+def _tables(task: Task, work: RoundWork, open_run: OpenRun, fold_bytes: int) -> Generator[pa.Table]:
     output = task.output
     converter = Converter(work.log, output.value_schema_id)
     if isinstance(task, FoldTask):
@@ -231,6 +255,7 @@ def _tables(task: Task, work: RoundWork, open_run: OpenRun) -> Generator[pa.Tabl
             converter,
             work.scratch,
             drop_deletes=output.drop_deletes,
+            fold_bytes=fold_bytes,
             disk=work.environment.disk,
         )
         return

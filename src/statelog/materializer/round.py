@@ -200,7 +200,13 @@ class Round:
 
     def _roll_up_to(self, target: RoundTarget) -> CompletedRound | LostRound:
         with scratch_directory(self._settings.scratch, self._environment) as scratch:
-            work = RoundWork(log=self._log, scratch=scratch, go_on=self._go_on, environment=self._environment)
+            work = RoundWork(
+                log=self._log,
+                scratch=scratch,
+                go_on=self._go_on,
+                environment=self._environment,
+                threads=self._settings.threads_used,
+            )
             return self._publish_next(target, self._make_engine(work))
 
     def _publish_next(self, target: RoundTarget, engine: Engine) -> CompletedRound | LostRound:

@@ -1,6 +1,7 @@
 """Settings of a materializer: small, frozen, checked once."""
 
 import math
+import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 from statelog.errors import ConfigError
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
+
+_THREADS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,8 @@ class MaterializerSettings:
     fanout                this many runs of one size are merged into one
     max_run_bytes         a run is cut into several files where it would be larger, at the next key group's end: small
                           beside what any store holds in one object, and read, verified and merged in a minute
+    threads               how many files are written, merged, uploaded or read back at the same time; None: one for each
+                          core that this process may use, four at most
     scratch               where runs are written before they are uploaded: room for two copies of the state, and not
                           a RAM disk
     lease_cap_s           no lease holds anything back for longer
@@ -56,6 +61,7 @@ class MaterializerSettings:
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     fanout: int = 4
     max_run_bytes: int = 4 << 30
+    threads: int | None = None
     scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     lease_cap_s: float = 86_400.0
     subscriptions: SubscriptionCap = field(default_factory=SubscriptionCap)
@@ -77,6 +83,7 @@ class MaterializerSettings:
         _require(self.failures_tolerated >= 0, "failures_tolerated", self.failures_tolerated, "0 or more")
         for name in ("failures_tolerated_s", "stop_grace_s"):
             _require(0 <= getattr(self, name) < math.inf, name, getattr(self, name), "0 or more, and finite")
+        _require(self.threads is None or self.threads >= 1, "threads", self.threads or 0, "positive, or None")
         _require(self.fanout >= 2, "fanout", self.fanout, "2 or more")
         if self.alarm_age_s <= self.interval_s:
             raise ConfigError(
@@ -85,6 +92,17 @@ class MaterializerSettings:
                 interval_s=self.interval_s,
                 hint="Set alarm_age_s to several intervals",
             )
+
+    @property
+    def threads_used(self) -> int:
+        """`threads`, or what this machine gives."""
+        return self.threads or min(_THREADS_MAX, _cores())
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Not on macOS.
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _require(truth: bool, name: str, value: float, must: str) -> None:

@@ -142,6 +142,7 @@ _ALL = (
     Key("min_age_s", duration_s, MATERIALIZER),
     Key("engine", _engine, MATERIALIZER),
     Key("fanout", _whole, MATERIALIZER),
+    Key("threads", _whole, MATERIALIZER),
     Key("max_run_bytes", size_bytes, MATERIALIZER),
     Key("scratch", _path, MATERIALIZER),
     Key("lease_cap_s", duration_s, MATERIALIZER),
