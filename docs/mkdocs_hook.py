@@ -28,6 +28,7 @@ ROOMS = (
     "lake",
     "tables",
     "spark",
+    "operate",
     "testing",
     "cli",
 )

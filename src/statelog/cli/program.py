@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, str] = {
     "subscriptions": "Show the readers that hold truncation back, or remove one.",
     "accept-loss": "Accept what a log has lost, so that it can go on.",
     "delete": "Delete a log for good.",
+    "doctor": "Try everything that a log needs of a Kafka.",
     "dev": "Start, stop or show the development broker.",
     "version": "Print the versions of statelog and its dependencies.",
 }

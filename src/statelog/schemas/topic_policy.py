@@ -20,7 +20,7 @@ _OVERHEAD_BYTES = 64 * 1024  # Kafka counts its batch framing into max.message.b
 _NEEDED = frozenset({"cleanup.policy", "retention.ms", "retention.bytes", "max.message.bytes"})
 """Without these, Kafka would delete, rewrite or refuse what is committed. All else is only good to have."""
 _JUDGED = _NEEDED | {"min.insync.replicas", "unclean.leader.election.enable"}
-_EARLY = {"warpstream.topic.type": "lightning"}
+EARLY = {"warpstream.topic.type": "lightning"}
 """Settings with which a service acknowledges a record before its place in the log is known. Commits list places."""
 NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Sixteen zero bytes: what a broker answers that gives its topics no ids."""
@@ -125,7 +125,7 @@ def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> Itera
     for key in ("retention.ms", "retention.bytes"):
         if config.get(key, "-1") != "-1":
             yield f"{key} is {config[key]} and must be -1: Kafka would delete committed changes", None
-    for key, early in _EARLY.items():
+    for key, early in EARLY.items():
         if config.get(key, "").lower() == early:
             yield f"{key} is {early}: records are acknowledged before their place in the log is known", None
     size = int(config.get("max.message.bytes", MAX_RECORD_BYTES))

@@ -14,7 +14,7 @@ from statelog.errors import UnsafeTopic
 from statelog.schemas.topic_policy import TopicRole, check_topic
 
 SOURCE = Path(__file__).parents[3] / "src" / "statelog"
-ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "cli")
+ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "operate", "cli")
 _PARAMETER = re.compile(r"\b[a-z_]+=")
 OF_PROGRAMS = {"checkpoint_id=", "kafka=", "grant=", "directory_mode=", "start="}
 """In hints that a command never meets, or names of a store's own options."""

@@ -18,7 +18,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -54,6 +54,7 @@ from statelog.storage.log.where import NewLog
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.storage")
+_UNGRANTED = "TOPIC_AUTHORIZATION_FAILED"
 _REFUSED_SETTINGS = frozenset({"POLICY_VIOLATION", "INVALID_CONFIG"})
 _LOOKS = 3
 _LOOK_AGAIN_S = 0.25
@@ -70,7 +71,9 @@ class IdentifiedTopics(NamedTuple):
 def make_topic(
     client: Kafka, topic: str, role: TopicRole, partitions: int, replication_factor: int, waived: frozenset[Waiver]
 ) -> TopicDescription:
-    """Create the topic, or take over an empty one of a create that died before its descriptor."""
+    """Create the topic, or take over an empty one: of a create that died before its descriptor, or made by somebody
+    else for a client that may not create any.
+    """
     config = topic_config(role, replication_factor)
     check_topic(topic, role, partitions=partitions, replication_factor=replication_factor, config=config, waived=waived)
     try:
@@ -78,6 +81,10 @@ def make_topic(
             client, TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config)
         )
     except AlreadyExists:
+        _require_empty(client, topic, partitions)
+    except ConfigError as refusal:
+        if refusal.facts.get("kafka_error") != _UNGRANTED or not _is_seen(client, topic):
+            raise
         _require_empty(client, topic, partitions)
     found = look_for(client, topic)
     if found is None:
@@ -102,6 +109,12 @@ def create_topic(client: Kafka, spec: TopicSpec) -> TopicSpec:
             spec = replace(spec, config=fewer)
         else:
             return spec
+
+
+def _is_seen(client: Kafka, topic: str) -> bool:
+    with suppress(ConfigError):  # Without the right to look, either.
+        return client.describe_topic(topic) is not None
+    return False
 
 
 def look_for(client: Kafka, topic: str) -> TopicDescription | None:
@@ -349,7 +362,7 @@ def prove_truncation(client: Kafka, topics: Iterable[str], *, needs_right: bool 
         try:
             client.delete_records(topic, {0: 0})
         except ConfigError as error:
-            if needs_right or error.facts.get("kafka_error") != "TOPIC_AUTHORIZATION_FAILED":
+            if needs_right or error.facts.get("kafka_error") != _UNGRANTED:
                 raise
 
 

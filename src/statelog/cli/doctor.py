@@ -1,0 +1,101 @@
+"""`statelog doctor --kafka`: what a log needs of a Kafka, tried on the one at hand; `operate` asks and judges."""
+
+import signal
+import sys
+import tempfile
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import click
+
+from statelog.cli import exit_codes
+from statelog.cli.output import Listing, Report, as_typed
+from statelog.cli.session import Session, connected
+from statelog.environment import current_environment
+from statelog.operate.finding import Finding, Severity, worst
+from statelog.operate.kafka_needs import KafkaAnswers, findings, times
+from statelog.operate.kafka_probe import ThrowAwayTopics, ask_kafka
+from statelog.storage.log.where import configured_where, opened_ports
+
+_HELP = """Try everything that a log needs of this Kafka, and measure how long a commit takes.
+
+Two topics are made for it, and removed. Without the right to make topics, let somebody make two empty ones, NAME and
+NAME.ledger, and name them with --topics NAME; they stay.
+
+`--kafka` alone says that Kafka is meant; with NAME=VALUE it is a setting of the client, as for every command."""
+_CODES = {
+    Severity.OK: exit_codes.OK,
+    Severity.NOTE: exit_codes.OK,
+    Severity.REFUSED: exit_codes.MISUSE,
+    Severity.UNAVAILABLE: exit_codes.UNAVAILABLE,
+    Severity.DAMAGED: exit_codes.DAMAGED,
+}
+_COLUMNS = ("needed", "severity", "answered", "what follows", "what to set")
+_FIELDS = ("name", "severity", "found", "why", "hint", "facts")
+
+
+class _Doctor(click.Command):
+    """Takes `--kafka` without a setting."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Drop it: Kafka is what is looked at."""
+        behind = [*args[1:], ""]
+        is_bare = [
+            arg == "--kafka" and (after[:1] in ("-", "") or "=" not in after)
+            for arg, after in zip(args, behind, strict=False)
+        ]
+        return super().parse_args(ctx, [arg for arg, bare in zip(args, is_bare, strict=True) if not bare])
+
+
+@click.command("doctor", cls=_Doctor, help=_HELP)
+@click.option("--topics", "named", metavar="NAME", help="Use the empty topics NAME and NAME.ledger.")
+@click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
+@connected
+def command(session: Session, named: str | None) -> None:
+    """Examine a Kafka."""
+    name = named or f"statelog-doctor-{current_environment().new_id()[:12]}"
+    with tempfile.TemporaryDirectory(prefix="statelog-doctor-") as root:
+        where = configured_where(replace(session.config, root=root, storage={}))
+        with session.warnings_shown(), opened_ports(name, where, keeps=False) as (kafka, store, waived):
+            topics = ThrowAwayTopics(
+                kafka=kafka, name=name, are_somebodys=named is not None, replication_factor=where.replication_factor
+            )
+            session.output.notice("asking Kafka: this takes up to a minute")
+            with _removed(topics, session):
+                answers = ask_kafka(topics, store, waived)
+    found = findings(answers)
+    session.output.report(_report(answers, found, as_json=session.output.as_json))
+    if code := _CODES[worst(found)]:
+        sys.exit(code)
+
+
+@contextmanager
+def _removed(topics: ThrowAwayTopics, session: Session) -> Generator[None]:
+    """Remove the topics at the end, after Ctrl-C and SIGTERM, too; while that lasts, these are not heard."""
+    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler), signal.getsignal(signal.SIGINT)
+    numbers = signal.SIGTERM, signal.SIGINT
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        for topic, error in topics.remove().items():
+            session.output.warning(f"topic {topic} is still there, delete it: {error.message}")
+        for number, handler in zip(numbers, earlier, strict=True):
+            signal.signal(number, handler)
+
+
+def _report(answers: KafkaAnswers, found: Sequence[Finding], *, as_json: bool) -> Report:
+    produce, commit = times(answers.sent.latencies_s if answers.sent else ()), times(answers.commits_s or ())
+    facts = {
+        "cluster": answers.cluster_id,
+        "replication_factor": answers.topics[0].found.replication_factor if answers.topics else None,
+        "worst": worst(found).value,
+        **{f"produce_{name}": produce.get(name) for name in ("p50_s", "p99_s")},
+        **{f"commit_{name}": commit.get(name) for name in ("p50_s", "p99_s")},
+    }
+    rows = [(one.name, one.severity.value, one.found, one.why, as_typed(one.hint)) for one in found]
+    with_facts = [(*row, one.facts) for row, one in zip(rows, found, strict=True)]
+    listing = Listing("findings", _FIELDS, with_facts) if as_json else Listing("findings", _COLUMNS, rows)
+    return Report("Kafka", facts, (listing,))

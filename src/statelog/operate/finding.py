@@ -1,0 +1,61 @@
+"""`Finding`: one thing that a doctor looked at: how bad it is, what was found, why it matters, what to do. Pure.
+
+Shared by whatever is looked at: a cluster, a log. Invariant: one that is not OK says why it matters.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from statelog.errors import AlreadyExists, Damaged, Fact, Misuse, NotFound, StatelogError, Unsafe
+
+_BROKERS_NO = re.compile(r"[A-Z]")
+"""How the reason begins if a broker refused a record. The client's own begin with `_`."""
+
+
+class Severity(StrEnum):
+    """How bad a finding is, from the best to the worst."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Good to know; nothing has to be done."""
+    REFUSED = "refused"
+    """Something has to be set, granted or waived first."""
+    UNAVAILABLE = "unavailable"
+    """No answer: it may be there at another time."""
+    DAMAGED = "damaged"
+    """What was stored is not what is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What was looked at, by the `name` that documents give it, and what came of it.
+
+    `found` is for people, `facts` are for programs; `why` says what follows, and `hint` what to do. Both are empty
+    where all is well.
+    """
+
+    name: str
+    severity: Severity
+    found: str
+    facts: Mapping[str, Fact] = field(default_factory=dict[str, Fact])
+    why: str = ""
+    hint: str = ""
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """The severity of the worst; OK if there is none."""
+    return max((one.severity for one in findings), key=list(Severity).index, default=Severity.OK)
+
+
+def severity_of(error: StatelogError) -> Severity:
+    """How bad it is that a question ended with this error."""
+    match error:
+        case Damaged():
+            return Severity.DAMAGED
+        case Misuse() | Unsafe() | NotFound() | AlreadyExists():
+            return Severity.REFUSED
+        case _:
+            is_refused = _BROKERS_NO.match(str(error.facts.get("reason", "")))
+            return Severity.REFUSED if is_refused else Severity.UNAVAILABLE

@@ -1,0 +1,336 @@
+"""What a log needs of a Kafka, need by need, and what a cluster's answers mean for one. Pure.
+
+`docs/kafka.md` has the needs by the same names. Whether a topic's settings will do is decided by the topic policy, as
+for every log; here it is only sorted by needs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from statelog.errors import Fact, StatelogError
+from statelog.formatting import show_bytes, show_duration
+from statelog.operate.finding import Finding, Severity, severity_of
+from statelog.schemas.topic_policy import EARLY, TopicRole, Waiver, objections
+from statelog.storage.kafka import OffsetRange, TopicDescription
+
+_ODD_CLOCK_S = 1.0
+
+
+class Need(StrEnum):
+    """What is asked of a cluster, in the order in which it is shown."""
+
+    TOPICS = "the right to create topics"
+    CLUSTER_ID = "the cluster's id"
+    DESCRIBE = "DescribeConfigs"
+    TOPIC_IDS = "topic ids"
+    KEPT = "retention.ms=-1, retention.bytes=-1, cleanup.policy=delete"
+    REPLICAS = "three replicas, two of them in sync"
+    SPARE = "settings that are only good to have"
+    IDEMPOTENCE = "idempotent production"
+    CODEC = "LZ4"
+    OFFSETS = "the offset in every answer to a produce"
+    PLACES = "acknowledgement of a record that has its place in the log"
+    LARGEST = "records of 16 MiB"
+    LIST_OFFSETS = "ListOffsets, earliest and latest"
+    DELETE_RECORDS = "DeleteRecords"
+    CLOCK = "times by the brokers' clocks"
+    LOG = "all of it together"
+
+
+_WHY: Mapping[Need, str] = {
+    Need.TOPICS: "Without it a log is made on topics that somebody else made, empty",
+    Need.CLUSTER_ID: "It is the log's identity: nothing works without",
+    Need.DESCRIBE: "Settings are judged: nobody knows whether one that is not told is safe",
+    Need.TOPIC_IDS: "They are the log's identity: topics that were made anew are known by their records only",
+    Need.KEPT: "Only the materializer may delete: Kafka would delete, or rewrite, what is committed",
+    Need.REPLICAS: "A broker or a disk that dies could take acknowledged commits along",
+    Need.SPARE: "Topics are made without them",
+    Need.IDEMPOTENCE: "Records have to keep their order, and be there once: there is no writer without",
+    Need.CODEC: "Records are packed with it",
+    Need.OFFSETS: "A commit lists offsets: without one its outcome is unknown, and the writer is opened again",
+    Need.PLACES: "A commit lists offsets: it would list what is not there",
+    Need.LARGEST: "Large changes and commits are refused when they come",
+    Need.LIST_OFFSETS: "It says how far a log reaches: nothing works without",
+    Need.DELETE_RECORDS: "Only the materializer truncates: Kafka would grow for ever",
+    Need.CLOCK: "The ages of commits, and alarms by age, are off by so much; nothing is decided by them",
+    Need.LOG: "A log cannot be made here",
+}
+_UNCLEAR = "Nobody knows before it was asked"
+_SORTED = {
+    Waiver.UNKNOWN_SETTINGS: Need.DESCRIBE,
+    Waiver.TOPIC_IDS: Need.TOPIC_IDS,
+    Waiver.REPLICATION: Need.REPLICAS,
+    Waiver.MIN_INSYNC: Need.REPLICAS,
+    Waiver.UNCLEAN_ELECTION: Need.REPLICAS,
+}
+"""The need that an objection belongs to, by its waiver; all others say that records are not kept."""
+_SHOWN: Mapping[Need, Sequence[str]] = {
+    Need.KEPT: ("cleanup.policy", "retention.ms", "retention.bytes", "max.message.bytes"),
+    Need.REPLICAS: ("min.insync.replicas", "unclean.leader.election.enable"),
+}
+_UNGRANTED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
+_NO_CODEC, _NO_OFFSET = "UNSUPPORTED_COMPRESSION_TYPE", "acknowledged without an offset"
+
+
+class TopicAnswer(NamedTuple):
+    """A topic as it was found, and the settings that the cluster did not take as they were asked for."""
+
+    role: TopicRole
+    found: TopicDescription
+    refused: frozenset[str] = frozenset()
+
+
+class Sent(NamedTuple):
+    """Records that were sent one by one: how long each took, and where the acknowledgements say that they are."""
+
+    latencies_s: tuple[float, ...]
+    offsets: tuple[int, ...]
+
+
+class Read(NamedTuple):
+    """What was read where the acknowledgements said: how many records were not there, and by how much the brokers'
+    clock differs from ours at least; None if the records bear no times.
+    """
+
+    misplaced: int
+    skew_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaAnswers:
+    """All that a cluster answered. None: it was not asked, because of something in `errors`, or that is the answer.
+
+    `wanted_replicas` were asked for, and the topics may have fewer; `listed` are the ledger's offsets after all records
+    were sent, `starts` those of both topics after they were truncated to their ends, with the ends.
+    """
+
+    waived: frozenset[Waiver]
+    wanted_replicas: int
+    cluster_id: str
+    errors: Mapping[Need, StatelogError]
+    topics: tuple[TopicAnswer, ...] | None = None
+    commits_s: tuple[float, ...] | None = None
+    sent: Sent | None = None
+    read: Read | None = None
+    largest_bytes: int | None = None
+    listed: OffsetRange | None = None
+    truncated: tuple[OffsetRange, ...] | None = None
+
+
+class _Verdict(NamedTuple):
+    severity: Severity
+    found: str
+    hint: str = ""
+    facts: Mapping[str, Fact] = {}
+
+
+def findings(answers: KafkaAnswers) -> tuple[Finding, ...]:
+    """One for each need."""
+    return tuple(_finding(need, answers) for need in Need)
+
+
+def _finding(need: Need, answers: KafkaAnswers) -> Finding:
+    error = answers.errors.get(need)
+    verdict = _of_error(need, error) if error else _JUDGES[need](answers)
+    why = _WHY[need]
+    if verdict is None:
+        verdict, why = _Verdict(Severity.NOTE, "not asked"), _UNCLEAR
+    severity, found, hint, facts = verdict
+    return Finding(
+        name=need.value, severity=severity, found=found, facts=facts, hint=hint,
+        why="" if severity is Severity.OK else why,
+    )  # fmt: skip
+
+
+def _of_error(need: Need, error: StatelogError) -> _Verdict:
+    severity, hint, reason = severity_of(error), error.hint, str(error.facts.get("reason", ""))
+    is_ungranted = error.facts.get("kafka_error") in _UNGRANTED
+    if need is Need.TOPICS and is_ungranted:
+        hint = "Grant it, or let somebody make two empty topics, NAME and NAME.ledger, and name them: --topics NAME"
+    if need is Need.DELETE_RECORDS and is_ungranted:
+        severity, hint = Severity.NOTE, "Grant DELETE on both topics to whoever runs the materializer"
+    if reason.startswith(_NO_CODEC):
+        hint = "Set the client's compression.type to none"
+    found = f"{error.message}: {reason}" if reason else error.message
+    return _Verdict(severity, found, hint, error.facts)
+
+
+# ---- judges: each says what an answer means; None if there is no answer
+
+
+def _of_topics(answers: KafkaAnswers) -> _Verdict | None:
+    names = [topic.found.name for topic in answers.topics or ()]
+    return _Verdict(Severity.OK, " and ".join(names)) if names else None
+
+
+def _of_cluster_id(answers: KafkaAnswers) -> _Verdict:
+    return _Verdict(Severity.OK, answers.cluster_id)
+
+
+def _by_policy(need: Need) -> Callable[[KafkaAnswers], _Verdict | None]:
+    def judge(answers: KafkaAnswers) -> _Verdict | None:
+        if answers.topics is None:
+            return None
+        against = dict(_objections(need, answers.topics))
+        if not against:
+            return _Verdict(Severity.OK, _as_found(need, answers.topics))
+        names = sorted(waiver for waiver in against.values() if waiver and waiver not in answers.waived)
+        has_fewer = answers.topics[0].found.replication_factor < answers.wanted_replicas
+        hints = [
+            "Set these settings, or ask the service to; a log cannot be made otherwise" * (None in against.values()),
+            "Pass replication_factor=1" * (need is Need.REPLICAS and has_fewer),
+            f"Waive it by name: allow_unsafe={','.join(names)}" if names else "",
+        ]
+        hint = "; ".join(filter(None, hints))
+        found = "; ".join(against)
+        return _Verdict(Severity.REFUSED, found, hint) if hint else _Verdict(Severity.NOTE, f"{found} (waived)")
+
+    return judge
+
+
+def _objections(need: Need, topics: Sequence[TopicAnswer]) -> Iterator[tuple[str, Waiver | None]]:
+    for role, found, _ in topics:
+        for text, waiver in objections(
+            role,
+            partitions=found.partitions,
+            replication_factor=found.replication_factor,
+            config=found.config,
+            topic_id=found.topic_id,
+        ):
+            if _need_of(text, waiver) is need:
+                yield text, waiver
+
+
+def _need_of(text: str, waiver: Waiver | None) -> Need:
+    if text.startswith(tuple(EARLY)):
+        return Need.PLACES
+    return _SORTED.get(waiver, Need.KEPT) if waiver else Need.KEPT
+
+
+def _as_found(need: Need, topics: Sequence[TopicAnswer]) -> str:
+    found = topics[0].found
+    if need is Need.TOPIC_IDS:
+        return ", ".join(topic.found.topic_id for topic in topics)
+    if need is Need.DESCRIBE:
+        return "every setting that is judged is told"
+    settings = [f"{name}={found.config.get(name, 'not told')}" for name in _SHOWN[need]]
+    return ", ".join([f"{found.replication_factor} replicas", *settings] if need is Need.REPLICAS else settings)
+
+
+def _of_spare(answers: KafkaAnswers) -> _Verdict | None:
+    if answers.topics is None:
+        return None
+    refused = sorted({
+        f"{name} is {topic.found.config.get(name, 'not told')}" for topic in answers.topics for name in topic.refused
+    })  # fmt: skip
+    return (
+        _Verdict(Severity.NOTE, f"not taken: {', '.join(refused)}") if refused else _Verdict(Severity.OK, "all taken")
+    )
+
+
+def _of_sent(answers: KafkaAnswers) -> _Verdict | None:
+    if answers.sent is None:
+        return None
+    return _Verdict(Severity.OK, f"{len(answers.sent.offsets)} records acknowledged", facts=times(answers.sent[0]))
+
+
+def _by_reason(need: Need, reason: str, found: str) -> Callable[[KafkaAnswers], _Verdict | None]:
+    """Whether records were acknowledged, or were not for this reason."""
+
+    def judge(answers: KafkaAnswers) -> _Verdict | None:
+        error = answers.errors.get(Need.IDEMPOTENCE)
+        if error and str(error.facts.get("reason", "")).startswith(reason):
+            return _of_error(need, error)
+        return _Verdict(Severity.OK, found) if answers.sent else None
+
+    return judge
+
+
+def _of_places(answers: KafkaAnswers) -> _Verdict | None:
+    against = [text for text, _ in _objections(Need.PLACES, answers.topics or ())]
+    count, misplaced = len(answers.sent.offsets if answers.sent else ()), answers.read.misplaced if answers.read else 0
+    if misplaced:
+        against.append(f"{misplaced} of {count} records are not where their acknowledgements say")
+    if against:
+        hint = "Use topics, or a service, that acknowledge a record once its place is known"
+        return _Verdict(Severity.REFUSED, "; ".join(dict.fromkeys(against)), hint, {"misplaced": misplaced})
+    return _Verdict(Severity.OK, f"{count} records are where their acknowledgements say") if answers.read else None
+
+
+def _of_largest(answers: KafkaAnswers) -> _Verdict | None:
+    size = answers.largest_bytes
+    if size is None:
+        return None
+    return _Verdict(Severity.OK, f"one of {show_bytes(size)} acknowledged and read", facts={"largest_bytes": size})
+
+
+def _of_list_offsets(answers: KafkaAnswers) -> _Verdict | None:
+    if answers.sent is None or answers.listed is None:
+        return None
+    start, end = answers.listed
+    acknowledged_end = max(answers.sent.offsets) + 1
+    facts: dict[str, Fact] = {"start_offset": start, "end_offset": end, "acknowledged_end_offset": acknowledged_end}
+    if end < acknowledged_end:
+        return _Verdict(Severity.REFUSED, f"the end is {end}, below what is acknowledged", _SERVICE, facts)
+    return _Verdict(Severity.OK, f"from {start} to {end}", facts=facts)
+
+
+_SERVICE = "Ask the service: docs/kafka.md lists what a log needs"
+
+
+def _of_delete_records(answers: KafkaAnswers) -> _Verdict | None:
+    if answers.truncated is None:
+        return None
+    left = sum(offsets.end - offsets.start for offsets in answers.truncated)
+    if left:
+        return _Verdict(Severity.REFUSED, f"{left} records are still there", _SERVICE, {"left": left})
+    return _Verdict(Severity.OK, "both topics are truncated to their ends")
+
+
+def _of_clock(answers: KafkaAnswers) -> _Verdict | None:
+    if answers.read is None or answers.read.misplaced:
+        return None
+    skew_s = answers.read.skew_s
+    if skew_s is None:
+        hint = "Set message.timestamp.type to LogAppendTime, for ages by the brokers' clocks"
+        return _Verdict(Severity.NOTE, "records bear no times of the brokers", hint)
+    if abs(skew_s) < _ODD_CLOCK_S:
+        return _Verdict(Severity.OK, "as this machine's", facts={"skew_s": skew_s})
+    side = "ahead of" if skew_s > 0 else "behind"
+    found = f"{show_duration(abs(skew_s))} {side} this machine's clock, or more"
+    return _Verdict(Severity.NOTE, found, "Set this machine's clock, or the brokers'", {"skew_s": skew_s})
+
+
+def _of_log(answers: KafkaAnswers) -> _Verdict | None:
+    if answers.commits_s is None:
+        return None
+    return _Verdict(
+        Severity.OK, f"a log was made, and {len(answers.commits_s)} commits", facts=times(answers.commits_s)
+    )
+
+
+def times(latencies_s: Sequence[float]) -> dict[str, Fact]:
+    """Median and 99th percentile, as facts; none of nothing."""
+    ordered = sorted(latencies_s)
+    if not ordered:
+        return {}
+    return {"p50_s": ordered[len(ordered) // 2], "p99_s": ordered[len(ordered) * 99 // 100]}
+
+
+_JUDGES: Mapping[Need, Callable[[KafkaAnswers], _Verdict | None]] = {
+    Need.TOPICS: _of_topics,
+    Need.CLUSTER_ID: _of_cluster_id,
+    **{need: _by_policy(need) for need in (Need.DESCRIBE, Need.TOPIC_IDS, Need.KEPT, Need.REPLICAS)},
+    Need.SPARE: _of_spare,
+    Need.IDEMPOTENCE: _of_sent,
+    Need.CODEC: _by_reason(Need.CODEC, _NO_CODEC, "packed records acknowledged"),
+    Need.OFFSETS: _by_reason(Need.OFFSETS, _NO_OFFSET, "each has one"),
+    Need.PLACES: _of_places,
+    Need.LARGEST: _of_largest,
+    Need.LIST_OFFSETS: _of_list_offsets,
+    Need.DELETE_RECORDS: _of_delete_records,
+    Need.CLOCK: _of_clock,
+    Need.LOG: _of_log,
+}

@@ -1,0 +1,233 @@
+"""Asks a cluster for each thing that a log needs, on two topics that are made for it: executes, and judges nothing.
+
+A log is made on the topics first, as `statelog init` does, because that takes empty ones; then come records that are no
+log's. Invariants:
+
+- Topics that hold anything are never written to.
+- A question that ends with an error is noted, and the next one is asked; only a cluster that does not answer the first
+  one ends it all.
+- Only topics that were made here are removed.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from statelog.environment import current_environment
+from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, NotFound, StatelogError, UnsafeTopic
+from statelog.operate.kafka_needs import KafkaAnswers, Need, Read, Sent, TopicAnswer
+from statelog.producer import Writer
+from statelog.schemas.names import data_topic, ledger_topic
+from statelog.schemas.topic_policy import MAX_RECORD_BYTES, TopicRole, Waiver, topic_config
+from statelog.storage.kafka import Kafka, OffsetRange, Record, TopicSpec
+from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.log.log import Log
+from statelog.storage.log.producers import append_all
+from statelog.storage.log.topics import create_topic, look_for
+from statelog.storage.log.where import LogOptions, Where
+from statelog.storage.store import Store
+
+A = TypeVar("A")
+T = TypeVar("T")
+_NAMES = {TopicRole.DATA: data_topic, TopicRole.LEDGER: ledger_topic}
+_FRAMING_BYTES = 1 << 10
+"""Kafka's framing counts into the size of a record."""
+_TOO_FEW_BROKERS = "INVALID_REPLICATION_FACTOR"
+_VALUE = b"statelog doctor %06d" + b"." * 80
+
+
+class Extent(NamedTuple):
+    """So many records, and so many commits, each for so long at most."""
+
+    times: int = 300
+    limit_s: float = 20.0
+
+
+_USUAL = Extent()
+
+
+@dataclass(slots=True, kw_only=True)
+class ThrowAwayTopics:
+    """A data and a ledger topic below one name: made as `statelog init` makes them, and removed; or, if they are
+    somebody's, only looked at.
+    """
+
+    kafka: Kafka
+    name: str
+    are_somebodys: bool
+    replication_factor: int
+    _made: list[str] = field(default_factory=list[str])
+    _refused: set[str] = field(default_factory=set[str])
+
+    def make(self) -> tuple[TopicAnswer, ...]:
+        """Both topics, which are empty. Raises AlreadyExists if one is not, NotFound, ConfigError, Unavailable."""
+        answers = tuple(self._find(role) if self.are_somebodys else self._make(role) for role in TopicRole)
+        for _, found, _ in answers:
+            if any(end for _, end in self.kafka.offsets(found.name, range(found.partitions)).values()):
+                hint = "Have it made anew: what is in it may be somebody's"
+                raise AlreadyExists("the topic is not empty", topic=found.name, hint=hint)
+        return answers
+
+    def remove(self) -> dict[str, StatelogError]:
+        """Remove what was made here; returns why for each that is still there."""
+        left: dict[str, StatelogError] = {}
+        for topic in self._made:
+            try:
+                self.kafka.delete_topic(topic)
+            except StatelogError as error:
+                if topic not in self._refused:
+                    left[topic] = error
+        return left
+
+    def _make(self, role: TopicRole) -> TopicAnswer:
+        """One topic, of as many replicas as there may be."""
+        name = _NAMES[role](self.name)
+        self._made.append(name)  # First: it may have been made although no answer came.
+        for replicas in (self.replication_factor, 1):
+            asked = topic_config(role, replicas)
+            try:
+                spec = TopicSpec(name=name, partitions=1, replication_factor=replicas, config=asked)
+                made = create_topic(self.kafka, spec)
+            except ConfigError as error:
+                if replicas == 1 or error.facts.get("kafka_error") != _TOO_FEW_BROKERS:
+                    self._refused.add(name)
+                    raise
+            else:
+                return self._find(role, frozenset(key for key in asked if made.config.get(key) != asked[key]))
+        raise AssertionError("the last try returns or raises")
+
+    def _find(self, role: TopicRole, refused: frozenset[str] = frozenset()) -> TopicAnswer:
+        name = _NAMES[role](self.name)
+        found = look_for(self.kafka, name)
+        if found is None:
+            raise NotFound("there is no such topic", topic=name, hint="Have it made, or check its name")
+        return TopicAnswer(role, found, refused)
+
+
+def ask_kafka(
+    topics: ThrowAwayTopics, store: Store, waived: frozenset[Waiver], extent: Extent = _USUAL
+) -> KafkaAnswers:
+    """Ask everything; the log that is made has its directory in `store`. Raises Unavailable or ConfigError if not even
+    the cluster's id can be had.
+    """
+    asking = _Asking(topics, extent)
+    cluster_id = topics.kafka.cluster_id()
+    made = asking.ask(Need.TOPICS, ThrowAwayTopics.make, topics)
+    commits_s = asking.ask(Need.LOG, partial(asking.commit, store), made)
+    sent = asking.ask(Need.IDEMPOTENCE, asking.send, made)
+    return KafkaAnswers(
+        waived=waived,
+        wanted_replicas=topics.replication_factor,
+        cluster_id=cluster_id,
+        topics=made,
+        commits_s=commits_s,
+        sent=sent,
+        read=asking.ask(Need.PLACES, asking.read, sent),
+        largest_bytes=asking.ask(Need.LARGEST, asking.send_largest, made if sent else None),
+        listed=asking.ask(Need.LIST_OFFSETS, asking.list_offsets, made),
+        truncated=asking.ask(Need.DELETE_RECORDS, asking.truncate, made),
+        errors=asking.errors,
+    )
+
+
+class _Asking:
+    """The questions, and the errors that they ended with."""
+
+    def __init__(self, topics: ThrowAwayTopics, extent: Extent) -> None:
+        self.errors: dict[Need, StatelogError] = {}
+        self._kafka = topics.kafka
+        self._name, self._ledger = topics.name, ledger_topic(topics.name)
+        self._extent = extent
+        self._environment = current_environment()
+        self._last_sent_s = self._last_answered_s = 0.0
+
+    def ask(self, need: Need, question: Callable[[A], T], given: A | None) -> T | None:
+        """The answer; None if the question ends with an error, or if nothing is given that it is about."""
+        if given is None:
+            return None
+        try:
+            return question(given)
+        except StatelogError as error:
+            self.errors[need] = error
+            return None
+
+    def commit(self, store: Store, made: Sequence[TopicAnswer]) -> tuple[float, ...]:
+        """How long commits of one change take, on a log whose checks are all waived: they are shown one by one."""
+        found = made[0].found
+        where = Where(self._kafka, store, allow_unsafe=tuple(Waiver), replication_factor=found.replication_factor)
+        options = LogOptions(partitions=found.partitions, key_groups=max(found.partitions, 128))
+        log = Log.create(self._name, where, options)  # Not closed: that would close the port, which is the caller's.
+        with Writer(log, "doctor") as writer:
+
+            def commit(number: int) -> None:
+                writer.put(b"key", b"%d" % number)
+                writer.commit({"number": number})
+
+            return self._timed(commit)
+
+    def send(self, _: Sequence[TopicAnswer]) -> Sent:
+        """Records one by one, to the ledger's topic."""
+        offsets: list[int] = []
+        with closing(self._kafka.producer()) as producer:
+
+            def send(number: int) -> None:
+                self._last_sent_s = self._environment.wall_clock()
+                offsets.extend(append_all(producer, self._ledger, 0, _VALUE % number, 1))
+                self._last_answered_s = self._environment.wall_clock()
+
+            return Sent(self._timed(send), tuple(offsets))
+
+    def read(self, sent: Sent) -> Read:
+        """What is where those records should be."""
+        found = self._read(self._ledger, OffsetRange(min(sent.offsets), max(sent.offsets) + 1))
+        values = [found[offset].value if offset in found else None for offset in sent.offsets]
+        misplaced = sum(value != _VALUE % number for number, value in enumerate(values))
+        last = found.get(sent.offsets[-1])
+        if last is None or last.timestamp_ms < 0:
+            return Read(misplaced, None)
+        stamped_s = last.timestamp_ms / 1000
+        return Read(misplaced, stamped_s - min(max(stamped_s, self._last_sent_s), self._last_answered_s))
+
+    def send_largest(self, made: Sequence[TopicAnswer]) -> int:
+        """The size of a record as large as a log's may be, of bytes that no codec makes smaller; sent, and read."""
+        allowed = [int(found.config.get("max.message.bytes", MAX_RECORD_BYTES)) for _, found, _ in made]
+        size_bytes = min(*allowed, MAX_RECORD_BYTES)
+        value = hashlib.shake_128(self._environment.nonce()).digest(size_bytes - _FRAMING_BYTES)
+        with closing(self._kafka.producer()) as producer:
+            (offset,) = append_all(producer, self._name, 0, value, 1)
+        record = self._read(self._name, OffsetRange(offset, offset + 1)).get(offset)
+        if record is None or record.value != value:
+            problem = "the largest record is not what was sent, or not where its acknowledgement says"
+            raise UnsafeTopic(problem, topic=self._name, offset=offset)
+        return size_bytes
+
+    def list_offsets(self, _: Sequence[TopicAnswer]) -> OffsetRange:
+        """What the broker says of the ledger's topic."""
+        return self._kafka.offsets(self._ledger, [0])[0]
+
+    def truncate(self, made: Sequence[TopicAnswer]) -> tuple[OffsetRange, ...]:
+        """Both topics after all their records were deleted."""
+        for _, found, _ in made:
+            ends = self._kafka.offsets(found.name, range(found.partitions))
+            self._kafka.delete_records(found.name, {partition: end for partition, (_, end) in ends.items()})
+        left = [self._kafka.offsets(found.name, range(found.partitions)) for _, found, _ in made]
+        return tuple(offsets for topic in left for offsets in topic.values())
+
+    def _read(self, topic: str, offsets: OffsetRange) -> dict[int, Record]:
+        """What is there, by offset; fewer records if the topic ends before."""
+        with closing(self._kafka.reader(topic)) as reader, suppress(BeyondEnd):
+            return {one.offset: one for one in reader.read({0: offsets}, stall_timeout_s=STALL_TIMEOUT_S)}
+        return {}
+
+    def _timed(self, act: Callable[[int], None]) -> tuple[float, ...]:
+        """How long it took each time but the first, which connects."""
+        clock, took_s = self._environment.clock, list[float]()
+        until_s = clock() + self._extent.limit_s
+        while len(took_s) <= self._extent.times and (clock() < until_s or len(took_s) < 2):
+            began_s = clock()
+            act(len(took_s))
+            took_s.append(clock() - began_s)
+        return tuple(took_s[1:])

@@ -1,0 +1,113 @@
+"""`statelog doctor --kafka` on a real broker: what it finds, what it exits with, and that no topic is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import admin
+
+from statelog.operate.kafka_needs import Need
+from statelog.schemas.topic_policy import TopicRole, topic_config
+from statelog.storage.kafka import TopicSpec
+from tests.support.rigs.kafka import broker_world
+from tests.support.rigs.shell import Shell, wait_for
+from tests.support.services.broker import Broker
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def shell(broker: Broker, tmp_path: Path) -> Iterator[Shell]:
+    """A shell without a log; no topic may be left behind."""
+    yield Shell(broker.bootstrap, tmp_path / "root", "unused")
+    assert doctors_topics(broker.bootstrap) == []
+
+
+def doctors_topics(bootstrap: str) -> list[str]:
+    """Those that a doctor made."""
+    topics = admin.AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=60).topics
+    return [name for name in topics if name.startswith("statelog-doctor-")]
+
+
+def examined(shell: Shell, *args: object, code: int = 0, **environment: Any) -> dict[str, Any]:
+    """The report, with the findings by name."""
+    result = shell.run("doctor", "--kafka", *args, "--json", **environment)
+    assert result.exit_code == code, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return {**found, "findings": {one["name"]: one for one in found["findings"]}}
+
+
+def bad(found: dict[str, Any]) -> dict[str, str]:
+    """The severities of what is not OK."""
+    return {name: one["severity"] for name, one in found["findings"].items() if one["severity"] != "ok"}
+
+
+def test_one_broker_whose_checks_are_waived(shell: Shell) -> None:
+    """All is well, but for what is waived; produces and commits are measured; a setting of the client can be given."""
+    found = examined(shell, "--kafka", "client.id=doctor")
+    assert bad(found) == {Need.REPLICAS: "note"}
+    assert (found["worst"], found["replication_factor"]) == ("note", 1)
+    assert 0 < found["produce_p50_s"] <= found["produce_p99_s"]
+    assert found["produce_p50_s"] < found["commit_p50_s"] <= found["commit_p99_s"]
+    assert found["findings"][Need.LARGEST]["facts"]["largest_bytes"] == 16 << 20
+
+
+def test_one_broker_where_three_are_asked_for(shell: Shell) -> None:
+    """It is asked all the same, with one replica; what to type is said, for people."""
+    nothing_waived: dict[str, Any] = {"STATELOG_REPLICATION_FACTOR": "3", "STATELOG_ALLOW_UNSAFE": ""}
+    result = shell.run("doctor", "--kafka", **nothing_waived)
+    assert result.exit_code == 2, result.output
+    assert "Pass --replication-factor 1" in result.stdout
+    assert "--allow-unsafe min-insync,replication" in result.stdout
+    assert bad(examined(shell, code=2, **nothing_waived)) == {Need.REPLICAS: "refused"}
+
+
+def test_topics_of_somebody_else(shell: Shell) -> None:
+    """They are used once, and stay."""
+    name = f"given-{uuid.uuid4().hex[:8]}"
+    with closing(broker_world(shell.bootstrap).kafka) as kafka:
+        for role, topic, count in ((TopicRole.DATA, name, 2), (TopicRole.LEDGER, f"{name}.ledger", 1)):
+            config = topic_config(role, 1)
+            kafka.create_topic(TopicSpec(name=topic, partitions=count, replication_factor=1, config=config))
+        assert bad(examined(shell, "--topics", name)) == {Need.REPLICAS: "note"}
+        found = examined(shell, "--topics", name, code=2)["findings"][Need.TOPICS]
+        assert (found["found"], found["severity"]) == ("the topic is not empty", "refused")
+        assert kafka.describe_topic(name) is not None
+        for topic in (name, f"{name}.ledger"):
+            kafka.delete_topic(topic)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: str(one.name))
+def test_an_interrupted_doctor_leaves_no_topic(shell: Shell, number: signal.Signals) -> None:
+    """Once its topics are there, and however often it is interrupted."""
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "from statelog.cli import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "doctor", "--kafka"],
+        env={**os.environ, **shell.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        wait_for(lambda: len(doctors_topics(shell.bootstrap)) == 2, tick_s=0.01)
+        process.send_signal(number)
+        process.send_signal(number)
+        printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, printed
+    assert "Traceback" not in printed
+
+
+def test_no_broker(shell: Shell) -> None:
+    """The cluster is not there: the command's own error, and nothing was asked."""
+    error = shell.json(
+        "doctor", "--kafka", "--kafka", "socket.timeout.ms=1000", code=4, STATELOG_BOOTSTRAP="127.0.0.1:1"
+    )
+    assert error["error"] == "BrokerUnavailable"

@@ -1,0 +1,247 @@
+"""What the doctor finds on the twin of each service, by what is known of it; and the page that says the same."""
+
+import re
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from statelog.errors import BrokerUnavailable
+from statelog.operate.finding import Finding, Severity, worst
+from statelog.operate.kafka_needs import KafkaAnswers, Need, findings
+from statelog.operate.kafka_probe import Extent, ThrowAwayTopics, ask_kafka
+from statelog.schemas.topic_policy import Waiver, parse_waivers
+from statelog.storage.kafka import Kafka, TopicSpec
+from statelog.testing import provider as providers
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import UNAVAILABLE, Fate, ScriptedFaults, ScriptedQuestions
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.provider import (
+    APACHE,
+    CONFLUENT_CLOUD,
+    MSK_EXPRESS,
+    REDPANDA,
+    WARPSTREAM,
+    WARPSTREAM_LIGHTNING,
+    Provider,
+)
+from statelog.testing.store import MemoryDisk, MemoryStore
+from tests.support.documents import DOCS
+from tests.support.told import lines
+
+PROFILES = tuple(one for one in vars(providers).values() if isinstance(one, Provider))
+PAGE = DOCS / "kafka.md"
+FEW = Extent(5, 20.0)
+
+
+class Examined(NamedTuple):
+    """What came of it: the findings by need, and the topics that are left."""
+
+    found: Mapping[str, Finding]
+    left: list[str]
+
+    @property
+    def worst(self) -> Severity:
+        """The worst of all."""
+        return worst(self.found.values())
+
+    def severities(self) -> dict[str, str]:
+        """Of those that are not OK."""
+        return {name: one.severity.value for name, one in self.found.items() if one.severity is not Severity.OK}
+
+
+def examine(cluster: MemoryCluster, *waived: str, named: str = "", replicas: int = 3) -> Examined:
+    """Ask a twin everything, a little of each."""
+    with lines():
+        answers, left = _asked(MemoryKafka(cluster=cluster), parse_waivers(waived), named, replicas)
+    return Examined({one.name: one for one in findings(answers)}, left)
+
+
+def _asked(kafka: Kafka, waived: frozenset[Waiver], named: str, replicas: int) -> tuple[KafkaAnswers, list[str]]:
+    topics = ThrowAwayTopics(
+        kafka=kafka, name=named or "thrown-away", are_somebodys=bool(named), replication_factor=replicas
+    )
+    try:
+        answers = ask_kafka(topics, MemoryStore(MemoryDisk(time.time), "d"), waived, FEW)
+    finally:
+        assert topics.remove() == {}
+    return answers, [name for name in ("thrown-away", "thrown-away.ledger") if kafka.describe_topic(name)]
+
+
+def on(provider: Provider) -> MemoryCluster:
+    """A cluster of this service."""
+    return MemoryCluster(provider=provider, clock=time.time)
+
+
+@pytest.mark.parametrize(
+    ("provider", "bad"),
+    [
+        (APACHE, {}),
+        (CONFLUENT_CLOUD, {Need.SPARE: "note"}),
+        (MSK_EXPRESS, {Need.SPARE: "note", Need.DELETE_RECORDS: "refused", Need.LOG: "refused"}),
+        (REDPANDA, {Need.DESCRIBE: "refused", Need.TOPIC_IDS: "refused"}),
+        (WARPSTREAM, {Need.DELETE_RECORDS: "refused", Need.LOG: "refused"}),
+        (
+            WARPSTREAM_LIGHTNING,
+            {
+                **dict.fromkeys((Need.PLACES, Need.LARGEST, Need.LIST_OFFSETS, Need.DELETE_RECORDS), "refused"),
+                Need.LOG: "refused",
+                Need.CLOCK: "note",
+            },
+        ),
+    ],
+    ids=lambda one: one.name if isinstance(one, Provider) else "",
+)
+def test_each_service(provider: Provider, bad: dict[str, str]) -> None:
+    """What is missing is found, all else is OK, and no topic is left."""
+    found = examine(on(provider))
+    assert found.severities() == bad
+    assert found.left == []
+    assert all(one.why for one in found.found.values() if one.severity is not Severity.OK)
+
+
+def test_what_is_waived_is_a_note() -> None:
+    """By its name; and the finding names the waiver, as it is passed, where it is not."""
+    assert examine(on(REDPANDA)).found[Need.TOPIC_IDS].hint == "Waive it by name: allow_unsafe=topic-ids"
+    found = examine(on(REDPANDA), "topic-ids", "unknown-settings")
+    assert found.worst is Severity.NOTE
+    assert found.found[Need.TOPIC_IDS].found == "this broker gives topics no ids (waived)"
+
+
+def test_figures() -> None:
+    """How long produces and commits took, as facts; the first, which connects, does not count."""
+    found = examine(on(APACHE)).found
+    for need in (Need.IDEMPOTENCE, Need.LOG):
+        assert found[need].facts.keys() == {"p50_s", "p99_s"}
+    assert found[Need.LIST_OFFSETS].facts["acknowledged_end_offset"] == found[Need.LIST_OFFSETS].facts["end_offset"]
+
+
+def test_a_setting_that_is_needed_and_refused() -> None:
+    """Nothing else is asked, because there is no topic to ask on."""
+    found = examine(on(Provider(name="x", refuses=frozenset({"retention.ms"}))))
+    assert found.found[Need.TOPICS].severity is Severity.REFUSED
+    assert "retention.ms" in found.found[Need.TOPICS].found
+    assert {one.found for name, one in found.found.items() if name not in (Need.TOPICS, Need.CLUSTER_ID)} == {
+        "not asked"
+    }
+
+
+def test_a_service_that_deletes() -> None:
+    """No waiver helps, and none is named."""
+    found = examine(on(Provider(name="x", sets={"retention.ms": "604800000"})), *Waiver)
+    assert found.found[Need.KEPT].severity is Severity.REFUSED
+    assert "allow_unsafe" not in found.found[Need.KEPT].hint
+
+
+class _SmallRecords(MemoryCluster):
+    """Refuses records of more than 8 MiB, and tells nobody of it."""
+
+    def _setting(self, topic: str, name: str) -> str:
+        return str(8 << 20) if name == "max.message.bytes" else super()._setting(topic, name)
+
+
+def test_records_that_are_too_large_for_a_service() -> None:
+    """The largest record is sent, whatever the settings say."""
+    found = examine(_SmallRecords()).found[Need.LARGEST]
+    assert (found.severity, "MSG_SIZE_TOO_LARGE" in found.found) == (Severity.REFUSED, True)
+
+
+def test_an_acknowledgement_without_an_offset() -> None:
+    """The outcome is unknown: commits could not list the record. `sends` has the number of the doctor's first."""
+    fates = dict.fromkeys(range(14, 16), Fate.ACK_WITHOUT_OFFSET)
+    found = examine(MemoryCluster(faults=ScriptedFaults(fates=fates))).found
+    assert found[Need.LOG].severity is Severity.OK
+    assert found[Need.OFFSETS].severity is found[Need.IDEMPOTENCE].severity is Severity.UNAVAILABLE
+    assert "acknowledged without an offset" in found[Need.OFFSETS].found
+
+
+@contextmanager
+def _named(cluster: MemoryCluster) -> Generator[None]:
+    specs = [
+        TopicSpec(name=name, partitions=count, replication_factor=3, config=CONFIG)
+        for name, count in (("mine", 4), ("mine.ledger", 1))
+    ]
+    for spec in specs:
+        cluster.create(spec)
+    yield
+    assert all(cluster.describe(spec.name) for spec in specs)
+
+
+CONFIG = {
+    "retention.ms": "-1",
+    "max.message.bytes": str((16 << 20) + (64 << 10)),
+    "min.insync.replicas": "2",
+    "message.timestamp.type": "LogAppendTime",
+}
+
+
+def test_topics_of_somebody_else() -> None:
+    """They are used, of any number of partitions, and stay; nothing is written to them once they hold something."""
+    cluster = on(APACHE)
+    with _named(cluster):
+        assert examine(cluster, named="mine").severities() == {}
+        sends = cluster.sends
+        found = examine(cluster, named="mine").found[Need.TOPICS]
+        assert (found.severity, found.found) == (Severity.REFUSED, "the topic is not empty")
+        assert cluster.sends == sends
+    assert examine(cluster, named="nobodys").found[Need.TOPICS].found == "there is no such topic"
+
+
+@pytest.mark.parametrize("call", range(0, 78, 4))
+def test_an_answer_that_fails_leaves_no_topics(call: int) -> None:
+    """Wherever it is: what was asked is told, and the topics go."""
+
+    cluster = MemoryCluster(questions=ScriptedQuestions(answers={call: UNAVAILABLE}), clock=time.time)
+    with lines():
+        topics = ThrowAwayTopics(
+            kafka=MemoryKafka(cluster=cluster), name="t", are_somebodys=False, replication_factor=3
+        )
+        try:
+            answers = ask_kafka(topics, MemoryStore(MemoryDisk(time.time), "d"), frozenset(), FEW)
+        except BrokerUnavailable:
+            assert call == 0
+        else:
+            assert worst(findings(answers)) in (Severity.UNAVAILABLE, Severity.OK)
+        assert topics.remove() == {}
+    assert [cluster.describe(name) for name in ("t", "t.ledger")] == [None, None]
+
+
+# ---- the page
+
+
+def _table(page: Path, heading: str) -> list[list[str]]:
+    _, _, section = page.read_text("utf-8").partition(f"\n## {heading}\n")
+    rows = re.findall(r"^\|(.*)\|$", section.partition("\n## ")[0], re.MULTILINE)
+    return [[cell.strip() for cell in row.split("|")] for row in rows[2:]]
+
+
+def test_the_page_has_a_row_for_each_need() -> None:
+    """By the doctor's names, in its order."""
+    assert [row[0].replace("`", "") for row in _table(PAGE, "What a log needs")] == [need.value for need in Need]
+
+
+def test_the_page_has_every_waiver() -> None:
+    """By its name."""
+    assert {row[0].strip("`") for row in _table(PAGE, "What may be waived")} == {waiver.value for waiver in Waiver}
+
+
+@pytest.mark.parametrize("provider", PROFILES, ids=lambda one: str(one.name))
+def test_the_page_says_of_a_service_what_the_doctor_says(provider: Provider) -> None:
+    """Whether a log works there, with which waivers, and which settings are left out."""
+    name, services = provider.name.replace(",", ""), _table(PAGE, "Services")
+    rows = [row for row in services if row[0] == name] or [row for row in services if row[0].startswith(name)]
+    assert len(rows) == 1, "a profile has one row, whose name is, or begins with, the profile's"
+    ((_, verdict, how),) = rows
+    waived = {waiver.value for waiver in Waiver if f'"{waiver.value}"' in how}
+    found = examine(on(provider), *waived)
+    assert (found.worst in (Severity.OK, Severity.NOTE)) == (verdict != "no")
+    if verdict == "no":
+        assert examine(on(provider), *Waiver).worst is Severity.REFUSED
+        return
+    for name in waived:
+        assert examine(on(provider), *(waived - {name})).worst is Severity.REFUSED
+    spare = found.found[Need.SPARE]
+    assert set(re.findall(r"`([a-z.]+)`", how)) == set(re.findall(r"([a-z.]+) is", spare.found))
