@@ -23,7 +23,6 @@ from statelog.schemas.ledger.place import LogIdentity
 from statelog.spark.options import LogAddress
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 
@@ -120,7 +119,7 @@ def task_producer(where: Where) -> Generator[Producer]:
     """The producer of this process for one task. After an error, or if the task is cut short, the next gets a new one:
     what this one still has in flight must not be mistaken for another's.
     """
-    config = client_config(where.kafka_settings())
+    config = where.client_config()
     producer = _producers.get_or_make(where, lambda: ConfluentKafka(config).producer())
     try:
         yield producer

@@ -23,7 +23,7 @@ from typing import TypeVar, cast
 
 from statelog.errors import ConfigError, NotFound
 from statelog.storage.config_keys import FREE_TABLES, KEYS, MATERIALIZER, Key, setting_text
-from statelog.storage.kafka.config import client_config, is_secret_setting
+from statelog.storage.kafka.config import TOKEN, client_config, is_secret_setting
 from statelog.storage.store.url import is_secret_option, mask_options, mask_url, option_value
 
 DEFAULT_REPLICATION_FACTOR = 3
@@ -345,7 +345,9 @@ def check_owner(path: str, owner: int, mode: int, user: int) -> None:
 
 
 def check_found_file(file: Layer, stronger: Sequence[Layer]) -> None:
-    """Raise ConfigError if secrets of `stronger` layers would go where `file` says."""
+    """Raise ConfigError if secrets of `stronger` layers would go where `file` says, or if it names code to run."""
+    if TOKEN in _left(file.kafka, [layer.kafka for layer in stronger]):
+        raise _refused(f"its kafka.{TOKEN} names code that would run", file.origin)
     sent = [name for layer in stronger for name in layer.kafka if is_secret_setting(name)]
     places = _left(file.kafka, [layer.kafka for layer in stronger])
     if "bootstrap" in file.values and not any(_names_brokers(layer) for layer in stronger):

@@ -1,8 +1,9 @@
 """A broker that speaks TLS, asks for passwords and grants nothing by itself: the one of the security tests.
 
-Owns a certificate authority of its own, the broker's users, and two listeners of one node: SASL_SSL with SCRAM for the
-principals that are tested, and a plain one on loopback for the administrator, who grants and revokes. It runs as the
-fixture `secure_node`, without a user. Invariant: a principal has exactly the rights that `grant` last gave it.
+Owns a certificate authority of its own, the broker's users, and two listeners of one node: SASL_SSL with SCRAM, or with
+tokens of its issuer, for the principals that are tested, and a plain one on loopback for the administrator, who grants
+and revokes. It runs as the fixture `secure_node`, without a user. Invariant: a principal has exactly the rights that
+`grant` last gave it.
 """
 
 import time
@@ -33,6 +34,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from statelog.testing.broker import EmbeddedBroker, free_port
+from tests.support.services.tokens import Issuer
 
 __all__ = [
     "Right",
@@ -108,6 +110,7 @@ class SecureBroker:
     ca_path: Path
     passwords: Mapping[str, str]
     log_path: Path
+    issuer: Issuer
 
     def client(self, user: str, **settings: str) -> dict[str, str]:
         """The connection settings of a user, as statelog takes them; `settings` with `_` for `.` replace them."""
@@ -121,6 +124,12 @@ class SecureBroker:
             "ssl.ca.location": str(self.ca_path),
             **given,
         }
+
+    def token_client(self, **settings: str) -> dict[str, str]:
+        """The connection settings of whoever has a token; `settings` with `_` for `.` are added."""
+        given = {name.replace("_", "."): value for name, value in settings.items()}
+        secure = {"bootstrap.servers": self.secure, "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+        return {**secure, "ssl.ca.location": str(self.ca_path), **given}
 
     def serve(self, passwords: Mapping[str, str]) -> "SecureBroker":
         """The same broker with these users, and nobody has a right on anything."""
@@ -170,11 +179,17 @@ def secure_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBrok
     keys = directory / "broker.pem"
     keys.write_bytes(_key_store(ca))
     keys.chmod(0o600)
-    port = free_port()
-    broker = EmbeddedBroker(directory / "broker", adapt=lambda settings: _with_security(settings, port, keys, ca_path))
+    port, issuer, jwks = free_port(), Issuer(), directory / "jwks.json"
+    jwks.write_text(issuer.jwks(), encoding="utf-8")
+    broker = EmbeddedBroker(
+        directory / "broker", adapt=lambda settings: _with_security(settings, port, keys, ca_path, jwks)
+    )
     try:
-        broker.start()
-        yield SecureBroker(broker.bootstrap, f"127.0.0.1:{port}", ca_path, {}, broker.log_path)
+        with pytest.MonkeyPatch.context() as patched:
+            # Java takes its options from here; without this one a broker reads keys from nowhere.
+            patched.setenv("JDK_JAVA_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={jwks.as_uri()}")
+            broker.start()
+        yield SecureBroker(broker.bootstrap, f"127.0.0.1:{port}", ca_path, {}, broker.log_path, issuer)
     finally:
         broker.stop()
 
@@ -187,16 +202,23 @@ def _key_store(ca: trustme.CA) -> bytes:
     return b"".join([*chain, *(blob.bytes() for blob in issued.cert_chain_pems), ca.cert_pem.bytes()])
 
 
-def _with_security(settings: Mapping[str, str], port: int, keys: Path, ca_path: Path) -> dict[str, str]:
-    """The node's settings with a second listener that encrypts and asks for passwords, and with an authorizer."""
-    scram = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+def _with_security(settings: Mapping[str, str], port: int, keys: Path, ca_path: Path, jwks: Path) -> dict[str, str]:
+    """The node's settings with a second listener that encrypts and asks for passwords or tokens, and an authorizer."""
+    security = "org.apache.kafka.common.security"
+    scram, bearer = f"{security}.scram.ScramLoginModule required;", f"{security}.oauthbearer.OAuthBearer"
+    tokens = "listener.name.sasl_ssl.oauthbearer"
     return {
         **settings,
         "listeners": f"{settings['listeners']},SASL_SSL://127.0.0.1:{port}",
         "advertised.listeners": f"{settings['advertised.listeners']},SASL_SSL://127.0.0.1:{port}",
         "listener.security.protocol.map": f"{settings['listener.security.protocol.map']},SASL_SSL:SASL_SSL",
-        "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256,OAUTHBEARER",
         "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config": scram,
+        f"{tokens}.sasl.jaas.config": f"{bearer}LoginModule required;",
+        f"{tokens}.sasl.server.callback.handler.class": f"{bearer}ValidatorCallbackHandler",
+        f"{tokens}.sasl.oauthbearer.jwks.endpoint.url": jwks.as_uri(),
+        # A connection ends with its token, or an hour later, unless its client shows a new one.
+        f"{tokens}.connections.max.reauth.ms": "3600000",
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(keys),
         "ssl.truststore.type": "PEM",

@@ -295,6 +295,37 @@ def test_a_found_file_may_say_what_a_stronger_place_replaces(tmp_path: Path, mon
         assert len(config_layers(None, {**home, **environment}, Layer(origin=""))) == 3
 
 
+def test_a_found_file_names_no_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever changes into a directory has not agreed to import what it says; who names its file has."""
+    monkeypatch.chdir(tmp_path)
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+    (tmp_path / "statelog.toml").write_text("bootstrap = 'b:1'\n[kafka]\ntoken = 'evil.module:token'\n")
+    with pytest.raises(ConfigError, match=r"kafka\.token names code") as caught:
+        config_layers(None, home, Layer(origin=""))
+    assert "--config statelog.toml" in caught.value.hint
+    assert (
+        merge(config_layers("statelog.toml", home, Layer(origin=""))).kafka_settings()["token"] == "evil.module:token"
+    )
+    mine = {**home, "STATELOG_KAFKA__TOKEN": "mine:token", "STATELOG_BOOTSTRAP": "mine:1"}
+    assert merge(config_layers(None, mine, Layer(origin=""))).kafka == {"token": "mine:token"}
+
+
+def test_a_function_for_tokens_is_named_everywhere() -> None:
+    """In a file, by a variable, as an option; and its name, which is no secret, is listed."""
+    for config in (
+        made("[kafka]\ntoken = 'a.b:c'"),
+        made("", {"STATELOG_KAFKA__TOKEN": "a.b:c"}),
+        made("", {}, flag_layer({}, ["token=a.b:c"], [])),
+    ):
+        assert config.masked()["kafka"] == {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "OAUTHBEARER",
+            "token": "a.b:c",
+        }
+    with pytest.raises(ConfigError, match="names no function"):
+        made("bootstrap = 'b:1'\n[kafka]\ntoken = 'a.b'").kafka_settings()
+
+
 @pytest.mark.parametrize(("owner", "mode", "why"), [(1001, 0o600, "another user"), (1000, 0o666, "every user")])
 def test_a_found_file_is_the_users_own(owner: int, mode: int, why: str) -> None:
     """A file of another user, or that everybody may write, is not used; root's is."""

@@ -171,7 +171,7 @@ class AdminClient:
         told = self._told()
         if refused.name not in LOST or not told:
             return refused
-        refusal = refusal_of(told, math.inf)
+        refusal = refusal_of(told, math.inf, was_in=self._is_proven)
         return (
             Refused(*refusal)
             if refusal

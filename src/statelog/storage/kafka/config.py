@@ -11,13 +11,16 @@ librdkafka itself does not know is found when the first client is made, and beco
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from statelog.errors import ConfigError
+from statelog.storage.kafka.token import TokenFunction, name_of, token_by_name
 
 MAX_MESSAGE_BYTES = 16 << 20
 """The largest record that a client sends, framing included; topics allow the same."""
 
+TOKEN = "token"  # noqa: S105 - the name of a setting
+"""The one setting that is ours: the name of the function that gives tokens."""
 _MASK = "***"
 _SECRET_NAME = re.compile(r"password|secret|token|pem|key|jaas|oauthbearer\.config", re.IGNORECASE)
 _URL_CREDENTIALS = re.compile(r"(?<=://)\S*(?=@)|[^\s/@:,]+:[^\s@,]+(?=@)")
@@ -135,6 +138,9 @@ _CONSUMER_TUNING = (
     "max.poll.",
     "client.rack",
 )
+_IN_CLEAR = {"plain": "password", "oauthbearer": "token"}
+"""What these mechanisms send."""
+_MECHANISM = ("sasl.mechanism", "sasl.mechanisms")
 _REQUEST_TIMEOUT, _REQUEST_TIMEOUT_S = "socket.timeout.ms", 10.0
 _TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")
 # The client looks for overdue records about once a second, so a report may be that late, and later if it is busy.
@@ -146,15 +152,18 @@ _MIN_TIMEOUT_MS, _MAX_TIMEOUT_MS = 1_000, 900_000
 class ClientConfig:
     """Validated settings of the connection to one cluster. Made by `client_config` only.
 
-    `settings` are librdkafka's names and values as the user gave them, `bootstrap.servers` among them.
+    `settings` are librdkafka's names and values as the user gave them, `bootstrap.servers` among them. `token` is what
+    gives tokens, by its name if it has one; None for another way of logging in.
     """
 
     bootstrap_servers: str
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    token: TokenFunction | str | None = None
 
     def masked(self) -> dict[str, str]:
         """The settings with every secret replaced by asterisks: safe to print and to log."""
-        return {name: _masked_value(name, value) for name, value in self.settings.items()}
+        token = {} if self.token is None else {TOKEN: name_of(self.token)}
+        return {**{name: _masked_value(name, value) for name, value in self.settings.items()}, **token}
 
     def __repr__(self) -> str:
         return f"ClientConfig({self.masked()!r})"
@@ -178,8 +187,35 @@ class ClientConfig:
         return int(producer_properties(self)["message.timeout.ms"]) / 1000 + _TIMEOUT_SCAN_S
 
 
-def client_config(settings: Mapping[str, str]) -> ClientConfig:
-    """Validate the user's librdkafka settings. Raises ConfigError that names the setting and the reason."""
+def client_config(settings: Mapping[str, str], token: TokenFunction | str | None = None) -> ClientConfig:
+    """Validate the user's librdkafka settings, and what gives tokens: `token`, or a function that a setting names.
+
+    Raises ConfigError that names the setting and the reason.
+    """
+    given = {name: value for name, value in settings.items() if name != TOKEN}
+    if TOKEN in settings and token not in (None, settings[TOKEN]):
+        raise ConfigError("two functions give tokens", hint=f"Remove the setting {TOKEN}, or kafka_token")
+    token = settings.get(TOKEN) if token is None else token
+    return _validated(given) if token is None else _with_token(given, token_by_name(token))
+
+
+def _with_token(settings: Mapping[str, str], token: TokenFunction | str) -> ClientConfig:
+    """The settings of who logs in by tokens: over TLS, if they do not say otherwise."""
+    mechanisms = {name: settings[name] for name in _MECHANISM if name in settings} or {_MECHANISM[0]: "OAUTHBEARER"}
+    config = _validated({"security.protocol": "SASL_SSL", **settings, **mechanisms})
+    others = [name for name, value in mechanisms.items() if value.strip().upper() != "OAUTHBEARER"]
+    others += [name for name in settings if name == "security.protocol" and "SASL" not in settings[name].upper()]
+    others += [name for name in settings if name.startswith("sasl.oauthbearer.")]
+    if others:
+        raise ConfigError(
+            f"Kafka setting {others[0]} is of another way of logging in than a token function",
+            hint=f"Remove {others[0]}, or the token",
+            setting=others[0],
+        )
+    return replace(config, token=token)
+
+
+def _validated(settings: Mapping[str, str]) -> ClientConfig:
     servers = settings.get("bootstrap.servers", "") or settings.get("metadata.broker.list", "")
     if not servers.strip():
         raise ConfigError("bootstrap.servers is missing", hint="Name at least one broker as host:port")
@@ -200,16 +236,16 @@ def check_kafka(kafka: object) -> None:
 
 
 def check_password_in_clear(config: ClientConfig) -> None:
-    """Raise ConfigError if these settings send a password as it is over a network."""
+    """Raise ConfigError if these settings send a password or a token as it is over a network."""
     settings = {name: value.strip().lower() for name, value in config.settings.items()}
     mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms", ""))
-    if settings.get("security.protocol") != "sasl_plaintext" or mechanism != "plain":
+    if settings.get("security.protocol") != "sasl_plaintext" or mechanism not in _IN_CLEAR:
         return
     hosts = [server.strip().rpartition("://")[2].rpartition(":")[0] for server in config.bootstrap_servers.split(",")]
     remote = [host for host in hosts if not _is_loopback(host)]
     if remote:
         raise ConfigError(
-            "the mechanism PLAIN would send the password as it is over the network",
+            f"the mechanism {mechanism.upper()} would send the {_IN_CLEAR[mechanism]} as it is over the network",
             hint="Use security.protocol SASL_SSL or a SCRAM mechanism; the waiver is called cleartext",
             host=remote[0],
         )

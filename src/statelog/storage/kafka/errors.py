@@ -75,6 +75,8 @@ _CREDENTIALS = frozenset({
 })  # fmt: skip
 _CERTIFICATE = re.compile(r"certificate|unknown ca|verify failed", re.IGNORECASE)
 _MISMATCH = re.compile(r"connecting to an? \w+ (broker )?listener\?|incorrect security\.protocol", re.IGNORECASE)
+_NO_TOKEN = re.compile(r"acquire SASL OAUTHBEARER token|the token function")
+_ISSUER_AWAY = re.compile(r"acquire SASL OAUTHBEARER token: .*(connect|resolve|timed out|timeout)", re.IGNORECASE)
 _MISMATCH_S = 2.0
 """A broker that is about to start, or a proxy in front of it, closes connections as one of the other protocol does."""
 
@@ -152,13 +154,17 @@ def unreadable(topic: str, partition: int, offsets: OffsetRange, reason: str) ->
     )
 
 
-def refusal_of(errors: Sequence[tuple[str, str]], waited_s: float) -> tuple[str, str] | None:
-    """Name and text of the error that shows that no waiting helps a client which never got an answer, or None.
+def refusal_of(errors: Sequence[tuple[str, str]], waited_s: float, *, was_in: bool = False) -> tuple[str, str] | None:
+    """Name and text of the error that shows that no waiting helps, or None.
 
-    `errors` are what the client said of itself, oldest first; `waited_s` is how long it has been asking.
+    `errors` are what the client said of itself, oldest first; `waited_s` is how long it has been asking. A client that
+    `was_in` before, and gets no new token, waits for who issues them.
     """
+    if was_in and any(_NO_TOKEN.search(text) for _, text in errors):
+        return None
     for name, text in errors:
-        if name in _CREDENTIALS or (name == "_SSL" and _CERTIFICATE.search(text)):
+        is_refused = name in _CREDENTIALS and not _ISSUER_AWAY.search(text)
+        if is_refused or (name == "_SSL" and _CERTIFICATE.search(text)):
             return name, text
     mismatch = [text for _, text in errors if _MISMATCH.search(text)]
     return ("_SSL", mismatch[-1]) if mismatch and waited_s >= _MISMATCH_S else None

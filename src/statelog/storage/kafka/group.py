@@ -30,6 +30,7 @@ from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.config import ClientConfig, check_kafka, client_config, member_properties
 from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, client_error
 from statelog.storage.kafka.native import ProcessGuard, kafka_error, make_client, native
+from statelog.storage.kafka.token import TokenFunction
 
 
 class GroupListener(Protocol):
@@ -161,8 +162,15 @@ class GroupSettings:
         return bool(self.properties.get("group.instance.id"))
 
 
-def group_settings(given: Mapping[str, str], connection: Mapping[str, str], *, default_group: str) -> GroupSettings:
-    """The settings of a member, from the user's. Where these name no broker, the `connection` is the log's.
+def group_settings(
+    given: Mapping[str, str],
+    connection: Mapping[str, str],
+    *,
+    default_group: str,
+    token: TokenFunction | str | None = None,
+) -> GroupSettings:
+    """The settings of a member, from the user's. Where these name no broker, the `connection` and its `token` are the
+    log's.
 
     Raises ConfigError that names the setting and the reason.
     """
@@ -175,7 +183,8 @@ def group_settings(given: Mapping[str, str], connection: Mapping[str, str], *, d
     if group.get("group.protocol", "classic").lower() != "consumer":
         group.setdefault(_STRATEGY, _DEFAULT_STRATEGY)
     others = {name: value for name, value in given.items() if name not in group and name not in _OFF}
-    config = client_config(others if "bootstrap.servers" in given else {**connection, **others})
+    is_other = "bootstrap.servers" in given
+    config = client_config(others) if is_other else client_config({**connection, **others}, token)
     return GroupSettings(config=config, properties={**member_properties(config), **group})
 
 

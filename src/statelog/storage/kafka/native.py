@@ -19,15 +19,16 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 import confluent_kafka
 from confluent_kafka import admin
 
-from statelog.errors import ClosedError
+from statelog.errors import ClosedError, ConfigError
 from statelog.storage.kafka.config import ClientConfig
 from statelog.storage.kafka.errors import client_error
+from statelog.storage.kafka.token import TokenSource
 
 # Else Python itself would write what the client says, such as a broker that went away, to the program's stderr.
 logging.getLogger("statelog.kafka").addHandler(logging.NullHandler())
@@ -69,13 +70,19 @@ def make_client(
     config: ClientConfig,
     errors: deque[confluent_kafka.KafkaError],
 ) -> C:
-    """A client of this kind, which adds what goes wrong with it to `errors`. Raises our error if it cannot be made."""
+    """A client of this kind, which adds what goes wrong with it to `errors`. Raises our error if it cannot be made, and
+    if there is no token for it.
+    """
+    tokens = {} if config.token is None else {"oauth_cb": TokenSource(config.token, errors, config.redact)}
     try:
-        # A callback in C: what a signal's handler raises in one in Python is lost by the client.
-        return native(kind, properties, logger=_LOG, error_cb=errors.append)
+        # A callback in C: what a signal's handler raises in one in Python is lost by the client. The one for tokens is
+        # called in a thread of the client's, where no signal is handled.
+        return native(kind, properties, logger=_LOG, error_cb=errors.append, **tokens)
     except confluent_kafka.KafkaException as refused:
         name, text = kafka_error(refused, config)
         raise client_error(name, text, f"making {what}", config.bootstrap_servers) from None
+    except (ImportError, ValueError) as refused:  # It looks by itself for what AWS's tokens need.
+        raise ConfigError(f"the Kafka client refuses its settings: {config.redact(str(refused))}") from None
 
 
 def kafka_error(exception: confluent_kafka.KafkaException, config: ClientConfig) -> tuple[str, str]:
@@ -84,6 +91,15 @@ def kafka_error(exception: confluent_kafka.KafkaException, config: ClientConfig)
     if isinstance(inner, confluent_kafka.KafkaError):
         return inner.name(), config.redact(inner.str())
     return "_UNKNOWN", config.redact(str(inner))
+
+
+def last_error(errors: Iterable[confluent_kafka.KafkaError], config: ClientConfig) -> str:
+    """What the client said of itself last, without secrets; empty if nothing. Of a function for tokens it says only
+    that it raised: the reason stands before that.
+    """
+    said = list(errors)
+    told = [error for error in said if "callback raised" not in error.str()] or said
+    return f"{told[-1].name()}: {config.redact(told[-1].str())}" if told else ""
 
 
 # ---- one process, one client

@@ -22,7 +22,7 @@ from statelog.errors import BrokerUnavailable, ValueTooLarge
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES, ClientConfig, producer_properties
 from statelog.storage.kafka.errors import classify_delivery, client_error
-from statelog.storage.kafka.native import ProcessGuard, kafka_error, make_client, native
+from statelog.storage.kafka.native import ProcessGuard, kafka_error, last_error, make_client, native
 from statelog.storage.kafka.positions import HighWater
 
 _CONNECT_S = 0.05
@@ -174,9 +174,7 @@ class ConfluentProducer:
 
     @property
     def _last_error(self) -> str:
-        if not self._errors:
-            return ""
-        return f"{self._errors[-1].name()}: {self._config.redact(self._errors[-1].str())}"
+        return last_error(self._errors, self._config)
 
     def _explained(self, delivery: Delivery) -> Delivery:
         """A time-out says nothing of its cause; the client's last error does."""

@@ -30,7 +30,7 @@ from statelog.storage.kafka.errors import (
     client_error,
     unreadable,
 )
-from statelog.storage.kafka.native import ProcessGuard, make_client, native
+from statelog.storage.kafka.native import ProcessGuard, last_error, make_client, native
 from statelog.storage.kafka.positions import HighWater
 
 
@@ -297,9 +297,9 @@ class ConfluentReader:
             return
         self._check_available(left)
         partition, wanted = next(iter(left.items()))
-        told = [f"{error.name()}: {self._config.redact(error.str())}" for error in list(self._errors)[-1:]]
+        told = last_error(self._errors, self._config) or self._last_error
         raise BrokerUnavailable(
-            "; ".join((f"no record came within {stall_timeout_s:g} s", *(told or filter(None, [self._last_error])))),
+            "; ".join(filter(None, (f"no record came within {stall_timeout_s:g} s", told))),
             bootstrap_servers=self._config.bootstrap_servers,
             topic=self._topic,
             partition=partition,

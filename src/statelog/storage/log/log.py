@@ -374,7 +374,7 @@ def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log: 
     """
     options = create if isinstance(create, LogOptions) else LogOptions()
     with opened_ports(name, where) as (client, store, _):
-        here = replace(where, kafka=client, root=store, storage_options={})
+        here = replace(where, kafka=client, kafka_token=None, root=store, storage_options={})
         return _open_or_create(name, here, options) if create else Log.open(name, here)
 
 

@@ -24,7 +24,14 @@ from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.config import DEFAULT_REPLICATION_FACTOR, Config, merge, named_layers
 from statelog.storage.kafka import Kafka, OffsetRange, Reader, Record
 from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import check_kafka, check_password_in_clear, client_config
+from statelog.storage.kafka.config import (
+    TOKEN,
+    ClientConfig,
+    check_kafka,
+    check_password_in_clear,
+    client_config,
+)
+from statelog.storage.kafka.token import TokenFunction, check_travels
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
 from statelog.storage.store.url import mask_options, mask_url
@@ -46,8 +53,11 @@ class Where:
 
     `kafka` are librdkafka's settings (`bootstrap.servers` and what TLS or SASL need), None where there is no Kafka any
     more, for `recover_snapshot`; `root` is the URL below which the directories of logs lie, with `storage_options` for
-    fsspec. `allow_unsafe` names the checks that this cluster is excused from, and `replication_factor` is that of the
-    topics of logs that are made here. It is hashable, and pickles unless it has a port instead of settings.
+    fsspec. `kafka_token` gives the tokens to log in with, where the cluster takes those: a function, or its name,
+    "package.module:function", which returns a token and when it expires, in seconds since 1970 (docs/kafka.md).
+    `allow_unsafe` names the checks that this cluster is excused from, and `replication_factor` is that of the
+    topics of logs that are made here. It is hashable, and pickles unless it has a port instead of settings, or a
+    `kafka_token` that others cannot import.
 
     Raises ConfigError for a setting or a waiver that is refused.
     """
@@ -58,15 +68,18 @@ class Where:
     storage_options: Mapping[str, object] = field(default_factory=dict[str, object])
     allow_unsafe: Collection[str] = ()
     replication_factor: int = DEFAULT_REPLICATION_FACTOR
+    kafka_token: TokenFunction | str | None = None
 
     def __post_init__(self) -> None:
-        kafka = self.kafka
-        if kafka is not None:
-            check_kafka(kafka)
-        if isinstance(kafka, Mapping):
-            kafka = MappingProxyType(client_config(kafka).settings)
+        if self.kafka is not None:
+            check_kafka(self.kafka)
+        if isinstance(self.kafka, Mapping):
+            config = client_config(self.kafka, self.kafka_token)
+            object.__setattr__(self, "kafka", MappingProxyType(config.settings))
+            object.__setattr__(self, "kafka_token", config.token)
+        elif self.kafka_token is not None:
+            raise ConfigError("kafka_token goes with settings of the Kafka client", hint="A port logs in by itself")
         parse_waivers(self.allow_unsafe)
-        object.__setattr__(self, "kafka", kafka)
         object.__setattr__(self, "storage_options", MappingProxyType(dict(self.storage_options)))
         object.__setattr__(self, "allow_unsafe", tuple(self.allow_unsafe))
 
@@ -83,16 +96,25 @@ class Where:
         """
         return configured_where(merge(named_layers(os.environ if environment is None else environment)))
 
-    def kafka_settings(self) -> dict[str, str]:
-        """The settings of the Kafka client. Raises ConfigError if it has a port, or none."""
+    def client_config(self) -> ClientConfig:
+        """What a Kafka client of this process is made with. Raises ConfigError if it has a port, or none."""
         if not isinstance(self.kafka, Mapping):
             hint = 'Where({"bootstrap.servers": "127.0.0.1:9092"}, root)'
             raise ConfigError("settings of the Kafka client are needed here", hint=hint)
-        return dict(self.kafka)
+        return client_config(self.kafka, self.kafka_token)
+
+    def kafka_settings(self) -> dict[str, str]:
+        """The settings of the Kafka client as text, for other processes too; `token` names what gives tokens.
+
+        Raises ConfigError if it has a port, or none, and for a `kafka_token` that others cannot import.
+        """
+        settings, token = self.client_config().settings, check_travels(self.kafka_token)
+        return dict(settings) if token is None else {**settings, TOKEN: token}
 
     def __hash__(self) -> int:
         kafka = frozenset(self.kafka.items()) if isinstance(self.kafka, Mapping) else self.kafka
-        return hash((kafka, self.root, frozenset(self.storage_options), self.allow_unsafe, self.replication_factor))
+        options = frozenset(self.storage_options)
+        return hash((kafka, self.root, options, self.allow_unsafe, self.replication_factor, self.kafka_token))
 
     def __reduce__(self) -> tuple[Any, ...]:
         kafka = dict(self.kafka) if isinstance(self.kafka, Mapping) else self.kafka
@@ -101,11 +123,12 @@ class Where:
             storage_options=dict(self.storage_options),
             allow_unsafe=self.allow_unsafe,
             replication_factor=self.replication_factor,
+            kafka_token=check_travels(self.kafka_token),
         )
         return made, (kafka, self.root)
 
     def __repr__(self) -> str:
-        kafka = client_config(self.kafka).masked() if isinstance(self.kafka, Mapping) else self.kafka
+        kafka = self.client_config().masked() if isinstance(self.kafka, Mapping) else self.kafka
         root = mask_url(self.root) if isinstance(self.root, str) else self.root
         more = f"storage_options={mask_options(self.storage_options)}, allow_unsafe={self.allow_unsafe}"
         return f"Where({kafka!r}, {root!r}, {more}, replication_factor={self.replication_factor})"
@@ -143,7 +166,7 @@ def opened_ports(name: str, where: Where, *, keeps: bool = True) -> Generator[Po
     check_log_name(name)
     if where.kafka is None:
         raise ConfigError("this Where names no Kafka", hint="Only recover_snapshot does without")
-    client = _client(where.kafka, waived) if isinstance(where.kafka, Mapping) else where.kafka
+    client = _client(where.client_config(), waived) if isinstance(where.kafka, Mapping) else where.kafka
     is_kept = client is where.kafka
     try:
         yield Ports(client, opened_store(name, where), waived)
@@ -161,8 +184,7 @@ def opened_store(name: str, where: Where) -> Store:
     return where.root(name) if callable(where.root) else where.root
 
 
-def _client(settings: Mapping[str, str], waived: frozenset[Waiver]) -> ConfluentKafka:
-    config = client_config(settings)
+def _client(config: ClientConfig, waived: frozenset[Waiver]) -> ConfluentKafka:
     if Waiver.CLEARTEXT not in waived:
         check_password_in_clear(config)
     return ConfluentKafka(config)

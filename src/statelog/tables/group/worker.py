@@ -38,7 +38,6 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.storage import Kafka, Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.group import ConfluentMember, GroupKafka, Taken, group_settings
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own, sweep
@@ -371,7 +370,8 @@ def _input(name: str, where: Where, topic: InputTopic, stack: ExitStack) -> tupl
     port = where.kafka
     if isinstance(port, GroupKafka):
         return port, lambda listener, _: port.join_group(name, topic.name, listener)
-    group = group_settings(topic.consumer, where.kafka_settings(), default_group=name)
+    ours = where.client_config()
+    group = group_settings(topic.consumer, ours.settings, default_group=name, token=ours.token)
     cluster = ConfluentKafka(group.config)
     stack.callback(cluster.close)
     return cluster, lambda listener, note: ConfluentMember(group, topic.name, listener, note)
@@ -381,9 +381,9 @@ def _shared(where: Where, stack: ExitStack) -> Where:
     """Where the log is, by one client for all tables."""
     if isinstance(where.kafka, GroupKafka):
         return where
-    client = ConfluentKafka(client_config(where.kafka_settings()))
+    client = ConfluentKafka(where.client_config())
     stack.callback(client.close)
-    return replace(where, kafka=client.lend())
+    return replace(where, kafka=client.lend(), kafka_token=None)
 
 
 class _Doors:

@@ -1,0 +1,266 @@
+"""Logging in by tokens, on a broker that takes those of one issuer and grants nothing by itself: every client of ours,
+by a function and by settings alone; tokens that expire while work goes on; and who is refused.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import confluent_kafka
+import pytest
+
+import statelog
+from statelog.errors import BrokerUnavailable, ConfigError, StatelogError
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
+from statelog.materializer.settings import MaterializerSettings
+from statelog.producer import Writer
+from statelog.recovery import recover
+from statelog.storage.kafka import TopicSpec
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.native import make_client
+from statelog.storage.log.where import LogOptions, Where
+from tests.support.canary import CANARY, canary_in, files_with_canary
+from tests.support.rigs.log import UNSAFE
+from tests.support.services.secure_broker import SecureBroker, group, publishing, rolling_up, topic, writing
+from tests.support.services.tokens import Issuer, TokenServer, token_server
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
+
+_LOG, _COUNTS, _INPUT, _USER = "by-tokens", "by-tokens-counts", "by-tokens-input", "robot"
+_SECRET = f"{CANARY}client"
+_OIDC = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": _USER}
+_WITHOUT_PATIENCE_S = 60.0
+"""Who is refused is told so long before the request time-out, here of minutes, is over."""
+_SHORT_S = 20.0
+"""A token's life. With a shorter one the client shows an old token once more, too soon for the broker to look at it."""
+
+
+class Place(NamedTuple):
+    """Where the log is, and who gives tokens for it."""
+
+    broker: SecureBroker
+    server: TokenServer
+    root: Path
+
+    def where(self, token: Callable[[], tuple[str, float]] | str | None = None, **settings: str) -> Where:
+        """Where it is for who logs in by a function, or by these settings, `_` for `.`."""
+        given = self.broker.token_client(**{"socket_timeout_ms": "280000", **settings})
+        return Where(given, str(self.root), kafka_token=token, allow_unsafe=UNSAFE, replication_factor=1)
+
+    def token(self) -> tuple[str, float]:
+        """A token for an hour."""
+        return self.broker.issuer.token(_USER, 3600)
+
+    def oidc(self, **settings: str) -> Where:
+        """Where it is for who logs in by a client id and a secret."""
+        named = {f"sasl_oauthbearer_{name}": value for name, value in settings.items()}
+        url, method = f"{self.server.url}/token", {name.replace(".", "_"): value for name, value in _OIDC.items()}
+        return self.where(None, sasl_oauthbearer_token_endpoint_url=url, **method, **named)
+
+
+@pytest.fixture(scope="module")
+def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A log that one principal made, who logs in by tokens alone; it has all rights on it that any role needs."""
+    broker = secure_node.serve({"other": f"{CANARY}other"})
+    rights = [*writing(_LOG), *rolling_up(_LOG), *publishing(_LOG), *writing(_COUNTS), *group(_COUNTS, "READ")]
+    topics = (_LOG, f"{_LOG}.ledger", _COUNTS, f"{_COUNTS}.ledger", _INPUT)
+    made = [right for name in topics for right in topic(name, "CREATE")]
+    broker.grant(_USER, [*rights, *made, *topic(_INPUT, "READ", "DESCRIBE_CONFIGS")])
+    with token_server(broker.issuer, {_USER: _SECRET}) as server:
+        found = Place(broker, server, tmp_path_factory.mktemp("tokens"))
+        where = found.where(found.token)
+        statelog.Log.create(_LOG, where, LogOptions(partitions=1, key_type="string")).close()
+        yield found
+
+
+def _append(where: Where, key: str) -> None:
+    with statelog.open(_LOG, where) as log, Writer(log, "writer") as writer:
+        last = writer.last_commit.checkpoint.id if writer.last_commit else 0
+        writer.put(key, b"1")
+        writer.commit(checkpoint_id=last + 1)
+
+
+def _state(where: Where) -> Mapping[object, object]:
+    with statelog.open(_LOG, where) as log:
+        return recover(log).to_dict()
+
+
+def test_every_client_gets_tokens(place: Place, tmp_path: Path) -> None:
+    """The one that asks, the producer, the reader and the member of a group: a round, a recovery, a worker."""
+    where = place.where(place.token)
+    _append(where, "k")
+    with statelog.open(_LOG, where) as log:
+        assert isinstance(run_round(log, MaterializerSettings(scratch=tmp_path)), CompletedRound)
+    assert _state(where)["k"] == b"1"
+    with closing(ConfluentKafka(where.client_config())) as kafka:
+        kafka.create_topic(TopicSpec(name=_INPUT, partitions=1, replication_factor=1))
+    _feed(place, 3)
+    with statelog.worker(_COUNTS, where, topic=_INPUT, create=True) as worker:
+        for number, (_, table) in enumerate(worker, 1):
+            table[b"%d" % number] = b"1"
+            if number == 3:
+                worker.stop()
+            worker.commit_every(0.0)
+    with statelog.open(_COUNTS, where) as log:
+        assert {key: value for (_, key), value in recover(log).to_dict().items()} == dict.fromkeys(
+            (b"1", b"2", b"3"), b"1"
+        )
+
+
+def _feed(place: Place, count: int) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": place.broker.plain})
+    for _ in range(count):
+        producer.produce(_INPUT, b"x", partition=0)
+    assert producer.flush(60) == 0
+
+
+def test_a_connection_goes_on_with_new_tokens(place: Place) -> None:
+    """Longer than a token lasts, and than the broker lets a connection live with it: every commit is confirmed, and
+    read by one who follows. The broker cuts off who shows no new token.
+    """
+    given: list[float] = []
+
+    def short() -> tuple[str, float]:
+        given.append(time.monotonic())
+        return place.broker.issuer.token(_USER, _SHORT_S)
+
+    where, began_s = place.where(short), time.monotonic()
+    with (
+        statelog.open(_LOG, where) as log,
+        Writer(log, "lasting") as writer,
+        recover(log).follow() as stream,
+    ):
+        at_first, checkpoint, portions = len(given), 0, iter(stream)
+        while time.monotonic() - began_s < 2.2 * _SHORT_S:
+            checkpoint += 1
+            writer.put("lasting", b"%d" % checkpoint)
+            writer.commit(checkpoint_id=checkpoint)
+            while next(portions).cursor.position < writer.position:
+                pass
+            time.sleep(0.2)
+    assert len(given) >= 2 * at_first
+
+
+def test_a_client_asks_again_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    """Ten seconds later, and it says each time what was raised. Whatever is raised, the client asks again."""
+    given: list[float] = []
+
+    def failing() -> tuple[str, float]:
+        given.append(time.monotonic())
+        if len(given) == 2:
+            raise OSError("the issuer is away")
+        return f"{CANARY}x", time.time() + 3.0
+
+    config, errors = client_config({"bootstrap.servers": "127.0.0.1:1"}, failing), deque[confluent_kafka.KafkaError]()
+    with caplog.at_level(logging.WARNING, "statelog.kafka"):
+        client = make_client(confluent_kafka.Producer, "a producer", dict(config.settings), config, errors)
+        while len(given) < 4:
+            client.poll(0.1)
+        client.close()
+    assert [one for one in caplog.messages if "the token function failed: OSError: the issuer is away" in one]
+    assert CANARY not in caplog.text
+    assert given[2] - given[1] > 5.0
+
+
+@pytest.mark.parametrize("is_jwt", [True, False])
+def test_a_token_that_the_broker_does_not_take_is_a_config_error_at_once(place: Place, is_jwt: bool) -> None:
+    """Of an issuer whom it does not know, or no token at all: no time-out is waited for."""
+    stranger = Issuer()
+
+    def other() -> tuple[str, float]:
+        return stranger.token(_USER, 3600.0) if is_jwt else (f"{CANARY}.x.y", time.time() + 60)
+
+    _refused(place.where(other), "Authentication failed|authentication error|invalid")
+
+
+def _refused(where: Where, told: str, error: type[StatelogError] = ConfigError) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(error, match=told) as caught:
+        statelog.open(_LOG, where)
+    assert time.monotonic() - began_s < _WITHOUT_PATIENCE_S
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+# ---- by settings alone
+
+
+def test_oidc_by_settings_alone(place: Place) -> None:
+    """A client id and its secret, for a token of an endpoint."""
+    where = place.oidc(client_secret=_SECRET, scope="kafka")
+    _append(where, "oidc")
+    assert _state(where)["oidc"] == b"1"
+    assert ("/token", "kafka") in {(path, form.get("scope", "")) for path, form in place.server.asked}
+
+
+def test_an_issuer_that_refuses_is_a_config_error_at_once(place: Place) -> None:
+    """The wrong secret: the endpoint's own words, and not the secret."""
+    _refused(place.oidc(client_secret=f"{CANARY}wrong"), "invalid_client|who is it")
+
+
+def test_an_issuer_that_is_away_is_unavailable(place: Place) -> None:
+    """The same call may succeed later, and a daemon bears it."""
+    where = place.where(None, **{name.replace(".", "_"): value for name, value in _OIDC.items()},
+        sasl_oauthbearer_client_secret=_SECRET, sasl_oauthbearer_token_endpoint_url="http://127.0.0.1:1/token",
+        socket_timeout_ms="5000")  # fmt: skip
+    _refused(where, "127.0.0.1 port 1|connect", BrokerUnavailable)
+
+
+def test_azures_metadata_service_by_settings_alone(place: Place) -> None:
+    """A managed identity of Azure: its service is asked as Azure's is, at an address of the test's own."""
+    azure = {"metadata_authentication_type": "azure_imds", "config": f"query=api-version=1&client_id={_USER}"}
+    named = {f"sasl_oauthbearer_{name}": value for name, value in azure.items()}
+    url = {"sasl_oauthbearer_method": "oidc", "sasl_oauthbearer_token_endpoint_url": f"{place.server.url}/imds"}
+    where = place.where(None, **url, **named)
+    _append(where, "azure")
+    assert _state(where)["azure"] == b"1"
+    assert ("/imds", {"api-version": "1", "client_id": _USER}) in place.server.asked
+
+
+# ---- by commands
+
+
+def test_commands_take_a_functions_name(place: Place, tmp_path: Path) -> None:
+    """From a file, from the environment, and as an option; the whole life of a log, a round too."""
+    module = place.server.module(tmp_path, _USER)
+    file, rows = tmp_path / "named.toml", tmp_path / "rows.jsonl"
+    settings = {**place.broker.token_client(), "token": f"{module}:{_USER}"}
+    lines = "\n".join(f'"{name}" = "{value}"' for name, value in settings.items())
+    file.write_text(f"[kafka]\n{lines}\n", encoding="utf-8")
+    rows.write_text('{"key": "by-command", "value": "1"}\n', encoding="utf-8")
+    assert "by-command" not in _run(place, tmp_path, {}, "append", _LOG, rows, "--config", file)
+    asked = len(place.server.asked)
+    variables = {f"STATELOG_KAFKA__{name.upper().replace('.', '_')}": value for name, value in settings.items()}
+    _run(place, tmp_path, variables, "materialize", _LOG, "--once")
+    options = [text for name, value in settings.items() for text in ("--kafka", f"{name}={value}")]
+    assert "by-command" in _run(place, tmp_path, {}, "recover", _LOG, *options)
+    assert len(place.server.asked) >= asked + 4, "the function was not asked by each client"
+    wrong = {**variables, "STATELOG_KAFKA__TOKEN": f"{module}:nobody"}
+    assert f"{module}:nobody" in _run(place, tmp_path, wrong, "describe", _LOG, code=2)
+    assert files_with_canary(tmp_path) == []
+
+
+def _run(place: Place, directory: Path, variables: Mapping[str, str], *args: object, code: int = 0) -> str:
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("STATELOG_")},
+        "STATELOG_ROOT": str(place.root),
+        "STATELOG_ALLOW_UNSAFE": ",".join(UNSAFE),
+        "XDG_CONFIG_HOME": str(directory),
+        "PYTHONPATH": os.pathsep.join([str(directory), *filter(None, sys.path)]),
+        **variables,
+    }
+    command = [sys.executable, "-c", "from statelog.cli import main; main()", *map(str, args)]
+    done = subprocess.run(command, env=environment, cwd=directory, capture_output=True, timeout=300, check=False)
+    printed = (done.stdout + done.stderr).decode()
+    assert done.returncode == code, printed
+    assert not canary_in(printed.encode())
+    return printed

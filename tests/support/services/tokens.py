@@ -1,0 +1,143 @@
+"""Tokens that the broker of the security tests accepts: who issues them, and a server that hands them out.
+
+Owns a key of its own (`Issuer`), whose public half the broker reads as a JWKS file, and an HTTP server on loopback
+(`token_server`) that answers as an OAuth 2 token endpoint, as Azure's metadata service and as AWS's STS do.
+Invariants: what is not signed by the issuer is no token; the token endpoint gives one only for a secret that it knows;
+every token holds the canary.
+"""
+
+import base64
+import json
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from tests.support.canary import CANARY
+
+__all__ = ["Issuer", "TokenServer", "token_server"]
+
+
+def _base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+class Issuer:
+    """Signs tokens (RS256) with a key of its own."""
+
+    def __init__(self) -> None:
+        self._key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+    def jwks(self) -> str:
+        """The public key, as brokers read it."""
+        public = self._key.public_key().public_numbers()
+        n, e = (_base64url(number.to_bytes((number.bit_length() + 7) // 8)) for number in (public.n, public.e))
+        return json.dumps({"keys": [{"kty": "RSA", "kid": "test", "use": "sig", "alg": "RS256", "n": n, "e": e}]})
+
+    def token(self, principal: str, lifetime_s: float) -> tuple[str, float]:
+        """A token of a principal, and when it expires, in seconds since 1970."""
+        now_s = time.time()
+        head = {"alg": "RS256", "typ": "JWT", "kid": "test"}
+        claims = {"sub": principal, "iat": now_s, "exp": now_s + lifetime_s, "scope": "kafka", "jti": f"{CANARY}token"}
+        signed = ".".join(_base64url(json.dumps(part).encode()) for part in (head, claims))
+        signature = self._key.sign(signed.encode(), padding.PKCS1v15(), SHA256())
+        return f"{signed}.{_base64url(signature)}", now_s + lifetime_s
+
+
+@dataclass(slots=True)
+class TokenServer:
+    """A running one. `secrets` are those of the clients, by their ids; `asked` the paths and forms of all requests."""
+
+    issuer: Issuer
+    port: int
+    secrets: dict[str, str]
+    lifetime_s: float = 3600.0
+    asked: list[tuple[str, dict[str, str]]] = field(default_factory=list[tuple[str, dict[str, str]]])
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def module(self, directory: Path, *principals: str) -> str:
+        """The name of a module in `directory` that has a function for each principal, which gives tokens of it."""
+        lines = [
+            "import json, time, urllib.request",
+            "def ask(principal):",
+            f"    with urllib.request.urlopen(f'{self.url}/imds?client_id={{principal}}', timeout=30) as answer:",
+            "        given = json.load(answer)",
+            "    return given['access_token'], time.time() + given['expires_in']",
+            *(f"def {principal}():\n    return ask({principal!r})" for principal in principals),
+        ]
+        (directory / "issued_tokens.py").write_text("\n".join(lines), encoding="utf-8")
+        return "issued_tokens"
+
+    def answer(self, path: str, form: dict[str, str], authorization: str) -> tuple[int, str, str]:
+        """Status, kind and text of the answer to a request."""
+        self.asked.append((path, form))
+        if path == "/imds":
+            return self._granted(form["client_id"])
+        if form.get("Action") == "GetWebIdentityToken":
+            return self._web_identity()
+        given, _, secret = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
+        if self.secrets.get(given) != secret:
+            return 401, "application/json", json.dumps({"error": "invalid_client", "error_description": "who is it?"})
+        return self._granted(given)
+
+    def _granted(self, principal: str) -> tuple[int, str, str]:
+        token, _ = self.issuer.token(principal, self.lifetime_s)
+        given = {"access_token": token, "token_type": "Bearer", "expires_in": int(self.lifetime_s)}
+        return 200, "application/json", json.dumps(given)
+
+    def _web_identity(self) -> tuple[int, str, str]:
+        token, expires_s = self.issuer.token("aws", self.lifetime_s)
+        expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_s))
+        space = "https://sts.amazonaws.com/doc/2011-06-15/"
+        text = (
+            f'<GetWebIdentityTokenResponse xmlns="{space}"><GetWebIdentityTokenResult>'
+            f"<WebIdentityToken>{token}</WebIdentityToken><Expiration>{expires}</Expiration>"
+            "</GetWebIdentityTokenResult></GetWebIdentityTokenResponse>"
+        )
+        return 200, "text/xml", text
+
+
+@contextmanager
+def token_server(issuer: Issuer, secrets: dict[str, str]) -> Generator[TokenServer]:
+    """A token server on loopback, for as long as the block runs."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self._answer(self.rfile.read(int(self.headers["Content-Length"])).decode())
+
+        def do_GET(self) -> None:
+            self._answer(urlsplit(self.path).query)
+
+        def _answer(self, query: str) -> None:
+            form = {name: values[0] for name, values in parse_qs(query).items()}
+            status, kind, text = server.answer(urlsplit(self.path).path, form, self.headers.get("Authorization", ""))
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(text.encode())))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that http.server gives it
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        server = TokenServer(issuer, http.server_address[1], secrets)
+        thread = Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            http.shutdown()
+            thread.join()
