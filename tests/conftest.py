@@ -1,6 +1,7 @@
 """Fixtures that tests of every kind share, and the lines that say on what a run was made.
 
 broker      the Kafka broker of this run: `bootstrap` (host:port) and `kind`
+proxies     services with other terms and other networks, played before that broker
 hdfs        a real name node and data node
 secure_node  a broker that speaks TLS and grants nothing by itself, from tests/support/services/secure_broker.py
 own_broker  a separate one that a fault test may kill, pause and restart
@@ -31,6 +32,7 @@ from tests.support.services import broker as brokers
 from tests.support.services.emulators import EmulatedStore, Unobtainable, open_azure, open_gcs
 from tests.support.services.faulty_broker import FaultyBroker, open_faulty_broker
 from tests.support.services.hdfs import Hdfs, open_hdfs
+from tests.support.services.proxied import Proxies, open_proxies
 
 __all__: list[str] = []
 
@@ -74,6 +76,13 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         yield brokers.told_broker(request.config) or brokers.open_shared_broker(
             stack, tmp_path_factory.mktemp("broker")
         )
+
+
+@pytest.fixture(scope="session")
+def proxies(broker: brokers.Broker) -> Iterator[Proxies]:
+    """Proxies before the broker of this run, each of which plays a service."""
+    with open_proxies(broker.bootstrap) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,12 @@ from statelog.storage.kafka import Kafka
 from statelog.storage.log.log import Log
 from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading
+from statelog.testing.provider import Provider
 from tests.support.rigs.kafka import World, broker_world, memory_world, spec_of
 from tests.support.rigs.log import LogRig, ports_closed, real_rig, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.services.broker import Broker
+from tests.support.services.proxied import NETWORKS, Proxies
 
 
 def _marks(place: str, backend: str, loading: Loading) -> list[pytest.MarkDecorator]:
@@ -38,16 +40,38 @@ _PLACES = [
     for backend in ("dict", "rocksdb")
 ]
 
+_NETWORKS = [pytest.param(network, id=network.name, marks=pytest.mark.broker) for network in NETWORKS]
+_OVER_NETWORKS = frozenset({"test_writer_contract", "test_kafka_contract"})
+"""The modules that run over other networks each time; all others do so in a soak."""
 
-@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker)])
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of what runs over other networks, only some modules are worth their time in every run."""
+    for item in items:
+        params: dict[str, object] = (
+            item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        )
+        places = [params.get(fixture) for fixture in ("rig", "kafka_world")]
+        if item.path.stem not in _OVER_NETWORKS and any(isinstance(place, Provider) for place in places):
+            item.add_marker(pytest.mark.soak)
+
+
+@pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker), *_NETWORKS])
 def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterator[LogRig]:
-    """A log's two places, in memory or real."""
+    """A log's two places, in memory or real, near or far."""
     if request.param == "twin":
         yield twin_rig(log_name)
         return
-    broker = cast("Broker", request.getfixturevalue("broker"))
-    with ports_closed(real_rig(log_name, broker.bootstrap, tmp_path / "root")) as real:
+    with ports_closed(real_rig(log_name, _bootstrap(request), tmp_path / "root")) as real:
         yield real
+
+
+def _bootstrap(request: pytest.FixtureRequest) -> str:
+    """host:port of the run's broker, or of the proxy before it that the test's network is."""
+    if isinstance(request.param, Provider):
+        return cast("Proxies", request.getfixturevalue("proxies")).bootstrap(request.param)
+    return cast("Broker", request.getfixturevalue("broker")).bootstrap
 
 
 @pytest.fixture(params=_PLACES)
@@ -77,10 +101,10 @@ def log(rig: LogRig) -> Iterator[Log]:
         yield created
 
 
-@pytest.fixture(scope="module", params=["memory", pytest.param("confluent", marks=pytest.mark.broker)])
+@pytest.fixture(scope="module", params=["memory", pytest.param("confluent", marks=pytest.mark.broker), *_NETWORKS])
 def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
-    """Each implementation in turn; the real one on the session's broker."""
-    made = memory_world() if request.param == "memory" else broker_world(request.getfixturevalue("broker").bootstrap)
+    """Each implementation in turn; the real one on the session's broker, near or far."""
+    made = memory_world() if request.param == "memory" else broker_world(_bootstrap(request))
     yield made
     made.kafka.close()
 

@@ -1,5 +1,6 @@
 """`Provider`: what a rented Kafka does otherwise than Apache's, as data, and services that are known by their pages.
-The twin of a cluster takes one, so that a program meets its broker's terms before it meets the broker.
+The twin of a cluster takes one, and a proxy before a real one, so that a program meets its broker's terms before it
+meets the broker.
 
 Names of settings and requests are Kafka's own. A profile says what the service's pages, or users' reports, say of it:
 none of them was measured here.
@@ -28,6 +29,15 @@ class Provider:
     is_terse           whether it refuses settings without their names
     places_late        whether it acknowledges records before their place in the log is known: they get it later, behind
                        what came meanwhile
+
+    Of its network, which only a proxy plays; 0 is never, and nothing:
+
+    latency_s          how much longer the answer to each request takes
+    throttle_s         how long a connection is not read after each answer to a produce, which says so
+    idle_s             after how long a connection that nobody asks anything on is cut
+    session_s          after how long a connection is cut at its next request, as one whose client did not log in again
+    rolls_s            how often all brokers are started anew: connections are cut, answers under way are lost, and
+                       every partition has another leader, which the next request for it is told once
     """
 
     name: str
@@ -39,17 +49,28 @@ class Provider:
     has_topic_ids: bool = True
     is_terse: bool = False
     places_late: bool = False
+    latency_s: float = 0.0
+    throttle_s: float = 0.0
+    idle_s: float = 0.0
+    session_s: float = 0.0
+    rolls_s: float = 0.0
 
-    def check_settings(self, topic: str, config: Mapping[str, str]) -> None:
-        """Raise ConfigError, as a service does that has a policy for new topics, unless these settings may be given."""
+    def refusal(self, config: Mapping[str, str]) -> str:
+        """What the service says to a new topic that names these settings; empty if it takes them."""
         wrong = [
             key
             for key in sorted(config)
             if key in self.refuses or _number(config[key]) < self.least.get(key, _NO_LIMIT)
         ]
-        if wrong:
-            text = "refused by policy" if self.is_terse else f"Config {', '.join(wrong)} cannot be set"
-            raise client_error("POLICY_VIOLATION", text, "creating a topic", "memory", topic=topic)
+        if not wrong:
+            return ""
+        return "refused by policy" if self.is_terse else f"Config {', '.join(wrong)} cannot be set"
+
+    def check_settings(self, topic: str, config: Mapping[str, str]) -> None:
+        """Raise ConfigError, as a service does that has a policy for new topics, unless these settings may be given."""
+        refusal = self.refusal(config)
+        if refusal:
+            raise client_error("POLICY_VIOLATION", refusal, "creating a topic", "memory", topic=topic)
 
     def check_request(self, request: str) -> None:
         """Raise ConfigError if the service lacks a request."""
@@ -95,3 +116,5 @@ WARPSTREAM_LIGHTNING = Provider(
     lacks=frozenset({"DeleteRecords"}),
     places_late=True,
 )
+SERVICES = (APACHE, CONFLUENT_CLOUD, MSK_EXPRESS, REDPANDA, WARPSTREAM, WARPSTREAM_LIGHTNING)
+"""All that are described here."""

@@ -5,15 +5,15 @@ ListOffsets request from now on is reset", and it is that one and no other, what
 listens on loopback; the broker must advertise its address. Threads end with `close`; nothing here outlives it.
 """
 
-import contextlib
 import socket
 import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+
+from statelog.testing.frames import FrameProxy, Link, abort, read_frame
 
 __all__ = ["API_KEYS", "Deed", "TcpProxy"]
 
@@ -55,11 +55,10 @@ class _Rule:
     delay_s: float
 
 
-class TcpProxy:
+class TcpProxy(FrameProxy):
     """Listens at once, on `port`; forwards to the broker at `upstream`, host and port."""
 
     def __init__(self, upstream: tuple[str, int]) -> None:
-        self.upstream = upstream
         self.hits = 0
         """How many requests something was done to."""
         self.seen: Counter[int] = Counter()
@@ -67,24 +66,15 @@ class TcpProxy:
         self.bytes_per_s = 0
         """How many bytes of requests pass in a second; 0: all."""
         self._rules: list[_Rule] = []
-        self._lock = threading.Lock()
+        self._deciding = threading.Lock()
         self._open = threading.Event()
         self._open.set()
-        self._closed = False
-        self._sockets: set[socket.socket] = set()
         self._frozen: set[socket.socket] = set()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._server.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True, name="proxy").start()
-
-    @property
-    def bootstrap(self) -> str:
-        """host:port of the proxy."""
-        return f"127.0.0.1:{self.port}"
+        super().__init__(upstream, lambda client, broker: _Connection(self, client, broker))
 
     def on(self, api: str, deed: Deed, *, at: int = 1, count: int = 1, delay_s: float = 0.0) -> None:
         """Do this to request number `at` of this API from now on, counted from 1, and to the `count` - 1 behind it."""
-        with self._lock:
+        with self._deciding:
             self._rules.append(_Rule(deed, API_KEYS[api], at, count, delay_s))
 
     def black_hole(self, *, is_on: bool) -> None:
@@ -96,8 +86,7 @@ class TcpProxy:
 
     def freeze(self) -> None:
         """Let nothing more through on the connections that are open; new ones work. For good: `cut_all` ends them."""
-        with self._lock:
-            self._frozen |= self._sockets
+        self._frozen = self.sockets
 
     def is_frozen(self, one: socket.socket) -> bool:
         """Whether nothing more passes on this connection."""
@@ -105,52 +94,17 @@ class TcpProxy:
 
     def reset(self) -> None:
         """Forget all rules and counts, and let everything flow."""
-        with self._lock:
+        with self._deciding:
             self._rules.clear()
             self.seen.clear()
             self.hits = 0
         self.bytes_per_s = 0
         self._open.set()
 
-    def cut_all(self) -> None:
-        """Reset every connection."""
-        with self._lock:
-            sockets = list(self._sockets)
-        for one in sockets:
-            _abort(one)
-
     def close(self) -> None:
         """Stop listening and end all connections. Idempotent."""
-        self._closed = True
         self._open.set()
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self.cut_all()
-
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                client, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._connect, args=(client,), daemon=True, name="proxy").start()
-
-    def _connect(self, client: socket.socket) -> None:
-        try:
-            broker = socket.create_connection(self.upstream, timeout=5)
-        except OSError:
-            client.close()
-            return
-        broker.settimeout(None)
-        for one in (client, broker):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with self._lock:
-            self._sockets |= {client, broker}
-        _Connection(self, client, broker).run()
-        with self._lock:
-            self._sockets -= {client, broker}
-            self._frozen -= {client, broker}
+        super().close()
 
     def flow(self, size: int) -> None:
         """Wait until so many bytes may pass."""
@@ -160,7 +114,7 @@ class TcpProxy:
 
     def deed(self, api_key: int) -> _Rule | None:
         """What is to be done to a request that has just come."""
-        with self._lock:
+        with self._deciding:
             self.seen[api_key] += 1
             for rule in self._rules:
                 if rule.api_key != api_key:
@@ -173,37 +127,20 @@ class TcpProxy:
         return None
 
 
-class _Connection:
-    """One client's connection, with one thread for each direction."""
+class _Connection(Link):
+    """One client's connection, on which things happen."""
 
     def __init__(self, proxy: TcpProxy, client: socket.socket, broker: socket.socket) -> None:
+        super().__init__(client, broker)
         self._proxy = proxy
-        self._client = client
-        self._broker = broker
         self._deeds: dict[int, _Rule] = {}
 
-    def run(self) -> None:
-        """Forward until one side ends."""
-        back = threading.Thread(target=self._pump, args=(self._answers,), daemon=True, name="proxy")
-        back.start()
-        self._pump(self._requests)
-        back.join()
-        self._client.close()
-        self._broker.close()
-
-    def _pump(self, step: Callable[[], bool]) -> None:
-        with contextlib.suppress(OSError):
-            while step():
-                pass
-        for one in (self._client, self._broker):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def _requests(self) -> bool:
-        frame = _frame(self._client)
+    def requests(self) -> bool:
+        """Hand the next request on, or do to it what is to be done."""
+        frame = read_frame(self.client)
         if frame is None:
             return False
-        if self._proxy.is_frozen(self._client):
+        if self._proxy.is_frozen(self.client):
             return True
         rule = None
         if len(frame) >= _HEADER:
@@ -212,22 +149,23 @@ class _Connection:
             if rule is not None and rule.deed is Deed.SWALLOW:
                 return True
             if rule is not None and rule.deed is Deed.RESET:
-                _abort(self._client)
+                abort(self.client)
                 return False
             if rule is not None:
                 self._deeds[correlation] = rule
         for at in range(0, len(frame), _PIECE_BYTES):
             piece = frame[at : at + _PIECE_BYTES]
             self._proxy.flow(len(piece))
-            self._broker.sendall(piece)
+            self.broker.sendall(piece)
         return True
 
-    def _answers(self) -> bool:
-        frame = _frame(self._broker)
+    def answers(self) -> bool:
+        """Hand the next answer on, or do to it what is to be done."""
+        frame = read_frame(self.broker)
         if frame is None:
             return False
         self._proxy.flow(0)
-        if self._proxy.is_frozen(self._client):
+        if self._proxy.is_frozen(self.client):
             return True
         (correlation,) = struct.unpack(">i", frame[4:8])
         rule = self._deeds.pop(correlation, None)
@@ -236,43 +174,16 @@ class _Connection:
                 return True
             case Deed.LOSE | Deed.CUT:
                 if rule is not None and rule.deed is Deed.CUT:
-                    self._client.sendall(frame[: len(frame) // 2])
-                _abort(self._client)
+                    self.client.sendall(frame[: len(frame) // 2])
+                abort(self.client)
                 return False
             case Deed.SLICE:
                 for at in range(0, len(frame), _SLICE_BYTES):
-                    self._client.sendall(frame[at : at + _SLICE_BYTES])
+                    self.client.sendall(frame[at : at + _SLICE_BYTES])
                 return True
             case Deed.DELAY:
                 time.sleep(rule.delay_s if rule else 0.0)
             case _:
                 pass
-        self._client.sendall(frame)
+        self.client.sendall(frame)
         return True
-
-
-def _frame(source: socket.socket) -> bytes | None:
-    """The next frame with its size, or None at the end."""
-    head = _exactly(source, 4)
-    body = _exactly(source, struct.unpack(">i", head)[0]) if head else None
-    return head + body if head and body else None
-
-
-def _exactly(source: socket.socket, size: int) -> bytes | None:
-    parts: list[bytes] = []
-    while size:
-        part = source.recv(min(size, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def _abort(one: socket.socket) -> None:
-    """Reset a connection: no orderly end, nothing that was not sent yet."""
-    with contextlib.suppress(OSError):
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        one.shutdown(socket.SHUT_RD)
-    with contextlib.suppress(OSError):
-        one.close()

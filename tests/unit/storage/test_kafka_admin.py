@@ -120,3 +120,23 @@ def test_what_may_have_been_sent_is_not_sent_twice(monkeypatch: pytest.MonkeyPat
     else:
         assert session.ask(_request, twice=False) == _ANSWER
     assert len(clients.limits_s) == 1 + asked
+
+
+@pytest.mark.parametrize("cuts", [1, 3, 4])
+def test_a_question_whose_connection_breaks_is_asked_again(monkeypatch: pytest.MonkeyPatch, cuts: int) -> None:
+    """Also one of a new client, as where one broker after the other is started anew; but not for ever."""
+    session, clients = _session(monkeypatch, *[Refused("_TRANSPORT", "broken")] * cuts, None)
+    if cuts > 3:
+        with pytest.raises(Refused, match="_TRANSPORT"):
+            session.ask(_request)
+    else:
+        assert session.ask(_request) == _ANSWER
+    assert len(clients.limits_s) == min(cuts, 3) + 1
+
+
+def test_what_was_under_way_when_its_connection_broke_is_not_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have been done."""
+    session, clients = _session(monkeypatch, Refused("_TRANSPORT", "broken"), None)
+    with pytest.raises(Refused, match="_TRANSPORT"):
+        session.ask(_request, twice=False)
+    assert len(clients.limits_s) == 1

@@ -53,6 +53,9 @@ LOST = frozenset({
 })  # fmt: skip
 """Answers that say more of where the client looked than of the cluster."""
 
+_CUT, _MOST_CUTS = "_TRANSPORT", 3
+"""A connection broke with the question under way, which even a client that has just been made may meet while brokers
+are started anew; so often it is asked again."""
 _GRACE_S = 1.0
 """The client reports its own time-out, with its reason; we wait this much longer to hear it."""
 _LOOK_S = 0.1
@@ -240,14 +243,16 @@ class AdminSession:
         """
         limit_s = self._timeout_s if limit_s is None else max(limit_s, 0.001)
         until_s = self._clock() + limit_s
-        is_first = True
+        is_first, cuts = True, 0
         while True:
             client = self._client()
             is_doubted = is_first and client.is_proven
             try:
                 return client.ask(request, limit_s / _FIRST_SHARE if is_doubted else limit_s, leaders)
             except Refused as refused:
-                if refused.name not in (LOST if is_doubted else DROPPED):
+                cuts += refused.name == _CUT
+                is_cut = refused.name == _CUT and cuts <= _MOST_CUTS
+                if not is_cut and refused.name not in (LOST if is_doubted else DROPPED):
                     raise
                 self._drop(client)
                 is_late = not is_doubted and self._clock() >= until_s
