@@ -22,6 +22,7 @@ from statelog.testing.kafka import MemoryKafka
 from statelog.testing.provider import (
     APACHE,
     CONFLUENT_CLOUD,
+    CONFLUENT_CLOUD_STANDARD,
     MSK_EXPRESS,
     REDPANDA,
     WARPSTREAM,
@@ -98,6 +99,27 @@ def test_a_service_that_names_no_setting(tmp_path: Path) -> None:
     described = twin.cluster.describe("x")
     assert described is not None
     assert described.config["message.timestamp.type"] == "CreateTime"
+
+
+@pytest.mark.parametrize(
+    ("terms", "made_with"),
+    [
+        (CONFLUENT_CLOUD_STANDARD, 8 << 20),
+        (Provider(name="terse", most={"max.message.bytes": 8 << 20}, is_terse=True), 8 << 20),
+        (Provider(name="fixed", refuses=frozenset({"max.message.bytes"})), 1 << 20),
+        (Provider(name="fixed and terse", refuses=frozenset({"max.message.bytes"}), is_terse=True), 1 << 20),
+        (Provider(name="odd", least={"max.message.bytes": 17 << 20}, sets={"max.message.bytes": "3000000"}), 2 << 20),
+        (Provider(name="silent", untold=frozenset({"max.message.bytes"})), 1 << 20),
+    ],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_a_service_with_smaller_records(terms: Provider, made_with: int, tmp_path: Path) -> None:
+    """The log is made for as large ones as there are, in whole MiB."""
+    twin = Twin(terms)
+    with lines():
+        assert twin.live(tmp_path, "min-insync", "unknown-settings")
+    with Log.open("x", twin.where("min-insync", "unknown-settings")) as log:
+        assert log.descriptor.record_bytes_max == made_with
 
 
 def test_a_service_that_refuses_what_is_needed(tmp_path: Path) -> None:

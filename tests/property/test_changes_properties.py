@@ -101,7 +101,7 @@ def test_split_keeps_every_change_in_order(case: tuple[list[Row], pa.Table], par
 def test_cut_keeps_every_change_and_the_size(case: tuple[list[Row], pa.Table], chunk_bytes: int) -> None:
     """Slices join to the batch, and only a slice of one change is larger than asked for."""
     for batch in case[1].to_batches():
-        slices = chunk_slices(batch, chunk_bytes)
+        slices = chunk_slices(batch, chunk_bytes, 15 << 20)
         assert [row for piece in slices for row in piece.to_pylist()] == batch.to_pylist()
         for piece in slices:
             size = sum(int(row_sizes(column).sum()) for column in piece.columns)

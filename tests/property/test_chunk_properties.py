@@ -34,7 +34,7 @@ def test_what_goes_in_comes_out(log: tuple[KeyType, list[Row]], sqn: int, index:
     key_type, rows = log
     batch = rows_batch(rows, key_type)
     found: list[Row] = []
-    for piece in chunk_slices(batch, size):
+    for piece in chunk_slices(batch, size, 15 << 20):
         value = chunk_of(piece, sqn=sqn, index=index).value
         head_at = decode_head(value)
         assert head_at is not None

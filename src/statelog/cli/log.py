@@ -65,6 +65,7 @@ def shape_of(descriptor: Descriptor) -> dict[str, object]:
         "values": "typed" if descriptor.value_schema_id else "bytes",
         "hash": descriptor.hash_rule.value,
         "prefix_bytes": descriptor.prefix_bytes,
+        "record_bytes_max": descriptor.record_bytes_max,
     }
 
 

@@ -32,7 +32,7 @@ class Need(StrEnum):
     CODEC = "LZ4"
     OFFSETS = "the offset in every answer to a produce"
     PLACES = "acknowledgement of a record that has its place in the log"
-    LARGEST = "records of 16 MiB"
+    LARGEST = "records of 1 MiB; up to 16 MiB are used"
     LIST_OFFSETS = "ListOffsets, earliest and latest"
     DELETE_RECORDS = "DeleteRecords"
     CLOCK = "times by the brokers' clocks"

@@ -21,7 +21,7 @@ from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, NotFound, Sta
 from statelog.operate.kafka_needs import KafkaAnswers, Need, Read, Sent, TopicAnswer
 from statelog.producer import Writer
 from statelog.schemas.names import data_topic, ledger_topic
-from statelog.schemas.topic_policy import MAX_RECORD_BYTES, TopicRole, Waiver, topic_config
+from statelog.schemas.topic_policy import MIN_RECORD_BYTES, TopicRole, Waiver, largest_record_bytes, topic_config
 from statelog.storage.kafka import Kafka, OffsetRange, Record, TopicSpec
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.storage.log.log import Log
@@ -193,8 +193,7 @@ class _Asking:
 
     def send_largest(self, made: Sequence[TopicAnswer]) -> int:
         """The size of a record as large as a log's may be, of bytes that no codec makes smaller; sent, and read."""
-        allowed = [int(found.config.get("max.message.bytes", MAX_RECORD_BYTES)) for _, found, _ in made]
-        size_bytes = min(*allowed, MAX_RECORD_BYTES)
+        size_bytes = max(largest_record_bytes(*(found.config for _, found, _ in made)), MIN_RECORD_BYTES)
         value = hashlib.shake_128(self._environment.nonce()).digest(size_bytes - _FRAMING_BYTES)
         with closing(self._kafka.producer()) as producer:
             (offset,) = append_all(producer, self._name, 0, value, 1)

@@ -13,7 +13,7 @@ Invariants:
 - Keys and values of the lists, and key groups where the caller names them, are of one length between two calls of the
   writer.
 - While a put is in the middle of them there is no room, and nobody else touches them.
-- What went straight into them is smaller than `LARGE`, and there was room for it.
+- What went straight into them is smaller than `large_bytes`, and there was room for it.
 - All unconfirmed meta records, those of pending checkpoints included, fit in one commit.
 """
 
@@ -33,7 +33,8 @@ from statelog.schemas.ledger.place import has_utf8
 from statelog.schemas.values.schema import ValueSchema
 
 LARGE = 1 << 20
-"""From here on a change is made and measured at once, before it counts as buffered."""
+"""From here on, or from half of the log's largest record, a change is made and measured at once, before it counts as
+buffered."""
 
 
 class Unquick:
@@ -46,10 +47,21 @@ class ChangeLists:
     One number bounds both: a change counts for its bytes, but at least for its share of the rows.
     """
 
-    __slots__ = ("_list_bytes", "_rest_bytes", "groups", "keys", "least_bytes", "quick_class", "room_bytes", "values")
+    __slots__ = (
+        "_list_bytes",
+        "_rest_bytes",
+        "groups",
+        "keys",
+        "large_bytes",
+        "least_bytes",
+        "quick_class",
+        "room_bytes",
+        "values",
+    )
 
-    def __init__(self, quick_class: type, *, roll_rows: int, list_bytes: int) -> None:
+    def __init__(self, quick_class: type, *, roll_rows: int, list_bytes: int, large_bytes: int = LARGE) -> None:
         self._list_bytes = list_bytes
+        self.large_bytes = large_bytes
         self.quick_class = quick_class
         """The class of the keys that are valid, with values of bytes, as they are."""
         self.least_bytes = -(-list_bytes // roll_rows)
@@ -70,7 +82,7 @@ class ChangeLists:
         return rest > 0
 
     def _give_room(self, size_bytes: int) -> None:
-        self.room_bytes = min(size_bytes, LARGE)
+        self.room_bytes = min(size_bytes, self.large_bytes)
         """What may come without asking; a change that is as large as this asks."""
         self._rest_bytes = size_bytes - self.room_bytes
 
@@ -95,7 +107,10 @@ class ChangeBuffer:
         self._key_class = _KEY_CLASS[descriptor.key_type]
         is_quick = self._opaque and self._owns_all and not self._by_caller and self._key_class is bytes
         self.lists = ChangeLists(
-            bytes if is_quick else Unquick, roll_rows=settings.roll_rows, list_bytes=settings.list_bytes
+            bytes if is_quick else Unquick,
+            roll_rows=settings.roll_rows,
+            list_bytes=settings.list_bytes,
+            large_bytes=min(LARGE, descriptor.record_bytes_max // 2),
         )
         """Single changes on their way in; only `ChangeWriter.put` goes there past this."""
         self._batches: list[pa.RecordBatch] = []
@@ -193,7 +208,7 @@ class ChangeBuffer:
                 )
         elif not self._owns_all:
             self._maker.check_owned(self._descriptor.key_group_of(key))
-        if size >= LARGE:
+        if size >= self.lists.large_bytes:
             return self._push_large(key, value)
         lists = self.lists
         lists.keys.append(key)
@@ -284,13 +299,14 @@ def _typed_bytes(fields: Iterable[object]) -> int:
     return size
 
 
-_MOST_BYTES = 8 << 20  # Leaves as much of a commit for the handles and the metadata.
-
-
 class MetaBuffer:
-    """Collects meta records until a checkpoint takes them; the last value of a key wins, and None removes it."""
+    """Collects meta records until a checkpoint takes them; the last value of a key wins, and None removes it.
 
-    def __init__(self) -> None:
+    They take half of the largest record, and leave as much of a commit for the handles and the metadata.
+    """
+
+    def __init__(self, record_bytes_max: int) -> None:
+        self._bytes_max = record_bytes_max // 2
         self._records: dict[str, bytes | None] = {}
         self._size_bytes = 0
 
@@ -305,13 +321,14 @@ class MetaBuffer:
         replaced = meta_size(key, self._records[key]) if key in self._records else 0
         others = self._size_bytes - replaced
         size = meta_size(key, value)
-        if held_bytes + others + size > _MOST_BYTES:
+        if held_bytes + others + size > self._bytes_max:
             raise ValueTooLarge(
                 "meta records are larger than a commit may hold",
-                hint="Keep them small, and store the large part elsewhere; what a commit confirmed makes room",
+                hint="Keep them small, and store the large part elsewhere; what a commit confirmed makes room, and"
+                " so does a log that is made with a larger max.message.bytes: they take at most half of a record",
                 size_bytes=size,
                 held_bytes=held_bytes + others,
-                max_bytes=_MOST_BYTES,
+                max_bytes=self._bytes_max,
             )
         self._size_bytes = others + size
         self._records[key] = value

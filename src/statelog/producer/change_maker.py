@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch
 from statelog.schemas.arrays import numbers_of
-from statelog.schemas.changes.changes import DELETE, MAX_CHANGE_BYTES, PUT, change_schema, changes_batch, chunk_slices
+from statelog.schemas.changes.changes import (
+    DELETE,
+    PUT,
+    change_bytes_max,
+    change_schema,
+    changes_batch,
+    chunk_slices,
+)
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of, ranges_text
 from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
@@ -47,6 +54,7 @@ class ChangeMaker:
         self._descriptor = descriptor
         self._value_schema = value_schema
         self._schema = change_schema(descriptor.key_type, value_schema.arrow_type)
+        self._change_bytes_max = change_bytes_max(descriptor.record_bytes_max, self._schema)
         self._owned = frozenset(owned)
         self._foreign = _foreign_groups(descriptor, owned)
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
@@ -103,7 +111,9 @@ class ChangeMaker:
             if len(foreign):
                 self.check_owned(int(foreign[0]))
         changes = changes_batch(self._schema, groups, ops, keys, values)
-        chunk_slices(changes, MAX_CHANGE_BYTES)  # Raises for a change that no chunk could hold.
+        chunk_slices(
+            changes, self._change_bytes_max, self._change_bytes_max
+        )  # Raises for a change that no chunk could hold.
         return changes
 
     def _key_column(self, keys: Sequence[Key]) -> pa.Array:

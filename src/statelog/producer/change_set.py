@@ -192,7 +192,8 @@ class ChangeSet:
                 )
         is_small = changes.nbytes <= outbox.chunk_bytes  # Asked once, not by slice: it takes 15 us.
         for part in slices:
-            for piece in [part.batch] if is_small else chunk_slices(part.batch, outbox.chunk_bytes):
+            pieces = [part.batch] if is_small else chunk_slices(part.batch, outbox.chunk_bytes, outbox.change_bytes_max)
+            for piece in pieces:
                 self._send_chunk(outbox, part.partition, piece)
         outbox.meter.changes += changes.num_rows
         outbox.poll()

@@ -45,7 +45,6 @@ from statelog.storage.ledger_client import send_record
 from statelog.storage.log.log import Log
 
 _SETTLE_ATTEMPTS = 3
-_MAX_BYTES = 15 << 20  # Below the 16 MiB that the ledger allows, with room for the head and Kafka's framing.
 _AGAIN = "Open it again and resume from last_commit"
 
 
@@ -329,13 +328,15 @@ def make_commit(
         handles=going_on,
         final=final,
     )
-    if len(commit.body) > _MAX_BYTES:
+    size_bytes, max_bytes = commit.size_bytes, grant.descriptor.record_bytes_max * 15 // 16  # With room for framing.
+    if size_bytes > max_bytes:
         raise ValueTooLarge(
             "a commit is larger than a ledger record may be",
-            hint="Confirm more often, and keep metadata and meta records small; if this one is already too large,"
-            " open the writer again and resume",
-            size_bytes=len(commit.body),
-            max_bytes=_MAX_BYTES,
+            hint="Confirm more often, from fewer tasks, and keep metadata and meta records small; if this one is too"
+            " large already, open the writer again and resume. A log that is made with a larger max.message.bytes takes"
+            " more",
+            size_bytes=size_bytes,
+            max_bytes=max_bytes,
         )
     return commit
 

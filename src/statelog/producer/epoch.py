@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from statelog.environment import Clock, current_environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
 from statelog.reading.commits import Folded, Folding
+from statelog.schemas.changes.changes import change_bytes_max, change_schema
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
@@ -60,6 +61,12 @@ class Grant:
     base: Checkpoint = NO_CHECKPOINT
     metadata: Metadata = field(default_factory=dict[str, str])
     witness: Place = ORIGIN
+
+    @property
+    def change_bytes_max(self) -> int:
+        """The largest change that a chunk holds."""
+        schema = change_schema(self.descriptor.key_type, self.value_schema.arrow_type)
+        return change_bytes_max(self.descriptor.record_bytes_max, schema)
 
     def handle(self, base: Checkpoint, steps: tuple[Step, ...]) -> Handle:
         """The handle of checkpoints written under this grant; the first continues `base`."""

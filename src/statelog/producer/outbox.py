@@ -49,7 +49,8 @@ class Outbox:
         self.witness = witness or (lambda: grant.witness)
         """How far the ledger was folded, as every chunk names it."""
         self.owned = frozenset(grant.partitions)
-        self.chunk_bytes = settings.chunk_bytes
+        self.change_bytes_max = grant.change_bytes_max
+        self.chunk_bytes = min(settings.chunk_bytes, self.change_bytes_max)
         self.meter = meter or Meter()
         self.failure: Failure | None = None
         self.in_flight_bytes = 0

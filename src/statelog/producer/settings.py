@@ -31,7 +31,7 @@ class WriterSettings:
     list_bytes              ... or until they take so many bytes
     roll_bytes              Arrow changes of this size are split by partition and sent ahead of any checkpoint, which
                             then finds little left to send
-    chunk_bytes             the size that a chunk aims at
+    chunk_bytes             the size that a chunk aims at; less where the log's topics allow less
     in_flight_bytes_max     above it, appending blocks
     stall_timeout_s         waiting fails after so long without any delivery report; a slow link still makes progress
     local_copies            a directory for a copy of every change set, which `recover` can read instead of Kafka. Not

@@ -77,7 +77,7 @@ class Writer(GrantHolder, ChangeWriter):
         self._settings = settings
         self._environment = current_environment()
         self._meter = Meter()
-        self._meta = MetaBuffer()
+        self._meta = MetaBuffer(log.descriptor.record_bytes_max)
         self._committing: Pending[LastCommit] | None = None
         try:
             self._committer = Committer(log, opened)
@@ -136,7 +136,8 @@ class Writer(GrantHolder, ChangeWriter):
     def append_meta(self, key: str, value: bytes | None) -> None:
         """Set a meta record of this writer, committed with the changes; None removes it.
 
-        The last value of a key wins. Raises InvalidChange, ClosedError; ValueTooLarge above 8 MiB of unconfirmed ones.
+        The last value of a key wins. Raises InvalidChange, ClosedError; ValueTooLarge if unconfirmed ones take
+        more than half of the log's largest record: 8 MiB, unless its topics allow less.
         """
         self._meta.put(key, value, self._pipeline.meta_bytes)
 

@@ -30,10 +30,12 @@ from statelog.schemas.key_groups import (
 )
 from statelog.schemas.ledger.place import LogIdentity, shown_id
 from statelog.schemas.names import check_name
+from statelog.schemas.topic_policy import MAX_RECORD_BYTES, MIN_RECORD_BYTES
 
-FORMAT_VERSION = 2
-_FILE = FileCodec("descriptor", version=FORMAT_VERSION, error=CorruptDescriptor, earlier={1: "descriptor-1"})
-_FILE_1 = FileCodec("descriptor-1", version=1, error=CorruptDescriptor)
+FORMAT_VERSION = 3
+_EARLIER = {1: "descriptor-1", 2: "descriptor-2"}
+_FILE = FileCodec("descriptor", version=FORMAT_VERSION, error=CorruptDescriptor, earlier=_EARLIER)
+_FILE_1, _FILE_2 = (FileCodec(name, version=number, error=CorruptDescriptor) for number, name in _EARLIER.items())
 
 
 class HashRule(StrEnum):
@@ -59,6 +61,7 @@ class Descriptor:
     """A log's name, identity and fixed counts. `value_schema_id` is its first value schema, 0 for opaque bytes.
     `nonce` is random, so that no two logs have the same descriptor. `made_with` is the identity that the file names,
     where the log has other topics now. `prefix_bytes` is how many bytes of a key name its key group, None for all.
+    `record_bytes_max` is its largest record, Kafka's framing included: both topics allow as much.
 
     Raises InvalidName, ConfigError.
     """
@@ -73,6 +76,7 @@ class Descriptor:
     nonce: bytes = field(repr=False)
     made_with: LogIdentity | None = None
     prefix_bytes: int | None = None
+    record_bytes_max: int = MAX_RECORD_BYTES
 
     def __post_init__(self) -> None:
         check_name("log", self.name)
@@ -80,6 +84,8 @@ class Descriptor:
         check_hashing(self.hash_rule, self.key_type, self.prefix_bytes)
         if self.value_schema_id < 0:
             raise ConfigError("a value schema id is negative", value_schema_id=self.value_schema_id)
+        if not MIN_RECORD_BYTES <= self.record_bytes_max <= MAX_RECORD_BYTES:
+            raise ConfigError("no log has such a largest record", record_bytes_max=self.record_bytes_max)
 
     def at(self, identity: LogIdentity) -> "Descriptor":
         """The descriptor of the same log on the topics of this identity."""
@@ -120,10 +126,10 @@ class Descriptor:
         return frozenset(chain.from_iterable(held))
 
     def to_bytes(self) -> bytes:
-        """The file."""
-        return (_FILE_1 if self.prefix_bytes is None else _FILE).encode(
-            datum_of(self, identity=datum_of(self.made_with or self.identity))
-        )
+        """The file, of the earliest version that can say it: so older releases know what they can read."""
+        is_of_16_mib = self.record_bytes_max == MAX_RECORD_BYTES
+        file = (_FILE_1 if self.prefix_bytes is None else _FILE_2) if is_of_16_mib else _FILE
+        return file.encode(datum_of(self, identity=datum_of(self.made_with or self.identity)))
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Descriptor":

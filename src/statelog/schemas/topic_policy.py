@@ -15,10 +15,14 @@ from typing import NamedTuple
 from statelog.errors import ConfigError, UnsafeTopic
 from statelog.schemas.names import parse_enum
 
-MAX_RECORD_BYTES = 16 * 1024 * 1024
+MIN_RECORD_BYTES, MAX_RECORD_BYTES = 1 << 20, 16 << 20
+"""What a log's largest record is at least and at most, Kafka's framing included."""
 _OVERHEAD_BYTES = 64 * 1024  # Kafka counts its batch framing into max.message.bytes
-_NEEDED = frozenset({"cleanup.policy", "retention.ms", "retention.bytes", "max.message.bytes"})
+_SIZE = "max.message.bytes"
+_NEEDED = frozenset({"cleanup.policy", "retention.ms", "retention.bytes", _SIZE})
 """Without these, Kafka would delete, rewrite or refuse what is committed. All else is only good to have."""
+_SMALLER = {str(MAX_RECORD_BYTES + _OVERHEAD_BYTES): str(8 << 20)}
+"""What to ask for where a size is refused: what several services allow at most; then their own default."""
 _JUDGED = _NEEDED | {"min.insync.replicas", "unclean.leader.election.enable"}
 EARLY = {"warpstream.topic.type": "lightning"}
 """Settings with which a service acknowledges a record before its place in the log is known. Commits list places."""
@@ -66,7 +70,7 @@ def topic_config(role: TopicRole, replication_factor: int) -> dict[str, str]:
         "cleanup.policy": "delete",
         "retention.ms": "-1",
         "retention.bytes": "-1",
-        "max.message.bytes": str(MAX_RECORD_BYTES + _OVERHEAD_BYTES),
+        _SIZE: str(MAX_RECORD_BYTES + _OVERHEAD_BYTES),
         "min.insync.replicas": "2" if replication_factor >= 3 else "1",
         "unclean.leader.election.enable": "false",
         "message.timestamp.type": "LogAppendTime",
@@ -75,12 +79,24 @@ def topic_config(role: TopicRole, replication_factor: int) -> dict[str, str]:
 
 
 def without_refused(config: Mapping[str, str], refusal: str) -> dict[str, str]:
-    """What to try after a service refused `config` with these words: without those settings that are only good to have
-    and that it names, or without any of them where it names none. Equal to `config` if nothing is left to leave out.
+    """What to try after a service refused `config` with these words: smaller records, and without those settings that
+    are only good to have, as far as it names them; where it names none, without any of them, and then smaller records.
+    Equal to `config` if nothing is left to try.
     """
     spare = config.keys() - _NEEDED
-    named = {key for key in spare if key in refusal}
-    return {key: value for key, value in config.items() if key not in (named or spare)}
+    named = {key for key in config if key in refusal}
+    smaller = {**config, _SIZE: _SMALLER.get(config.get(_SIZE, ""), "")}
+    if _SIZE in named or not (named or spare):
+        return {key: value for key, value in smaller.items() if value and key not in named & spare}
+    return {key: value for key, value in config.items() if key not in (named & spare or spare)}
+
+
+def largest_record_bytes(*configs: Mapping[str, str]) -> int:
+    """The largest record of a new log on topics of these settings, in whole MiB: they may come to allow more, and must
+    never come to allow less. What a broker does not tell counts for the least.
+    """
+    allowed = min(int(config.get(_SIZE, MIN_RECORD_BYTES)) for config in configs)
+    return min(allowed >> 20 << 20, MAX_RECORD_BYTES)
 
 
 def check_topic(
@@ -92,12 +108,18 @@ def check_topic(
     config: Mapping[str, str],
     waived: Collection[Waiver],
     topic_id: str = "",
+    record_bytes_max: int = MIN_RECORD_BYTES,
 ) -> None:
     """Raise UnsafeTopic, naming every finding at once, if the topic must not be used. `topic_id` is empty before it has
-    one.
+    one; `record_bytes_max` is the log's largest record.
     """
     found = objections(
-        role, partitions=partitions, replication_factor=replication_factor, config=config, topic_id=topic_id
+        role,
+        partitions=partitions,
+        replication_factor=replication_factor,
+        config=config,
+        topic_id=topic_id,
+        record_bytes_max=record_bytes_max,
     )
     refused = [(text, waiver) for text, waiver in found if waiver is None or waiver not in waived]
     if not refused:
@@ -110,13 +132,19 @@ def check_topic(
 
 
 def objections(
-    role: TopicRole, *, partitions: int, replication_factor: int, config: Mapping[str, str], topic_id: str = ""
+    role: TopicRole,
+    *,
+    partitions: int,
+    replication_factor: int,
+    config: Mapping[str, str],
+    topic_id: str = "",
+    record_bytes_max: int = MIN_RECORD_BYTES,
 ) -> list[Objection]:
     """All that speaks against using the topic, whatever is waived."""
-    return [*_wrong(role, partitions, config), *_unsafe(replication_factor, config, topic_id)]
+    return [*_wrong(role, partitions, config, record_bytes_max), *_unsafe(replication_factor, config, topic_id)]
 
 
-def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> Iterator[Objection]:
+def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str], record_bytes_max: int) -> Iterator[Objection]:
     if role is TopicRole.LEDGER and partitions != 1:
         yield f"the ledger has {partitions} partitions and must have one", None
     policy = config.get("cleanup.policy", "delete")
@@ -128,9 +156,9 @@ def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str]) -> Itera
     for key, early in EARLY.items():
         if config.get(key, "").lower() == early:
             yield f"{key} is {early}: records are acknowledged before their place in the log is known", None
-    size = int(config.get("max.message.bytes", MAX_RECORD_BYTES))
-    if size < MAX_RECORD_BYTES:
-        yield f"max.message.bytes is {size} and must be at least {MAX_RECORD_BYTES}", None
+    size = int(config.get(_SIZE, record_bytes_max))
+    if size < record_bytes_max:
+        yield f"{_SIZE} is {size} and must be at least {record_bytes_max}, this log's largest record", None
 
 
 def _unsafe(replication_factor: int, config: Mapping[str, str], topic_id: str) -> Iterator[Objection]:

@@ -40,13 +40,13 @@ from statelog.tables.setup import TableSetup
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
 
-LARGE = 1 << 20
-"""From here on a change is measured when it is put, and not when it is committed."""
+LARGE = 1 << 19
+"""From here on a change is measured when it is put, and not when it is committed: no log's limit is as low."""
 
 _LOOK_S = 0.001
 """How often `commit_every` looks for answers to pending commits."""
 _PROGRESS_BYTES_MAX = 1 << 20
-"""A place to resume at takes less; and the ledger, which has to take it, takes much more."""
+"""A place to resume at takes less; and so does a quarter of a ledger record."""
 _MOST_UTF8 = 4
 
 
@@ -193,7 +193,7 @@ class CommitScheduler:
         Raises InvalidMetadata, InvalidChange, Misuse, after which the table goes on; any other error ends it.
         """
         with self.refusing():
-            _check_progress(progress)
+            _check_progress(progress, self._writer.grant.descriptor.record_bytes_max)
         while len(self._checkpoints) >= self._settings.commits_under_way_max:
             self.step(None)
         with self.refusing():
@@ -333,14 +333,15 @@ def check_interval(interval_s: object) -> None:
         raise Misuse(f"an interval is a number of seconds, and not {interval_s!r}", hint="commit_every(1.0)")
 
 
-def _check_progress(progress: Metadata) -> None:
+def _check_progress(progress: Metadata, record_bytes_max: int) -> None:
     """Raise InvalidMetadata for what no commit can carry."""
     check_metadata(progress)
+    bytes_max = min(_PROGRESS_BYTES_MAX, record_bytes_max // 4)
     texts = [*progress, *(value for value in progress.values() if isinstance(value, str))]
-    if _MOST_UTF8 * sum(map(len, texts)) > _PROGRESS_BYTES_MAX:
+    if _MOST_UTF8 * sum(map(len, texts)) > bytes_max:
         raise InvalidMetadata(
             "the progress is too large",
             characters=sum(map(len, texts)),
-            characters_max=_PROGRESS_BYTES_MAX // _MOST_UTF8,
+            characters_max=bytes_max // _MOST_UTF8,
             hint="It says where to resume; what is larger belongs in the state",
         )

@@ -7,12 +7,12 @@ none of them was measured here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from statelog.schemas.topic_policy import NO_TOPIC_ID
 from statelog.storage.kafka.errors import client_error
 
-_NO_LIMIT = float("-inf")
+_NO_LIMIT = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Provider:
 
     name               of the service
     refuses            settings that a new topic must not name
-    least              least value of a setting that a new topic may name
+    least, most        least and greatest value of a setting that a new topic may name
     sets               settings that every new topic has, whatever it names
     untold             settings that are left out of answers to DescribeConfigs
     lacks              requests that it does not have
@@ -43,6 +43,7 @@ class Provider:
     name: str
     refuses: frozenset[str] = frozenset()
     least: Mapping[str, int] = field(default_factory=dict[str, int])
+    most: Mapping[str, int] = field(default_factory=dict[str, int])
     sets: Mapping[str, str] = field(default_factory=dict[str, str])
     untold: frozenset[str] = frozenset()
     lacks: frozenset[str] = frozenset()
@@ -60,7 +61,8 @@ class Provider:
         wrong = [
             key
             for key in sorted(config)
-            if key in self.refuses or _number(config[key]) < self.least.get(key, _NO_LIMIT)
+            if key in self.refuses
+            or not self.least.get(key, -_NO_LIMIT) <= _number(config[key]) <= self.most.get(key, _NO_LIMIT)
         ]
         if not wrong:
             return ""
@@ -96,6 +98,11 @@ CONFLUENT_CLOUD = Provider(
     refuses=frozenset({"unclean.leader.election.enable"}),
     least={"segment.bytes": 50 << 20},
     sets={"min.insync.replicas": "2"},
+)
+CONFLUENT_CLOUD_STANDARD = replace(
+    CONFLUENT_CLOUD,
+    name="Confluent Cloud, Basic, Standard, Enterprise",
+    most={"max.message.bytes": 8 << 20},
 )
 MSK_EXPRESS = Provider(
     name="Amazon MSK Express",

@@ -22,6 +22,7 @@ from statelog.testing.kafka import MemoryKafka
 from statelog.testing.provider import (
     APACHE,
     CONFLUENT_CLOUD,
+    CONFLUENT_CLOUD_STANDARD,
     MSK_EXPRESS,
     REDPANDA,
     WARPSTREAM,
@@ -81,6 +82,7 @@ def on(provider: Provider) -> MemoryCluster:
     [
         (APACHE, {}),
         (CONFLUENT_CLOUD, {Need.SPARE: "note"}),
+        (CONFLUENT_CLOUD_STANDARD, {Need.SPARE: "note"}),
         (MSK_EXPRESS, {Need.SPARE: "note", Need.DELETE_RECORDS: "refused", Need.LOG: "refused"}),
         (REDPANDA, {Need.DESCRIBE: "refused", Need.TOPIC_IDS: "refused"}),
         (WARPSTREAM, {Need.DELETE_RECORDS: "refused", Need.LOG: "refused"}),
@@ -231,7 +233,7 @@ def test_the_page_has_every_waiver() -> None:
 @pytest.mark.parametrize("provider", PROFILES, ids=lambda one: str(one.name))
 def test_the_page_says_of_a_service_what_the_doctor_says(provider: Provider) -> None:
     """Whether a log works there, with which waivers, and which settings are left out."""
-    name, services = provider.name.replace(",", ""), _table(PAGE, "Services")
+    name, services = provider.name.replace(",", "", 1), _table(PAGE, "Services")
     rows = [row for row in services if row[0] == name] or [row for row in services if row[0].startswith(name)]
     assert len(rows) == 1, "a profile has one row, whose name is, or begins with, the profile's"
     ((_, verdict, how),) = rows

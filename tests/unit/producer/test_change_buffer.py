@@ -11,11 +11,12 @@ from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
 from statelog.producer.buffer import ChangeBuffer
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.schemas.changes.changes import MAX_CHANGE_BYTES, change_schema, row_sizes
+from statelog.schemas.changes.changes import change_schema, row_sizes
 from statelog.schemas.key_groups import KeyType
 from tests.support.rigs.log import twin_rig
 
 TEXT = '{"type": "record", "name": "V", "fields": [{"name": "s", "type": "string"}]}'
+MAX_CHANGE_BYTES = 15 << 20
 OVERHEAD = 2 + 1 + 4 + 4  # key group, op, and an offset each for key and value
 
 

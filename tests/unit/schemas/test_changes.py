@@ -24,6 +24,7 @@ from statelog.schemas.key_groups import KeyType
 from tests.support.samples.folds import last_per_key, sort_by_key
 
 SCHEMA = change_schema(KeyType.BYTES)
+MOST = 15 << 20
 
 
 def table(*rows: tuple[int, int, bytes, bytes | None]) -> pa.Table:
@@ -76,17 +77,17 @@ def test_cut_by_size() -> None:
     """Slices stay below the size, a larger change is alone, and together they are the batch."""
     sizes = [10, 10, 500, 10, 90, 90, 90]
     whole = batch(*((1, 0, b"k", bytes(size)) for size in sizes))
-    slices = chunk_slices(whole, 200)
+    slices = chunk_slices(whole, 200, MOST)
     assert [[len(v) for v in s.column("value").to_pylist()] for s in slices] == [[10, 10], [500], [10, 90], [90], [90]]
     assert pa.Table.from_batches(slices).combine_chunks().to_batches()[0].equals(whole)
-    assert chunk_slices(whole, 10_000) == [whole]
-    assert chunk_slices(whole.slice(0, 0), 100) == []
+    assert chunk_slices(whole, 10_000, MOST) == [whole]
+    assert chunk_slices(whole.slice(0, 0), 100, MOST) == []
 
 
 def test_cut_of_a_slice_measures_only_the_slice() -> None:
     """A few rows of a large batch are one slice."""
     whole = batch(*((1, 0, b"k", bytes(100)) for _ in range(1000)))
-    assert [s.num_rows for s in chunk_slices(whole.slice(500, 3), 1000)] == [3]
+    assert [s.num_rows for s in chunk_slices(whole.slice(500, 3), 1000, MOST)] == [3]
 
 
 def test_change_larger_than_a_chunk() -> None:

@@ -23,8 +23,11 @@ DESCRIPTOR = Descriptor(
     value_schema_id=1,
     nonce=bytes(range(16)),
 )
+SMALL = replace(DESCRIPTOR, record_bytes_max=1 << 20)
 BY_PREFIX = replace(DESCRIPTOR, hash_rule=HashRule.CRC32_PREFIX, prefix_bytes=8, key_type=KeyType.STRING)
-SCHEMA_TEXT, TEXT_BY_PREFIX = (RecordCodec(name).text.encode() for name in ("descriptor-1", "descriptor"))
+SCHEMA_TEXT, TEXT_BY_PREFIX, TEXT_OF_SMALL = (
+    RecordCodec(name).text.encode() for name in ("descriptor-1", "descriptor-2", "descriptor")
+)
 
 
 @pytest.mark.parametrize("rule", [HashRule.CRC32, HashRule.CALLER])
@@ -55,6 +58,28 @@ def test_only_key_groups_by_prefix_need_the_second_version() -> None:
     assert (caught.value.facts["found"], caught.value.facts["known"]) == (2, 1)
 
 
+@pytest.mark.parametrize("kind", [DESCRIPTOR, BY_PREFIX], ids=["whole", "prefix"])
+def test_only_other_records_than_of_16_mib_need_the_third_version(kind: Descriptor) -> None:
+    """All logs of before are of 16 MiB, and their files stay as they are; who knows no limits refuses one."""
+    small = replace(kind, record_bytes_max=8 << 20)
+    assert Descriptor.from_bytes(small.to_bytes(), "descriptor.avro") == small
+    former = FileCodec("descriptor-2", version=2, error=CorruptDescriptor, earlier={1: "descriptor-1"})
+    assert former.decode(kind.to_bytes(), "descriptor.avro", dict)["name"] == "orders"
+    assert Descriptor.from_bytes(kind.to_bytes(), "descriptor.avro").record_bytes_max == 16 << 20
+    with pytest.raises(UnknownFormat) as caught:
+        former.decode(small.to_bytes(), "descriptor.avro", dict)
+    assert (caught.value.facts["found"], caught.value.facts["known"]) == (3, 2)
+
+
+@pytest.mark.parametrize("size", [0, (1 << 20) - 1, (16 << 20) + 1])
+def test_a_limit_that_no_log_has_is_corrupt(size: int) -> None:
+    """A file that names one is no descriptor."""
+    codec = FileCodec("descriptor", version=3, error=CorruptDescriptor)
+    datum = codec.decode(SMALL.to_bytes(), "descriptor.avro", dict)
+    with pytest.raises(CorruptDescriptor):
+        Descriptor.from_bytes(codec.encode({**datum, "record_bytes_max": size}), "descriptor.avro")
+
+
 def test_a_key_group_that_a_caller_names_follows_from_no_key() -> None:
     """The descriptor does not make one up."""
     log = replace(DESCRIPTOR, hash_rule=HashRule.CALLER)
@@ -64,7 +89,9 @@ def test_a_key_group_that_a_caller_names_follows_from_no_key() -> None:
         log.key_groups_of(pa.array([1]))
 
 
-@pytest.mark.parametrize(("descriptor", "text"), [(DESCRIPTOR, SCHEMA_TEXT), (BY_PREFIX, TEXT_BY_PREFIX)])
+@pytest.mark.parametrize(
+    ("descriptor", "text"), [(DESCRIPTOR, SCHEMA_TEXT), (BY_PREFIX, TEXT_BY_PREFIX), (SMALL, TEXT_OF_SMALL)]
+)
 def test_every_mutation_of_the_file_is_refused(descriptor: Descriptor, text: bytes) -> None:
     """No flipped, missing or added byte passes, but in the schema text, which is for other tools."""
     for damaged in mutations(descriptor.to_bytes(), spare=text):
@@ -82,7 +109,7 @@ def test_a_change_in_the_schema_text_changes_nothing() -> None:
 
 def test_a_newer_format_is_unknown() -> None:
     """A file of a later version says so, instead of looking damaged."""
-    newer = DESCRIPTOR.to_bytes().replace(b"statelog.format\x021", b"statelog.format\x023")
+    newer = DESCRIPTOR.to_bytes().replace(b"statelog.format\x021", b"statelog.format\x024")
     with pytest.raises(UnknownFormat):
         Descriptor.from_bytes(newer, "descriptor.avro")
 
@@ -108,7 +135,7 @@ def test_a_whole_file_that_says_nonsense_is_corrupt(lie: dict[str, object]) -> N
 )
 def test_a_prefix_that_no_log_has_is_corrupt(lie: dict[str, object]) -> None:
     """A length that is none, and one beside another rule or behind numbers, is not left aside."""
-    codec = FileCodec("descriptor", version=2, error=CorruptDescriptor)
+    codec = FileCodec("descriptor-2", version=2, error=CorruptDescriptor)
     datum = codec.decode(BY_PREFIX.to_bytes(), "descriptor.avro", dict)
     with pytest.raises(CorruptDescriptor):
         Descriptor.from_bytes(codec.encode({**datum, **lie}), "descriptor.avro")

@@ -28,7 +28,7 @@ from statelog.schemas.key_groups import KeyType, partition_starts
 PUT = 0
 DELETE = 1
 OPAQUE = pa.binary()
-MAX_CHANGE_BYTES = 15 << 20  # Below the 16 MiB that topics allow, with room for the head and Arrow's own metadata.
+_FRAMING = 1 << 10  # What a chunk's head, and Kafka's framing, take at most.
 
 
 def change_schema(key_type: KeyType, value_type: pa.DataType = OPAQUE) -> pa.Schema:
@@ -39,6 +39,14 @@ def change_schema(key_type: KeyType, value_type: pa.DataType = OPAQUE) -> pa.Sch
     return pa.schema(
         [("key_group", pa.uint16()), ("op", pa.uint8()), ("key", key_type.arrow_type), ("value", value_type)]
     )
+
+
+def change_bytes_max(record_bytes_max: int, schema: pa.Schema) -> int:
+    """The largest change, as `row_sizes` measures it, of a log with records of this size: with room for the head,
+    Kafka's framing, and Arrow's own metadata and padding, which grow with the number of columns.
+    """
+    nulls = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in schema], schema=schema)
+    return min(record_bytes_max * 15 // 16, record_bytes_max - 2 * nulls.serialize().size - _FRAMING)
 
 
 def changes_batch(
@@ -93,7 +101,7 @@ def split(batch: pa.RecordBatch, partitions: int, key_groups: int) -> list[Parti
     ]
 
 
-def chunk_slices(batch: pa.RecordBatch, chunk_bytes: int, max_bytes: int = MAX_CHANGE_BYTES) -> list[pa.RecordBatch]:
+def chunk_slices(batch: pa.RecordBatch, chunk_bytes: int, max_bytes: int) -> list[pa.RecordBatch]:
     """The batch cut, in order, into slices of at most `chunk_bytes`; a larger change gets a slice of its own.
 
     Raises ValueTooLarge for a change of more than `max_bytes`.
@@ -105,7 +113,8 @@ def chunk_slices(batch: pa.RecordBatch, chunk_bytes: int, max_bytes: int = MAX_C
     if largest > max_bytes:
         raise ValueTooLarge(
             "a change is larger than a chunk may be",
-            hint="Store the large part elsewhere and its address here, or split the value over several keys",
+            hint="Store the large part elsewhere and its address here, or split the value over several keys; a log that"
+            " is made with a larger max.message.bytes takes more, up to 15 MiB",
             size_bytes=largest,
             max_bytes=max_bytes,
         )

@@ -119,6 +119,11 @@ class Commit:
     has_meta: bool = False
     body: bytes = field(default=b"", repr=False)
 
+    @property
+    def size_bytes(self) -> int:
+        """How large its record is."""
+        return _PREFIX.size + _HEAD.size + len(self.extents) * _EXTENT.size + len(self.body)
+
     @classmethod
     def of(
         cls,

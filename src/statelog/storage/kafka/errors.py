@@ -28,7 +28,6 @@ from statelog.errors import (
     StatelogError,
     Unreadable,
 )
-from statelog.schemas.topic_policy import MAX_RECORD_BYTES
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Reader, Record
 from statelog.storage.kafka.config import mask_text
 
@@ -43,7 +42,8 @@ _MEANS = {
 }
 """What a refusal of a record means for the person who reads it, where the broker's text does not say."""
 _REMEDIES = {
-    "MSG_SIZE_TOO_LARGE": f"Raise max.message.bytes of topic {{topic}} to {MAX_RECORD_BYTES} and 64 KiB",
+    "MSG_SIZE_TOO_LARGE": "Raise max.message.bytes of topic {topic} again: a log is made for what it allowed then"
+    " (record_bytes_max in `statelog describe`)",
     "RECORD_LIST_TOO_LARGE": "Raise segment.bytes of topic {topic}",
     "TOPIC_AUTHORIZATION_FAILED": "Grant its principal what docs/security.md lists for the role",
 }

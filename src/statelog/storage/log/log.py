@@ -175,7 +175,7 @@ class Log(Closing):
         if warning:
             _LOG.warning(warning)
         for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
-            check_made(topic, role, self._waived)
+            check_made(topic, role, self._waived, self.descriptor.record_bytes_max)
         needed = {data.name: rights.data, ledger.name: rights.ledger}
         check_rights(needed, {topic.name: topic.operations for topic in (data, ledger)})
         self._verified = verified

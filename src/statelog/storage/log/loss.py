@@ -381,8 +381,9 @@ class _Acceptance:
         """The topic, made if it is not there. Raises AlreadyExists if it is another log's, UnsafeTopic."""
         found = look_for(self.client, topic)
         if found is None:
-            return make_topic(self.client, topic, role, partitions, self.replication_factor, self.waived)
-        check_made(found, role, self.waived)
+            replicas, least = self.replication_factor, self.made.record_bytes_max
+            return make_topic(self.client, topic, role, partitions, replicas, self.waived, least)
+        check_made(found, role, self.waived, self.made.record_bytes_max)
         if found.partitions < partitions:
             hint = "Delete it if it is not needed: it is made again as the log needs it"
             raise UnsafeTopic("the topic was made anew with fewer partitions than the log has", topic=topic, hint=hint)

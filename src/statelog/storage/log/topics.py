@@ -38,12 +38,14 @@ from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Mark, Restart, decode
 from statelog.schemas.names import DESCRIPTOR_PATH, data_topic, ledger_topic
 from statelog.schemas.topic_policy import (
+    MIN_RECORD_BYTES,
     NO_TOPIC_ID,
     WRITING,
     TopicRole,
     Waiver,
     check_rights,
     check_topic,
+    largest_record_bytes,
     topic_config,
     without_refused,
 )
@@ -69,7 +71,13 @@ class IdentifiedTopics(NamedTuple):
 
 
 def make_topic(
-    client: Kafka, topic: str, role: TopicRole, partitions: int, replication_factor: int, waived: frozenset[Waiver]
+    client: Kafka,
+    topic: str,
+    role: TopicRole,
+    partitions: int,
+    replication_factor: int,
+    waived: frozenset[Waiver],
+    record_bytes_max: int = MIN_RECORD_BYTES,
 ) -> TopicDescription:
     """Create the topic, or take over an empty one: of a create that died before its descriptor, or made by somebody
     else for a client that may not create any.
@@ -89,7 +97,7 @@ def make_topic(
     found = look_for(client, topic)
     if found is None:
         raise NotFound("the topic went away while the log was made", topic=topic)
-    check_made(found, role, waived)
+    check_made(found, role, waived, record_bytes_max)
     return found
 
 
@@ -104,7 +112,7 @@ def create_topic(client: Kafka, spec: TopicSpec) -> TopicSpec:
             fewer = without_refused(spec.config, refusal.message)
             if refusal.facts.get("kafka_error") not in _REFUSED_SETTINGS or fewer == spec.config:
                 raise
-            left_out = ", ".join(sorted(spec.config.keys() - fewer.keys()))
+            left_out = ", ".join(key for key, value in sorted(spec.config.items()) if fewer.get(key) != value)
             _LOG.warning("%s is made without %s: %s", spec.name, left_out, refusal.message)
             spec = replace(spec, config=fewer)
         else:
@@ -163,7 +171,7 @@ def _require_empty(client: Kafka, topic: str, partitions: int) -> None:
         )
 
 
-def check_made(topic: TopicDescription, role: TopicRole, waived: frozenset[Waiver]) -> None:
+def check_made(topic: TopicDescription, role: TopicRole, waived: frozenset[Waiver], record_bytes_max: int) -> None:
     """Raise UnsafeTopic if the topic, as it is now, must not be used."""
     check_topic(
         topic.name,
@@ -173,6 +181,7 @@ def check_made(topic: TopicDescription, role: TopicRole, waived: frozenset[Waive
         config=topic.config,
         waived=waived,
         topic_id=topic.topic_id,
+        record_bytes_max=record_bytes_max,
     )
 
 
@@ -321,8 +330,9 @@ def make_log(
             log=name,
             url=store.url,
         )
-    data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived)
-    ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived)
+    least = begun.record_bytes_max if begun else MIN_RECORD_BYTES
+    data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived, least)
+    ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived, least)
     check_rights({ledger.name: WRITING.ledger}, {ledger.name: ledger.operations})  # Before anything needs them.
     prove_truncation(client, (data.name, ledger.name), needs_right=False)
     descriptor = Descriptor(
@@ -335,6 +345,7 @@ def make_log(
         value_schema_id=1 if new.value_schema else 0,
         nonce=begun.nonce if begun else os.urandom(16),
         prefix_bytes=new.prefix_bytes,
+        record_bytes_max=begun.record_bytes_max if begun else largest_record_bytes(data.config, ledger.config),
     )
     if new.value_schema is not None:
         put_first_schema(store, new.value_schema.avsc)
