@@ -18,8 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 from statelog.errors import AlreadyExists, NotFound, StorageFull, StoreUnavailable
 from statelog.schemas.names import check_name
-from statelog.storage.store import FileInfo
-from statelog.storage.store.base import BaseStore
+from statelog.storage.store import FileInfo, Store
 from statelog.storage.store.url import check_path
 
 
@@ -135,7 +134,7 @@ class MemoryDisk:
         return sum(len(file.data) for file in self._files.values())
 
 
-class MemoryStore(BaseStore):
+class MemoryStore(Store):
     """One log's directory on a `MemoryDisk`, as one process sees it: faults are per handle, files are shared."""
 
     def __init__(self, disk: MemoryDisk, log: str, *, faults: FaultHook = no_store_faults) -> None:

@@ -15,7 +15,7 @@ from statelog.materializer.target import choose_target
 from statelog.producer.writer import Writer
 from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage.store.base import STALE_AFTER_S
+from statelog.storage.store import STALE_AFTER_S
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for
 

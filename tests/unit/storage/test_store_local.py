@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import ConfigError, StoreRefused, StoreUnavailable, UnsafeStore
-from statelog.storage.store.base import STALE_AFTER_S
+from statelog.storage.store import STALE_AFTER_S
 from statelog.storage.store.fsspec import open_store
 from statelog.storage.store.local import LocalStore
 from statelog.storage.store.url import temporary_name

@@ -1,4 +1,4 @@
-"""The store port: everything that statelog asks of a distributed file system.
+"""The store port: everything that statelog asks of a distributed file system, and what every store does alike.
 
 Three implementations, one contract suite (`tests/contract/test_store_contract.py`):
 `fsspec.FsspecStore` on any fsspec file system, `local.LocalStore`, and `statelog.testing.MemoryStore`, their
@@ -11,14 +11,26 @@ Paths are relative to one log's directory, with '/' between parts and no '..'. W
   compares what it finds with what it wrote.
 - Reads and lists see every write that returned before; nothing is answered from a cache.
 - "Not there" is NotFound, and only that. What could not be asked is StoreUnavailable.
+
+Files with temporary names are hidden from listings, prove that the store honours put-if-absent, and are swept once no
+running call can still be waiting for them: nothing names them, so removing one under a call that is still running makes
+that call fail, never lie. So the age limit serves liveness, and safety needs no clock.
 """
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
+from uuid import uuid4
 
-__all__ = ["FileInfo", "Store"]
+from statelog.errors import AlreadyExists, NotFound, StatelogError, StoreUnavailable, UnsafeStore
+from statelog.storage.store.url import check_path, check_prefix, is_temporary, temporary_name
+
+__all__ = ["STALE_AFTER_S", "FileInfo", "Store"]
+
+STALE_AFTER_S = 86_400.0
+_HINT = "Use a store that honours conditional writes (If-None-Match), or another gateway in front of it"
 
 
 class FileInfo(NamedTuple):
@@ -29,79 +41,135 @@ class FileInfo(NamedTuple):
     modified_s: float
 
 
-class Store(Protocol):
-    """One log's directory."""
+class Store(ABC):
+    """One log's directory. What is only an implementation's takes any path below it, temporary names included."""
 
     @property
+    @abstractmethod
     def url(self) -> str:
         """Where it is, for people; secrets are masked."""
-        ...
 
-    def check(self) -> None:
-        """Prove that this store honours put-if-absent: create a probe twice, and the second must fail.
+    @abstractmethod
+    def now_s(self) -> float:
+        """The store's own clock, in seconds since 1970, on the scale of `FileInfo.modified_s`."""
 
-        Asked when a log is made, and once by every process that puts manifests.
-
-        Raises UnsafeStore if the second succeeds, StoreUnavailable, StorageFull.
-        """
-        ...
+    # ---- files
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create a file, whole and durable. `data` is not empty.
+        """Create a file, whole and durable, so that exactly one caller wins. `data` is not empty.
 
         Raises AlreadyExists (perhaps by this very call, retried below us: compare before believing it),
         StoreUnavailable (may still take effect), StorageFull.
         """
-        ...
+        self._create(check_path(path), data)
 
+    @abstractmethod
     def put(self, path: str, data: bytes) -> None:
         """Write a file, replacing an earlier one atomically. Only leases are ever replaced.
 
         Raises StoreUnavailable, StorageFull.
         """
-        ...
 
+    @abstractmethod
     def upload(self, local: Path, path: str) -> None:
         """Copy a finished local file to a path with no other writer. Raises StoreUnavailable, StorageFull."""
-        ...
 
+    @abstractmethod
     def download(self, path: str, local: Path) -> None:
         """Copy a whole file to a local path. Raises NotFound, StoreUnavailable, StorageFull (locally)."""
-        ...
 
     def read(self, path: str) -> bytes:
         """A whole file. Raises NotFound, StoreUnavailable."""
-        ...
+        return self._read(check_path(path))
 
+    @abstractmethod
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
         """A seekable reader, for ranges of a large file. Raises NotFound, StoreUnavailable."""
-        ...
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         """Every file whose path starts with `prefix` ('runs/', 'manifests/', or '' for all), in any order.
 
         A listing that cannot be completed raises StoreUnavailable; it is never partial.
         """
-        ...
+        return iter([info for info in self._files(check_prefix(prefix)) if not is_temporary(info.path)])
 
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there counts as deleted. Raises StoreUnavailable."""
-        ...
+        self._delete(check_path(path))
 
     def sweep(self, now_s: float) -> None:
         """Delete what calls that were killed left unpublished more than a day before `now_s`, by the store's own clock.
 
         Raises StoreUnavailable.
         """
-        ...
+        for file in self._files(""):
+            if is_temporary(file.path) and now_s - file.modified_s > STALE_AFTER_S:
+                self._delete(file.path)
 
-    def tidy(self) -> None:
+    def tidy(self) -> None:  # noqa: B027 - nothing to do is the common case, and a local root overrides it
         """Remove what is empty of the log's directory, and that itself, once the log is deleted. Never raises.
 
         Only a local root does: an object store has no directories, and empty ones of HDFS stay.
         """
-        ...
 
-    def now_s(self) -> float:
-        """The store's own clock, in seconds since 1970, on the scale of `FileInfo.modified_s`."""
-        ...
+    # ---- what it is worth
+
+    def check(self) -> None:
+        """Prove that this store honours put-if-absent, and sweep it.
+
+        Asked when a log is made, and once by every process that puts manifests. Raises UnsafeStore if it does not,
+        StoreUnavailable, StorageFull.
+        """
+        self.prove(uuid4().hex)
+        self.sweep(self.now_s())
+
+    def prove(self, token: str) -> None:
+        """Create a probe twice. Raises UnsafeStore if the second call succeeds, or if the first one's bytes are gone.
+
+        `token` makes the probe's name unique, so that AlreadyExists on the first call can only be an earlier try of it.
+        """
+        path = temporary_name(f"probe-{token}")
+        try:
+            self._prove(path, f"first {token}".encode(), f"second {token}".encode())
+        except BaseException:
+            with suppress(StatelogError):  # Why the proof failed is what counts; what it left is swept.
+                self._delete(path)
+            raise
+        self._delete(path)
+
+    def _prove(self, path: str, first: bytes, second: bytes) -> None:
+        if not self._is_created(path, first) and self._content(path) != first:
+            raise StoreUnavailable("A probe of a new name is there already", store=self.url, path=path)
+        if self._is_created(path, second):
+            raise UnsafeStore("The store overwrites a file that must only be created", hint=_HINT, store=self.url)
+        if self._content(path) != first:
+            raise UnsafeStore("The store refused the second create, but kept its bytes", hint=_HINT, store=self.url)
+
+    def _is_created(self, path: str, data: bytes) -> bool:
+        try:
+            self._create(path, data)
+        except AlreadyExists:
+            return False
+        return True
+
+    def _content(self, path: str) -> bytes:
+        try:
+            return self._read(path)
+        except NotFound as error:
+            message = "The store does not show a file that was just written"
+            raise UnsafeStore(message, store=self.url, path=path) from error
+
+    # ---- what an implementation has; it raises as the methods above
+
+    @abstractmethod
+    def _create(self, path: str, data: bytes) -> None: ...
+
+    @abstractmethod
+    def _read(self, path: str) -> bytes: ...
+
+    @abstractmethod
+    def _delete(self, path: str) -> None: ...
+
+    @abstractmethod
+    def _files(self, prefix: str) -> Sequence[FileInfo]:
+        """All files below a prefix, complete or not at all."""

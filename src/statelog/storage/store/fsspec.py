@@ -24,7 +24,6 @@ from fsspec.spec import AbstractFileSystem
 from statelog.errors import AlreadyExists, ConfigError, NotFound, StoreUnavailable
 from statelog.storage.kafka.config import mask_text
 from statelog.storage.store import FileInfo, Store
-from statelog.storage.store.base import BaseStore
 from statelog.storage.store.errors import GuardedReader, Repeats, guarded, is_conflict, is_missing, is_taken
 from statelog.storage.store.local import LocalStore, make_private
 from statelog.storage.store.url import (
@@ -115,7 +114,7 @@ def _open_gcs(url: str, options: Mapping[str, object]) -> tuple[AbstractFileSyst
     return GCSFileSystem(**options), url.removeprefix("gs://")
 
 
-class FsspecStore(BaseStore):
+class FsspecStore(Store):
     """One log's directory on an fsspec file system. Usable from threads; reconnects in a forked process."""
 
     def __init__(

@@ -23,8 +23,7 @@ from uuid import uuid4
 
 from statelog.errors import AlreadyExists, UnsafeStore
 from statelog.schemas.names import check_name
-from statelog.storage.store import FileInfo
-from statelog.storage.store.base import BaseStore
+from statelog.storage.store import FileInfo, Store
 from statelog.storage.store.errors import GuardedReader, guarded
 from statelog.storage.store.url import check_path, temporary_name
 
@@ -104,7 +103,7 @@ def _link(temporary: Path, target: Path) -> None:
         raise
 
 
-class LocalStore(BaseStore):
+class LocalStore(Store):
     """One log's directory below a local root. Stateless: safe in threads, after a fork, and to pickle."""
 
     def __init__(self, root: Path, log: str, *, directory_mode: int = 0o700) -> None:
