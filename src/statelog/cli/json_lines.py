@@ -11,7 +11,8 @@ import hashlib
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import cast
+from itertools import pairwise
+from typing import NamedTuple, Self, cast
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +47,33 @@ _ROW = re.compile(rb"[ \t\r\n]*[^ \t\r\n][^\n]*\n?")
 _AROUND_REASON = re.compile(r"^JSON parse error: | in row \d+$")
 
 
+class _Block(NamedTuple):
+    """A text of whole rows, how many lines it ends, and where each row ends, behind 0: blank lines belong to the row
+    behind them. `rows` is what Arrow reads, a row a line; None if a row is no object.
+    """
+
+    text: bytes
+    newlines: int
+    ends: NDArray[np.int64]
+    rows: bytes | None
+
+    @classmethod
+    def of(cls, text: bytes) -> Self:
+        """Looks at lines one by one only where some are blank, or no objects."""
+        newlines = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
+        ends = np.concatenate([[0], newlines[: -1 if text.endswith(b"\n") else None], [len(text)]])
+        if _are_objects(text, len(ends) - 1):
+            return cls(text, len(newlines), ends, text)
+        ends = np.array([0, *(row.end() for row in _ROW.finditer(text))], np.int64)
+        rows = b"\n".join(text[start:end].strip(_BLANKS) for start, end in pairwise(ends.tolist()))
+        return cls(text, len(newlines), ends, rows if _are_objects(rows, len(ends) - 1) else None)
+
+
+def _are_objects(text: bytes, lines: int) -> bool:
+    """Whether every line begins and ends as an object does: if it has as many objects as lines, each has one."""
+    return text.startswith(b"{") and text.endswith((b"}\n", b"}")) and text.count(b"}\n{") == lines - 1
+
+
 class JsonLines:
     """Rows from `read`, which gives at most so many bytes, and none at the end. Raises ConfigError as `_RowReader`.
 
@@ -72,8 +100,8 @@ class JsonLines:
         self.rows = 0
         self.read_bytes = 0
         self._lines = 0
-        self._text = b""
-        self._ends = np.zeros(1, np.int64)
+        """Those before the block."""
+        self._block = _Block.of(b"")
         self._taken = 0
 
     @property
@@ -93,53 +121,52 @@ class JsonLines:
             if not data:
                 return "it is shorter"
             self._take_bytes(data)
+            self._lines += data.count(b"\n")
         self.rows = rows
         return None if self.digest == digest else "its beginning differs"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows behind. Raises InvalidChange with the number of a broken line, after all rows before it."""
-        for text in self._blocks():
-            self._text, self._taken = text, 0
-            try:
-                batch = self._reader.read(text)
-            except InvalidChange:
+        for text in self._texts():
+            block = self._block = _Block.of(text)
+            self._taken = 0
+            found = self._reader.read(block)
+            if isinstance(found, str):
                 # The shortest beginning that cannot be read ends with the broken row.
-                ends = self._ends = _row_ends(text)
-                row = bisect_left(ends[1:], True, key=lambda end: self._reader.problem(text[:end]) != "")
-                if row:
-                    yield self._reader.read(text[: ends[row]])
-                raise self._broken(row - self._taken, text[ends[row] : ends[row + 1]]) from None
-            line_ends = np.flatnonzero(np.frombuffer(text, np.uint8) == _NEWLINE) + 1
-            self._ends = np.concatenate([[0], line_ends[: batch.num_rows - 1], [len(text)]])
-            if len(line_ends) > batch.num_rows:
-                self._ends = _row_ends(text)  # There are blank lines.
-            yield batch
+                row = bisect_left(block.ends[1:], True, key=lambda end: isinstance(self._beginning(end), str))
+                sound = self._beginning(block.ends[row])
+                if not isinstance(sound, str):
+                    yield sound
+                raise self._broken(row)
+            yield found
+            self._lines += block.newlines
+
+    def _beginning(self, end: int) -> pa.RecordBatch | str:
+        return self._reader.read(_Block.of(self._block.text[:end]))
 
     def take(self, rows: int) -> None:
         """Count the next `rows` rows of the batch that was given last as taken."""
-        start, end = self._ends[self._taken], self._ends[self._taken + rows]
-        self._take_bytes(self._text[start:end])
+        start, end = self._block.ends[[self._taken, self._taken + rows]]
+        self._take_bytes(self._block.text[start:end])
         self._taken += rows
         self.rows += rows
 
     def place(self, row: int) -> dict[str, int]:
         """The line of a row, from 1: `row` counts from the first one not taken."""
-        ahead = self._text[self._ends[self._taken] : self._ends[self._taken + row + 1]]
-        return {"line": self._lines + ahead.rstrip(_BLANKS).count(b"\n") + 1}
+        through = self._block.text[: self._block.ends[self._taken + row + 1]]
+        return {"line": self._lines + through.rstrip(_BLANKS).count(b"\n") + 1}
 
     def _take_bytes(self, data: bytes) -> None:
         self._sha256.update(data)
         self.read_bytes += len(data)
-        self._lines += _newlines(data)
 
-    def _blocks(self) -> Iterator[bytes]:
+    def _texts(self) -> Iterator[bytes]:
         """Texts of whole rows. Blank lines behind the last one come before the next text's."""
         rest = b""
         while data := self._read(self._block_bytes):
             rest += data if rest or self.read_bytes else self._begun(data)
-            end = rest.rfind(b"\n") + 1
-            while end and not rest[(start := rest.rfind(b"\n", 0, end - 1) + 1) : end].strip(_BLANKS):
-                end = start
+            kept = len(rest[: rest.rfind(b"\n") + 1].rstrip(_BLANKS))
+            end = rest.find(b"\n", kept) + 1 if kept else 0
             if end:
                 yield rest[:end]
                 rest = rest[end:]
@@ -158,8 +185,9 @@ class JsonLines:
             self._take_bytes(_BOM)  # It is no part of the first line.
         return data.removeprefix(_BOM)
 
-    def _broken(self, row: int, text: bytes) -> InvalidChange:
-        place, problem = self.place(row), self._reader.problem(text)
+    def _broken(self, row: int) -> InvalidChange:
+        place, (start, end) = self.place(row - self._taken), self._block.ends[[row, row + 1]]
+        problem = self._reader.read(_Block.of(self._block.text[start:end]))
         hint = "Fix the line and run the same command again; it resumes after the last commit"
         return InvalidChange(f"line {place['line']} is broken: {problem}", hint=hint, input=self._name, **place)
 
@@ -188,84 +216,52 @@ class _RowReader:
             hint = "Append Parquet, or write with a Writer"
             raise ConfigError(f"JSON lines for this log cannot be read: {problem}", hint=hint, field=path)
 
-    def read(self, text: bytes) -> pa.RecordBatch:
-        """The rows of a text, which are its lines but for blank ones, as a batch. Raises InvalidChange."""
-        rows = _newlines(text) + (not text.endswith(b"\n"))
-        if not _is_regular(text, rows):
-            lines = [row.strip(_BLANKS) for row in _ROW.findall(text)]
-            text, rows = b"\n".join(lines), len(lines)
-            if not _is_regular(text, rows):
-                raise InvalidChange("it is not one JSON object")
+    def read(self, block: _Block) -> pa.RecordBatch | str:
+        """The rows of a block as a batch; or why they cannot be read."""
+        if block.rows is None:
+            return "it is not one JSON object"
         if not self._wire.names:
-            self._wire = self._wire_schema(text.partition(b"\n")[0])
-        batch = _parsed(text, self._wire, "ignore" if self._fields.ignore_unknown else "error")
-        if batch.num_rows != rows:
-            raise InvalidChange("it holds more than one object")
-        columns = [self._column(name, batch.column(name)) for name in batch.schema.names]
+            self._wire = self._wire_schema(block.rows.partition(b"\n")[0])
+        batch = _parsed(block.rows, self._wire, "ignore" if self._fields.ignore_unknown else "error")
+        if isinstance(batch, str):
+            return self._unknown(block.rows) if batch == "unexpected field" else batch
+        if batch.num_rows != len(block.ends) - 1:
+            return "it holds more than one object"
+        columns: list[pa.Array] = []
+        for name in batch.schema.names:
+            try:
+                columns.append(self._column(name, batch.column(name)))
+            except (pa.ArrowException, ValueError) as error:
+                return f"the field {name!r} is not {self._types[name]}: {error}"
         return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
-    def problem(self, text: bytes) -> str:
-        """Why a text cannot be read; empty if it can. Unknown fields are named if it is a single row."""
-        try:
-            self.read(text)
-        except InvalidChange as error:
-            return error.message if error.message != "unexpected field" else self._unknown(text)
-        return ""
-
-    def _unknown(self, row: bytes) -> str:
-        try:
-            names = [name for name in _parsed(row, None, "infer").schema.names if name not in self._types]
-        except InvalidChange:
-            names = []  # Arrow cannot tell their types, either.
+    def _unknown(self, lines: bytes) -> str:
+        found = _parsed(lines, None, "infer")  # Of which Arrow cannot always tell the types.
+        names = [] if isinstance(found, str) else [name for name in found.schema.names if name not in self._types]
         return f"it has fields that the log does not have: {', '.join(names) or 'somewhere within'}"
 
     def _wire_schema(self, first: bytes) -> pa.Schema:
         """What rows are parsed as. Fields that no schema names have the type of the first row; a null is text."""
         for name in (self._fields.op_field, self._fields.checkpoint_field):
             if name is not None and self._types[name] == pa.null():
-                kinds = (kind for kind in _SCALARS if _reads(first, pa.schema([(name, kind)])))
-                self._types[name] = next(kinds, pa.string())
+                read = (kind for kind in _SCALARS if not isinstance(_parsed(first, pa.schema([(name, kind)])), str))
+                self._types[name] = next(read, pa.string())
         return pa.schema([(name, _wire(kind)) for name, kind in self._types.items()])
 
     def _column(self, name: str, column: pa.Array) -> pa.Array:
-        """A column in the log's type, bytes decoded, with the default for what is missing. Raises InvalidChange."""
+        """A column in the log's type, bytes decoded, with the default for what is missing."""
         kind = self._types[name]
-        try:
-            if self._fields.bytes_text is BytesText.BASE64 and _is_bytes(kind):
-                texts = column.to_pylist()
-                column = pa.array([text if text is None else base64.b64decode(text, validate=True) for text in texts])
-            column = column.cast(kind)
-        except (pa.ArrowException, ValueError) as error:
-            raise InvalidChange(f"the field {name!r} is not {kind}: {error}", hint="See --bytes") from None
+        if self._fields.bytes_text is BytesText.BASE64 and _is_bytes(kind):
+            texts = column.to_pylist()
+            column = pa.array([text if text is None else base64.b64decode(text, validate=True) for text in texts])
+        column = column.cast(kind)
         return column.fill_null(self._defaults[name]) if column.null_count and name in self._defaults else column
 
 
-def _newlines(text: bytes) -> int:
-    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == _NEWLINE))
-
-
-def _row_ends(text: bytes) -> NDArray[np.int64]:
-    """Where the rows of a text end, behind 0. Blank lines belong to the row behind them."""
-    return np.array([0, *(row.end() for row in _ROW.finditer(text))], np.int64)
-
-
-def _is_regular(text: bytes, rows: int) -> bool:
-    """Whether every line begins and ends as an object does: if it has as many objects as lines, each has one."""
-    return text.startswith(b"{") and text.endswith((b"}\n", b"}")) and text.count(b"}\n{") == rows - 1
-
-
-def _reads(text: bytes, schema: pa.Schema) -> bool:
-    try:
-        _parsed(text, schema, "ignore")
-    except InvalidChange:
-        return False
-    return True
-
-
 def _parsed(
-    text: bytes, schema: pa.Schema | None, unexpected: str, block_bytes: int = _PARALLEL_BYTES
-) -> pa.RecordBatch:
-    """What Arrow's reader makes of text. Raises InvalidChange."""
+    text: bytes, schema: pa.Schema | None, unexpected: str = "ignore", block_bytes: int = _PARALLEL_BYTES
+) -> pa.RecordBatch | str:
+    """What Arrow's reader makes of text; or why it does not."""
     try:
         text.decode()  # Arrow does not look.
         table = pj.read_json(
@@ -276,7 +272,7 @@ def _parsed(
     except (pa.ArrowException, ValueError) as error:
         if "straddling" in str(error) and block_bytes <= len(text):
             return _parsed(text, schema, unexpected, len(text) + 1)  # It has a row that is longer than Arrow's blocks.
-        raise InvalidChange(_AROUND_REASON.sub("", str(error))) from None
+        return _AROUND_REASON.sub("", str(error))
     return table.combine_chunks().to_batches()[0]
 
 
