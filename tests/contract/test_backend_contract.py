@@ -19,7 +19,7 @@ from statelog.tables.keys import KeyRule
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.rocksdb import RocksdbStore
-from statelog.tables.state.store import DictStore, KeyedStore
+from statelog.tables.state.store import DictStore, Store
 from statelog.tables.values import ValueRule
 
 GROUPS = 16
@@ -37,16 +37,16 @@ AVSC = json.dumps(
 TYPED = parse_value_schema(AVSC, 1)
 """Values with a map, which Arrow gives as a list of pairs."""
 
-Make = Callable[[KeyRule, ValueRule], KeyedStore]
+Make = Callable[[KeyRule, ValueRule], Store]
 
 
 @pytest.fixture(params=["dict", "rocksdb"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Each backend in turn, empty."""
-    made: list[KeyedStore] = []
+    made: list[Store] = []
     homes: list[StateDirectory] = []
 
-    def empty(keys: KeyRule, values: ValueRule) -> KeyedStore:
+    def empty(keys: KeyRule, values: ValueRule) -> Store:
         if request.param == "dict":
             made.append(DictStore(keys, values, {}))
         else:

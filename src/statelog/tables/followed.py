@@ -39,18 +39,16 @@ class StateView:
     opening: OpenReport
 
 
+@dataclass(slots=True, eq=False)
 class _Scan:
     """One that is under way, and in which thread it began. `is_over`: it was broken off."""
 
-    __slots__ = ("is_over", "thread")
-
-    def __init__(self) -> None:
-        self.is_over = False
-        self.thread = get_ident()
+    thread: int
+    is_over: bool = False
 
 
 class FollowedState:
-    """Readers take it with `reading`, and the follower moves it with `moving`."""
+    """The state of a standby, which one thread moves on with `moving` while any thread reads it: `reading`, `scan`."""
 
     def __init__(self, view: StateView, clock: Callable[[], float]) -> None:
         self.view = view
@@ -76,7 +74,7 @@ class FollowedState:
     def reading(self, max_age_s: float | None = None) -> Generator[StateView]:
         """The state, standing still. Raises what following failed with, ClosedError, TooOld."""
         with self._lock:
-            self._check()
+            self.check()
             if max_age_s is not None and self.age_s > max_age_s:
                 raise TooOld(
                     "the standby's state is older than asked for",
@@ -93,18 +91,17 @@ class FollowedState:
 
     def scan(self, items: Callable[[State], Iterator[tuple[Any, Any]]]) -> Generator[tuple[Any, Any]]:
         """Copies of what `items` gives of one position, which the state keeps until the end of the scan."""
-        scan = _Scan()
+        scan = _Scan(get_ident())
         with self._is_free:
             self._is_free.wait_for(lambda: not self._is_awaited, _POLITE_S)
-            self._check()
-            self._check_scan(is_over=self._is_barred)
+            scan.is_over = self._is_barred
+            self.check(scan)
             self._scans.add(scan)
             found, copy = items(self.view.state), self.view.state.values.copy
         try:
             while True:
                 with self._lock:
-                    self._check()
-                    self._check_scan(is_over=scan.is_over)
+                    self.check(scan)
                     was = self._is_read
                     try:
                         self._is_read = True
@@ -125,36 +122,32 @@ class FollowedState:
             if self._is_read or self._is_moving:
                 raise NestedCall("the standby is called inside of another call of it")
 
-    def _check_scan(self, *, is_over: bool) -> None:
-        if is_over:
-            raise ClosedError("the standby was promoted, or began to be, while it was iterated")
-
-    def check(self) -> None:
-        """Raise as a read does."""
-        with self._lock:
-            self._check()
-
     def check_movable(self) -> None:
         """Raise as a read does, and Misuse in a thread that has a scan under way: the move would wait for it."""
         with self._lock:
-            self._check()
+            self.check()
             if any(scan.thread == get_ident() for scan in self._scans):
                 raise Misuse(
                     "a standby is not refreshed while this thread iterates it",
                     hint="Take a list first: `for key in list(standby)`",
                 )
 
-    def _check(self) -> None:
-        if self._is_moving:
-            raise NestedCall("the standby is read while this thread moves it on")
-        if self.life is Life.OPEN:
+    def check(self, scan: _Scan | None = None) -> None:
+        """Raise as a read does, one of this scan, too."""
+        with self._lock:
+            if self._is_moving:
+                raise NestedCall("the standby is read while this thread moves it on")
+            life, error = self.life, self._error
+        if life is Life.OPEN:
+            if scan is not None and scan.is_over:
+                raise ClosedError("the standby was promoted, or began to be, while it was iterated")
             return
-        if self.life is Life.CLOSED:
+        if life is Life.CLOSED:
             raise ClosedError(f"the standby is {self._end}", hint="Ask the table, or open a standby again")
         hint = "Close the standby, and open it again: its directory is brought up to date"
-        if isinstance(self._error, StatelogError):
-            raise self._error.restated(hint=self._error.hint or hint) from self._error
-        raise ClosedError(f"the standby has failed: {self._error!r}", hint=hint) from self._error
+        if isinstance(error, StatelogError):
+            raise error.restated(hint=error.hint or hint) from error
+        raise ClosedError(f"the standby has failed: {error!r}", hint=hint) from error
 
     # ---- moves, by one thread at a time
 
@@ -171,11 +164,10 @@ class FollowedState:
                 self._is_moving = True
                 yield
             except BaseException as error:
-                self._fail(error)
+                self.fail(error)
                 raise
             finally:
-                self._is_moving = False
-                self._is_awaited = False
+                self._is_moving = self._is_awaited = False
                 self._is_free.notify_all()
 
     @contextmanager
@@ -199,11 +191,8 @@ class FollowedState:
     def fail(self, error: BaseException) -> None:
         """The state cannot be moved on any more: no read is answered from now on."""
         with self._lock:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if self.life is Life.OPEN:
-            self.life, self._error = Life.FAILED, error
+            if self.life is Life.OPEN:
+                self.life, self._error = Life.FAILED, error
 
     def let_go(self, end: str = "closed") -> None:
         """No read is answered any more, and `end` says why. Idempotent."""

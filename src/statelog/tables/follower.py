@@ -60,10 +60,6 @@ _Placed = Callable[[str], StateView]
 """Puts a state that was made in the place of the one in use until now, which is closed; takes the reason."""
 
 
-class _CannotFollow(Exception):
-    """The state has to be rebuilt; the message says why."""
-
-
 class Follower:
     """Follows the newest state from now on. `poll_s` None: no thread, the steps are the caller's."""
 
@@ -139,35 +135,39 @@ class Follower:
     def _step(self, end_position: int | None) -> None:
         """Ask, read, move, pass: up to the ledger's end now, or to a position that is known to be there."""
         try:
-            self._follow(end_position)
-        except (OffsetGone, _CannotFollow) as error:
-            self._rebuild(getattr(error, "message", str(error)), end_position or 0)
+            reason = self._follow(end_position)
+        except OffsetGone as error:
+            reason = error.message
         except IncompatibleSchema as error:
             if self.setup.log.value_schemas.newest().id == self._schema_id:
                 raise
-            self._rebuild(error.message, end_position or 0)
+            reason = error.message
+        if reason:
+            self._rebuild(reason, end_position or 0)
 
     @property
     def _schema_id(self) -> int:
         return self.state.view.state.values.schema.id
 
-    def _follow(self, end_position: int | None) -> None:
+    def _follow(self, end_position: int | None) -> str:
+        """Why the state has to be rebuilt; empty if it does not."""
         feed, asked_s = self._feed, self._environment.clock()
         commits = feed.commits(end_position)
         if not feed.is_answered:
-            return
+            return ""
         self._environment.crash("asked")
         if len(feed.ledger.accepted) != self.state.view.place.losses:
-            raise _CannotFollow("a loss was accepted since, and what was lost may be in it")
+            return "a loss was accepted since, and what was lost may be in it"
         with closing(feed.changes(commits, self._check_wanted)) as tables:
             first = next(tables, None)  # By now all of it was read.
             if feed.value_schema.id != self._schema_id:
-                raise _CannotFollow("there are values of a newer schema")
+                return "there are values of a newer schema"
             if commits:
                 self._environment.crash("read")
             self._move(tables if first is None else chain([first], tables), asked_s)
         feed.passed(commits)
         self._environment.crash("followed")
+        return ""
 
     def _move(self, rows: Iterable[pa.Table], asked_s: float) -> None:
         """Give the state what was read, and the place that it leads to."""

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from statelog.errors import Misuse
@@ -87,7 +88,7 @@ class Layers:
         changes = self.between(start, end)
         changed = sorted(key for key, value in changes.items() if value is not None)
         rest = ((key, value) for key, value in committed if key not in changes)
-        return heapq.merge(rest, ((key, changes[key]) for key in changed), key=_key)
+        return heapq.merge(rest, ((key, changes[key]) for key in changed), key=itemgetter(0))
 
     # ---- checkpoints
 
@@ -166,7 +167,3 @@ def _over(
 ) -> Iterator[tuple[Any, Any]]:
     yield from ((key, value) for key, value in committed if key not in changes)
     yield from ((key, value) for key, value in changes.items() if value is not None and is_wanted(key))
-
-
-def _key(item: tuple[Any, Any]) -> Any:
-    return item[0]

@@ -33,9 +33,10 @@ from threading import RLock
 
 import pyarrow as pa
 
-from statelog.errors import ClosedError, CorruptManifest, Fenced, NotFound, OffsetGone, StatelogError
+from statelog.errors import ClosedError, Fenced, NotFound, OffsetGone, StatelogError
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.planner import SnapshotFailed, check_manifest
+from statelog.reading.retained_history import Snapshots
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess
@@ -93,7 +94,7 @@ class BaseSnapshot:
 
     def __init__(self, access: SnapshotAccess, eligibility: Eligibility) -> None:
         self._access = access
-        self._log = access.log
+        self._log, self._snapshots = access.log, Snapshots(access.log)
         self._eligibility = eligibility
         self._lock = RLock()
         self._held: _Held | None = None
@@ -230,10 +231,7 @@ class BaseSnapshot:
         Raises Fenced if another owner is why there is none.
         """
         eligible, ahead, overtaken = self._eligibility, None, False
-        for number in reversed(self._log.manifests.numbers()):
-            manifest = self._read(number)
-            if manifest is None:
-                continue
+        for manifest in self._snapshots.listed():
             overtaken = overtaken or eligible.is_overtaken(manifest)
             if eligible.allows(manifest, self._unreadable):
                 if not eligible.is_ahead(manifest):
@@ -247,17 +245,6 @@ class BaseSnapshot:
                 hint="Open the table again if this process should have it",
             )
         return ahead if may_be_ahead else None
-
-    def _read(self, number: int) -> Manifest | None:
-        """A manifest of this log's topics; None if it is gone, or damaged."""
-        try:
-            manifest = self._log.manifests.read(number).manifest
-        except NotFound:
-            return None  # Cleaned up since it was listed.
-        except CorruptManifest as error:
-            _LOG.warning("%s: snapshot %d is passed over: %s", self._log.name, number, error)
-            return None
-        return manifest if manifest.identity == self._log.descriptor.identity else None
 
     def _claimed(self, manifest: Manifest) -> _Held | None:
         """A snapshot under a lease; None if it was cleaned up meanwhile."""

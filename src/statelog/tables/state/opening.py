@@ -5,9 +5,10 @@
                 or, if it proves that the ledger lost what was acknowledged, keep it for a person, and open nothing
        the place that the state has to come to            an owner's: that of its Open; a standby's: the ledger's end
     3  read     the commits behind its place, newest change of each key
-    4  or else  set it aside, loudly, and make one: an empty store over a snapshot, with the commits behind it; where
-                there is no snapshot, or all is wanted first, a whole one by a recovery
-    5  stand    on a snapshot that has what is missing; if there is none any more, make it anew
+    4  stand    on a snapshot that has what it lacks
+    5  or else  make one beside it: an empty store that stands on the newest snapshot, with the commits behind that read
+                as in 3; where there is none, or all is wanted first, a whole one by a recovery. Then set the other one
+                aside, loudly
     6  load     what is missing first, behind the table's back, or never: `TableSettings.loading`
 
 Invariants:
@@ -31,11 +32,11 @@ from typing import TYPE_CHECKING, Any
 from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, NotFound, OffsetGone
 from statelog.producer import Writer
 from statelog.reading.commits import Folding
-from statelog.reading.plan import make_change_plan
+from statelog.reading.hold import planned_anew
+from statelog.reading.plan import make_change_plan, make_plan
 from statelog.reading.planner import Planner, plan_of
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
 from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.tables.settings import Loading
 from statelog.tables.setup import TableSetup
@@ -44,14 +45,13 @@ from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.record import Missing, StatePlace, TableRecord, difference
 from statelog.tables.state.snapshot import SnapshotAccess
 from statelog.tables.state.state import State
-from statelog.tables.state.store import DictStore, KeyedStore
+from statelog.tables.state.store import DictStore, Store
 from statelog.tables.values import ValueRule
 
 if TYPE_CHECKING:
     from statelog.tables.state.rocksdb import RocksdbStore
 
 _LOST = "the ledger lost what it was built on, which a person has accepted"
-_NOT_COVERED = "what it lacks is in no snapshot any more"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class StateOpening:
         self._kept: RocksdbStore | None = None
         self._unfit = ""
         self._base: BaseSnapshot | None = None
-        self._made: KeyedStore | None = None
+        self._made: Store | None = None
 
     def look(self, values: ValueRule) -> None:
         """Open the database that is there, and compare its place with the ledger; the directory closes what is open.
@@ -128,13 +128,11 @@ class StateOpening:
             self.look(wanted.values)
         with ExitStack() as undo:
             undo.callback(self._let_go)
-            store, report = self._opened()
-            undo.callback(store.close)
-            if store.missing and not self._stands_on(store):
-                store.close()
+            found = self._brought()
+            if isinstance(found, str):
                 self._make()
-                store, report = self._replaced(_NOT_COVERED)
-                undo.callback(store.close)
+                found = self._replaced(found)
+            store, report = found
             state = State(store, self._keys, wanted.values, self._base)
             undo.callback(state.close)
             self._load(state)
@@ -155,7 +153,7 @@ class StateOpening:
     # ---- what is wanted
 
     def _want(self, wanted: Wanted) -> None:
-        self._wanted, self._place = wanted, wanted.place
+        self._wanted, self._place, self._folding = wanted, wanted.place, wanted.folding
 
     def _read_as(self, values: ValueRule) -> None:
         self._values = values
@@ -208,42 +206,34 @@ class StateOpening:
                 return _LOST
         raise AnchorMismatch("the local state was built on another record than the ledger has", **facts)
 
-    def _opened(self) -> tuple[KeyedStore, OpenReport]:
-        """What was kept, brought to the place; or one that is made there."""
+    def _brought(self) -> tuple[Store, OpenReport] | str:
+        """What was kept, brought to the place, and a snapshot with what it lacks; or why there is none."""
         store, self._kept = self._kept, None
-        reason = self._unfit
-        if store is not None:
-            report, reason = self._brought(store)
-            if report is not None:
-                return store, report
-        report = self._set_aside(reason)
-        self._make()
-        return self._taken(), report
-
-    def _brought(self, store: "RocksdbStore") -> tuple[OpenReport | None, str]:
-        """How a store came to the place; or, once it is closed, why it did not."""
-        try:
+        if store is None:
+            return self._unfit
+        with ExitStack() as undo:
+            undo.callback(store.close)
             place = store.place
-            self._check_below(place)
-            if place.losses == self._place.losses:
-                return self._caught_up(store, place.position), ""
-            reason = "a loss was accepted since, and what was lost may be in it"
-        except (NotFound, OffsetGone):
-            reason = "the log was truncated past it"
-        except BaseException:
-            store.close()
-            raise
-        store.close()
-        return None, reason
+            if place.position > self._place.position:
+                raise BrokerUnavailable("Kafka gave an old end of the ledger", position=self._place.position)
+            if place.losses != self._place.losses:
+                return "a loss was accepted since, and what was lost may be in it"
+            try:
+                rows = self._read_behind(store, place.position, self._folding)
+            except (NotFound, OffsetGone):
+                return "the log was truncated past it"
+            self._environment.crash("caught-up")
+            store.move(self._place)
+            if store.missing and not self._stands(store.first_position):
+                return "what it lacks is in no snapshot any more"
+            undo.pop_all()
+        return store, OpenReport(position=self._place.position, from_position=place.position, rows_read=rows)
 
-    def _check_below(self, place: StatePlace) -> None:
-        if place.position > self._place.position:
-            raise BrokerUnavailable("Kafka gave an old end of the ledger", position=self._place.position)
-
-    def _caught_up(self, store: KeyedStore, start: int) -> OpenReport:
-        """Read what was committed behind its place. Raises OffsetGone, NotFound if the log holds it no more."""
-        rows = 0
-        plan = self._changes_since(start)
+    def _read_behind(self, store: Store, start: int, folding: Folding | None) -> int:
+        """Load what was committed behind a position, and return how many rows. Raises OffsetGone, NotFound if the log
+        holds it no more.
+        """
+        rows, plan = 0, self._changes_since(start, folding)
         if not plan.is_empty:
             newest = self._environment.run(newest_changes, self._log, plan, settings=self._recovery)
             with closing(newest) as tables:
@@ -251,13 +241,11 @@ class StateOpening:
                     store.load(table)
                     rows += table.num_rows
                     self._beat()
-        self._environment.crash("caught-up")
-        store.move(self._place)
-        return OpenReport(position=self._place.position, from_position=start, rows_read=rows)
+        return rows
 
-    def _changes_since(self, start: int) -> Plan:
+    def _changes_since(self, start: int, folding: Folding | None) -> Plan:
         """The plan of what was committed behind a position; of what the Open has folded, if that holds it all."""
-        folding, groups, schema_id = self._wanted.folding, self._keys.owned, self._wanted.values.schema.id
+        groups, schema_id = self._keys.owned, self._wanted.values.schema.id
         if folding is not None and folding.start <= start:
             return make_change_plan(
                 self._log.descriptor,
@@ -281,18 +269,36 @@ class StateOpening:
 
     def _make(self) -> None:
         """Make a store at the place, beside the one that there may be."""
-        store: KeyedStore | None = None
-        if self._wanted.writer is not None and self._settings.loading is not Loading.FIRST:
-            store = self._partial(self._wanted.writer)
-        if store is None:
-            store = self._whole()
-        self._made = store
+        is_first = self._wanted.writer is None or self._settings.loading is Loading.FIRST
+        partial = None if is_first else planned_anew(self._partial)
+        store = self._made = self._whole() if partial is None else partial
         try:
             store.adopt(self._record, self._place)
         finally:
             store.close()
 
-    def _whole(self) -> KeyedStore:
+    def _partial(self) -> "Store | None":
+        """A store that misses what the newest snapshot has, with what was committed behind that; None if there is none.
+        Raises OffsetGone, NotFound if the log moved on.
+        """
+        log = self._log
+        folding, self._folding = self._folding, None  # The next try asks for the newest snapshot.
+        stored = None if folding is not None else log.manifests.newest()
+        manifest = folding.base if folding is not None else stored and stored.manifest
+        if manifest is None or not make_plan(log.descriptor, manifest, manifest, (), self._keys.owned).runs:
+            return None
+        with ExitStack() as undo:
+            undo.callback(self._let_go)
+            store = self._empty(Missing(manifest.position, frozenset(self._keys.groups)))
+            undo.callback(store.close)
+            if not self._stands(manifest.position, manifest):
+                raise OffsetGone("the snapshot was cleaned up while a table was opened", log=log.name)
+            self._read_behind(store, manifest.position, folding)
+            self._environment.crash("tail-folded")
+            undo.pop_all()
+        return store
+
+    def _whole(self) -> Store:
         recovery = self._wanted.recovery or Recovery(self._held(), lambda _: self._beat())
         with recovery:
             if self._directory is None:
@@ -302,27 +308,20 @@ class StateOpening:
         self._environment.crash("recovered")
         return self._database(self._directory, self._directory.unfinished)
 
-    def _set_aside(self, reason: str) -> OpenReport:
-        """Say that a store is rebuilt, and why, if there was one."""
-        aside = None
-        if self._directory is not None:
+    def _replaced(self, reason: str) -> tuple[Store, OpenReport]:
+        """What was made, in its place; the one that is there is set aside, loudly, and the reason says why."""
+        aside, directory = None, self._directory
+        if directory is None:
+            store = self._made
+            assert store is not None
+        else:
             if reason:
-                aside = self._directory.set_aside(reason, self._environment, is_last_copy=reason == _LOST)
+                aside = directory.set_aside(reason, self._environment, is_last_copy=reason == _LOST)
             self._environment.crash("set-aside")
-        return OpenReport(position=self._place.position, set_aside=aside, reason=reason)
-
-    def _replaced(self, reason: str) -> tuple[KeyedStore, OpenReport]:
-        report = self._set_aside(reason)
-        return self._taken(), report
-
-    def _taken(self) -> KeyedStore:
-        """What was made, in its place."""
-        if self._directory is None:
-            assert self._made is not None
-            return self._made
-        self._directory.finish()
-        self._directory.note_boot(self._environment.boot_id())
-        return self._database(self._directory)
+            directory.finish()
+            directory.note_boot(self._environment.boot_id())
+            store = self._database(directory)
+        return store, OpenReport(position=self._place.position, set_aside=aside, reason=reason)
 
     def _database(
         self, directory: StateDirectory, path: Path | None = None, missing: Missing | None = None
@@ -332,22 +331,6 @@ class StateOpening:
         assert self._values is not None
         return RocksdbStore(directory, self._keys, self._values, self._settings, path, missing)
 
-    # ---- what a snapshot has
-
-    def _partial(self, writer: Writer) -> KeyedStore | None:
-        """A store that misses what a snapshot has, with all that was committed behind it; None if there is none."""
-        held = self._held()
-        with ExitStack() as planned:
-            planned.callback(held.release)
-            while True:
-                plan = held.claim()
-                if plan.manifest is None or not plan.runs:
-                    return None
-                try:
-                    return self._folded(held, plan, plan.manifest, writer)
-                except OffsetGone as error:
-                    held.replan(error)
-
     def _held(self) -> HeldPlan:
         """The state at the place or above, planned: at the Open, of what that has folded."""
         folding = self._wanted.folding
@@ -355,44 +338,20 @@ class StateOpening:
         plan = None if folding is None else plan_of(self._log, folding, planner.key_groups)
         return HeldPlan(self._log, planner, self._recovery, self._environment, self._keys.owned, plan=plan)
 
-    def _folded(self, held: HeldPlan, plan: Plan, manifest: Manifest, writer: Writer) -> KeyedStore:
-        """As `_partial`, for this plan. Raises OffsetGone if the log moved on."""
-        with ExitStack() as undo:
-            store, base = self._empty(manifest), self._base_at(manifest.position, writer)
-            undo.callback(store.close)
-            undo.callback(base.let_go)
-            if not base.claim(manifest):
-                raise OffsetGone("the snapshot was cleaned up while a table was opened", log=self._log.name)
-            tail = replace(plan, runs=())
-            reader = PlanReader(self._log, tail, self._recovery, lambda _: held.renew(), environment=self._environment)
-            with closing(reader.open_tail()) as changes:
-                for table in reader.merged(changes, drop_deletes=False):
-                    store.load(table)
-            self._environment.crash("tail-folded")
-            undo.pop_all()
-        self._base = base
-        return store
-
-    def _empty(self, manifest: Manifest) -> KeyedStore:
-        missing = Missing(manifest.position, frozenset(self._keys.groups))
+    def _empty(self, missing: Missing) -> Store:
         if self._directory is None:
             return DictStore(self._keys, self._wanted.values, {}, missing)
         self._directory.begin()
         return self._database(self._directory, self._directory.unfinished, missing)
 
-    def _stands_on(self, store: KeyedStore) -> bool:
-        """Whether there is a base for it: the one that it was made on, or in a later life the newest that will do."""
-        assert self._wanted.writer is not None
-        if self._base is None:
-            base = self._base_at(store.first_position, self._wanted.writer)
-            if base.claim():
-                self._base = base
-            else:
-                base.let_go()
-        return self._base is not None
+    # ---- what a snapshot has
 
-    def _base_at(self, first_position: int, writer: Writer) -> BaseSnapshot:
-        """A base for local changes that begin at this position. It stands on nothing yet."""
+    def _stands(self, first_position: int, manifest: Manifest | None = None) -> bool:
+        """Whether there is a base for a store with the changes from a position on: this snapshot, or the newest that
+        will do.
+        """
+        writer = self._wanted.writer
+        assert writer is not None
         eligibility = Eligibility(
             first_position=first_position,
             position=self._place.position,
@@ -402,11 +361,16 @@ class StateOpening:
             partitions=tuple(writer.grant.partitions),
         )
         access = SnapshotAccess(self._log, self._recovery, self._environment, self._settings.remote_cache_bytes)
-        return BaseSnapshot(access, eligibility)
+        self._base = BaseSnapshot(access, eligibility)
+        is_there = self._base.claim(manifest)
+        if not is_there:
+            self._let_go()
+        return is_there
 
     def _let_go(self) -> None:
-        if self._base is not None:
-            self._base.let_go()
+        base, self._base = self._base, None
+        if base is not None:
+            base.let_go()
 
     def _load(self, state: State) -> None:
         """As the settings say: now, behind the table's back, or never."""

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, starmap
+from operator import itemgetter
 from pathlib import Path
 from sys import getsizeof
 from typing import Any, Final, cast
@@ -206,7 +207,7 @@ class RocksdbStore:
     def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
         """One seek in each key group where such keys may lie, and a merge of them."""
         ranges = starmap(self._group_range, self._keys.group_bounds(self._keys.groups, start, end))
-        return chain.from_iterable(ranges) if self._keys.is_paired else heapq.merge(*ranges, key=_key)
+        return chain.from_iterable(ranges) if self._keys.is_paired else heapq.merge(*ranges, key=itemgetter(0))
 
     def _group_range(self, group: int, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
         """The keys of one key group between two plain keys, in their order. In raw order negative longs come last."""
@@ -429,10 +430,6 @@ def _options(settings: TableSettings) -> tuple[rocksdict.Options, rocksdict.Opti
 def _bounds(group: int) -> tuple[bytes, bytes | None]:
     """The raw keys of a key group, half-open; None behind the last there can be."""
     return group.to_bytes(2, "big"), None if group == MAX_KEY_GROUPS - 1 else (group + 1).to_bytes(2, "big")
-
-
-def _key(item: tuple[Any, Any]) -> Any:
-    return item[0]
 
 
 UNKNOWN: Final = object()

@@ -22,6 +22,7 @@ import heapq
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
+from operator import itemgetter
 from threading import Condition, Event
 from typing import Any
 
@@ -35,7 +36,7 @@ from statelog.tables.keys import KeyRule
 from statelog.tables.state.base import BaseSnapshot
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.snapshot import RemoteSnapshot, sortable
-from statelog.tables.state.store import KeyedStore
+from statelog.tables.state.store import Store
 from statelog.tables.values import ValueRule
 
 _ROWS = 8192
@@ -46,11 +47,11 @@ _PAUSE_S = 1.0
 class State:
     """A store over a base, None for a whole one. Belongs to the table's thread, but for what loads, and `missing`.
 
-    Keys, values and changes are those of a `KeyedStore`, and so is what is raised; what a snapshot has is Damaged,
+    Keys, values and changes are those of a `Store`, and so is what is raised; what a snapshot has is Damaged,
     NotFound, Fenced, Unavailable besides.
     """
 
-    def __init__(self, store: KeyedStore, keys: KeyRule, values: ValueRule, base: BaseSnapshot | None = None) -> None:
+    def __init__(self, store: Store, keys: KeyRule, values: ValueRule, base: BaseSnapshot | None = None) -> None:
         self.store = store
         self._base = base
         self._keys = keys
@@ -151,7 +152,7 @@ class State:
         with self._scanning():
             bounds = list(self._keys.group_bounds(sorted(self.missing), start, end))
             far = (self._far_range(*one, streams=len(bounds)) for one in bounds)
-            yield from heapq.merge(self.store.range(start, end), *far, key=_key)
+            yield from heapq.merge(self.store.range(start, end), *far, key=itemgetter(0))
 
     # ---- changes
 
@@ -314,10 +315,6 @@ def _has_gone(base: BaseSnapshot, snapshot: RemoteSnapshot | None) -> bool:
         return snapshot is not None and base.snapshot is not snapshot
     except ClosedError:
         return True
-
-
-def _key(item: tuple[Any, Any]) -> Any:
-    return item[0]
 
 
 def _steps(

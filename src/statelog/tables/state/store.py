@@ -1,12 +1,13 @@
-"""`KeyedStore`: what is local of a table's committed state. Small, so that there may be others.
+"""`Store`: what is local of a table's committed state.
 
     DictStore       a dict, which comes back from snapshot and tail    here
     RocksdbStore    a RocksDB directory, kept between lives            rocksdb.py
 
-Above it is `Layers`, with all that no commit holds; so a store sees committed changes only, each with its place in the
-ledger: those of its own table with `apply`, a commit at a time; what was committed elsewhere with `load` and `move`, in
-bulk. Some key groups may be missing: of those it holds what changed since a snapshot. A key of theirs that was deleted
-since is gone: that has to be remembered, because the snapshot has it. A store that misses nothing is a whole state.
+Both keep what `DictStore` says of each method. Changed by one thread at a time, and read by the table's. Above it is
+`Layers`, with all that no commit holds; so a store sees committed changes only, each with its place in the ledger:
+those of its own table with `apply`, a commit at a time; what was committed elsewhere with `load` and `move`, in bulk.
+Some key groups may be missing: of those it holds what changed since a snapshot. A key of theirs that was deleted since
+is gone: that has to be remembered, because the snapshot has it. A store that misses nothing is a whole state.
 
 Invariants:
 - After `apply`, and after `move`, it holds the state at that place, exactly. A kill in the middle of `apply` leaves the
@@ -21,7 +22,7 @@ Invariants:
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -33,80 +34,10 @@ from statelog.tables.keys import KeyRule
 from statelog.tables.state.record import NOTHING, Missing, StatePlace, TableRecord
 from statelog.tables.values import ValueRule
 
+if TYPE_CHECKING:
+    from statelog.tables.state.rocksdb import RocksdbStore
 
-class KeyedStore(Protocol):
-    """What is local of the committed state of one table. Changed by one thread at a time, and read by the table's.
-
-    Keys are those that `KeyRule.admit` gives, values those of `ValueRule.admit`. A state that is changed while it is
-    scanned is its caller's mistake, and told by the table.
-    """
-
-    @property
-    def missing(self) -> Collection[int]:
-        """The key groups that are not here yet; none ever comes back."""
-        ...
-
-    @property
-    def first_position(self) -> int:
-        """From where on the changes of missing key groups are here."""
-        ...
-
-    @property
-    def get(self) -> Callable[[Any], Any]:
-        """A function that gives the value of a key; None if it is not there."""
-        ...
-
-    def is_gone(self, key_group: int, key: Any) -> bool:
-        """Whether a key of a missing key group was deleted since the snapshot."""
-        ...
-
-    def __len__(self) -> int:
-        """How many keys there are."""
-        ...
-
-    def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
-        """Keys and values of these key groups (None: of all), in any order."""
-        ...
-
-    def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys."""
-        ...
-
-    def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:
-        """Take committed changes, None deletes, and the place of the state that they make. Raises StorageFull,
-        StoreUnavailable.
-        """
-        ...
-
-    def load(self, changes: pa.Table) -> None:
-        """Take committed changes (key_group, op, key, value) in bulk, ahead of the place that they lead to.
-
-        They are the newest of each key between the place that it has and the one that `move` gives next, those of the
-        table's key groups only, with values in the table's value schema. Any number of tables may come before `move`,
-        also of several commits, oldest first. Until then reads are of no place. Raises StorageFull, StoreUnavailable.
-        """
-        ...
-
-    def move(self, place: StatePlace) -> None:
-        """What was loaded is the state at this place. Raises StorageFull, StoreUnavailable."""
-        ...
-
-    def adopt(self, record: TableRecord, place: StatePlace) -> None:
-        """It is new, and a table's at this place from now on. Raises StorageFull, StoreUnavailable."""
-        ...
-
-    def unchanged(self, rows: pa.Table) -> pa.Table:
-        """The rows of a snapshot that no local change replaces."""
-        ...
-
-    def fill(self, rows: pa.Table, complete: Collection[int]) -> None:
-        """Take unchanged rows of a snapshot, which complete these key groups. Raises StorageFull, StoreUnavailable."""
-        ...
-
-    def close(self) -> None:
-        """Release what is held, and keep what outlives the process. Idempotent."""
-        ...
-
+Store: TypeAlias = "DictStore | RocksdbStore"
 
 _BATCH_ROWS = 5_000
 """As many rows at a time are Python objects beside the state: few enough to lie in the processor's cache until they
@@ -114,17 +45,21 @@ are taken."""
 
 
 class DictStore:
-    """A dict of what is local. To range over keys looks at every one and sorts those that are wanted."""
+    """A dict of what is local: by keys that `KeyRule.admit` gives, values that `ValueRule.admit` gives. Raises nothing;
+    one on a disk raises StorageFull and StoreUnavailable of every change, and Corrupt.
+    """
 
     def __init__(self, keys: KeyRule, values: ValueRule, state: dict[Any, Any], missing: Missing = NOTHING) -> None:
         self._keys = keys
         self._values = values
         self._state = state
         self.missing = set(missing.key_groups)
+        """The key groups that are not here yet; none ever comes back."""
         self.first_position = missing.first_position
+        """From where on the changes of missing key groups are here."""
         self._gone: dict[int, set[Any]] = {}
         self.get: Callable[[Any], Any] = state.get
-        """The dict's own: the way of every read."""
+        """Gives the value of a key, None if it is not there: the dict's own, the way of every read."""
 
     @classmethod
     def recovered(cls, recovery: Recovery, keys: KeyRule, values: ValueRule) -> "DictStore":
@@ -132,13 +67,12 @@ class DictStore:
         state = recovery.to_dict()
         if keys.one is not None:
             state = {key: value for (_, key), value in state.items()}
-        values.mend(state)
         return cls(keys, values, state)
 
     # ---- reads
 
     def is_gone(self, key_group: int, key: Any) -> bool:
-        """Whether it is remembered as deleted."""
+        """Whether a key of a missing key group was deleted since the snapshot."""
         gone = self._gone.get(key_group)
         return gone is not None and key in gone
 
@@ -146,7 +80,7 @@ class DictStore:
         return len(self._state)
 
     def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
-        """Those of the dict, in its order."""
+        """Keys and values of these key groups (None: of all), in any order."""
         if key_groups is None:
             return iter(self._state.items())
         keys, wanted = list(self._state), frozenset(key_groups)
@@ -154,12 +88,14 @@ class DictStore:
         return ((key, self._state[key]) for key in chosen)
 
     def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
-        """A sorted copy of the keys, and their values as they are read."""
+        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys: a sorted copy of
+        the wanted ones of all keys, and the values as they are read.
+        """
         keys = (key for key in self._state if (start is None or key >= start) and (end is None or key < end))
         return ((key, self._state[key]) for key in sorted(keys))
 
     def unchanged(self, rows: pa.Table) -> pa.Table:
-        """By comparing sets of keys."""
+        """The rows of a snapshot that no local change replaces."""
         keys = [key for batch in rows.to_batches() for key in self._keys.of_columns(batch)]
         asked = set(keys)
         changed = self._state.keys() & asked
@@ -173,16 +109,21 @@ class DictStore:
     # ---- changes
 
     def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:  # noqa: ARG002 - a dict is lost with its place
-        """Change the dict; deletes of what is missing are remembered first."""
+        """Take committed changes, None deletes, and the place of the state that they make."""
         gone = [key for key, value in changes.items() if value is None]
-        if self.missing:
+        if self.missing:  # What is gone is remembered first.
             for key in gone:
                 self._remember(self._keys.group(key), key)
         self._state.update(changes)
         deque(map(self._state.pop, gone), maxlen=0)
 
     def load(self, changes: pa.Table) -> None:
-        """As `apply`."""
+        """Take committed changes (key_group, op, key, value) in bulk, ahead of the place that they lead to.
+
+        They are the newest of each key between the place that it has and the one that `move` gives next, those of the
+        table's key groups only, with values in the table's value schema. Any number of tables may come before `move`,
+        also of several commits, oldest first. Until then reads are of no place.
+        """
         if self.missing:
             deletes = changes.filter(pc.equal(changes.column("op"), DELETE))
             for rows in deletes.to_batches():
@@ -203,17 +144,17 @@ class DictStore:
             self._gone.setdefault(group, set()).add(key)
 
     def move(self, place: StatePlace) -> None:
-        """Nothing: a dict is lost with its place."""
+        """What was loaded is the state at this place, with which a dict is lost."""
 
     def adopt(self, record: TableRecord, place: StatePlace) -> None:
-        """Nothing, too."""
+        """It is new, and a table's at this place from now on."""
 
     def fill(self, rows: pa.Table, complete: Collection[int]) -> None:
-        """Into the dict."""
+        """Take unchanged rows of a snapshot, which complete these key groups."""
         self._take(rows)
         self.missing.difference_update(complete)
         for group in complete:
             self._gone.pop(group, None)
 
     def close(self) -> None:
-        """Nothing is held but memory."""
+        """Release what is held, and keep what outlives the process. Idempotent."""
