@@ -10,16 +10,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from statelog.operate.kafka_needs import Need
+from statelog.schemas.topic_policy import TopicRole, topic_config
+from statelog.storage.kafka import TopicSpec
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.config import client_config
 from tests.support.canary import CANARY, canary_in, files_with_canary
 from tests.support.rigs.shell import write_lines
 from tests.support.services.s3_faulty import FaultyS3, Told, faulty_s3
 from tests.support.services.secure_broker import (
+    Right,
     SecureBroker,
     publishing,
     reading,
@@ -31,6 +39,14 @@ from tests.support.services.secure_broker import (
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 
 _LOG, _LEDGER, _OTHER, _ROOT = "by-commands", "by-commands.ledger", "other", "s3://bucket/logs"
+_GIVEN, _USING = "given", ("DELETE", "READ", "WRITE", "DESCRIBE_CONFIGS")
+
+
+def _doctoring(*operations: str) -> list[Right]:
+    """Rights on the topics that a doctor makes."""
+    return [right._replace(is_prefix=True) for right in topic("statelog-doctor-", *operations)]
+
+
 _PATIENCE_MS = "280000"
 """The request time-out of every command here: one that ends long before it did not run into it."""
 _AT_ONCE_S = 150.0
@@ -42,6 +58,8 @@ _ROLES = {
     "writer": writing(_LOG),
     "materializer": [*rolling_up(_LOG), *publishing(_LOG)],
     "reader": reading(_LOG),
+    "doctor": _doctoring("CREATE", *_USING),
+    "tenant": [*topic(_GIVEN, *_USING), *topic(f"{_GIVEN}.ledger", *_USING)],
 }
 
 
@@ -174,6 +192,56 @@ def test_a_missing_right_ends_a_command_with_2(
     assert ended.code == 2, ended.printed
     assert missing in ended.printed
     assert f"topic {on}" in ended.printed
+
+
+def _topics(place: Place) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": place.broker.plain}).list_topics(timeout=60).topics)
+
+
+def _give_topics(place: Place) -> None:
+    """An administrator makes the tenant's topics anew, as a log needs them."""
+    with closing(ConfluentKafka(client_config({"bootstrap.servers": place.broker.plain}))) as kafka:
+        for name, role in ((_GIVEN, TopicRole.DATA), (f"{_GIVEN}.ledger", TopicRole.LEDGER)):
+            kafka.delete_topic(name)
+            kafka.create_topic(TopicSpec(name=name, partitions=1, replication_factor=1, config=topic_config(role, 1)))
+
+
+def test_a_doctor_has_the_rights_that_it_needs(place: Place) -> None:
+    """Those that docs/kafka.md lists are enough, and no topic stays. Without one of them, that one is named."""
+    before = _topics(place)
+    found = json.loads(place.done("doctor", "doctor", "--kafka", "--json").splitlines()[-1])
+    assert found["worst"] == "note"
+    assert [one["name"] for one in found["findings"] if one["severity"] != "ok"] == [Need.REPLICAS.value]
+    assert _topics(place) == before
+
+    place.broker.grant("doctor", _doctoring("CREATE", "READ", "WRITE", "DESCRIBE_CONFIGS"))
+    printed = place.done("doctor", "doctor", "--kafka")
+    left = _topics(place) - before
+    assert len(left) == 2
+    assert all(f"warning: topic {name} is still there, delete it" in printed for name in left)
+    assert "Grant DELETE on both topics" in printed
+    with closing(ConfluentKafka(client_config({"bootstrap.servers": place.broker.plain}))) as kafka:
+        for name in left:
+            kafka.delete_topic(name)
+
+
+def test_who_may_not_create_topics_is_given_some(place: Place) -> None:
+    """A doctor says so, and takes those that are named; then a log is made on such topics, too."""
+    ended = place.run(place.settings("tenant"), "doctor", "--kafka")
+    assert ended.code == 2, ended.printed
+    assert "takes CREATE" in ended.printed
+    assert "--topics NAME" in ended.printed
+    assert "still there" not in ended.printed
+
+    _give_topics(place)
+    place.done("tenant", "doctor", "--kafka", "--topics", _GIVEN)
+    ended = place.run(place.settings("tenant"), "init", _GIVEN, "--partitions", 1)
+    assert (ended.code, "not an empty one" in ended.printed) == (3, True), ended.printed
+
+    _give_topics(place)
+    place.done("tenant", "init", _GIVEN, "--partitions", 1)
+    place.done("tenant", "append", _GIVEN, _rows(place.directory, 3))
+    place.done("tenant", "materialize", _GIVEN, "--once")
 
 
 def test_no_secret_is_in_what_commands_print_or_write(place: Place) -> None:
