@@ -19,6 +19,8 @@ def show_bytes(number: float) -> str:
 
 def show_duration(seconds: float) -> str:
     """A duration with as much precision as a person wants."""
+    if 0 < seconds < 0.01:
+        return f"{seconds * 1000:.2g} ms"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 120:

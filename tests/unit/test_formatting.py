@@ -7,4 +7,5 @@ def test_quantities_are_shown_for_people() -> None:
     """Sizes and durations are shown in the unit that suits them, counts with commas."""
     assert [show_bytes(size) for size in (5, 2048, 3 << 30)] == ["5 B", "2.0 KiB", "3.0 GiB"]
     assert show_count(1234567.2) == "1,234,567"
+    assert [show_duration(one) for one in (0.0, 0.00043, 0.0042)] == ["0 ms", "0.43 ms", "4.2 ms"]
     assert [show_duration(one) for one in (0.0123, 61.04, 125, 7260)] == ["12 ms", "61.0 s", "2 min 5 s", "2 h 1 min"]

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import FrameType
 
 import click
 
@@ -72,17 +73,27 @@ def command(session: Session, named: str | None) -> None:
 
 @contextmanager
 def _removed(topics: ThrowAwayTopics, session: Session) -> Generator[None]:
-    """Remove the topics at the end, after Ctrl-C and SIGTERM, too; while that lasts, these are not heard."""
-    earlier = signal.signal(signal.SIGTERM, signal.default_int_handler), signal.getsignal(signal.SIGINT)
-    numbers = signal.SIGTERM, signal.SIGINT
+    """Remove the topics at the end, after Ctrl-C and SIGTERM, too: from the first of these on no other is heard."""
+    earlier = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def be_deaf() -> None:
+        for number in earlier:
+            signal.signal(number, signal.SIG_IGN)
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        be_deaf()
+        act = earlier[signal.SIGINT]
+        (act if callable(act) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    for number in earlier:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
+        be_deaf()
         for topic, error in topics.remove().items():
             session.output.warning(f"topic {topic} is still there, delete it: {error.message}")
-        for number, handler in zip(numbers, earlier, strict=True):
+        for number, handler in earlier.items():
             signal.signal(number, handler)
 
 

@@ -1,0 +1,153 @@
+"""How bad an answer is, what follows from it, and what to do: decided without a cluster."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from statelog.errors import (
+    AlreadyExists,
+    BrokerUnavailable,
+    ConfigError,
+    OffsetGone,
+    OutcomeUnknown,
+    StatelogError,
+    UnsafeTopic,
+)
+from statelog.operate.finding import Finding, Severity, severity_of, worst
+from statelog.operate.kafka_needs import KafkaAnswers, Need, Read, Sent, TopicAnswer, findings, times
+from statelog.schemas.topic_policy import TopicRole, Waiver, topic_config
+from statelog.storage.kafka import OffsetRange, TopicDescription
+
+NAMES = {TopicRole.DATA: "t", TopicRole.LEDGER: "t.ledger"}
+TOPICS = tuple(
+    TopicAnswer(
+        role,
+        TopicDescription(
+            name=name,
+            topic_id=name,
+            partitions=1,
+            replication_factor=3,
+            config=topic_config(role, replication_factor=3),
+        ),
+    )
+    for role, name in NAMES.items()
+)
+GOOD = KafkaAnswers(
+    waived=frozenset(),
+    wanted_replicas=3,
+    cluster_id="c",
+    errors={},
+    topics=TOPICS,
+    commits_s=(0.002, 0.001),
+    sent=Sent((0.001, 0.001), (5, 6, 7)),
+    read=Read(0, 0.0),
+    largest_bytes=16 << 20,
+    listed=OffsetRange(0, 8),
+    truncated=(OffsetRange(8, 8), OffsetRange(9, 9)),
+)
+
+
+def judged(need: Need, error: StatelogError | None = None, **changed: Any) -> Finding:
+    """What is found of a need where all is well but for this."""
+    errors = {} if error is None else {need: error}
+    return next(one for one in findings(replace(GOOD, errors=errors, **changed)) if one.name == need)
+
+
+def with_replicas(count: int) -> tuple[TopicAnswer, ...]:
+    """Those topics with so many replicas."""
+    return tuple(topic._replace(found=replace(topic.found, replication_factor=count)) for topic in TOPICS)
+
+
+def test_where_all_is_well() -> None:
+    """Each need has its finding, which tells nobody to do anything."""
+    found = findings(GOOD)
+    assert [one.name for one in found] == list(Need)
+    assert {(one.severity, one.why, one.hint) for one in found} == {(Severity.OK, "", "")}
+
+
+def test_the_worst_is_what_counts() -> None:
+    """In the order of the severities."""
+    found = [Finding(name="x", severity=severity, found="") for severity in Severity]
+    assert [worst(found[:count]) for count in range(1, 6)] == list(Severity)
+    assert worst([]) is Severity.OK
+
+
+@pytest.mark.parametrize(
+    ("error", "severity"),
+    [
+        (ConfigError("x"), Severity.REFUSED),
+        (UnsafeTopic("x"), Severity.REFUSED),
+        (AlreadyExists("x"), Severity.REFUSED),
+        (BrokerUnavailable("x"), Severity.UNAVAILABLE),
+        (OutcomeUnknown("x", reason="_MSG_TIMED_OUT: x"), Severity.UNAVAILABLE),
+        (OutcomeUnknown("x", reason="no delivery report"), Severity.UNAVAILABLE),
+        (OutcomeUnknown("x", reason="MSG_SIZE_TOO_LARGE: x"), Severity.REFUSED),
+        (OffsetGone("x"), Severity.DAMAGED),
+    ],
+    ids=str,
+)
+def test_how_bad_an_error_is(error: StatelogError, severity: Severity) -> None:
+    """What the broker says no to is refused, also where the record's outcome is unknown."""
+    assert severity_of(error) is severity
+    assert judged(Need.LARGEST, error).severity is severity
+
+
+def test_a_right_that_is_missing() -> None:
+    """Without CREATE topics can be given; without DELETE a log can be made, but not by whom rolls it up."""
+    error = ConfigError("x takes CREATE", kafka_error="TOPIC_AUTHORIZATION_FAILED", hint="Grant it")
+    assert "--topics NAME" in judged(Need.TOPICS, error, topics=None).hint
+    found = judged(Need.DELETE_RECORDS, error, truncated=None)
+    assert (found.severity, found.hint.startswith("Grant DELETE")) == (Severity.NOTE, True)
+    lacking = ConfigError("no request", kafka_error="_UNSUPPORTED_FEATURE")
+    assert judged(Need.DELETE_RECORDS, lacking, truncated=None).severity is Severity.REFUSED
+
+
+def test_a_codec_that_is_refused() -> None:
+    """It is told from other reasons why a record is not taken."""
+    error = OutcomeUnknown("x", reason="UNSUPPORTED_COMPRESSION_TYPE: no lz4")
+    found = {one.name: one for one in findings(replace(GOOD, errors={Need.IDEMPOTENCE: error}, sent=None, read=None))}
+    assert found[Need.CODEC].severity is Severity.REFUSED
+    assert "compression.type" in found[Need.CODEC].hint
+    assert [found[need].found for need in (Need.OFFSETS, Need.PLACES, Need.CLOCK)] == ["not asked"] * 3
+
+
+def test_replicas() -> None:
+    """Fewer than asked for: the option that makes topics of one is named, also where all is waived."""
+    found = judged(Need.REPLICAS, topics=with_replicas(1))
+    assert (found.severity, found.hint) == (
+        Severity.REFUSED,
+        "Pass replication_factor=1; Waive it by name: allow_unsafe=replication",
+    )
+    found = judged(Need.REPLICAS, topics=with_replicas(1), waived=frozenset(Waiver))
+    assert (found.severity, found.hint) == (Severity.REFUSED, "Pass replication_factor=1")
+    found = judged(Need.REPLICAS, topics=with_replicas(1), waived=frozenset(Waiver), wanted_replicas=1)
+    assert (found.severity, found.hint) == (Severity.NOTE, "")
+
+
+def test_places_and_ends() -> None:
+    """Records that are elsewhere, an end below what was acknowledged, records that stay."""
+    assert judged(Need.PLACES, read=Read(2, 0.0)).found == "2 of 3 records are not where their acknowledgements say"
+    assert judged(Need.LIST_OFFSETS, listed=OffsetRange(0, 7)).severity is Severity.REFUSED
+    assert judged(Need.DELETE_RECORDS, truncated=(OffsetRange(0, 8),)).found == "8 records are still there"
+
+
+@pytest.mark.parametrize(
+    ("skew_s", "severity", "found"),
+    [
+        (0.4, Severity.OK, "as this machine's"),
+        (90.0, Severity.NOTE, "90.0 s ahead of this machine's clock, or more"),
+        (-7200.0, Severity.NOTE, "2 h 0 min behind this machine's clock, or more"),
+        (None, Severity.NOTE, "records bear no times of the brokers"),
+    ],
+)
+def test_clocks(skew_s: float | None, severity: Severity, found: str) -> None:
+    """A clock that is off is told, and harms nothing."""
+    told = judged(Need.CLOCK, read=Read(0, skew_s))
+    assert (told.severity, told.found) == (severity, found)
+
+
+def test_times() -> None:
+    """The median and the 99th percentile; of nothing there are none."""
+    assert times([float(number) for number in range(200)]) == {"p50_s": 100.0, "p99_s": 198.0}
+    assert times(()) == {}
