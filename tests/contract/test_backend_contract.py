@@ -15,12 +15,12 @@ from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
 from statelog.tables import TableSettings
-from statelog.tables.keys import KeyRule
 from statelog.tables.state.directory import StateDirectory
+from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.rocksdb import RocksdbStore
 from statelog.tables.state.store import DictStore, Store
-from statelog.tables.values import ValueRule
+from statelog.tables.state.values import ValueRule
 
 GROUPS = 16
 IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")

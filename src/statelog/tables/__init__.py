@@ -4,7 +4,7 @@ from statelog.tables.group.context import InputTopic, WorkerHooks
 from statelog.tables.group.worker import Worker, worker
 from statelog.tables.open_table import table
 from statelog.tables.settings import BackendKind, Loading, TableSettings
-from statelog.tables.standby import Standby, standby
+from statelog.tables.standbys.standby import Standby, standby
 from statelog.tables.table import Table
 
 __all__ = [

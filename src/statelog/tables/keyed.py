@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.keys import KeyRule
+from statelog.tables.state.keys import KeyRule
 
 K = TypeVar("K")
 V = TypeVar("V")

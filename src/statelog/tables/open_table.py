@@ -2,9 +2,9 @@
 
     1  open the log                       storage
     2  lock the local directory, if any   state/directory.py
-       compare it with the ledger         state/opening.py: one that proves a loss is kept, and nothing is appended
+       compare it with the ledger         opening.py: one that proves a loss is kept, and nothing is appended
     3  the owner's Open                   producer: fences the former owner, so what is committed is final
-    4  the state at or above that Open    state/opening.py
+    4  the state at or above that Open    opening.py
 
 Invariant: whatever fails on the way, nothing stays open.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 from statelog.storage import LogOptions, Where
 from statelog.storage import open as open_log
+from statelog.tables.opening import StateOpening, Wanted
 from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.setup import Share, TableSetup, check_directory
-from statelog.tables.state.opening import StateOpening, Wanted
+from statelog.tables.state.values import ValueRule
 from statelog.tables.table import Table
-from statelog.tables.values import ValueRule
 
 
 def table(

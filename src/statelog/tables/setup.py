@@ -20,9 +20,9 @@ from statelog.schemas.key_groups import key_groups_of_partition, partition_of
 from statelog.schemas.names import check_name, parse_enum
 from statelog.storage import Log
 from statelog.storage.ledger_client import LedgerBase
-from statelog.tables.keys import KeyRule
 from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.state.directory import StateDirectory
+from statelog.tables.state.keys import KeyRule
 
 _NAME = "table"
 

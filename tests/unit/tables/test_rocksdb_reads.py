@@ -12,11 +12,11 @@ from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.values.schema import OPAQUE
 from statelog.tables import TableSettings
-from statelog.tables.keys import KeyRule
 from statelog.tables.state.directory import StateDirectory
+from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.rocksdb import RocksdbStore
-from statelog.tables.values import ValueRule
+from statelog.tables.state.values import ValueRule
 
 KEYS = 500_000
 GROUP = 3

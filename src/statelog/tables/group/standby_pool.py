@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from statelog.producer.guard import Life
-from statelog.tables.standby import Standby
+from statelog.tables.standbys.standby import Standby
 from statelog.tables.table import Table
 
 _LOG = logging.getLogger("statelog.tables")

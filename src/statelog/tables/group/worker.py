@@ -55,7 +55,7 @@ from statelog.tables.group.schedule import AssignedPartition
 from statelog.tables.group.standby_pool import StandbyPool
 from statelog.tables.open_table import table
 from statelog.tables.settings import BackendKind, TableSettings
-from statelog.tables.standby import Standby, standby
+from statelog.tables.standbys.standby import Standby, standby
 from statelog.tables.table import Table
 
 K = TypeVar("K")

@@ -36,9 +36,9 @@ from statelog.recovery.rocksdb_target import raw_keys, rocksdb_options
 from statelog.schemas.changes.changes import gone_and_live
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.values.avro import avro_values
-from statelog.tables.keys import KeyRule
 from statelog.tables.settings import TableSettings
 from statelog.tables.state.directory import StateDirectory
+from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.record import (
     FAMILY,
     GONE,
@@ -54,7 +54,7 @@ from statelog.tables.state.record import (
     place_from_json,
     place_to_json,
 )
-from statelog.tables.values import ValueRule
+from statelog.tables.state.values import ValueRule
 
 _LOG = logging.getLogger("statelog.tables")
 _BATCH_ROWS = 50_000

@@ -32,12 +32,12 @@ from statelog.environment import GRACE_S, Environment
 from statelog.errors import ClosedError, Damaged, Fenced, NotFound, StorageFull, Unavailable
 from statelog.reading.planner import SnapshotFailed
 from statelog.schemas.snapshot.runs import key_groups_of
-from statelog.tables.keys import KeyRule
 from statelog.tables.state.base import BaseSnapshot
+from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.snapshot import RemoteSnapshot, sortable
 from statelog.tables.state.store import Store
-from statelog.tables.values import ValueRule
+from statelog.tables.state.values import ValueRule
 
 _ROWS = 8192
 """As many rows are taken at once: a commit waits for no more."""

@@ -30,9 +30,9 @@ import pyarrow.compute as pc
 
 from statelog.recovery import Recovery
 from statelog.schemas.changes.changes import DELETE, gone_and_live
-from statelog.tables.keys import KeyRule
+from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.record import NOTHING, Missing, StatePlace, TableRecord
-from statelog.tables.values import ValueRule
+from statelog.tables.state.values import ValueRule
 
 if TYPE_CHECKING:
     from statelog.tables.state.rocksdb import RocksdbStore

@@ -20,7 +20,7 @@ import pyarrow as pa
 from statelog.errors import InvalidChange, KeyGroupMismatch, Misuse
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes, ranges_text
-from statelog.tables.values import NoClass
+from statelog.tables.state.values import NoClass
 
 _LAST_CHARACTER = "\U0010ffff"
 _SURROGATES = range(0xD800, 0xE000)

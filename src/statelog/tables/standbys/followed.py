@@ -18,7 +18,7 @@ from typing import Any
 from statelog.errors import ClosedError, Misuse, NestedCall, StatelogError, TooOld
 from statelog.producer.guard import Life
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.state.opening import OpenReport
+from statelog.tables.opening import OpenReport
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
 

@@ -46,7 +46,7 @@ from statelog.tables.state.record import Missing, StatePlace, TableRecord, diffe
 from statelog.tables.state.snapshot import SnapshotAccess
 from statelog.tables.state.state import State
 from statelog.tables.state.store import DictStore, Store
-from statelog.tables.values import ValueRule
+from statelog.tables.state.values import ValueRule
 
 if TYPE_CHECKING:
     from statelog.tables.state.rocksdb import RocksdbStore

@@ -32,11 +32,11 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.storage import Where
 from statelog.storage import open as open_log
 from statelog.storage.local.own_directory import OwnProcess
-from statelog.tables.follower import Follower
 from statelog.tables.keyed import Keyed
+from statelog.tables.opening import OpenReport
 from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.setup import Share, TableSetup, check_directory
-from statelog.tables.state.opening import OpenReport
+from statelog.tables.standbys.follower import Follower
 from statelog.tables.state.state import State
 from statelog.tables.table import Table
 

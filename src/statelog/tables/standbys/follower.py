@@ -44,12 +44,12 @@ from statelog.reading.hold import planned_anew
 from statelog.recovery import recover
 from statelog.recovery.commit_feed import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
-from statelog.tables.followed import FollowedState, StateView
+from statelog.tables.opening import OpenReport, StateOpening, Wanted
 from statelog.tables.setup import TableSetup
-from statelog.tables.state.opening import OpenReport, StateOpening, Wanted
+from statelog.tables.standbys.followed import FollowedState, StateView
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
-from statelog.tables.values import ValueRule
+from statelog.tables.state.values import ValueRule
 
 _LOG = logging.getLogger("statelog.tables")
 
