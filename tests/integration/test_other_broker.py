@@ -3,7 +3,8 @@ recovered on it, and fences writers.
 
 What it does otherwise: it refuses to delete records below its log start, where Apache's broker does nothing; it takes
 batches of leader epoch -1 only (the program beside the services sets it); it answers a fetch with nothing to
-give by a null, which librdkafka logs as an error and asks again.
+give by a null, which librdkafka logs as an error and asks again; and it takes message.timestamp.type=LogAppendTime, but
+its records bear the times of who sends.
 """
 
 from collections.abc import Iterator
@@ -12,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import admin
 
 import statelog
 from statelog.errors import Fenced
 from statelog.materializer import CompletedRound, run_round
+from statelog.operate.kafka_needs import Need
 from statelog.producer import Writer
 from statelog.recovery import recover
 from tests.support.rigs.log import LogRig, ports_closed, real_rig, settings_for
+from tests.support.rigs.shell import Shell
 from tests.support.services.emulators import Unobtainable, open_kfake
 
 
@@ -72,6 +76,16 @@ def test_a_second_writer_fences_the_first(rig: LogRig) -> None:
         with pytest.raises(Fenced):
             first.confirm(handle)
         assert recover(log).to_dict() == {b"k": b"second"}
+
+
+def test_a_doctor_is_content(kfake: str, tmp_path: Path) -> None:
+    """It asks everything there, finds what is waived, and whose times records bear, and leaves no topic."""
+    shell = Shell(kfake, tmp_path / "root", "unused")
+    found = {one["name"]: one for one in shell.json("doctor", "--kafka")["findings"]}
+    notes = {name: one["severity"] for name, one in found.items() if one["severity"] != "ok"}
+    assert notes == {Need.REPLICAS: "note", Need.CLOCK: "note"}
+    topics = admin.AdminClient({"bootstrap.servers": kfake}).list_topics(timeout=60).topics
+    assert [name for name in topics if name.startswith("statelog-doctor-")] == []
 
 
 @pytest.mark.parametrize("backend", ["dict", "rocksdb"])
