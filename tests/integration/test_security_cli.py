@@ -255,6 +255,7 @@ def test_no_secret_is_in_what_commands_print_or_write(place: Place) -> None:
     file.write_text(f"[kafka]\n{kafka}[storage]\n{storage}", "utf-8")
     file.chmod(0o600)
     assert "k0" in place.run({}, "recover", _LOG, "--config", file).printed
+    _read_secrets_of_files(place)
     place.done("writer", "append", _LOG, _rows(place.directory, 5))
     place.done("materializer", "materialize", _LOG, "--once")
     _roll_up_as_a_daemon(place)
@@ -274,6 +275,25 @@ def test_no_secret_is_in_what_commands_print_or_write(place: Place) -> None:
     assert files_with_canary(place.directory) == []
     assert not canary_in(b"\n".join(data for data, _ in place.s3.objects.values()))
     assert not canary_in(place.broker.log_path.read_bytes())
+
+
+def _read_secrets_of_files(place: Place) -> None:
+    """As an orchestrator mounts them, with a line end behind; then without them, and with a wrong one."""
+    settings = place.settings("reader")
+    for name in ("STATELOG_KAFKA__SASL_PASSWORD", "STATELOG_STORAGE__SECRET"):
+        mounted = place.directory.parent / f"mounted-{name.lower()}"
+        mounted.write_text(f"{settings.pop(name)}\n", "utf-8")
+        settings[f"{name}_FILE"] = str(mounted)
+    assert "k0" in place.run(settings, "recover", _LOG).printed
+    wrong = place.directory.parent / "mounted-wrong"
+    wrong.write_text(f"{CANARY}wrong", "utf-8")
+    for name, file, told in (
+        ("STATELOG_KAFKA__SASL_PASSWORD_FILE", wrong, "Authentication failed"),
+        ("STATELOG_KAFKA__SASL_PASSWORD_FILE", "/run/missing", "file=/run/missing"),
+        ("STATELOG_STORAGE__SECRET_FILE", "/run/missing", "file=/run/missing"),
+    ):
+        ended = place.run({**settings, name: str(file)}, "describe", _LOG)
+        assert (ended.code, told in ended.printed) == (2, True), ended.printed
 
 
 def _roll_up_as_a_daemon(place: Place) -> None:

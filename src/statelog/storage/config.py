@@ -24,7 +24,10 @@ from typing import TypeVar, cast
 from statelog.errors import ConfigError, NotFound
 from statelog.storage.config_keys import FREE_TABLES, KEYS, MATERIALIZER, Key, setting_text
 from statelog.storage.kafka.config import TOKEN, client_config, is_secret_setting
+from statelog.storage.kafka.config import secret_of as setting_of
+from statelog.storage.secret_files import merge_secrets
 from statelog.storage.store.url import is_secret_option, mask_options, mask_url, option_value
+from statelog.storage.store.url import secret_of as option_of
 
 DEFAULT_REPLICATION_FACTOR = 3
 _PREFIX = "STATELOG_"
@@ -162,8 +165,9 @@ def merge(layers: Iterable[Layer]) -> Config:
     for layer in layers:
         address = layer.kafka.get(_SERVERS)
         values.update(layer.values if address is None else {**layer.values, "bootstrap": address})
-        kafka.update({name: value for name, value in layer.kafka.items() if name != _SERVERS})
-        storage.update(layer.storage)
+        others = {name: value for name, value in layer.kafka.items() if name != _SERVERS}
+        kafka = merge_secrets(kafka, others, setting_of)
+        storage = merge_secrets(storage, layer.storage, option_of)
         origins.append(layer.origin)
     prefix = f"{MATERIALIZER}."
     return Config(
@@ -346,16 +350,22 @@ def check_owner(path: str, owner: int, mode: int, user: int) -> None:
 
 def check_found_file(file: Layer, stronger: Sequence[Layer]) -> None:
     """Raise ConfigError if secrets of `stronger` layers would go where `file` says, or if it names code to run."""
-    if TOKEN in _left(file.kafka, [layer.kafka for layer in stronger]):
+    kafka = _left(file.kafka, [layer.kafka for layer in stronger])
+    storage = _left(file.storage, [layer.storage for layer in stronger])
+    if TOKEN in kafka:
         raise _refused(f"its kafka.{TOKEN} names code that would run", file.origin)
+    read = [f"kafka.{name}" for name in kafka if name.endswith(".file")]
+    read += [f"storage.{name}" for name in storage if option_of(name)]
+    if read:
+        raise _refused(f"its {read[0]} names a file, and what is in it would be sent", file.origin)
     sent = [name for layer in stronger for name in layer.kafka if is_secret_setting(name)]
-    places = _left(file.kafka, [layer.kafka for layer in stronger])
+    places = [*kafka]
     if "bootstrap" in file.values and not any(_names_brokers(layer) for layer in stronger):
         places.append("bootstrap")
     if sent and places:
         raise _received(places, f"kafka.{sent[0]}", file.origin)
     sent = [name for layer in stronger for name in layer.storage if is_secret_option(name)]
-    places = _left(file.storage, [layer.storage for layer in stronger])
+    places = [*storage]
     if "root" in file.values and not any("root" in layer.values for layer in stronger):
         places.append("root")
     if sent and places:

@@ -1,8 +1,9 @@
 """The settings of the Kafka client: the user's for the connection, and those that statelog owns.
 
-This module owns `ClientConfig` and the full librdkafka settings of each kind of client. It is pure: it opens
-nothing and reads no file or environment. Invariants: no user setting can weaken a guarantee of the log, run code
-in this process or turn off transport security, and no secret is ever part of a repr, a message or a fact.
+This module owns `ClientConfig` and the full librdkafka settings of each kind of client. It opens nothing, and reads no
+environment, and no file but one that a setting says a secret is in. Invariants: no user setting can weaken a guarantee
+of the log, run code in this process unless it names a function for tokens, or turn off transport security, and no
+secret is ever part of a repr, a message or a fact.
 
 Settings pass through by librdkafka's own names. What is refused is refused by name, with the reason. A name that
 librdkafka itself does not know is found when the first client is made, and becomes the same ConfigError there.
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from statelog.errors import ConfigError
 from statelog.storage.kafka.token import TokenFunction, name_of, token_by_name
+from statelog.storage.secret_files import check_secrets, read_secrets
 
 MAX_MESSAGE_BYTES = 16 << 20
 """The largest record that a client sends, framing included; topics allow the same."""
@@ -73,6 +75,13 @@ _OWNED = {
 _SHELL_SAFE = re.compile(r"[A-Za-z0-9._/@:+-]*")
 _EXPANDED = frozenset({"sasl.kerberos.principal", "sasl.kerberos.keytab"})
 """Settings that the client puts into a shell command."""
+_IN_FILES = frozenset({
+    "sasl.username", "sasl.password", "ssl.key.password", "ssl.key.pem", "ssl.certificate.pem", "ssl.keystore.password",
+    "sasl.oauthbearer.client.id", "sasl.oauthbearer.client.secret", "sasl.oauthbearer.config",
+    "sasl.oauthbearer.client.credentials.client.id", "sasl.oauthbearer.client.credentials.client.secret",
+    "sasl.oauthbearer.assertion.private.key.pem", "sasl.oauthbearer.assertion.private.key.passphrase",
+})  # fmt: skip
+"""Settings that a file may hold, whatever it says: no rule looks at their values."""
 _CALLBACK = re.compile(r"(^|[._])(cb|callback)$|^(on_|logger$|opaque$)")
 
 _BOTH = {
@@ -170,10 +179,18 @@ class ClientConfig:
 
     def redact(self, text: str) -> str:
         """`text`, such as a client's message, without any secret value of these settings and URL credentials."""
-        for name, value in self.settings.items():
+        try:
+            settings = self.opened()
+        except ConfigError:  # What cannot be read now, no client was given.
+            settings = self.settings
+        for name, value in settings.items():
             if _SECRET_NAME.search(name) and value:
                 text = text.replace(value, _MASK)
         return mask_text(text)
+
+    def opened(self) -> Mapping[str, str]:
+        """The settings with the secrets that are in files. Raises ConfigError for a file that has none."""
+        return read_secrets(self.settings, secret_of)
 
     @property
     def request_timeout_s(self) -> float:
@@ -223,6 +240,7 @@ def _validated(settings: Mapping[str, str]) -> ClientConfig:
         raise _refused("metadata.broker.list", "its other name, bootstrap.servers, is the only one that is read")
     for name, value in settings.items():
         _check_setting(name, value)
+    check_secrets(settings, secret_of)
     return ClientConfig(bootstrap_servers=mask_text(servers.strip()), settings=dict(settings))
 
 
@@ -284,6 +302,15 @@ def admin_properties(config: ClientConfig) -> dict[str, str]:
     return _merged(config, _ADMIN, without=(*_PRODUCER_TUNING, *_CONSUMER_TUNING))
 
 
+def secret_of(name: str) -> str:
+    """The setting whose value is in the file that a setting of this name says: `sasl.password` of `sasl.password.file`.
+
+    Empty if it says none.
+    """
+    secret = name.removesuffix(".file")
+    return secret if secret != name and secret in _IN_FILES else ""
+
+
 def is_secret_setting(name: str) -> bool:
     """Whether a setting of this name may hold a secret."""
     return _SECRET_NAME.search(name) is not None
@@ -301,7 +328,7 @@ def _merged(config: ClientConfig, own: Mapping[str, str], *, without: tuple[str,
 
 
 def _masked_value(name: str, value: str) -> str:
-    return _MASK if _SECRET_NAME.search(name) else mask_text(value)
+    return _MASK if _SECRET_NAME.search(name) and not secret_of(name) else mask_text(value)
 
 
 def _check_setting(name: object, value: object) -> None:

@@ -27,10 +27,11 @@ from confluent_kafka import Message, TopicPartition
 from statelog.environment import Clock
 from statelog.errors import BrokerUnavailable, ConfigError, Fact, Fenced, NotFound
 from statelog.storage.kafka import Kafka
-from statelog.storage.kafka.config import ClientConfig, check_kafka, client_config, member_properties
+from statelog.storage.kafka.config import ClientConfig, check_kafka, client_config, member_properties, secret_of
 from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, client_error
 from statelog.storage.kafka.native import ProcessGuard, kafka_error, make_client, native
 from statelog.storage.kafka.token import TokenFunction
+from statelog.storage.secret_files import merge_secrets
 
 
 class GroupListener(Protocol):
@@ -184,7 +185,8 @@ def group_settings(
         group.setdefault(_STRATEGY, _DEFAULT_STRATEGY)
     others = {name: value for name, value in given.items() if name not in group and name not in _OFF}
     is_other = "bootstrap.servers" in given
-    config = client_config(others) if is_other else client_config({**connection, **others}, token)
+    merged = merge_secrets(connection, others, secret_of)
+    config = client_config(others) if is_other else client_config(merged, token)
     return GroupSettings(config=config, properties={**member_properties(config), **group})
 
 

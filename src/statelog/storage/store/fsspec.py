@@ -23,6 +23,7 @@ from fsspec.spec import AbstractFileSystem
 
 from statelog.errors import AlreadyExists, ConfigError, NotFound, StoreUnavailable
 from statelog.storage.kafka.config import mask_text
+from statelog.storage.secret_files import read_secrets
 from statelog.storage.store import FileInfo, Store
 from statelog.storage.store.errors import GuardedReader, Repeats, guarded, is_conflict, is_missing, is_taken
 from statelog.storage.store.local import LocalStore, make_private
@@ -34,6 +35,7 @@ from statelog.storage.store.url import (
     mask_options,
     parse_directory_mode,
     parse_root,
+    secret_of,
     temporary_name,
 )
 
@@ -213,12 +215,13 @@ class FsspecStore(Store):
         return made
 
     def _open_url(self) -> tuple[AbstractFileSystem, str]:
+        options = client_options(self._root.protocol, read_secrets(self._options, secret_of))
         try:
             if self._root.protocol == "webhdfs":
-                return _open_webhdfs(self._url, client_options("webhdfs", self._options))
+                return _open_webhdfs(self._url, options)
             if self._root.protocol == "gs":
-                return _open_gcs(self._url, client_options("gs", self._options))
-            fs, base = fsspec.url_to_fs(self._url, **client_options(self._root.protocol, self._options))
+                return _open_gcs(self._url, options)
+            fs, base = fsspec.url_to_fs(self._url, **options)
             if self._root.protocol == "s3":
                 cast(
                     "Any", fs

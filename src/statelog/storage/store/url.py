@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from statelog.errors import ConfigError, InvalidName
 from statelog.schemas.names import check_name
+from statelog.storage.secret_files import check_secrets
 
 PROTOCOLS = ("file", "s3", "gs", "webhdfs", "abfs", "memory")
 DIRECTORY_MODE = "directory_mode"
@@ -159,6 +160,7 @@ def is_temporary(path: str) -> bool:
 
 def check_options(root: RootUrl, options: Mapping[str, object]) -> None:
     """Refuse storage options that would break the port's promises, or that the protocol cannot take (ConfigError)."""
+    check_secrets(options, secret_of)
     own = sorted(_OWN_OPTIONS & options.keys())
     if own:
         raise ConfigError(f"Storage options {own} are set by statelog itself", hint="Leave them out")
@@ -215,8 +217,14 @@ def is_secret_option(name: str) -> bool:
     return _SECRET_OPTION.search(name) is not None
 
 
+def secret_of(name: str) -> str:
+    """The option whose value is in the file that an option of this name says: `secret` of `secret_file`; else empty."""
+    secret = name.removesuffix("_file")
+    return secret if secret != name and is_secret_option(secret) else ""
+
+
 def _masked(name: str, value: object) -> object:
-    if is_secret_option(name):
+    if is_secret_option(name) and not secret_of(name):
         return "***"
     if isinstance(value, Mapping):
         nested = cast("Mapping[object, object]", value)
