@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := test,dev,spark,s3,gcs,azure,demo,check
+EXTRAS := test,dev,spark,s3,gcs,azure,msk,demo,check
 # Options for pytest: make test ARGS='-k fold'.
 ARGS ?=
 # Processes of `make test`: half of the time a test waits for a broker or for Spark, so that three keep two cores busy; the long ones

@@ -295,6 +295,37 @@ def test_tls_where_the_broker_speaks_none(place: Place) -> None:
         Log.open(_LOG, Where(kafka, place.root, allow_unsafe=UNSAFE))
 
 
+_IAM = {
+    "READ": "ReadData", "WRITE": "WriteData", "DELETE": "DeleteTopic", "CREATE": "CreateTopic",
+    "DESCRIBE": "DescribeTopic", "DESCRIBE_CONFIGS": "DescribeTopicDynamicConfiguration",
+}  # fmt: skip
+"""The actions that AWS calls equal to Kafka's rights on a topic."""
+
+
+def test_the_page_lists_the_same_rights_in_awss_words() -> None:
+    """What Kafka includes in another right IAM wants by name; and who writes needs one on the cluster, too."""
+    page = Path("docs/security.md").read_text(encoding="utf-8")
+    page = page.partition("## Rights under IAM on Amazon MSK")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")]
+    listed = {row[0]: row[1:] for row in rows}
+    made = [*MAKING, *DELETING]
+    for name, rights, topics in (
+        ("writer, coordinator, Spark writing", ROLES["writer"][1], (_LOG, LEDGER)),
+        ("materializer", ROLES["materializer"][1], (_LOG, LEDGER)),
+        ("recovery, follower, Spark reading, `describe`, `evolve`", ROLES["reader"][1], (_LOG, LEDGER)),
+        ("`recover(barrier=True)`, `accept-loss`", ROLES["barrier"][1], (_LOG, LEDGER)),
+        ("`init` and `delete`", made, (MADE, MADE_LEDGER)),
+    ):
+        seen: set[str] = set()
+        for at, on in enumerate(topics):
+            actions = {_IAM[right.operation.name] for right in rights if right.name == on} | {"DescribeTopic"}
+            cell = listed[name][at]
+            seen = set(re.findall(r"`(\w+)`", cell)) | (seen if "the same" in cell or "these" in cell else set[str]())
+            assert seen == actions, (name, on)
+        writes = any(right.operation.name == "WRITE" for right in rights)
+        assert ("WriteDataIdempotently" in listed[name][3]) == writes, name
+
+
 def test_the_page_lists_these_rights() -> None:
     """docs/security.md says what is tested here."""
     page = Path("docs/security.md").read_text(encoding="utf-8")

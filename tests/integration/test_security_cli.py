@@ -289,8 +289,8 @@ def _read_secrets_of_files(place: Place) -> None:
     wrong.write_text(f"{CANARY}wrong", "utf-8")
     for name, file, told in (
         ("STATELOG_KAFKA__SASL_PASSWORD_FILE", wrong, "Authentication failed"),
-        ("STATELOG_KAFKA__SASL_PASSWORD_FILE", "/run/missing", "file=/run/missing"),
-        ("STATELOG_STORAGE__SECRET_FILE", "/run/missing", "file=/run/missing"),
+        ("STATELOG_KAFKA__SASL_PASSWORD_FILE", "/run/missing", "file: /run/missing"),
+        ("STATELOG_STORAGE__SECRET_FILE", "/run/missing", "file: /run/missing"),
     ):
         ended = place.run({**settings, name: str(file)}, "describe", _LOG)
         assert (ended.code, told in ended.printed) == (2, True), ended.printed

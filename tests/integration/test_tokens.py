@@ -226,6 +226,19 @@ def test_azures_metadata_service_by_settings_alone(place: Place) -> None:
     assert ("/imds", {"api-version": "1", "client_id": _USER}) in place.server.asked
 
 
+def test_awss_token_service_by_settings_alone(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of AWS STS, as Confluent Cloud takes it: the service is asked as AWS's is, at an address of the test."""
+    pytest.importorskip("boto3", reason="tokens of AWS STS are not tested in this run: boto3 is not installed")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, f"{CANARY}aws")
+    aws = {"method": "oidc", "metadata_authentication_type": "aws_iam"}
+    aws["config"] = f"region=eu-central-1,audience=kafka,sts_endpoint={place.server.url}"
+    where = place.where(None, **{f"sasl_oauthbearer_{name}": value for name, value in aws.items()})
+    _append(where, "aws")
+    assert _state(where)["aws"] == b"1"
+    assert "GetWebIdentityToken" in {form.get("Action") for _, form in place.server.asked}
+
+
 # ---- by commands
 
 

@@ -17,6 +17,10 @@ _ELSEWHERE = {"statelog.toml", "./statelog.toml", "leases/", "runs/", "manifests
 """Mentioned files that are the user's, or a log's."""
 _WORD = re.compile(r"\b(?!Test)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b")
 _FOREIGN = {"CreateTime", "DeleteRecords", "DescribeConfigs", "ListOffsets", "PySpark", "StateStores", "WarpStream"}
+_FOREIGN |= {  # IAM's actions on Amazon MSK
+    "AlterGroup", "CreateTopic", "DeleteTopic", "DescribeGroup", "DescribeTopic", "DescribeTopicDynamicConfiguration",
+    "ReadData", "WriteData", "WriteDataIdempotently",
+}  # fmt: skip
 _BARE = {path.name for folder in (ROOT / "tests", SOURCE / "schemas" / "avsc") for path in folder.rglob("*.*")}
 
 each_document = pytest.mark.parametrize("document", documents(), ids=lambda path: str(path.relative_to(ROOT)))

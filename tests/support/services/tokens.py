@@ -98,7 +98,7 @@ class TokenServer:
         return 200, "application/json", json.dumps(given)
 
     def _web_identity(self) -> tuple[int, str, str]:
-        token, expires_s = self.issuer.token("aws", self.lifetime_s)
+        token, expires_s = self.issuer.token("robot", self.lifetime_s)
         expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires_s))
         space = "https://sts.amazonaws.com/doc/2011-06-15/"
         text = (

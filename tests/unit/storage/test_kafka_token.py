@@ -180,7 +180,7 @@ def test_the_first_token_is_asked_for_before_there_is_a_client() -> None:
 
     def counted() -> tuple[str, float]:
         asked.append(len(asked))
-        return f"t{len(asked)}", time.time() + 60
+        return f"t{len(asked)}", time.time() + 3600
 
     source = _source(counted)
     assert asked == [0]
@@ -190,9 +190,9 @@ def test_the_first_token_is_asked_for_before_there_is_a_client() -> None:
 @pytest.mark.parametrize(
     "token",
     [
-        ("t", time.time() + 60),
-        ("t", int(time.time()) + 60, "me"),
-        ("t", time.time() + 60, "me", {"logicalCluster": "lkc-1"}),
+        ("t", time.time() + 3600),
+        ("t", int(time.time()) + 3600, "me"),
+        ("t", time.time() + 3600, "me", {"logicalCluster": "lkc-1"}),
     ],
 )
 def test_what_confluent_kafka_takes_is_taken(token: Any) -> None:
@@ -204,18 +204,18 @@ NO_TOKENS: list[tuple[Any, str]] = [
     (CANARY, "str, and no such tuple"),
     (None, "NoneType, and no such tuple"),
     ((CANARY,), "tuple, and no such tuple"),
-    ([CANARY, time.time() + 60], "list, and no such tuple"),
+    ([CANARY, time.time() + 3600], "list, and no such tuple"),
     ((CANARY, "soon"), "no such tuple"),
-    (("", time.time() + 60), "an empty token"),
-    ((f"{CANARY}\0", time.time() + 60), "characters that none has"),
+    (("", time.time() + 3600), "an empty token"),
+    ((f"{CANARY}\0", time.time() + 3600), "characters that none has"),
     ((CANARY, time.time() - 1), "has expired"),
-    ((CANARY, (time.time() + 900) * 1000), "milliseconds"),
+    ((CANARY, (time.time() + 3600) * 1000), "milliseconds"),
     ((CANARY, float("nan")), "a token that"),
-    ((CANARY, time.time() + 60, None), "a principal"),
-    ((CANARY, time.time() + 60, "me", {"auth": "x"}), "extensions that Kafka does not take"),
-    ((CANARY, time.time() + 60, "me", {"a-b": "x"}), "extensions that Kafka does not take"),
-    ((CANARY, time.time() + 60, "me", {"a": 1}), "extensions that Kafka does not take"),
-    ((CANARY, time.time() + 60, "me", {}, "more"), "extensions that Kafka does not take"),
+    ((CANARY, time.time() + 3600, None), "a principal"),
+    ((CANARY, time.time() + 3600, "me", {"auth": "x"}), "extensions that Kafka does not take"),
+    ((CANARY, time.time() + 3600, "me", {"a-b": "x"}), "extensions that Kafka does not take"),
+    ((CANARY, time.time() + 3600, "me", {"a": 1}), "extensions that Kafka does not take"),
+    ((CANARY, time.time() + 3600, "me", {}, "more"), "extensions that Kafka does not take"),
 ]
 
 
@@ -252,7 +252,7 @@ def test_an_error_of_ours_comes_out_as_it_is() -> None:
 
 def test_a_later_failure_is_told_and_the_client_asks_again(caplog: pytest.LogCaptureFixture) -> None:
     """It is the client's last error, before the one that says only that something was raised; and a line in the log."""
-    answers: list[Any] = [("t", time.time() + 60), OSError("issuer away"), ("t2", time.time() + 60)]
+    answers: list[Any] = [("t", time.time() + 3600), OSError("issuer away"), ("t2", time.time() + 60)]
 
     def one() -> Any:
         answer = answers.pop(0)
