@@ -7,7 +7,7 @@ for every log; here it is only sorted by needs.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from statelog.errors import Fact, StatelogError
 from statelog.formatting import show_bytes, show_duration
@@ -16,48 +16,44 @@ from statelog.schemas.topic_policy import EARLY, TopicRole, Waiver, objections
 from statelog.storage.kafka import OffsetRange, TopicDescription
 
 _ODD_CLOCK_S = 1.0
+_SERVICE = "Ask the service: docs/kafka.md lists what a log needs"
 
 
 class Need(StrEnum):
-    """What is asked of a cluster, in the order in which it is shown."""
+    """What is asked of a cluster, by its name in `docs/kafka.md`; `why` says what follows where it is missing."""
 
-    TOPICS = "the right to create topics"
-    CLUSTER_ID = "the cluster's id"
-    DESCRIBE = "DescribeConfigs"
-    TOPIC_IDS = "topic ids"
-    KEPT = "retention.ms=-1, retention.bytes=-1, cleanup.policy=delete"
-    REPLICAS = "three replicas, two of them in sync"
-    SPARE = "settings that are only good to have"
-    IDEMPOTENCE = "idempotent production"
-    CODEC = "LZ4"
-    OFFSETS = "the offset in every answer to a produce"
-    PLACES = "acknowledgement of a record that has its place in the log"
-    LARGEST = "records of 1 MiB; up to 16 MiB are used"
-    LIST_OFFSETS = "ListOffsets, earliest and latest"
-    DELETE_RECORDS = "DeleteRecords"
-    CLOCK = "times by the brokers' clocks"
-    LOG = "all of it together"
+    why: str
+
+    def __new__(cls, name: str, why: str) -> Self:
+        """A member: its name is its value."""
+        member = str.__new__(cls, name)
+        member._value_, member.why = name, why
+        return member
+
+    TOPICS = "the right to create topics", "Without it a log is made on topics that somebody else made, empty"
+    CLUSTER_ID = "the cluster's id", "It is the log's identity: nothing works without"
+    DESCRIBE = "DescribeConfigs", "Settings are judged: nobody knows whether one that is not told is safe"
+    TOPIC_IDS = "topic ids", "They are the log's identity: topics that were made anew are known by their records only"
+    KEPT = (
+        "retention.ms=-1, retention.bytes=-1, cleanup.policy=delete",
+        "Only the materializer may delete: Kafka would delete, or rewrite, what is committed",
+    )
+    REPLICAS = "three replicas, two of them in sync", "A broker or a disk that dies may take commits along"
+    SPARE = "settings that are only good to have", "Topics are made without them"
+    IDEMPOTENCE = "idempotent production", "There is no writer without: records keep their order, and are there once"
+    CODEC = "LZ4", "Records are packed with it"
+    OFFSETS = "the offset in every answer to a produce", "A commit that has none is of unknown outcome"
+    PLACES = "acknowledgement of a record that has its place in the log", "A commit would list what is not there"
+    LARGEST = "records of 1 MiB; up to 16 MiB are used", "Large changes and commits are refused when they come"
+    LIST_OFFSETS = "ListOffsets, earliest and latest", "It says how far a log reaches: nothing works without"
+    DELETE_RECORDS = "DeleteRecords", "Only the materializer truncates: Kafka would grow for ever"
+    CLOCK = (
+        "times by the brokers' clocks",
+        "The ages of commits, and alarms by age, are off by so much; nothing is decided by them",
+    )
+    LOG = "all of it together", "A log cannot be made here"
 
 
-_WHY: Mapping[Need, str] = {
-    Need.TOPICS: "Without it a log is made on topics that somebody else made, empty",
-    Need.CLUSTER_ID: "It is the log's identity: nothing works without",
-    Need.DESCRIBE: "Settings are judged: nobody knows whether one that is not told is safe",
-    Need.TOPIC_IDS: "They are the log's identity: topics that were made anew are known by their records only",
-    Need.KEPT: "Only the materializer may delete: Kafka would delete, or rewrite, what is committed",
-    Need.REPLICAS: "A broker or a disk that dies could take acknowledged commits along",
-    Need.SPARE: "Topics are made without them",
-    Need.IDEMPOTENCE: "Records have to keep their order, and be there once: there is no writer without",
-    Need.CODEC: "Records are packed with it",
-    Need.OFFSETS: "A commit lists offsets: without one its outcome is unknown, and the writer is opened again",
-    Need.PLACES: "A commit lists offsets: it would list what is not there",
-    Need.LARGEST: "Large changes and commits are refused when they come",
-    Need.LIST_OFFSETS: "It says how far a log reaches: nothing works without",
-    Need.DELETE_RECORDS: "Only the materializer truncates: Kafka would grow for ever",
-    Need.CLOCK: "The ages of commits, and alarms by age, are off by so much; nothing is decided by them",
-    Need.LOG: "A log cannot be made here",
-}
-_UNCLEAR = "Nobody knows before it was asked"
 _SORTED = {
     Waiver.UNKNOWN_SETTINGS: Need.DESCRIBE,
     Waiver.TOPIC_IDS: Need.TOPIC_IDS,
@@ -103,7 +99,7 @@ class KafkaAnswers:
     """All that a cluster answered. None: it was not asked, because of something in `errors`, or that is the answer.
 
     `wanted_replicas` were asked for, and the topics may have fewer; `listed` are the ledger's offsets after all records
-    were sent, `starts` those of both topics after they were truncated to their ends, with the ends.
+    were sent, `truncated` those of all partitions after that was asked for up to their ends.
     """
 
     waived: frozenset[Waiver]
@@ -134,14 +130,13 @@ def findings(answers: KafkaAnswers) -> tuple[Finding, ...]:
 def _finding(need: Need, answers: KafkaAnswers) -> Finding:
     error = answers.errors.get(need)
     verdict = _of_error(need, error) if error else _JUDGES[need](answers)
-    why = _WHY[need]
     if verdict is None:
-        verdict, why = _Verdict(Severity.NOTE, "not asked"), _UNCLEAR
+        return Finding(
+            name=need.value, severity=Severity.NOTE, found="not asked", why="Nobody knows before it is asked"
+        )
     severity, found, hint, facts = verdict
-    return Finding(
-        name=need.value, severity=severity, found=found, facts=facts, hint=hint,
-        why="" if severity is Severity.OK else why,
-    )  # fmt: skip
+    why = "" if severity is Severity.OK else need.why
+    return Finding(name=need.value, severity=severity, found=found, facts=facts, why=why, hint=hint)
 
 
 def _of_error(need: Need, error: StatelogError) -> _Verdict:
@@ -225,15 +220,21 @@ def _of_spare(answers: KafkaAnswers) -> _Verdict | None:
     refused = sorted({
         f"{name} is {topic.found.config.get(name, 'not told')}" for topic in answers.topics for name in topic.refused
     })  # fmt: skip
-    return (
-        _Verdict(Severity.NOTE, f"not taken: {', '.join(refused)}") if refused else _Verdict(Severity.OK, "all taken")
-    )
+    if refused:
+        return _Verdict(Severity.NOTE, f"not taken: {', '.join(refused)}")
+    return _Verdict(Severity.OK, "all taken")
 
 
 def _of_sent(answers: KafkaAnswers) -> _Verdict | None:
-    if answers.sent is None:
-        return None
-    return _Verdict(Severity.OK, f"{len(answers.sent.offsets)} records acknowledged", facts=times(answers.sent[0]))
+    return _timed("records acknowledged", answers.sent.latencies_s) if answers.sent else None
+
+
+def _of_log(answers: KafkaAnswers) -> _Verdict | None:
+    return _timed("commits on a log that was made", answers.commits_s) if answers.commits_s else None
+
+
+def _timed(what: str, latencies_s: Sequence[float]) -> _Verdict:
+    return _Verdict(Severity.OK, f"{len(latencies_s)} {what}", facts=times(latencies_s))
 
 
 def _by_reason(need: Need, reason: str, found: str) -> Callable[[KafkaAnswers], _Verdict | None]:
@@ -277,9 +278,6 @@ def _of_list_offsets(answers: KafkaAnswers) -> _Verdict | None:
     return _Verdict(Severity.OK, f"from {start} to {end}", facts=facts)
 
 
-_SERVICE = "Ask the service: docs/kafka.md lists what a log needs"
-
-
 def _of_delete_records(answers: KafkaAnswers) -> _Verdict | None:
     if answers.truncated is None:
         return None
@@ -301,14 +299,6 @@ def _of_clock(answers: KafkaAnswers) -> _Verdict | None:
     side = "ahead of" if skew_s > 0 else "behind"
     found = f"{show_duration(abs(skew_s))} {side} this machine's clock, or more"
     return _Verdict(Severity.NOTE, found, "Set this machine's clock, or the brokers'", {"skew_s": skew_s})
-
-
-def _of_log(answers: KafkaAnswers) -> _Verdict | None:
-    if answers.commits_s is None:
-        return None
-    return _Verdict(
-        Severity.OK, f"a log was made, and {len(answers.commits_s)} commits", facts=times(answers.commits_s)
-    )
 
 
 def times(latencies_s: Sequence[float]) -> dict[str, Fact]:
