@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import asdict
 from typing import Any, BinaryIO, cast
 
 import click
@@ -47,16 +48,8 @@ def command(session: Session, /, name: str, source: str, writer: str | None, **o
         return rows / max(1e-9, time.monotonic() - started_s)
 
     def report(outcome: str) -> None:
-        facts = {
-            "outcome": outcome,
-            "writer": writer,
-            "rows": done.rows,
-            "rows_before": done.rows_before,
-            "commits": done.commits,
-            "checkpoint": done.checkpoint,
-            "duration_s": time.monotonic() - started_s,
-            "rows_per_s": rate(done.rows),
-        }
+        timed = {"duration_s": time.monotonic() - started_s, "rows_per_s": rate(done.rows)}
+        facts = {"outcome": outcome, "writer": writer, **asdict(done), **timed}
         output.report(Report(f"append by {writer}: {outcome}", facts))
 
     with session.open_log(name) as log:

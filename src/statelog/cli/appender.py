@@ -62,10 +62,8 @@ class ParquetRows:
         self.read_bytes = path.stat().st_size
         with path.open("rb") as file:
             self.digest = hashlib.file_digest(file, "sha256").hexdigest()
-        try:
+        with self._reading():
             self._file = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError) as error:
-            raise self._unreadable(error) from None
 
     @property
     def fraction(self) -> float | None:
@@ -83,14 +81,11 @@ class ParquetRows:
         while groups and skip >= (first := self._file.metadata.row_group(groups[0]).num_rows):
             skip -= first
             groups.pop(0)
-        try:
+        with self._reading():
             for batch in self._file.iter_batches(self._batch_rows, row_groups=groups):
-                behind = batch.slice(min(skip, batch.num_rows))
-                skip -= batch.num_rows - behind.num_rows
-                if behind.num_rows:
-                    yield behind
-        except (pa.ArrowException, OSError) as error:
-            raise self._unreadable(error) from None
+                if skip < batch.num_rows:
+                    yield batch.slice(skip)
+                skip = max(0, skip - batch.num_rows)
 
     def take(self, rows: int) -> None:
         """Count the next `rows` rows as taken."""
@@ -100,8 +95,13 @@ class ParquetRows:
         """The number of a row in the file, from 1: `row` counts from the first one not taken."""
         return {"row": self.rows + row + 1}
 
-    def _unreadable(self, error: Exception) -> InvalidChange:
-        return InvalidChange("the Parquet file cannot be read", input=str(self._path), problem=str(error))
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            problem = "the Parquet file cannot be read"
+            raise InvalidChange(problem, input=str(self._path), problem=str(error)) from None
 
 
 @dataclass(slots=True, kw_only=True)
