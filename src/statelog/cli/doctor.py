@@ -67,8 +67,13 @@ def command(session: Session, named: str | None) -> None:
                 answers = ask_kafka(topics, store, waived)
     found = findings(answers)
     session.output.report(_report(answers, found, as_json=session.output.as_json))
-    if code := _CODES[worst(found)]:
+    if code := exit_code_of(worst(found)):
         sys.exit(code)
+
+
+def exit_code_of(severity: Severity) -> int:
+    """The exit code of a report whose worst finding is of this severity."""
+    return _CODES[severity]
 
 
 @contextmanager

@@ -1,0 +1,35 @@
+"""`statelog doctor`: how it is called, and what it exits with."""
+
+import click
+import pytest
+
+from statelog.cli.doctor import command, exit_code_of
+from statelog.operate.finding import Severity
+
+
+@pytest.mark.parametrize(
+    ("typed", "settings"),
+    [
+        ("", ()),
+        ("--kafka", ()),
+        ("--kafka --json", ()),
+        ("--kafka client.id=x", ("client.id=x",)),
+        ("--kafka --kafka client.id=x --kafka=client.rack=y", ("client.id=x", "client.rack=y")),
+        ("--kafka --config=here.toml", ()),
+        ("--kafka --storage a=b --kafka", ()),
+    ],
+)
+def test_kafka_alone_is_no_setting(typed: str, settings: tuple[str, ...]) -> None:
+    """With NAME=VALUE behind it, it is one, as for every command."""
+    assert command.make_context("doctor", typed.split()).params["kafka"] == settings
+
+
+def test_what_is_no_setting_is_refused() -> None:
+    """A name alone is neither."""
+    with pytest.raises(click.UsageError, match="unexpected extra argument"):
+        command.make_context("doctor", ["--kafka", "visits"])
+
+
+def test_exit_codes() -> None:
+    """Each severity has the code that scripts know of the command's errors."""
+    assert [exit_code_of(severity) for severity in Severity] == [0, 0, 2, 4, 6]
