@@ -21,7 +21,7 @@ from statelog.recovery import recover
 from statelog.storage import Log
 from statelog.storage.replay import replay as replay_chunks
 
-__all__ = ["BENCHMARKS"]
+__all__ = ["BENCHMARKS", "commit_latencies"]
 
 
 def append(setting: Setting) -> list[Figure]:
@@ -59,7 +59,7 @@ def latency(setting: Setting) -> list[Figure]:
         flush = topic.flush_latencies(sets)[warm:]
         transaction = topic.transaction_latencies(sets)[warm:]
     with bench_log(setting.bootstrap, setting.root) as log:
-        ours = _commit_latencies(log, sets)[warm:]
+        ours = commit_latencies(log, sets)[warm:]
     return [
         milliseconds(f"commit of 100 changes, {label}", share, ours, name, other)
         for share, label in ((0.5, "p50"), (0.99, "p99"))
@@ -67,7 +67,8 @@ def latency(setting: Setting) -> list[Figure]:
     ]
 
 
-def _commit_latencies(log: Log, sets: list[list[tuple[bytes, bytes]]]) -> list[float]:
+def commit_latencies(log: Log, sets: list[list[tuple[bytes, bytes]]]) -> list[float]:
+    """Seconds to put each set and commit it."""
     gc.collect()
     gc.freeze()
     with Writer(log, "bench") as writer:
@@ -151,6 +152,7 @@ BENCHMARKS: Mapping[str, Callable[[Setting], list[Figure]]] = {
     "append": append,
     "put": _elsewhere("put", "put"),
     "latency": latency,
+    "latency-far": _elsewhere("far", "latency_far"),
     "replay": replay,
     "snapshot": snapshot,
     "rocksdb": _elsewhere("rocksdb", "rocksdb"),

@@ -1,0 +1,43 @@
+"""A commit where every request takes longer: a cluster far away, or one that keeps its records in an object store.
+
+The broker of the run answers through a proxy, which holds each answer back for so long. Ours is a produce to the
+partitions that changed and, behind it, one to the ledger; a Kafka transaction is of the same changes, through the same
+proxy. What the proxy takes by itself is in both.
+"""
+
+from bench.figures import Figure, latency
+from bench.logs import bench_log
+from bench.plain import plain_topic
+from bench.run import commit_latencies
+from bench.setting import Setting
+from bench.workload import batches, pairs
+from statelog.testing import Provider
+from statelog.testing.proxy import ProviderProxy
+
+__all__ = ["latency_far"]
+
+_REQUEST_S = (0.005, 0.02, 0.1)
+_SLOWEST_S = 10.0
+"""So much time, in answers that come one after the other, is enough for the percentiles."""
+
+
+def latency_far(setting: Setting) -> list[Figure]:
+    """Commit of 100 changes over eight partitions, beside a Kafka transaction of the same."""
+    return [figure for request_s in _REQUEST_S for figure in _at(setting, request_s)]
+
+
+def _at(setting: Setting, request_s: float) -> list[Figure]:
+    count = min(setting.commits, int(_SLOWEST_S / request_s))
+    few = pairs(batches(100_000, setting.keys))
+    sets = [few[i % 900 * 100 :][:100] for i in range(count)]
+    warm = min(20, count // 2)
+    with ProviderProxy(setting.bootstrap, Provider(name="far", latency_s=request_s)) as proxy:
+        with plain_topic(proxy.bootstrap) as topic:
+            transaction = topic.transaction_latencies(sets)[warm:]
+        with bench_log(proxy.bootstrap, setting.root) as log:
+            ours = commit_latencies(log, sets)[warm:]
+    name = f"commit of 100 changes, {request_s * 1e3:g} ms a request"
+    return [
+        latency(f"{name}, {label}", share, ours, "one Kafka transaction", transaction)
+        for share, label in ((0.5, "p50"), (0.99, "p99"))
+    ]
