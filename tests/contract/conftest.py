@@ -17,7 +17,7 @@ from tests.support.rigs.kafka import World, broker_world, memory_world, spec_of
 from tests.support.rigs.log import LogRig, ports_closed, real_rig, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.services.broker import Broker
-from tests.support.services.proxied import NETWORKS, Proxies
+from tests.support.services.proxied import BUSY, NETWORKS, Proxies
 
 
 def _marks(place: str, backend: str, loading: Loading) -> list[pytest.MarkDecorator]:
@@ -41,20 +41,20 @@ _PLACES = [
 ]
 
 _NETWORKS = [pytest.param(network, id=network.name, marks=pytest.mark.broker) for network in NETWORKS]
-_OVER_NETWORKS = frozenset({"test_writer_contract", "test_kafka_contract"})
-"""The modules that run over other networks each time; all others do so in a soak."""
+_OVER_NETWORKS = frozenset({("test_writer_contract", BUSY.name), ("test_kafka_contract", BUSY.name)})
+"""The modules that run over another network each time; all others, and over all networks, do so in a soak."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of what runs over other networks, only some modules are worth their time in every run."""
+    """Of what runs over other networks, only a part is worth its time in every run."""
     for item in items:
         params: dict[str, object] = (
             item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         )
-        places = [params.get(fixture) for fixture in ("rig", "kafka_world")]
-        if item.path.stem not in _OVER_NETWORKS and any(isinstance(place, Provider) for place in places):
-            item.add_marker(pytest.mark.soak)
+        for place in (params.get(fixture) for fixture in ("rig", "kafka_world")):
+            if isinstance(place, Provider) and (item.path.stem, place.name) not in _OVER_NETWORKS:
+                item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(params=["twin", pytest.param("real", marks=pytest.mark.broker), *_NETWORKS])
