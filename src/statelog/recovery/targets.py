@@ -48,12 +48,12 @@ def fill_dict(reader: PlanReader, *, with_group: bool) -> tuple[dict[Any, Any], 
 
 
 def values_of(column: pa.Array) -> list[Any]:
-    """Structs become dicts by column, which is several times faster than asking Arrow for row after row; maps, too."""
+    """Structs become dicts by column, which is several times faster than asking Arrow for row after row."""
     if not pa.types.is_struct(column.type):
         return column.to_pylist()
     fields = columns_of(column)
     names = fields.schema.names
-    columns = [one.to_pylist(maps_as_pydicts="lossy") for one in fields.columns]
+    columns = [one.to_pylist() for one in fields.columns]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 

@@ -67,6 +67,7 @@ class DictStore:
         state = recovery.to_dict()
         if keys.one is not None:
             state = {key: value for (_, key), value in state.items()}
+        values.mend(state)
         return cls(keys, values, state)
 
     # ---- reads

@@ -46,6 +46,7 @@ class ValueRule:
         self.schema = schema
         root = schema.root
         self._fields: dict[str, ValueType] = {} if root is None else {one.name: one.type for one in root.fields}
+        self._mended = _mender(root) if root is not None else None
         self._parsed = None if root is None else fastavro.parse_schema(_without_uuid(json.loads(schema.avsc)))
         self.copy: Callable[[Any], Any] = _copier(root)
         """What is handed out for a value that is held."""
@@ -83,7 +84,14 @@ class ValueRule:
 
     def of_column(self, column: pa.Array) -> list[Any]:
         """The values of a column of the log, without deletes, as the table holds them."""
-        return values_of(column)
+        values = values_of(column)
+        return values if self._mended is None else list(map(self._mended, values))
+
+    def mend(self, state: dict[Any, Any]) -> None:
+        """Make a state that `Recovery.to_dict` gave one that the table may hold, in place."""
+        if self._mended is not None:
+            for value in state.values():
+                self._mended(value)
 
     def encode(self, values: Sequence[Any]) -> list[bytes]:
         """The bytes of many admitted values. None of them is None."""
@@ -153,6 +161,34 @@ def _deep_copy(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _deep_copy(item) for name, item in cast("dict[str, Any]", value).items()}
     return [_deep_copy(item) for item in cast("Sequence[Any]", value)] if isinstance(value, list) else value
+
+
+# ---- what Arrow gives for maps: lists of pairs
+
+_Mender = Callable[[Any], Any]
+
+
+def _mender(kind: ValueType) -> _Mender | None:
+    """Makes dicts of the maps in a value of this type; None if there are none in it."""
+    match kind.kind:
+        case "record":
+            menders = {one.name: mender for one in kind.fields if (mender := _mender(one.type)) is not None}
+            return (lambda value: _mended_record(value, menders)) if menders else None
+        case "array":
+            inner = _mender(kind.inner)
+            return None if inner is None else lambda value: [item if item is None else inner(item) for item in value]
+        case "map":
+            item_of = _mender(kind.inner) or _same
+            return lambda value: {name: item if item is None else item_of(item) for name, item in value}
+        case _:
+            return None
+
+
+def _mended_record(value: dict[str, Any], menders: Mapping[str, _Mender]) -> dict[str, Any]:
+    for name, mender in menders.items():
+        if value[name] is not None:
+            value[name] = mender(value[name])
+    return value
 
 
 def _without_uuid(schema: Any) -> Any:
