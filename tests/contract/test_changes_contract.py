@@ -156,7 +156,7 @@ def test_a_held_plan_outlives_rounds_and_one_that_is_not_says_so(place: _Place, 
         plan = plan_changes(log)
         assert (len(plan.commits), plan.changes, len(split_changes(plan, 8))) == (5, 250, 1)
         assert len(split_changes(plan, 3, least_bytes=1)) == 3
-        lease = Hold.on(log, plan, Terms("test", 600.0))
+        lease = Hold(log.store, Terms("test", 600.0)).on(log, plan)
         for number in range(4):
             place.wait()
             writer.put(b"more", b"%d" % number)
@@ -172,7 +172,7 @@ def test_a_held_plan_outlives_rounds_and_one_that_is_not_says_so(place: _Place, 
         writer.commit()
         run_round(log, settings_for(tmp_path))
         with pytest.raises(OffsetGone):
-            Hold.on(log, plan, Terms("test", 600.0))
+            Hold(log.store, Terms("test", 600.0)).on(log, plan)
         assert list_leases(log.store) == []
         with pytest.raises(OffsetGone):
             list(read_changes(log, plan))

@@ -123,7 +123,7 @@ def test_a_lease_holds_its_snapshot_and_the_log_until_it_ends(twin: TwinLog, tmp
     log = twin.open()
     manifest = log.manifests.read(1).manifest
     needs = Needs(manifest.position, manifest.next_offsets, 1)
-    claim = Hold(log.store, Terms("reader", 1000.0), needs, environment=Environment(clock=twin.clock))
+    claim = Hold(log.store, Terms("reader", 1000.0), environment=Environment(clock=twin.clock)).claim(needs)
     with claim:
         _others(twin, tmp_path, 4)
         assert log.manifests.numbers() == [1, 4, 5]

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.errors import Unavailable, UncommittedChanges
 from statelog.producer.writer import Writer
-from statelog.reading.changes import plan_changes
+from statelog.reading.planner import plan_changes
 from tests.support.services.broker import Broker
 from tests.support.spark.connector import CONNECTOR, connector_jars
 from tests.support.spark.rig import SparkLog

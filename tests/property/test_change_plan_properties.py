@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import NotFound
-from statelog.reading.changes import plan_changes, split_changes
 from statelog.reading.commits import Commits
 from statelog.reading.plan import AtCheckpoint, AtPosition, Plan
-from statelog.recovery.changes import read_changes
+from statelog.reading.planner import plan_changes
+from statelog.recovery.changes import read_changes, split_changes
 from tests.sim.plays.history import HistoryWorld, history_world
 from tests.support.rigs.history import HistoryRig
 

@@ -175,7 +175,7 @@ class RoundWorld:
 
     def _recover_plainly(self, log: Log, manifest: Manifest) -> None:
         needs = Needs(manifest.position, manifest.next_offsets, manifest.number)
-        claim = Hold(log.store, Terms("reader", 80.0), needs, environment=Environment(clock=self.twin.clock))
+        claim = Hold(log.store, Terms("reader", 80.0), environment=Environment(clock=self.twin.clock)).claim(needs)
         self.reads += 1
         with claim:
             try:

@@ -1,10 +1,10 @@
-"""`Hold`: what keeps truncation and clean-up from what a reader needs: one lease, written, then looked at again.
+"""What keeps truncation and clean-up from what a reader needs: `Hold`, one lease, written, then looked at again; and
+`HeldPlan`, which plans a state, holds it, and plans it again if the log moved on.
 
-Every reader holds its position this way: a recovery (`HeldPlan` adds the plan, and planning anew), a follower, a read
-of changes, a Spark scan, a table that stands on a snapshot. What a lease says and when it has expired is decided in
-`schemas.snapshot.claims`. A subscription (`storage.claims`) is apart for a reason: it belongs to a reader's name and
-not to a process, holds while nobody runs, and moves by numbered files of which others may write the next; a lease is
-one file of one process, written over. A stream of Spark has the one or the other.
+Every reader holds its position this way: a recovery, a follower, a read of changes, a Spark scan, a table that stands
+on a snapshot. What a lease says and when it has expired is decided in `schemas.snapshot.claims`. A subscription
+(`storage.claims`) is apart for a reason: it belongs to a reader's name and not to a process, holds while nobody runs,
+and moves by numbered files of which others may write the next; a lease is one file of one process, written over.
 
 Invariants:
 - The lease is written first, and only then is the plan checked: what the check finds stays as long as the lease does.
@@ -15,21 +15,31 @@ Invariants:
   that cannot be removed is left to expire. Each of them is a log line.
 - A lease is capped by its age, so that a stuck reader cannot hold a log indefinitely. A reader that moves on gets a
   new one.
+- A plan that was only made holds nothing, and nothing lies on the store for it: facts cost no lease.
+- Once something of a state was shown or handed out, no other position is ever planned.
+- If the log is truncated under a plan, it is made again, a bounded number of times. A damaged snapshot costs a log line
+  and a longer replay, if the log reaches back; else it is the error. A damaged local copy costs a new plan, and no try.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 from statelog.closing import Closing
 from statelog.environment import Environment, current_environment
-from statelog.errors import NotFound, OffsetGone, StorageFull, StoreRefused, Unavailable
-from statelog.reading.plan import Plan
-from statelog.reading.planner import check_held
+from statelog.errors import Misuse, OffsetGone, StorageFull, StoreRefused, Unavailable
+from statelog.reading import planner
+from statelog.reading.plan import At, AtPosition, Plan, wanted_key_groups
+from statelog.reading.planner import ATTEMPTS, NOT_HELD_HINT, SnapshotFailed, check_held, check_plan
+from statelog.reading.retained_history import Snapshots
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.claims import Lease
+from statelog.storage.local.own_directory import OwnProcess
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store
 
@@ -37,10 +47,9 @@ T = TypeVar("T")
 
 _LOG = logging.getLogger("statelog.storage")
 _RENEWALS_PER_TTL = 3
-ATTEMPTS = 5
-"""How often a reader plans again if truncation outruns it, unless the settings say otherwise."""
 _AGE_S = 3600.0
 """The age at which a lease that moves on is replaced: far below any sensible cap."""
+_PASSED_HINT = "The log was truncated since this state was planned and shown: recover again, into an empty target"
 
 
 class Needs(NamedTuple):
@@ -65,50 +74,48 @@ class Terms(NamedTuple):
     wanted: bool = True
 
 
+_NOTHING = Needs(0, {})
+
+
 class Hold(Closing):
     """Holds what is needed until it is closed. Belongs to one thread, which calls `renew` as it makes progress."""
 
-    def __init__(
-        self,
-        store: Store,
-        terms: Terms,
-        needs: Needs,
-        look: Callable[[], object] = lambda: None,
-        *,
-        environment: Environment | None = None,
-    ) -> None:
-        """`look` checks that all of it is there, and its errors pass through. Raises StoreUnavailable, ConfigError."""
+    def __init__(self, store: Store, terms: Terms, *, environment: Environment | None = None) -> None:
         self._store = store
         self._terms = terms
-        self._needs = needs
-        self._environment = environment or current_environment()
+        self._needs = _NOTHING
+        self.environment = environment or current_environment()
         self._lease: Lease | None = None
-        self._written_s = 0.0
+        self._written_s = self._claimed_s = 0.0
         self._is_stale = False
-        self._claim()
-        self._claimed_s = self._environment.clock()
+
+    def claim(self, needs: Needs, look: Callable[[], object] = lambda: None) -> Self:
+        """Hold this from now on, and nothing that was held before; `look` checks that all of it is there.
+
+        Raises what that raises, and then nothing is held; StoreUnavailable, ConfigError, and then what was held is.
+        """
+        self._needs = needs
+        self._renew_claim()
         try:
             look()
         except BaseException:
-            self.close()
+            self._let_go()
             raise
+        return self
 
-    @classmethod
     def on(
-        cls,
+        self,
         log: Log,
         plan: Plan,
-        terms: Terms,
         *,
         check: Callable[[Log, Plan], object] = check_held,
         partitions: Iterable[int] | None = None,
-        environment: Environment | None = None,
     ) -> Self:
         """Hold what a plan reads, then `check` that it is there. Raises OffsetGone if it is not: plan again.
 
         `partitions` are those to hold, None for those of the plan.
         """
-        return cls(log.store, terms, needed(plan, partitions), lambda: check(log, plan), environment=environment)
+        return self.claim(needed(plan, partitions), lambda: check(log, plan))
 
     @property
     def is_held(self) -> bool:
@@ -121,7 +128,7 @@ class Hold(Closing):
         Raises StoreUnavailable, StoreRefused or StorageFull only when the lease has run out since it could last be
         written.
         """
-        age_s, ttl_s = self._environment.clock() - self._written_s, self._terms.ttl_s
+        age_s, ttl_s = self.environment.clock() - self._written_s, self._terms.ttl_s
         if self._lease is None or age_s < ttl_s / _RENEWALS_PER_TTL:
             return False
         try:
@@ -143,31 +150,29 @@ class Hold(Closing):
     def move(self, position: int, next_offsets: Mapping[int, int]) -> None:
         """As `needs`. A reader that moves on is not stuck, and may have a new lease."""
         self.needs(position, next_offsets)
-        now_s = self._environment.clock()
-        if now_s - self._claimed_s < _AGE_S:
-            return
-        older = self._lease
-        try:
-            is_taken = self._claim()
-        except Unavailable:
-            return  # The older lease stands, and whether it can be renewed decides; the next move tries again.
-        if older is None or is_taken:  # Else as above: the store takes no new one.
-            self._claimed_s = now_s
-            self._remove(older)
+        if self.environment.clock() - self._claimed_s >= _AGE_S:
+            with suppress(Unavailable):  # The older lease stands, and whether it can be renewed decides.
+                self._renew_claim()
 
     def close(self) -> None:
         """Remove the lease. Idempotent; never raises, because a lease runs out by itself."""
+        self._let_go()
+
+    def _let_go(self) -> None:
         older, self._lease = self._lease, None
         self._remove(older)
 
-    def _claim(self) -> bool:
-        """Write a new lease, made now by the store's clock; False, and a log line, if the store takes none."""
+    def _renew_claim(self) -> None:
+        """Write a new lease, made now by the store's clock, and remove the one before; one log line if the store takes
+        none, and the one before stays.
+        """
         if not self._terms.wanted:
-            return False
+            return
+        older = self._lease
         try:
             self._write(
                 Lease(
-                    id=self._environment.new_id(),
+                    id=self.environment.new_id(),
                     holder=self._terms.holder,
                     manifest_number=self._needs.manifest_number,
                     ttl_s=self._terms.ttl_s,
@@ -177,14 +182,15 @@ class Hold(Closing):
             )
         except (StoreRefused, StorageFull) as error:
             _LOG.warning("no lease could be written, so truncation does not wait for this reader: %s", error)
-            return False
-        return True
+        if older is None or self._lease is not older:
+            self._claimed_s = self.environment.clock()
+            self._remove(older)
 
     def _facts(self) -> dict[str, Any]:
         return {"position": self._needs.position, "next_offsets": dict(self._needs.next_offsets)}
 
     def _write(self, lease: Lease) -> None:
-        started_s = self._environment.clock()
+        started_s = self.environment.clock()
         self._store.put(lease_path(lease.id), lease.to_bytes())
         self._lease, self._written_s, self._is_stale = lease, started_s, False
 
@@ -196,6 +202,192 @@ class Hold(Closing):
             _LOG.warning(
                 "lease %s could not be removed and runs out in %g s: %s", lease and lease.id, self._terms.ttl_s, error
             )
+
+
+class HeldPlan(Hold):
+    """The plan of a state, held while it is carried out. `plans` counts how often it was made, `had_lease` tells
+    whether the last one stood under a lease, `snapshots` knows which were damaged and gone around.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        terms: Terms,
+        at: At | None = None,
+        key_groups: Iterable[int] | None = None,
+        *,
+        seen: Collection[Place] = (),
+        partitions: Collection[int] | None = None,
+        is_alone: bool = False,
+        attempts: int = ATTEMPTS,
+        plan: Plan | None = None,
+        environment: Environment | None = None,
+    ) -> None:
+        """`at` None is the newest state, none older than `seen`, the places that the caller remembers. `partitions` are
+        those to hold, None for those of the key groups: what is resumed wants more than it reads. `is_alone`: a
+        snapshot, and nothing behind it, without Kafka. `attempts`: how often to plan before giving up. `plan` is the
+        first one, if it was just made.
+        """
+        super().__init__(log.store, terms, environment=environment)
+        self.log = log
+        self.snapshots = Snapshots(log)
+        self._at = at
+        self._key_groups = wanted_key_groups(key_groups, log.descriptor)
+        self._seen = seen
+        self._partitions = partitions
+        self._attempts = attempts
+        self._is_alone = is_alone
+        self._plan = plan
+        self._aim: int | None = None
+        self._hint = NOT_HELD_HINT
+        self._max_age_s = log.look_again_s
+        self._plan_s = 0.0
+        self._failures = 0
+        self._is_checked = plan is not None
+        self._owner = OwnProcess("the recovery")
+        self.plans = int(plan is not None)
+        self.had_lease = False
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that is, or was, carried out. Raises Misuse if there is none."""
+        if self._plan is None:
+            raise Misuse("this recovery failed and has no plan", hint="Call recover again")
+        return self._plan
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a fork of the process that made it."""
+        return self._owner.is_foreign
+
+    def take_plan_s(self) -> float:
+        """The seconds that planning took since this was asked last."""
+        plan_s, self._plan_s = self._plan_s, 0.0
+        return plan_s
+
+    def prepare(self) -> None:
+        """Have a plan that is right now, and that nothing holds yet. Raises NotFound, Damaged, Unavailable."""
+        self._owner.check()
+        with self._timed():
+            while self._plan is None:
+                try:
+                    self._make()
+                except OffsetGone as error:
+                    self.replan(error)
+        self._failures = 0
+
+    def take(self) -> Plan:
+        """The plan, under its lease and checked; another one if the log moved on since it was made.
+
+        Raises NotFound, Damaged, Unavailable, and then nothing is held; ClosedError in a fork.
+        """
+        self._owner.check()
+        with self._timed():
+            try:
+                while (plan := self._held()) is None:
+                    continue
+            except BaseException:
+                self.close()
+                raise
+        return plan
+
+    def carry_out(self, attempt: Callable[[Plan], T]) -> T:
+        """What `attempt` makes of the plan, which is taken, and made again while it turns out not to hold.
+
+        Raises what it raises, and as `take`. The caller closes the plan.
+        """
+        while True:
+            plan = self.take()
+            try:
+                return attempt(plan)
+            except (OffsetGone, SnapshotFailed) as trouble:
+                self.replan(trouble)
+
+    def reserve(self) -> Callable[[], None]:
+        """Leave a lease behind that is never renewed: it holds the plan's position for its time to live, or until what
+        this returns is called.
+        """
+        self.take()
+        lease, self._lease = self._lease, None
+        self.close()
+        return partial(self._remove, lease)
+
+    def replan(self, trouble: OffsetGone | SnapshotFailed) -> None:
+        """The plan cannot be carried out any more: the next one is another. Raises the trouble after the last try.
+
+        A damaged copy costs no try: no run fails twice because of its copies, so this ends.
+        """
+        is_copy = isinstance(trouble, SnapshotFailed) and trouble.is_copy
+        if isinstance(trouble, SnapshotFailed) and not is_copy:
+            number = self.plan.manifest_number
+            if number in self.log.manifests.numbers():  # Else a cleanup took the manifest, too.
+                self.snapshots.pass_over(number, trouble.error)
+        self._let_go()
+        self._plan = None
+        self._failures += not is_copy
+        if self._failures >= self._attempts:
+            raise trouble.error if isinstance(trouble, SnapshotFailed) else trouble
+
+    def pin(self) -> None:
+        """From now on every plan is for the position of this one: something of that state was shown or handed out."""
+        self._aim = self.plan.position
+        self._at, self._hint = AtPosition(self._aim), _PASSED_HINT
+
+    def close(self) -> None:
+        """Remove the lease. Idempotent; the plan may be taken again. Void in a fork, whose parent has the lease."""
+        if not self.is_foreign:
+            self._failures = 0
+            self._is_checked = False  # It may be taken much later.
+            self._let_go()
+
+    def _make(self) -> Plan:
+        max_age_s, self._max_age_s = self._max_age_s, 0.0
+        if self._is_alone:
+            position = self._at.position if isinstance(self._at, AtPosition) else None
+            self._plan = planner.plan_snapshot(self.log, position, self._key_groups, self.snapshots)
+        else:
+            self._plan = planner.plan(
+                self.log,
+                None,
+                self._at,
+                self._key_groups,
+                seen=self._seen,
+                snapshots=self.snapshots,
+                aim=self._aim,
+                max_age_s=max_age_s,
+                hint=self._hint,
+            )
+        self._aim, self._is_checked = self._plan.position, True
+        self.plans += 1
+        return self._plan
+
+    def _held(self) -> Plan | None:
+        """The plan, held and checked; None if the log moved on, and planning it again may help."""
+        try:
+            plan = self._plan or self._make()
+            if self._lease is None:
+                self.on(
+                    self.log, plan, check=check_held if self._is_checked else check_plan, partitions=self._partitions
+                )
+                self._is_checked = True
+                self.had_lease = self.is_held
+                self._say_without()
+        except OffsetGone as error:
+            self.replan(error)
+            return None
+        return plan
+
+    def _say_without(self) -> None:
+        text = f"{self.log.name}: recovered without a lease, which the store does not let this reader write"
+        warnings = self.snapshots.warnings
+        if self._terms.wanted and not self.had_lease and text not in warnings:
+            warnings.append(text)
+
+    @contextmanager
+    def _timed(self) -> Generator[None]:
+        started_s = self.environment.clock()
+        yield
+        self._plan_s += self.environment.clock() - started_s
 
 
 def needed(plan: Plan, partitions: Iterable[int] | None = None) -> Needs:
@@ -210,13 +402,3 @@ def needed(plan: Plan, partitions: Iterable[int] | None = None) -> Needs:
     wanted = plan.partitions if partitions is None else partitions
     held = {partition: read.get(partition, committed.get(partition, 0)) for partition in wanted}
     return Needs(plan.base_position, held, plan.manifest_number)
-
-
-def planned_anew(attempt: Callable[[], T]) -> T:
-    """The result of `attempt`, called again while truncation outruns its plan. Raises what the last call raises."""
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return attempt()
-        except (NotFound, OffsetGone):
-            continue  # Truncation outran us.
-    return attempt()

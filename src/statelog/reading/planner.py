@@ -1,177 +1,212 @@
-"""`Planner`: plans states: takes the target once, folds the ledger to it, and checks that the log reaches back.
+"""`plan`: what to read of a log for a state, or for the changes between two; and the checks of a plan.
 
-Owns the choice of the snapshot, and the checks of a plan. Whether the snapshot is there and the log reaches back is
-checked again once the lease is written: what is found then stays as long as the lease does. Anchors are compared
-when a plan is made, because what is read is verified record by record anyway. Never reads a run or a chunk.
+The ledger is folded from the newest snapshot below a state, or the nearest fold below the changes, up to the position
+asked for, and on to its end, where it is compared with what was seen of it. Whether the log holds all that is planned
+is checked again once a lease is written: what is found then stays as long as the lease does. Anchors are compared when
+a state is planned, because what is read is verified record by record anyway. Never reads a run or a chunk.
 
 Invariants:
 - A plan is never older than what this process has seen through this log, nor than what the caller knows of.
-- The target is taken once. It moves only if the newest state was asked for and the log no longer holds that target.
+- A position is taken once. It moves only if the newest state was asked for and the log no longer holds that one.
 - If the log does not reach back to the snapshot before one that failed, that one's error is what the caller gets.
-- The first plan may begin at a snapshot that this process read a moment ago: if it is gone by now, the check under the
-  lease finds that, and planning starts over.
+- A plan may begin at a snapshot that this process read a moment ago: if it is gone by now, the check under the lease
+  finds that, and planning starts over.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from statelog.errors import BeyondEnd, CorruptRun, NotFound, OffsetGone, StatelogError
-from statelog.reading.commits import Commits, Folded, Folding
-from statelog.reading.plan import At, AtPosition, Plan, make_plan, wanted_key_groups
-from statelog.reading.retained_history import Manifests, RetainedHistory, Snapshots
+from statelog.errors import BeyondEnd, CorruptRun, Misuse, NotFound, OffsetGone
+from statelog.reading.commits import Commits, Folding
+from statelog.reading.plan import (
+    At,
+    AtOldest,
+    Plan,
+    make_change_plan,
+    make_plan,
+    wanted_key_groups,
+)
+from statelog.reading.retained_history import RetainedHistory, Snapshots
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import given_up, not_given_up
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import ValidCommit
+from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.log.evidence import check_anchors, check_data_anchors
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
-_NOT_HELD_HINT = "Ask for a position from the oldest to the newest, or for a checkpoint committed in between"
-_PASSED_HINT = "The log was truncated since this state was planned and shown: recover again, into an empty target"
+ATTEMPTS = 5
+"""How often a reader plans again if truncation outruns it, unless the settings say otherwise."""
+NOT_HELD_HINT = "Ask for a position from the oldest to the newest, or for a checkpoint committed in between"
+
+T = TypeVar("T")
 
 
-class Planner:
-    """Makes plans for one request until one of them can be carried out.
+def plan(
+    log: Log,
+    start: At | AtOldest | None = None,
+    end: At | None = None,
+    key_groups: Iterable[int] | None = None,
+    *,
+    seen: Collection[Place] = (),
+    base: LedgerBase | None = None,
+    value_schema_id: int | None = None,
+    snapshots: Snapshots | None = None,
+    aim: int | None = None,
+    max_age_s: float = 0.0,
+    hint: str = NOT_HELD_HINT,
+) -> Plan:
+    """What leads to the state `end`, a snapshot and the tail behind it; or with a `start`, all changes behind that.
 
-    `seen` is what the caller remembers of the ledger: no newest state lies below it. `is_alone`: a snapshot is planned,
-    and nothing behind it, without Kafka.
+    `end` None is the newest, and never older than `seen`, the places that the caller remembers; `key_groups` None means
+    all. Of changes, `base` is a fold of the ledger that the caller kept, and `value_schema_id` the schema that values
+    come in, None for the newest. Of a state, `snapshots` knows which are damaged, and their list may be as old as
+    `max_age_s`; `aim` is the position of an earlier plan for it; `hint` is for a caller whose state is not held.
+
+    Raises NotFound if the log does not hold what was asked for (and says what it holds), OffsetGone if truncation was
+    faster than we (plan again), the error of a failed snapshot if there is no way around it, Misuse if the changes end
+    before they begin, KeyGroupMismatch, Damaged, Unavailable.
     """
-
-    def __init__(
-        self,
-        log: Log,
-        at: At | None,
-        key_groups: frozenset[int] | None,
-        *,
-        seen: Collection[Place] = (),
-        is_alone: bool = False,
-    ) -> None:
-        self.log = log
-        self.at = at
-        self.key_groups = wanted_key_groups(key_groups, log.descriptor)
-        self.snapshots = Snapshots(log)
-        self._seen = seen
-        self._is_alone = is_alone
-        self._target: int | None = None
-        self._is_pinned = False
-        self._max_age_s = log.look_again_s
-
-    def plan(self) -> Plan:
-        """The best plan as things are now.
-
-        Raises NotFound if the log does not hold the state asked for (and says what it holds), OffsetGone if truncation
-        was faster than we (plan again), the error of a failed snapshot if there is no way around it, IdentityChanged,
-        AnchorMismatch if records were replaced, BeyondEnd, CorruptLedger, UnknownFormat, Unavailable.
-        """
-        if self._is_alone:
-            return self._plan_alone(self.snapshots.listed())
-        self.log.verify(READING)
-        max_age_s, self._max_age_s = self._max_age_s, 0.0
-        with self.log.asking_who_answers():
-            history = RetainedHistory(
-                self.log, self.key_groups, seen=self._seen, snapshots=self.snapshots, max_age_s=max_age_s
-            )
-            target = self._take_target(history)
-            base = next((manifest for manifest in history.manifests if manifest.position <= target), None)
-            try:
-                return self._plan_from(base, target, history)
-            except OffsetGone as error:
-                raise self._out_of_reach(error, base, history) from error
-
-    def pin(self, position: int) -> None:
-        """From now on only this position is planned, also if the newest state was asked for."""
-        self.at, self._target, self._is_pinned = AtPosition(position), position, True
-
-    # ---- target
-
-    def _take_target(self, history: RetainedHistory) -> int:
-        newest = next(iter(history.manifests), None)
-        passed = self.at is None and newest is not None and newest.position > (self._target or 0)
-        if self._target is None or passed:
-            found = history.end_position if self.at is None else history.find(self.at)
-            if found is None:
-                raise self._not_held(history)
-            self._target = found
-        return self._target
-
-    # ---- plan
-
-    def _plan_from(self, base: Manifest | None, target: int, history: RetainedHistory) -> Plan:
-        """The fold at the target, and what leads there."""
-
-        def make(commits: list[ValidCommit], folded: Folded) -> Plan:
-            return plan_of(self.log, Folding(base, commits, folded), self.key_groups)
-
-        with Commits(self.log, base) as ledger:
-            plan, there = checked_plan(self.log, history, ledger, target, make)
-        check_data_anchors(self.log, base, plan.partitions, plan.state.accepted, there)
-        return plan
-
-    def _plan_alone(self, manifests: Manifests) -> Plan:
-        """The newest snapshot that can be read, or the one asked for."""
-        found = list(manifests)
-        wanted = self.at.position if isinstance(self.at, AtPosition) else None
-        chosen = next((one for one in found if wanted in (None, one.position)), None)
-        if chosen is None:
-            raise self.snapshots.failure or NotFound(
-                f"the log {self.log.name} has no such snapshot",
-                log=self.log.name,
-                url=self.log.store.url,
-                positions=", ".join(str(one.position) for one in found) or None,
-            )
-        return replace(make_plan(self.log.descriptor, chosen, chosen, (), self.key_groups), is_alone=True)
-
-    # ---- what cannot be
-
-    def _out_of_reach(self, error: OffsetGone, base: Manifest | None, history: RetainedHistory) -> StatelogError:
-        """Why there is no plan: a failed snapshot that nothing replaces, a state that is not kept, or truncation."""
-        if self.snapshots.failure:
-            return self.snapshots.failure
-        if base is None and self.at is not None and next(iter(history.manifests), None) is not None:
-            return self._not_held(history)
-        return error
-
-    def _not_held(self, history: RetainedHistory) -> NotFound:
-        positions = [manifest.position for manifest in history.manifests]
-        return NotFound(
-            f"the log {self.log.name} does not hold the state at {self.at}",
-            log=self.log.name,
-            oldest_position=0 if history.holds_mark else min(positions, default=history.end_position),
-            newest_position=history.end_position,
-            snapshots=len(positions),
-            hint=_PASSED_HINT if self._is_pinned else _NOT_HELD_HINT,
-        )
+    wanted = wanted_key_groups(key_groups, log.descriptor)
+    log.verify(READING)
+    with log.asking_who_answers():
+        history = RetainedHistory(log, wanted, base, seen=seen, snapshots=snapshots, max_age_s=max_age_s)
+        if start is not None:
+            return _plan_changes(log, history, start, end, wanted, value_schema_id)
+        position = _aim(history, end, aim)
+        if position is None:
+            raise history.no_state(end, hint)
+        try:
+            return _plan_state(log, history, position, wanted)
+        except OffsetGone as error:
+            if history.snapshots.failure:
+                raise history.snapshots.failure from error
+            if end is not None and history.newest and not history.snapshot_at(position):
+                raise history.no_state(end, hint) from error
+            raise
 
 
-def checked_plan(
+def _aim(history: RetainedHistory, end: At | None, before: int | None) -> int | None:
+    """The position of the state `end`, of the plan before as long as the log holds it; None if it does not."""
+    is_passed = end is None and history.newest is not None and history.newest.position > (before or 0)
+    if before is not None and not is_passed:
+        return before
+    return history.end_position if end is None else history.find(end)
+
+
+def _plan_state(log: Log, history: RetainedHistory, position: int, key_groups: frozenset[int] | None) -> Plan:
+    base = history.snapshot_at(position)
+    with Commits(log, base) as ledger:
+        commits, folded = ledger.read_to(position), ledger.folded
+        found = plan_of(log, Folding(base, commits, folded), key_groups)
+        there = _check_made(log, history, ledger, found)
+    check_data_anchors(log, base, found.partitions, found.state.accepted, there)
+    return found
+
+
+def _plan_changes(
     log: Log,
     history: RetainedHistory,
-    ledger: Commits,
-    end_position: int,
-    make: Callable[[list[ValidCommit], Folded], Plan],
-) -> tuple[Plan, dict[int, OffsetRange]]:
-    """The plan that `make` makes of the commits up to a position and the ledger there, and the data's offsets.
-
-    It is made once the ledger was folded to its end, and the ledger is compared as it is there. Raises OffsetGone if
-    the log does not hold what the plan reads, and as `check_reach` and `Commits.check`.
-    """
-    commits, folded = ledger.read_to(end_position), ledger.folded
-    ledger.pass_to(history.end_position)
-    plan = make(commits, folded)
-    there = data_offsets(log, plan)
-    ledger.check(history.seen, there=there)
-    check_reach(plan, LogOffsets(there, history.ledger), log.name)
-    return plan, there
+    start: At | AtOldest,
+    end: At | None,
+    key_groups: frozenset[int] | None,
+    value_schema_id: int | None,
+) -> Plan:
+    last = history.end_position if end is None else history.resolve(end)
+    first = min(history.oldest_position, last) if isinstance(start, AtOldest) else history.resolve(start)
+    if first > last:
+        raise Misuse(
+            "the range of changes ends before it begins",
+            start_position=first,
+            end_position=last,
+            hint="Give an end behind the start, or none for the newest",
+        )
+    try:
+        with Commits(log, history.base_for(first), first) as ledger:
+            commits, folded = ledger.read_to(last), ledger.folded
+            ledger.pass_to(history.end_position)
+            found = make_change_plan(
+                log.descriptor,
+                commits,
+                folded,
+                start_position=first,
+                # Asked for behind the last commit: a schema is stored before the first chunk that needs it.
+                value_schema_id=log.value_schemas.newest().id if value_schema_id is None else value_schema_id,
+                key_groups=key_groups,
+                accepted=ledger.accepted,
+            )
+            _check_made(log, history, ledger, found)
+            return found
+    except OffsetGone as error:
+        raise history.not_held(f"changes from position {first} on") from error
 
 
 def plan_of(log: Log, folding: Folding, key_groups: frozenset[int] | None) -> Plan:
-    """The plan of the state at the end of a fold whose ledger and anchors were checked just now, as an Open does."""
+    """The plan of the state at the end of a fold, whose ledger and anchors the caller has checked, as an Open does."""
     bodies = (valid.commit.read_body() for valid in folding.commits)  # Decoded one by one: there may be many.
     return make_plan(log.descriptor, folding.base, folding.folded, bodies, key_groups)
+
+
+def plan_snapshot(log: Log, position: int | None, key_groups: frozenset[int] | None, snapshots: Snapshots) -> Plan:
+    """The newest snapshot that can be read, or the one at a position, and nothing behind it: without Kafka.
+
+    Raises NotFound, the error of a failed snapshot, IdentityChanged, StoreUnavailable.
+    """
+    found = list(snapshots.listed())
+    chosen = next((one for one in found if position in (None, one.position)), None)
+    if chosen is None:
+        raise snapshots.failure or NotFound(
+            f"the log {log.name} has no such snapshot",
+            log=log.name,
+            url=log.store.url,
+            positions=", ".join(str(one.position) for one in found) or None,
+        )
+    return replace(make_plan(log.descriptor, chosen, chosen, (), key_groups), is_alone=True)
+
+
+def plan_changes(
+    log: Log,
+    start: At | None = None,
+    end: At | None = None,
+    *,
+    key_groups: Iterable[int] | None = None,
+    value_schema_id: int | None = None,
+    base: LedgerBase | None = None,
+    seen: Collection[Place] = (),
+) -> Plan:
+    """The changes of all commits behind the state `start` and up to the state `end`.
+
+        plan = plan_changes(log, AtPosition(0), AtCheckpoint("web", 7))
+        for changes in read_changes(log, plan):
+            print(changes.num_rows)
+
+    `start` None means the oldest position that the log holds, `end` None the newest; the newest is never older than
+    what this `log` object has seen, nor than `seen`, the places that the caller remembers. `key_groups` None means all.
+    Values come in the value schema `value_schema_id`, None for the newest. `base` is a fold of the ledger that the
+    caller kept (`Commits.folded`), for a start below every snapshot that is left. Nothing holds what is planned.
+
+    Raises NotFound if the log does not hold the range (and says what it holds), Misuse if it ends before it begins,
+    KeyGroupMismatch, Damaged, Unavailable.
+    """
+
+    def attempt() -> Plan:
+        return plan(log, start or AtOldest(), end, key_groups, seen=seen, base=base, value_schema_id=value_schema_id)
+
+    # If the oldest position is asked for, truncation may go on once it was looked up.
+    return planned_anew(attempt) if start is None else attempt()
+
+
+def planned_anew(attempt: Callable[[], T]) -> T:
+    """The result of `attempt`, called again while truncation outruns its plan. Raises what the last call raises."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return attempt()
+        except (NotFound, OffsetGone):
+            continue  # Truncation outran us.
+    return attempt()
 
 
 # ---- the checks of a plan
@@ -194,6 +229,17 @@ class LogOffsets(NamedTuple):
 
     data: Mapping[int, OffsetRange]
     ledger: OffsetRange
+
+
+def _check_made(log: Log, history: RetainedHistory, ledger: Commits, made: Plan) -> dict[int, OffsetRange]:
+    """Fold on to the ledger's end, and compare ledger and log with what was seen and what is planned. Returns log start
+    and log end of the data partitions. Raises OffsetGone, and as `check_reach` and `Commits.check`.
+    """
+    ledger.pass_to(history.end_position)
+    there = data_offsets(log, made)
+    ledger.check(history.seen, there=there)
+    check_reach(made, LogOffsets(there, history.ledger), log.name)
+    return there
 
 
 def data_offsets(log: Log, plan: Plan) -> dict[int, OffsetRange]:

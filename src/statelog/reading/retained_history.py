@@ -15,7 +15,6 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
-from itertools import islice
 
 from statelog.errors import (
     BrokerUnavailable,
@@ -66,8 +65,9 @@ class RetainedHistory:
         self._log = log
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._base = base
-        self.manifests = (snapshots or Snapshots(log)).listed(max_age_s=max_age_s)
-        self.seen = [*seen, *(manifest.place for manifest in islice(self.manifests, 1))]
+        self.snapshots = snapshots or Snapshots(log)
+        self.manifests = self.snapshots.listed(max_age_s=max_age_s)
+        self.seen = [*seen, *([self.newest.place] if self.newest else [])]
         """What the ledger is compared with: the places that the caller remembers, and that of the newest snapshot."""
         self.ledger = self._ledger_range()
 
@@ -75,6 +75,15 @@ class RetainedHistory:
     def end_position(self) -> int:
         """The ledger's end."""
         return self.ledger.end
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The newest snapshot that can be read."""
+        return next(iter(self.manifests), None)
+
+    def snapshot_at(self, position: int) -> Manifest | None:
+        """The newest snapshot at or below a position, None if there is none."""
+        return next((one for one in self.manifests if one.position <= position), None)
 
     @property
     def holds_mark(self) -> bool:
@@ -129,6 +138,18 @@ class RetainedHistory:
             oldest_position=self.oldest_position,
             newest_position=self.end_position,
             hint=_HINT,
+        )
+
+    def no_state(self, at: object, hint: str) -> NotFound:
+        """That the log does not hold a state, and which it holds."""
+        positions = [one.position for one in self.manifests]
+        return NotFound(
+            f"the log {self._log.name} does not hold the state at {at}",
+            log=self._log.name,
+            oldest_position=0 if self.holds_mark else min(positions, default=self.end_position),
+            newest_position=self.end_position,
+            snapshots=len(positions),
+            hint=hint,
         )
 
     def _ledger_range(self) -> OffsetRange:

@@ -1,26 +1,114 @@
-"""`read_changes`: the changes of a plan, or of a part of one, as Arrow batches. Run by each task.
+"""`split_changes` cuts a plan of changes for tasks, and `read_changes`, run by each, gives its part as Arrow batches.
 
 It goes the one replay path and asks for nothing but the data topic (and value schemas, once): no manifest, no ledger,
 no lease. Memory: a batch, and what the Kafka client reads ahead.
+
+Invariants:
+- The parts of a plan have every change of it once, and each part has its changes in the plan's order.
+- No part is begun for less than `least_bytes`, except the only one: a task costs more than it saves then.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from threading import Event
 
 import numpy as np
 import pyarrow as pa
 
 from statelog.environment import Environment, current_environment
-from statelog.errors import IdentityChanged
+from statelog.errors import IdentityChanged, Misuse
 from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Terms
-from statelog.reading.plan import CommitFacts, Plan
+from statelog.reading.plan import CommitFacts, CommitSpan, Plan
 from statelog.recovery.settings import RecoverySettings, sorted_tail
 from statelog.recovery.tail import ReadCount, committed_chunks
+from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
+from statelog.schemas.ledger.handle import Entry
 from statelog.storage.log.log import Log
 from statelog.storage.merge import merge_streams
 from statelog.storage.replay import CommittedChunk
+
+LEAST_BYTES = 4 << 20
+"""What a task of its own is worth: about what it reads while another one starts."""
+_BATCH_ROWS = 65_536
+_BATCH_BYTES = 8 << 20
+_TIME = pa.timestamp("ms", tz="UTC")
+_Pieces = Mapping[int, Sequence[CommitSpan]]
+
+
+# ---- parts
+
+
+def split_changes(
+    plan: Plan, tasks: int, *, least_bytes: int = LEAST_BYTES, whole_key_groups: bool = True
+) -> tuple[Plan, ...]:
+    """The plan in at most `tasks` parts of about equal size; none if there is nothing to fetch.
+
+    With `whole_key_groups` all changes of a key group are in one part, in commit order, so there are no more parts than
+    partitions. Without, a partition may be cut between two commits. Raises Misuse for less than one task.
+    """
+    if tasks < 1:
+        raise Misuse("changes cannot be read by less than one task", tasks=tasks)
+    wanted = max(1, min(tasks, plan.size_bytes // max(1, least_bytes)))
+    pieces = _by_partition(plan, wanted) if whole_key_groups else _by_size(plan, wanted)
+    return tuple(_part(plan, piece) for piece in pieces if piece)
+
+
+def _by_partition(plan: Plan, wanted: int) -> list[_Pieces]:
+    """Whole partitions, the largest first, each to the part that has least."""
+    parts: list[dict[int, Sequence[CommitSpan]]] = [{} for _ in range(wanted)]
+    loads = [0] * wanted
+    sizes = {partition: sum(span.size_bytes for span in spans) for partition, spans in plan.spans.items()}
+    for partition in sorted(sizes, key=lambda one: (-sizes[one], one)):
+        least = loads.index(min(loads))
+        parts[least][partition] = plan.spans[partition]
+        loads[least] += sizes[partition]
+    return list(parts)
+
+
+def _by_size(plan: Plan, wanted: int) -> list[_Pieces]:
+    """Partition after partition, cut at commits wherever the next part's share begins."""
+    parts: list[dict[int, list[CommitSpan]]] = [{} for _ in range(wanted)]
+    total, before = max(1, plan.size_bytes), 0
+    for partition, spans in sorted(plan.spans.items()):
+        for span in spans:
+            middle = before + span.size_bytes // 2
+            parts[min(wanted - 1, middle * wanted // total)].setdefault(partition, []).append(span)
+            before += span.size_bytes
+    return list(parts)
+
+
+def _part(plan: Plan, pieces: _Pieces) -> Plan:
+    """The plan of these spans, which are adjacent in each partition."""
+    used = sorted({span.commit for spans in pieces.values() for span in spans})
+    numbers = {commit: number for number, commit in enumerate(used)}
+    return replace(
+        plan,
+        commits=tuple(plan.commits[commit] for commit in used),
+        spans={
+            partition: tuple(span._replace(commit=numbers[span.commit]) for span in spans)
+            for partition, spans in pieces.items()
+        },
+        replay=_part_of_replay(plan.replay, pieces),
+    )
+
+
+def _part_of_replay(replay: ReplayPlan, pieces: _Pieces) -> ReplayPlan:
+    ranges: dict[int, tuple[tuple[int, int], ...]] = {}
+    listed: dict[int, dict[ChangeSetId, Entry]] = {}
+    for partition, spans in pieces.items():
+        first, last = spans[0].first_offset, spans[-1].end_offset
+        whole = replay.ranges[partition]
+        ranges[partition] = tuple((max(a, first), min(b, last)) for a, b in whole if a < last and first < b)
+        listed[partition] = {
+            key: entry for key, entry in replay.listed[partition].items() if first <= key.first_offset < last
+        }
+    accepted = tuple(lost for lost in replay.accepted if lost.partition in pieces)
+    return ReplayPlan(ranges=ranges, listed=listed, accepted=accepted)
+
+
+# ---- the changes of a part
 
 
 def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = None) -> Generator[pa.RecordBatch]:
@@ -65,11 +153,6 @@ def planned_chunks(
     return committed_chunks(
         log, plan.replay, plan.key_groups, converter, ReadCount(), settings, pause=Event().wait, clock=environment.clock
     )
-
-
-_BATCH_ROWS = 65_536
-_BATCH_BYTES = 8 << 20
-_TIME = pa.timestamp("ms", tz="UTC")
 
 
 def history_schema(change_schema: pa.Schema) -> pa.Schema:
@@ -160,7 +243,7 @@ def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Envir
     with sorted_tail(settings, environment.open_spill_file) as tail:
         converter, terms = Converter(log, plan.value_schema_id), Terms(settings.holder, settings.lease_ttl_s)
         with (
-            Hold.on(log, plan, terms, environment=environment) as hold,
+            Hold(log.store, terms, environment=environment).on(log, plan) as hold,
             closing(planned_chunks(log, plan, converter, settings, environment)) as chunks,
         ):
             for chunk in chunks:

@@ -61,7 +61,7 @@ class CommitFeed:
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""
         try:
-            self._hold = Hold(log.store, terms_of(settings), needs, environment=self._environment)
+            self._hold = Hold(log.store, terms_of(settings), environment=self._environment).claim(needs)
         except BaseException:
             self.ledger.close()
             raise
@@ -116,15 +116,11 @@ class CommitFeed:
     def _read(self, replay: ReplayPlan, check: Callable[[], None]) -> tuple[PlanReader, SortedTail]:
         """Read commits whole; once more if they turn out to hold values of a newer schema than was known."""
 
-        def beat(_: object) -> None:
-            check()
-            self.renew()
-
         plan = replace(self._base, replay=replay)
         while True:
             converter = self._converter
             reader = PlanReader(
-                self._log, plan, self._settings, beat, converter=converter, environment=self._environment
+                self._log, plan, self._settings, lambda _: check(), hold=self._hold, converter=converter
             )
             with ExitStack() as failing:
                 tail = failing.enter_context(reader.open_tail())

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from statelog.environment import GRACE_S, Environment, begin
 from statelog.reading.converter import Converter
+from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
 from statelog.reading.sorted_tail import SortedTail
@@ -56,15 +57,15 @@ class Phase(StrEnum):
     """The target is complete."""
 
 
-Beat = Callable[[Phase], None]
-"""Called between two steps: reports progress and renews the lease."""
+Beat = Callable[[Phase], object]
+"""Called between two steps: reports progress."""
 
 
 class PlanReader:
     """One pass over a plan.
 
-    `beat` is called often. `opener` is held by the caller as long as it reads. `runs_read` and `tail_read` count what
-    was read, `loaded` is the share of the wanted key groups that have come out.
+    Between two steps `hold` is renewed, and `beat` called. `opener` is held by the caller as long as it reads.
+    `runs_read` and `tail_read` count what was read, `loaded` is the share of the wanted key groups that have come out.
     """
 
     def __init__(
@@ -72,21 +73,25 @@ class PlanReader:
         log: Log,
         plan: Plan,
         settings: RecoverySettings,
-        beat: Beat,
+        beat: Beat | None = None,
         *,
+        hold: Hold | None = None,
         converter: Converter | None = None,
         opener: RunOpener | None = None,
         environment: Environment | None = None,
     ) -> None:
-        """`converter` None means that of the settings, `opener` None the one on the log's store."""
+        """`converter` None means that of the settings, `opener` None the one on the log's store, `environment` None that of
+        the hold.
+        """
         self.log = log
         self.plan = plan
-        self.environment = environment or Environment()
+        self.environment = environment or (hold.environment if hold else Environment())
         self.runs_read = ReadCount()
         self.tail_read = ReadCount()
         self.loaded = 0.0
         self._settings = settings
-        self._beat = beat
+        self._told = beat
+        self._hold = hold
         self._converter = converter or Converter(log, settings.value_schema_id)
         self._opener = opener or RunOpener(log)
         self._stop = Event()
@@ -235,6 +240,12 @@ class PlanReader:
                 fold.add(chunk.partition, chunk.changes)
 
     # ---- waiting
+
+    def _beat(self, phase: Phase) -> None:
+        if self._hold is not None:
+            self._hold.renew()
+        if self._told is not None:
+            self._told(phase)
 
     def _await(self, future: "Future[T]", phase: Phase) -> T:
         """The result, with beats while it takes."""

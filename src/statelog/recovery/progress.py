@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from statelog.errors import Misuse
-from statelog.recovery.held_plan import HeldPlan
+from statelog.reading.hold import HeldPlan
 from statelog.recovery.plan_reader import Phase, PlanReader
 
 
@@ -123,10 +123,10 @@ class Monitor:
     wants no reports.
     """
 
-    def __init__(self, held: HeldPlan, on_progress: OnProgress | None) -> None:
+    def __init__(self, held: HeldPlan, on_progress: OnProgress | None, interval_s: float) -> None:
         self._held = held
         self._on_progress = on_progress
-        self._interval_s = held.settings.progress_interval_s
+        self._interval_s = interval_s
         self._clock = held.environment.clock
         self._asked_s = self._started_s = self._reported_s = 0.0
         self._phase = Phase.READ

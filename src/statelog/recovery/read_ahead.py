@@ -12,7 +12,7 @@ Invariants:
 - Whatever ends the thread leaves no lease, no file and no client behind.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from contextlib import closing
 from threading import Event
@@ -21,13 +21,13 @@ import pyarrow as pa
 
 from statelog.environment import GRACE_S, begin
 from statelog.errors import ClosedError, StorageFull, Unavailable
+from statelog.reading.hold import HeldPlan
 from statelog.reading.plan import Plan
 from statelog.reading.sorted_tail import cut_to_frames
 from statelog.recovery.commit_feed import CommitFeed
 from statelog.recovery.cursor import Applied, Cursor, encode_frame, rest_of
-from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.plan_reader import PlanReader
-from statelog.recovery.settings import memory_queue
+from statelog.recovery.plan_reader import Beat, PlanReader
+from statelog.recovery.settings import RecoverySettings, memory_queue
 from statelog.recovery.tail import RetryWindow
 from statelog.storage.local.own_directory import OwnProcess
 
@@ -38,25 +38,36 @@ class ReadAhead:
     """Reads the state of a claimed plan into `queue`, from where `resume` got to (None: from its start), once started.
 
     With `poll_s` it goes on with the commits behind it until it is told to stop, and asks for more that often. The plan
-    belongs to the thread until that has ended. `origin` is what is applied before the first portion. Raises
-    ConfigError.
+    belongs to the thread until that has ended; `let_go` releases it, and what
+    `make_reader` reads through. `origin` is what is applied before the first portion. Raises ConfigError.
     """
 
-    def __init__(self, held: HeldPlan, resume: Cursor | None, *, poll_s: float | None) -> None:
+    def __init__(
+        self,
+        held: HeldPlan,
+        settings: RecoverySettings,
+        make_reader: Callable[[Plan, Beat], PlanReader],
+        let_go: Callable[[], None],
+        resume: Cursor | None,
+        *,
+        poll_s: float | None,
+    ) -> None:
         self._held = held
-        self._settings = held.settings
+        self._settings = settings
+        self._make_reader = make_reader
+        self._let_go = let_go
         self._poll_s = poll_s
         self._applied = None if resume is None else resume.applied
         self._stop = Event()
         self.fetched = Event()
         """Set once the whole state was read and its lease removed; or never will be."""
         self._running: Future[None] | None = None
-        self._frame_bytes = held.settings.frame_bytes
+        self._frame_bytes = settings.frame_bytes
         self.owner = OwnProcess("the stream")
         self.origin = resume or Cursor(
             identity=held.log.descriptor.identity, applied=Applied(held.plan.place), key_groups=held.plan.key_groups
         )
-        self.queue = memory_queue(held.settings, held.environment.open_spill_file)
+        self.queue = memory_queue(settings, held.environment.open_spill_file)
         self.reader: PlanReader | None = None
 
     # ---- for the consumer's thread
@@ -107,13 +118,13 @@ class ReadAhead:
             self._state_is_fetched()
 
     def _state_is_fetched(self) -> None:
-        self._held.release()
+        self._let_go()
         self.fetched.set()
 
     def _read_plan(self, plan: Plan) -> None:
         if self._applied is None or self._applied.place.position != plan.position:
             self._applied = Applied(plan.place)
-        self.reader = self._held.reader(plan, lambda _: self._check_open())
+        self.reader = self._make_reader(plan, lambda _: self._check_open())
         with closing(self.reader.open_tail()) as tail:
             rows = rest_of(self.reader.merged(tail, drop_deletes=True), self._applied)
             for batch in cut_to_frames(rows, self._frame_bytes):
@@ -150,7 +161,7 @@ class ReadAhead:
         retries = RetryWindow(self._settings.lease_ttl_s, held.environment.clock)
         try:
             feed = retries.call(
-                lambda: CommitFeed(held.log, held.plan, self.origin.key_groups, held.settings, held.environment), pause
+                lambda: CommitFeed(held.log, held.plan, self.origin.key_groups, self._settings, held.environment), pause
             )
         except Unavailable:
             if self._stop.is_set():

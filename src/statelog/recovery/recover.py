@@ -7,7 +7,7 @@
 How a target is filled, step by step (docs/protocol-recover.md):
 
     1  plan    target position, fold of the ledger, snapshot; nothing is written    reading/planner.py
-    2  hold    the plan gets its lease and is checked with that in place            held_plan.py
+    2  hold    the plan gets its lease and is checked with that in place            reading/hold.py
     3  read    runs and tail at the same time, every byte verified                  plan_reader.py
     4  load    the target takes the newest change of each key                       targets.py
     5  leave   the lease is removed, whatever happened
@@ -31,17 +31,16 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from statelog.closing import Closing
-from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse, NotFound
-from statelog.reading.plan import At, AtPosition, Plan
-from statelog.reading.planner import Planner
+from statelog.reading.hold import HeldPlan
+from statelog.reading.plan import At, AtPosition, Plan, partitions_of
 from statelog.recovery.cursor import Cursor
-from statelog.recovery.held_plan import HeldPlan
-from statelog.recovery.plan_reader import PlanReader
+from statelog.recovery.plan_reader import Beat, PlanReader
 from statelog.recovery.progress import Monitor, OnProgress, RecoveryStatistics
 from statelog.recovery.read_ahead import ReadAhead
 from statelog.recovery.rocksdb_state import require_rocksdict
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.run_opener import RunOpener
+from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.recovery.stream import Stream
 from statelog.recovery.targets import Target, fill_dict, fill_parquet, fill_table, require_file
 from statelog.schemas.descriptor import Descriptor, HashRule
@@ -92,16 +91,16 @@ def recover(
         resume.check(log.descriptor.identity)
         at, wanted = AtPosition(resume.position), resume.remaining(log.descriptor.key_groups)
     named = Place.named(log.barrier() if barrier else at_least)
-    planner = Planner(log, at, wanted, seen=[named, *([resume.place] if resume else [])])
-    lease_groups = planner.key_groups if resume is None else resume.key_groups
-    held = HeldPlan(log, planner, settings or RecoverySettings(), current_environment(), lease_groups)
+    chosen, seen = settings or RecoverySettings(), [named, *([resume.place] if resume else [])]
+    partitions = None if resume is None else partitions_of(resume.key_groups, log.descriptor)
+    held = HeldPlan(log, terms_of(chosen), at, wanted, seen=seen, partitions=partitions, attempts=chosen.attempts)
     try:
         held.prepare()
     except NotFound as error:
         if resume is None:
             raise
         raise error.restated(hint=_GONE_HINT) from error
-    return Recovery(held, progress, resume)
+    return Recovery(held, chosen, progress, resume)
 
 
 def recover_snapshot(
@@ -128,10 +127,10 @@ def recover_snapshot(
         raise NotFound(f"there is no log {name}", url=store.url)
     newest = ManifestChain(store, made).newest_of_any()
     log = Log(made.at(newest.manifest.identity) if newest else made, no_kafka(), store)
-    planner = Planner(log, at, None if key_groups is None else frozenset(key_groups), is_alone=True)
-    held = HeldPlan(log, planner, settings or RecoverySettings(), current_environment(), planner.key_groups)
+    chosen = settings or RecoverySettings()
+    held = HeldPlan(log, terms_of(chosen), at, key_groups, is_alone=True, attempts=chosen.attempts)
     held.prepare()
-    return Recovery(held, progress)
+    return Recovery(held, chosen, progress)
 
 
 class Recovery(Closing):
@@ -145,9 +144,17 @@ class Recovery(Closing):
     meanwhile, that is NotFound. Until then, a target of the newest state may be of a newer one than was planned.
     """
 
-    def __init__(self, held: HeldPlan, on_progress: OnProgress | None, resume: Cursor | None = None) -> None:
+    def __init__(
+        self,
+        held: HeldPlan,
+        settings: RecoverySettings,
+        on_progress: OnProgress | None = None,
+        resume: Cursor | None = None,
+    ) -> None:
         self._held = held
-        self._monitor = Monitor(held, on_progress)
+        self._settings = settings
+        self._opener = RunOpener(held.log, settings.cache)
+        self._monitor = Monitor(held, on_progress, settings.progress_interval_s)
         self._resume = resume
         self._read_ahead: ReadAhead | None = None
 
@@ -290,7 +297,7 @@ class Recovery(Closing):
             self._read_ahead.close()
             if self._read_ahead.is_running:
                 return  # The plan belongs to the thread, which waits for a broker or store and releases it later.
-        self._held.release()
+        self._let_go()
 
     def __repr__(self) -> str:
         try:
@@ -311,26 +318,42 @@ class Recovery(Closing):
             self._monitor.done(reader, rows)
             return result
         finally:
-            self._held.release()
+            self._let_go()
 
     def _read(self, plan: Plan, target: Target[T]) -> tuple[PlanReader, tuple[T, int]]:
-        """One pass over the plan. Between two steps it renews the lease and reports its progress."""
+        """One pass over the plan. Between two steps the lease is renewed, and progress reported."""
         monitor = self._monitor
         monitor.begin()
-        reader = self._held.reader(plan, lambda phase: monitor.report(reader, phase, reader.loaded))
+        reader = self._reader(plan, lambda phase: monitor.report(reader, phase, reader.loaded))
         return reader, target(reader)
+
+    def _reader(self, plan: Plan, beat: Beat) -> PlanReader:
+        self._opener.hold()
+        return PlanReader(self._held.log, plan, self._settings, beat, hold=self._held, opener=self._opener)
 
     def _open_stream(self, poll_s: float | None = None) -> Stream:
         self._check_idle()
         self._monitor.start()
-        self._held.claim()
-        self._monitor.begin()
         try:
-            self._read_ahead = ReadAhead(self._held, self._resume, poll_s=poll_s)
+            self._held.take()
+            self._opener.hold()
+            self._monitor.begin()
+            self._read_ahead = ReadAhead(
+                self._held, self._settings, self._reader, self._let_go, self._resume, poll_s=poll_s
+            )
         except BaseException:
-            self._held.release()
+            self._let_go()
             raise
         return Stream(self._read_ahead, self._monitor)
+
+    def _let_go(self) -> None:
+        """Of lease and cache, which in a fork are the parent's. Idempotent."""
+        if self._held.is_foreign:
+            return
+        try:
+            self._held.close()
+        finally:
+            self._opener.close()
 
     def _check_idle(self) -> None:
         if self._read_ahead is not None and self._read_ahead.is_running:

@@ -8,7 +8,8 @@ from tempfile import gettempdir
 
 from statelog.environment import OpenSpillFile
 from statelog.errors import ConfigError
-from statelog.reading.hold import ATTEMPTS, Terms
+from statelog.reading.hold import Terms
+from statelog.reading.planner import ATTEMPTS
 from statelog.reading.sorted_tail import SortedTail
 from statelog.recovery.run_opener import CacheSettings
 from statelog.storage.local.copy import check_directory

@@ -14,11 +14,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from statelog.errors import OffsetGone
-from statelog.reading.changes import LEAST_BYTES, split_changes
 from statelog.reading.hold import Terms
 from statelog.reading.plan import AtPosition, Plan, part_of
 from statelog.reading.planner import SnapshotFailed
-from statelog.recovery.plan_reader import Phase, PlanReader
+from statelog.recovery.changes import LEAST_BYTES, split_changes
+from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor
@@ -75,9 +75,10 @@ def read_state(log: Log, plan: Plan) -> Iterator[pa.Table]:
     """The rows of a part of a state by (key group, key), in tables of key_group, op, key, value. Raises Damaged,
     Unavailable.
     """
+    # Nothing to renew: the planner holds what is read.
     settings = RecoverySettings(holder="spark-task", threads=1, value_schema_id=plan.value_schema_id)
     given = 0
-    with closing(PlanReader(log, plan, settings, _beat).sorted_tables()) as tables:
+    with closing(PlanReader(log, plan, settings).sorted_tables()) as tables:
         try:
             for table in tables:
                 given += table.num_rows
@@ -97,7 +98,3 @@ def _rest(log: Log, plan: Plan, settings: RecoverySettings, given: int) -> Itera
             given -= skipped
             if skipped < changes.num_rows:
                 yield changes.slice(skipped)
-
-
-def _beat(_: Phase) -> None:
-    """Nothing to renew: the planner holds what is read."""

@@ -31,9 +31,9 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError, IdentityChanged, Misuse, NotFound, OffsetGone, StatelogError
-from statelog.reading.changes import plan_changes
-from statelog.reading.hold import Hold, planned_anew
+from statelog.reading.hold import HeldPlan, Hold
 from statelog.reading.plan import At, AtPosition, Plan
+from statelog.reading.planner import plan_changes
 from statelog.recovery.changes import read_changes
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings, terms_of
@@ -314,7 +314,7 @@ def _held(options: ReadOptions, loaded: Loaded) -> Plan:
         )
     with _reading(loaded):
         try:  # The lease keeps the position for the tasks, and runs out by itself.
-            Hold.on(log, plan, lease_terms(loaded.lease_s, _HOLDER))
+            Hold(log.store, lease_terms(loaded.lease_s, _HOLDER)).on(log, plan)
         except OffsetGone:
             if plan.is_of_changes:
                 raise
@@ -366,14 +366,9 @@ def state(
         raise Misuse("only a state is held like this", hint="Leave the option read out")
     read = state_options(given)
     terms = terms_of(RecoverySettings(holder="spark-state", lease_ttl_s=lease_s))
-    with closing(open_log(read.where)) as log:
-
-        def hold() -> tuple[Plan, Hold]:
-            plan = recover(log, key_groups=read.key_groups, at=read.at).plan
-            return plan, Hold.on(log, plan, terms)
-
-        plan, held = planned_anew(hold)
-        with closing(held), _renewed(held, lease_s):
+    with closing(open_log(read.where)) as log, HeldPlan(log, terms, read.at, read.key_groups) as held:
+        plan = held.take()
+        with _renewed(held, lease_s):
             fixed = {name: value for name, value in given.items() if name.lower() not in (*_AT, "leaseseconds")}
             frame = spark.read.format("statelog").options(**fixed)
             yield frame.options(atPosition=str(plan.position), leaseSeconds="0").load()

@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
-from statelog.reading.changes import plan_changes
 from statelog.reading.commits import Commits, Folded
 from statelog.reading.converter import newer_values
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import AtPosition, AtTime, CommitFacts, Plan, commit_facts, partitions_of
+from statelog.reading.planner import plan_changes
 from statelog.reading.retained_history import RetainedHistory
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
@@ -345,11 +345,9 @@ class StreamHold:
         if self._subscription is not None:
             self._subscription.hold(state, base.place.last, take_up=self._is_taken_up)
         else:
-            needs = Needs.behind(state, range(self._log.descriptor.partitions))
             terms = lease_terms(self._options.lease_s, "spark-stream")
-            lease = Hold(self._log.store, terms, needs, environment=self._environment)
-            self.release()
-            self._lease = lease
+            self._lease = self._lease or Hold(self._log.store, terms, environment=self._environment)
+            self._lease.claim(Needs.behind(state, range(self._log.descriptor.partitions)))
         self._position, self._held_s = state.position, self._environment.clock()
 
 

@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any
 from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, NotFound, OffsetGone
 from statelog.producer import Writer
 from statelog.reading.commits import Folding
-from statelog.reading.hold import planned_anew
+from statelog.reading.hold import HeldPlan
 from statelog.reading.plan import make_change_plan, make_plan
-from statelog.reading.planner import Planner, plan_of
+from statelog.reading.planner import plan_of, planned_anew
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
-from statelog.recovery.held_plan import HeldPlan
+from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.tables.settings import Loading
 from statelog.tables.setup import TableSetup
@@ -299,7 +299,7 @@ class StateOpening:
         return store
 
     def _whole(self) -> Store:
-        recovery = self._wanted.recovery or Recovery(self._held(), lambda _: self._beat())
+        recovery = self._wanted.recovery or Recovery(self._held(), self._recovery, lambda _: self._beat())
         with recovery:
             if self._directory is None:
                 return DictStore.recovered(recovery, self._keys, self._wanted.values)
@@ -333,10 +333,17 @@ class StateOpening:
 
     def _held(self) -> HeldPlan:
         """The state at the place or above, planned: at the Open, of what that has folded."""
-        folding = self._wanted.folding
-        planner = Planner(self._log, None, self._keys.owned, seen=[self._place.ledger])
-        plan = None if folding is None else plan_of(self._log, folding, planner.key_groups)
-        return HeldPlan(self._log, planner, self._recovery, self._environment, self._keys.owned, plan=plan)
+        folding, settings, groups = self._wanted.folding, self._recovery, self._keys.owned
+        return HeldPlan(
+            self._log,
+            terms_of(settings),
+            None,
+            groups,
+            seen=[self._place.ledger],
+            attempts=settings.attempts,
+            plan=None if folding is None else plan_of(self._log, folding, groups),
+            environment=self._environment,
+        )
 
     def _empty(self, missing: Missing) -> Store:
         if self._directory is None:

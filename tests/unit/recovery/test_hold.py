@@ -26,7 +26,7 @@ class _Scene:
 
     def hold(self) -> Hold:
         environment = Environment(clock=lambda: self.now_s)
-        return Hold(self.store, _TERMS, Needs(7, {0: 5}, 3), environment=environment)
+        return Hold(self.store, _TERMS, environment=environment).claim(Needs(7, {0: 5}, 3))
 
     def _ask(self, method: str, _path: str) -> Fault | None:
         self.puts += method == "put"
@@ -129,7 +129,7 @@ def test_a_store_that_takes_no_lease_costs_the_lease_and_a_warning(error: Except
             raise error
 
     store, environment = MemoryStore(scene.disk, "log", faults=refuse), Environment(clock=lambda: scene.now_s)
-    with told("does not wait"), Hold(store, _TERMS, Needs(0, {}), environment=environment) as hold:
+    with told("does not wait"), Hold(store, _TERMS, environment=environment).claim(Needs(0, {})) as hold:
         assert not hold.is_held
         scene.now_s += 100.0
         assert not hold.renew()
@@ -141,6 +141,6 @@ def test_a_lease_that_nobody_wants_asks_the_store_for_nothing() -> None:
     scene = _Scene()
     asked = list[str]()
     store = MemoryStore(scene.disk, "log", faults=lambda method, _path: asked.append(method))
-    with Hold(store, Terms("test", 30.0, wanted=False), Needs(0, {})) as hold:
+    with Hold(store, Terms("test", 30.0, wanted=False)).claim(Needs(0, {})) as hold:
         assert not hold.is_held
     assert asked == []

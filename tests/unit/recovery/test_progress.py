@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Monitor, Progress, progress_of
-from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.tail import ReadCount
 
 
@@ -64,13 +63,11 @@ def test_a_report_is_never_past_the_end(bytes_done: int, elapsed_s: float, loade
 def test_reports_are_due_by_interval_and_by_phase() -> None:
     """A report is due after the interval, and at once when the phase changes."""
     now_s, told = [100.0], list[Phase]()
-    held: Any = SimpleNamespace(
-        settings=RecoverySettings(progress_interval_s=1.0), environment=SimpleNamespace(clock=lambda: now_s[0])
-    )
+    held: Any = SimpleNamespace(environment=SimpleNamespace(clock=lambda: now_s[0]))
     reader: Any = SimpleNamespace(
         runs_read=ReadCount(), tail_read=ReadCount(), plan=SimpleNamespace(size_bytes=1000, changes=10)
     )
-    monitor = Monitor(held, lambda progress: told.append(progress.phase))
+    monitor = Monitor(held, lambda progress: told.append(progress.phase), 1.0)
     monitor.begin()
     due: list[bool] = []
     for now_s[0], phase in ((100.5, Phase.READ), (101.0, Phase.READ), (101.5, Phase.READ), (102.0, Phase.READ)):

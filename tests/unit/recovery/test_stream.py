@@ -9,13 +9,13 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import NotFound, StoreUnavailable
 from statelog.producer.writer import Writer
-from statelog.reading.planner import Planner, SnapshotFailed
+from statelog.reading.hold import HeldPlan
+from statelog.reading.planner import SnapshotFailed
 from statelog.recovery import read_ahead
 from statelog.recovery.commit_feed import CommitFeed
-from statelog.recovery.held_plan import HeldPlan
 from statelog.recovery.recover import recover
 from statelog.recovery.run_opener import CacheSettings
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.claims import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
@@ -175,12 +175,12 @@ def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
     disk = MemoryDisk(lambda: 1000.0)
     store = MemoryStore(disk, "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "list" else None)
     log = history_rig(store=store).log
-    held = HeldPlan(log, Planner(log, None, None), RecoverySettings(), Environment())
-    held.claim()
+    held = HeldPlan(log, terms_of(RecoverySettings()), environment=Environment())
+    held.take()
     is_away[0] = True
     with pytest.raises(StoreUnavailable):
         held.replan(SnapshotFailed(NotFound("a run is gone")))
-    held.release()
+    held.close()
     is_away[0] = False
     assert list_leases(store) == []
 

@@ -40,7 +40,7 @@ from statelog.environment import GRACE_S
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, IncompatibleSchema, OffsetGone
 from statelog.producer import Writer
 from statelog.producer.guard import Life
-from statelog.reading.hold import planned_anew
+from statelog.reading.planner import planned_anew
 from statelog.recovery import recover
 from statelog.recovery.commit_feed import CommitFeed
 from statelog.schemas.values.schema import ValueSchema

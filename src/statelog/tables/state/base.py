@@ -255,7 +255,7 @@ class BaseSnapshot:
             check_manifest(self._log, manifest)
 
         try:
-            lease = Hold(self._log.store, terms_of(access.settings), needs, look, environment=access.environment)
+            lease = Hold(self._log.store, terms_of(access.settings), environment=access.environment).claim(needs, look)
         except OffsetGone:
             return None
         snapshot = RemoteSnapshot(manifest, access)
