@@ -80,7 +80,7 @@ class PlanReader:
         opener: RunOpener | None = None,
         environment: Environment | None = None,
     ) -> None:
-        """`converter` None means that of the settings, `opener` None the one on the log's store, `environment` None that of
+        """`converter` None means that of the settings, `opener` None the one on the store, `environment` None that of
         the hold.
         """
         self.log = log
