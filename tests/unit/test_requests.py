@@ -12,6 +12,8 @@ import pytest
 from statelog.materializer import run_round
 from statelog.producer import Writer
 from statelog.recovery import recover
+from statelog.storage import ledger_client
+from statelog.storage.log.log import Log
 from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
@@ -38,7 +40,9 @@ _PORTS: dict[type, tuple[str, ...]] = {
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What was asked of the ports by now, by name."""
+    """What was asked of the ports by now, by name. Within a second, that is, however slow the machine."""
+    monkeypatch.setattr(Log, "look_again_s", 3600.0)
+    monkeypatch.setattr(ledger_client, "LOOK_AGAIN_S", 3600.0)
     asked: Counter[str] = Counter()
     for port, names in _PORTS.items():
         for name in names:
