@@ -90,8 +90,10 @@ class InputJudge:
         return offset
 
     def check_end(self, log: Log, end: int) -> None:
-        """All of the input was processed, and the log says so."""
-        with recover(log, settings=RecoverySettings(threads=1)) as recovery:
+        """All of the input was processed, and the log says so behind a barrier: without one a process that has seen
+        nothing may believe a leader that was deposed.
+        """
+        with recover(log, barrier=True, settings=RecoverySettings(threads=1)) as recovery:
             assert recovery.to_dict() == self.fold(end)
             last = recovery.last_commit("table")
         assert last is not None
