@@ -60,7 +60,11 @@ def command(session: Session, named: str | None) -> None:
         where = configured_where(replace(session.config, root=root, storage={}))
         with session.warnings_shown(), opened_ports(name, where, keeps=False) as (kafka, store, waived):
             topics = ThrowAwayTopics(
-                kafka=kafka, name=name, are_somebodys=named is not None, replication_factor=where.replication_factor
+                kafka=kafka,
+                name=name,
+                are_somebodys=named is not None,
+                replication_factor=where.replication_factor,
+                waived=waived,
             )
             session.output.notice("asking Kafka: this takes up to a minute")
             with _removed(topics, session):

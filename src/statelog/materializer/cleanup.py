@@ -43,6 +43,7 @@ from statelog.schemas.snapshot.retention import (
 )
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage.claims import StoredSubscriptions, end_subscription, list_leases, list_subscriptions
+from statelog.storage.log.aging import AgingNeed, Need, oldest_need
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
 from statelog.storage.run_reader import read_back
@@ -200,7 +201,7 @@ def run_cleanup(
     for number in cleanup_plan.dropped:
         log.store.delete(manifest_path(number))
     environment.crash("after-drop")
-    truncated, floor = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by="")
+    truncated, floor, oldest = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by=""), None
     now_s = log.store.now_s()
     if len(kept) >= settings.retention.keep:
         subscriptions = list_subscriptions(log.store)
@@ -209,6 +210,7 @@ def run_cleanup(
         live, _ = _leases(log, now_s, settings.lease_cap_s)
         floor = truncation_floor(kept, [*live, *holding(subscriptions.files, log.descriptor.identity)])
         log.manifests.check_place()
+        oldest = _oldest_need(log, own, kept, floor, environment.wall_clock())
         truncated = _truncate(log, floor, environment.crash)
     for path in cleanup_plan.condemned:
         log.store.delete(path)
@@ -224,7 +226,22 @@ def run_cleanup(
         records_overdue=sum(max(0, min(floor.data.get(p, 0), end) - start) for p, (start, end) in there.items()),
         held_by=floor.ledger_held_by,
         capped=capped,
+        oldest_need=oldest,
     )
+
+
+def _oldest_need(log: Log, own: Manifest, kept: Collection[Manifest], floor: Floor, now_s: float) -> AgingNeed | None:
+    """The oldest record that is needed from the floor up to `own`. What no commit lists yet is no need."""
+    if log.retention_s is None:
+        return None
+    needs = [
+        Need(topic=log.data_topic, partition=partition, offset=offset, held_by=floor.held_by[partition])
+        for partition, offset in floor.data.items()
+        if offset < own.next_offsets.get(partition, 0)
+    ]
+    if floor.ledger < own.position:
+        needs.append(Need(topic=log.ledger_topic, partition=0, offset=floor.ledger, held_by=floor.ledger_held_by))
+    return oldest_need(log, needs, now_s=now_s, made_s=min(one.created_s for one in kept))
 
 
 def _check_readable(subscriptions: StoredSubscriptions) -> str:

@@ -48,6 +48,10 @@ class EventKind(StrEnum):
     """
     OFFSET_UNPUBLISHED = "offset-unpublished"
     """A round completed, but its position could not be published, for this `reason`. Only lag tools are affected."""
+    NEED_AGING = "need-aging"
+    """Kafka deletes the records of the log's topics after `retention_s`, and one that `held_by` still needs is `age_s`
+    old, which is more than half of that, or `is_gone`. The facts have its `topic`, `partition` and `offset`, too.
+    """
     LOG_AGE_ALARM = "log-age-alarm"
     """Changes committed `age_s` seconds ago are in no snapshot, or the log has been unreachable for that long.
     Repeated each time another `alarm_age_s` has passed.
@@ -81,6 +85,10 @@ _SHOWN = {
     EventKind.OFFSET_UNPUBLISHED: (
         logging.WARNING,
         "the position for Kafka's lag tools was not published; nothing else depends on it: {reason}",
+    ),
+    EventKind.NEED_AGING: (
+        logging.ERROR,
+        "{held_by} needs a record of {topic}[{partition}] that is {how}, and Kafka deletes records after {retention_s}",
     ),
     EventKind.LOG_AGE_ALARM: (logging.ERROR, "no snapshot holds what was committed {age_s} ago"),
     EventKind.RESTORE_BUDGET_OUT_OF_REACH: (
@@ -126,6 +134,8 @@ class Event:
                 facts["more"] = ", more to do" if facts["behind"] else ""
             case EventKind.ROUND_FAILED:
                 facts |= {"error": self.error, "goes_on": "going on" if facts["tolerated"] else "giving up"}
+            case EventKind.NEED_AGING:
+                facts["how"] = "gone" if facts["is_gone"] else f"{facts['age_s']} old"
             case EventKind.ROUND_ENDED_LATE:
                 facts["how"] = "well, and counts" if facts["counts"] else "before its put"
             case _:
@@ -140,6 +150,9 @@ def shortfalls(log: str, outcome: RoundOutcome, at_s: float) -> Iterator[Event]:
             yield Event(kind=EventKind.CLEANUP_HELD_BACK, log=log, at_s=at_s, facts={"reason": reason})
         for one in outcome.cleanup.capped:
             yield Event(kind=EventKind.SUBSCRIPTION_CAPPED, log=log, at_s=at_s, facts=asdict(one))
+        oldest = outcome.cleanup.oldest_need
+        if oldest is not None and oldest.is_alarming:
+            yield Event(kind=EventKind.NEED_AGING, log=log, at_s=at_s, facts=asdict(oldest))
         if reason := outcome.unpublished:
             yield Event(kind=EventKind.OFFSET_UNPUBLISHED, log=log, at_s=at_s, facts={"reason": reason})
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from statelog.storage.log.aging import AgingNeed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CappedSubscription:
@@ -18,7 +20,8 @@ class Cleanup:
     `records_truncated` counts offsets, of the data topic and the ledger. `records_left` are offsets of the data topic
     between log start and log end afterwards; `records_overdue` those of them that lie below the truncation floor, which
     is not 0 only if the broker did not truncate as it was asked. `held_by` names what the floor follows from.
-    `capped` are the subscriptions that were ended; the next round lets go what they held.
+    `capped` are the subscriptions that were ended; the next round lets go what they held. `oldest_need` is the oldest
+    record that is still needed, where Kafka deletes records by their age; None elsewhere, and where nothing is needed.
     """
 
     manifests_dropped: int = 0
@@ -29,6 +32,7 @@ class Cleanup:
     held_by: str = ""
     held_back: str = ""
     capped: tuple[CappedSubscription, ...] = ()
+    oldest_need: AgingNeed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

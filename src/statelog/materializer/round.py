@@ -40,6 +40,7 @@ from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import Cuts, RunRef, choose_merges, in_order
 from statelog.schemas.topic_policy import ROLLING_UP
+from statelog.storage.log.aging import RENEW_SHARE
 from statelog.storage.log.evidence import take_anchors
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
@@ -173,7 +174,7 @@ class Round:
         end_position = check_ledger(self._log, self._base)
         target = choose_target(self._log, self._base, self._settings, end_position)
         self._passed("after-fold")
-        if not _has_news(self._newest, target):
+        if not (_has_news(self._newest, target) or self._is_renewal_due()):
             check_data(self._log, self._base, target)
             return SkippedRound(number=self._number, position=self._base.position if self._base else 0)
         try:
@@ -183,6 +184,13 @@ class Round:
             if farther is None:
                 raise
         return self._roll_up_to(farther)
+
+    def _is_renewal_due(self) -> bool:
+        """Whether a manifest without news is due, because Kafka deletes by age what the kept ones would need."""
+        retention_s, base = self._log.retention_s, self._base
+        return retention_s is not None and (
+            base is None or self._started_s - base.created_s >= retention_s * RENEW_SHARE
+        )
 
     def _past_acceptances(self, target: RoundTarget) -> RoundTarget | None:
         """The target without a budget, if a person accepted losses between the target and the ledger's end.

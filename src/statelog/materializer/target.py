@@ -97,9 +97,21 @@ def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
     AnchorMismatch, BrokerUnavailable.
     """
     needed, accepted = _needed(newest), target.state.accepted
+    first = _first_listed(target) if log.retention_s is not None else {}
     for partition, held in target.there.items():
-        _check(log.data_topic, partition, needed.get(partition, 0), held, accepted)
+        end = needed.get(partition, 0)
+        # Where Kafka deletes by age, it deletes what no commit lists, too: nobody misses that.
+        is_unlisted = log.retention_s is not None and first.get(partition, held.start) >= held.start > end
+        _check(log.data_topic, partition, held.start if is_unlisted else end, held, accepted)
     check_data_anchors(log, newest, range(log.descriptor.partitions), accepted, target.there)
+
+
+def _first_listed(target: RoundTarget) -> dict[int, int]:
+    """The lowest offset that a commit of the target lists, by partition."""
+    first: dict[int, int] = {}
+    for entry in (entry for body in target.commits for handle in body.handles for entry in handle.entries):
+        first[entry.partition] = min(entry.first_offset, first.get(entry.partition, entry.first_offset))
+    return first
 
 
 def _needed(newest: Manifest | None) -> Mapping[int, int]:

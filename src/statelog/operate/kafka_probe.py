@@ -59,6 +59,7 @@ class ThrowAwayTopics:
     name: str
     are_somebodys: bool
     replication_factor: int
+    waived: frozenset[Waiver] = frozenset()
     _made: list[str] = field(default_factory=list[str])
     _refused: set[str] = field(default_factory=set[str])
 
@@ -90,7 +91,7 @@ class ThrowAwayTopics:
             asked = topic_config(role, replicas)
             try:
                 spec = TopicSpec(name=name, partitions=1, replication_factor=replicas, config=asked)
-                made = create_topic(self.kafka, spec)
+                made = create_topic(self.kafka, spec, self.waived)
             except ConfigError as error:
                 if replicas == 1 or error.facts.get("kafka_error") != _TOO_FEW_BROKERS:
                     self._refused.add(name)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+from statelog.environment import current_environment
 from statelog.errors import BeyondEnd, CorruptRun, Misuse, NotFound, OffsetGone
 from statelog.reading.commits import Commits, Folding
 from statelog.reading.plan import (
@@ -34,6 +35,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LedgerBase
+from statelog.storage.log.aging import warn_of_age
 from statelog.storage.log.evidence import check_anchors, check_data_anchors
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
@@ -146,6 +148,8 @@ def _plan_changes(
 
 def plan_of(log: Log, folding: Folding, key_groups: frozenset[int] | None) -> Plan:
     """The plan of the state at the end of a fold, whose ledger and anchors the caller has checked, as an Open does."""
+    if folding.commits:
+        warn_of_age(log, folding.commits[0].timestamp_ms, current_environment().wall_clock())
     bodies = (valid.commit.read_body() for valid in folding.commits)  # Decoded one by one: there may be many.
     return make_plan(log.descriptor, folding.base, folding.folded, bodies, key_groups)
 

@@ -19,7 +19,8 @@ MIN_RECORD_BYTES, MAX_RECORD_BYTES = 1 << 20, 16 << 20
 """What a log's largest record is at least and at most, Kafka's framing included."""
 _OVERHEAD_BYTES = 64 * 1024  # Kafka counts its batch framing into max.message.bytes
 _SIZE = "max.message.bytes"
-_NEEDED = frozenset({"cleanup.policy", "retention.ms", "retention.bytes", _SIZE})
+_AGE = "retention.ms"
+_NEEDED = frozenset({"cleanup.policy", _AGE, "retention.bytes", _SIZE})
 """Without these, Kafka would delete, rewrite or refuse what is committed. All else is only good to have."""
 _SMALLER = {str(MAX_RECORD_BYTES + _OVERHEAD_BYTES): str(8 << 20)}
 """What to ask for where a size is refused: what several services allow at most; then their own default."""
@@ -48,6 +49,8 @@ class Waiver(StrEnum):
     """A replica that lacks acknowledged records may become leader."""
     UNKNOWN_SETTINGS = "unknown-settings"
     """The broker does not tell a setting that safety rests on: nobody knows whether it is a safe one."""
+    FINITE_RETENTION = "finite-retention"
+    """Kafka deletes records by their age: a log whose rounds stop for so long loses what is committed."""
     TOPIC_IDS = "topic-ids"
     """The broker gives topics no ids: one that was deleted and made again is known by its records only."""
     CLEARTEXT = "cleartext"
@@ -68,7 +71,7 @@ def topic_config(role: TopicRole, replication_factor: int) -> dict[str, str]:
     segment_mib = 128 if role is TopicRole.DATA else 32
     return {
         "cleanup.policy": "delete",
-        "retention.ms": "-1",
+        _AGE: "-1",
         "retention.bytes": "-1",
         _SIZE: str(MAX_RECORD_BYTES + _OVERHEAD_BYTES),
         "min.insync.replicas": "2" if replication_factor >= 3 else "1",
@@ -78,12 +81,13 @@ def topic_config(role: TopicRole, replication_factor: int) -> dict[str, str]:
     }
 
 
-def without_refused(config: Mapping[str, str], refusal: str) -> dict[str, str]:
+def without_refused(config: Mapping[str, str], refusal: str, waived: Collection[Waiver] = ()) -> dict[str, str]:
     """What to try after a service refused `config` with these words: smaller records, and without those settings that
     are only good to have, as far as it names them; where it names none, without any of them, and then smaller records.
     Equal to `config` if nothing is left to try.
     """
-    spare = config.keys() - _NEEDED
+    kept = _NEEDED - {_AGE} if Waiver.FINITE_RETENTION in waived else _NEEDED
+    spare = config.keys() - kept
     named = {key for key in config if key in refusal}
     smaller = {**config, _SIZE: _SMALLER.get(config.get(_SIZE, ""), "")}
     if _SIZE in named or not (named or spare):
@@ -150,15 +154,21 @@ def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str], record_b
     policy = config.get("cleanup.policy", "delete")
     if policy != "delete":
         yield f"cleanup.policy is {policy!r} and must be 'delete'", None
-    for key in ("retention.ms", "retention.bytes"):
+    for key, waiver in ((_AGE, Waiver.FINITE_RETENTION), ("retention.bytes", None)):
         if config.get(key, "-1") != "-1":
-            yield f"{key} is {config[key]} and must be -1: Kafka would delete committed changes", None
+            yield f"{key} is {config[key]} and must be -1: Kafka would delete committed changes", waiver
     for key, early in EARLY.items():
         if config.get(key, "").lower() == early:
             yield f"{key} is {early}: records are acknowledged before their place in the log is known", None
     size = int(config.get(_SIZE, record_bytes_max))
     if size < record_bytes_max:
         yield f"{_SIZE} is {size} and must be at least {record_bytes_max}, this log's largest record", None
+
+
+def retention_s(*configs: Mapping[str, str]) -> float | None:
+    """After how long Kafka deletes records of topics of these settings; None if it keeps them for ever."""
+    ages_ms = [int(config[_AGE]) for config in configs if config.get(_AGE, "-1") != "-1"]
+    return min(ages_ms) / 1000 if ages_ms else None
 
 
 def _unsafe(replication_factor: int, config: Mapping[str, str], topic_id: str) -> Iterator[Objection]:

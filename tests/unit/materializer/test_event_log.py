@@ -47,6 +47,20 @@ _EVENTS: tuple[tuple[Event, int, str], ...] = (
         "about 9.0 s of 8.0 s",
     ),
     (_event(EventKind.SUBSCRIPTION_CAPPED, reader="r", reason="idle"), logging.ERROR, "of reader r was ended: idle"),
+    (
+        _event(
+            EventKind.NEED_AGING,
+            topic="l",
+            partition=0,
+            offset=7,
+            held_by="manifest 2",
+            age_s=60.0,
+            retention_s=100.0,
+            is_gone=False,
+        ),
+        logging.ERROR,
+        "manifest 2 needs a record of l[0] that is 60.0 s old, and Kafka deletes records after 100.0 s",
+    ),
     (_event(EventKind.STOPPED), logging.INFO, "stopped"),
 )
 

@@ -132,10 +132,13 @@ def test_a_setting_that_is_needed_and_refused() -> None:
 
 
 def test_a_service_that_deletes() -> None:
-    """No waiver helps, and none is named."""
-    found = examine(on(Provider(name="x", sets={"retention.ms": "604800000"})), *Waiver)
+    """By size, which says nothing of when: no waiver helps, and none is named. By age, one of its own does."""
+    found = examine(on(Provider(name="x", sets={"retention.bytes": "604800000"})), *Waiver)
     assert found.found[Need.KEPT].severity is Severity.REFUSED
     assert "allow_unsafe" not in found.found[Need.KEPT].hint
+    by_age = on(Provider(name="x", sets={"retention.ms": "604800000"}))
+    assert "allow_unsafe=finite-retention" in examine(by_age).found[Need.KEPT].hint
+    assert examine(by_age, *Waiver).found[Need.KEPT].severity is Severity.NOTE
 
 
 class _SmallRecords(MemoryCluster):

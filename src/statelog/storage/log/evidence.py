@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def take_anchors(log: "Log", state: LedgerState, previous: Manifest | None) -> tuple[Anchor, ...]:
     """The last record below the ledger position and below each committed position.
 
-    The anchor of a partition that did not move is taken over. Raises OffsetGone, BeyondEnd, BrokerUnavailable.
+    The anchor of what did not move is taken over. Raises OffsetGone, BeyondEnd, BrokerUnavailable.
     """
     known = {a.partition: a for a in previous.anchors if a.topic == "data"} if previous else {}
     last = {p: end - 1 for p, end in state.committed_positions.items() if not given_up(state.accepted, p, end - 1, end)}
@@ -48,7 +48,8 @@ def take_anchors(log: "Log", state: LedgerState, previous: Manifest | None) -> t
     moved = {p: offset for p, offset in last.items() if p not in held}
     data = {p: Anchor("data", p, moved[p], value) for p, value in _hashes(log, log.data_topic, moved).items()}
     at = {0: state.position - 1} if state.position else {}
-    ledger = [Anchor("ledger", p, at[p], value) for p, value in _hashes(log, log.ledger_topic, at).items()]
+    same = [a for a in previous.anchors if a.topic == "ledger" and a.offset == at.get(0)] if previous else []
+    ledger = same or [Anchor("ledger", p, at[p], value) for p, value in _hashes(log, log.ledger_topic, at).items()]
     return (*(anchor for _, anchor in sorted((held | data).items())), *ledger)
 
 

@@ -37,6 +37,7 @@ from statelog.schemas.topic_policy import (
     TopicRole,
     Waiver,
     check_rights,
+    retention_s,
 )
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import Kafka, OffsetRange, Producer
@@ -209,6 +210,11 @@ class Log(Closing):
         if verified is None or now_s - verified.asked_s >= max_age_s:
             verified = self._verified = Verified(identify(self.kafka, self.store, self.descriptor), now_s)
         return verified.topics
+
+    @property
+    def retention_s(self) -> float | None:
+        """After how long Kafka deletes records of the topics, as they were verified last; None: never."""
+        return retention_s(*(one.config for one in self._verified.topics[:2])) if self._verified else None
 
     def close(self) -> None:
         """Release the clients. Idempotent."""

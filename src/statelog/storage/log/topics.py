@@ -86,7 +86,9 @@ def make_topic(
     check_topic(topic, role, partitions=partitions, replication_factor=replication_factor, config=config, waived=waived)
     try:
         create_topic(
-            client, TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config)
+            client,
+            TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config),
+            waived,
         )
     except AlreadyExists:
         _require_empty(client, topic, partitions)
@@ -101,7 +103,7 @@ def make_topic(
     return found
 
 
-def create_topic(client: Kafka, spec: TopicSpec) -> TopicSpec:
+def create_topic(client: Kafka, spec: TopicSpec, waived: frozenset[Waiver] = frozenset()) -> TopicSpec:
     """Create the topic, with fewer settings where the service refuses some that it can do without: what it then has is
     judged as any topic's is. Returns what it was made by. Raises AlreadyExists, ConfigError, BrokerUnavailable.
     """
@@ -109,7 +111,7 @@ def create_topic(client: Kafka, spec: TopicSpec) -> TopicSpec:
         try:
             client.create_topic(spec)
         except ConfigError as refusal:
-            fewer = without_refused(spec.config, refusal.message)
+            fewer = without_refused(spec.config, refusal.message, waived)
             if refusal.facts.get("kafka_error") not in _REFUSED_SETTINGS or fewer == spec.config:
                 raise
             left_out = ", ".join(key for key, value in sorted(spec.config.items()) if fewer.get(key) != value)

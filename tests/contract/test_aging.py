@@ -1,0 +1,215 @@
+"""Logs on topics whose records Kafka deletes by their age: what is still needed stays young as long as rounds run, and
+what comes of age is told of long before, and loud once it is gone.
+
+On twins whose clock the test moves, and where Kafka deletes what has come of age when the test says so.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.environment import Environment
+from statelog.errors import ConfigError, DataLoss, OffsetGone, UncommittedChanges, UnsafeTopic
+from statelog.materializer import CompletedRound, SkippedRound, run_round
+from statelog.materializer.events import EventKind, shortfalls
+from statelog.materializer.outcome import RoundOutcome
+from statelog.producer import Writer
+from statelog.recovery import recover
+from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import LogOptions, Where
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.provider import Provider
+from statelog.testing.store import MemoryDisk, MemoryStore
+from tests.support.rigs.log import settings_for
+from tests.support.told import told
+
+DAY_S = 86_400.0
+WEEK = Provider(name="a week at most", least={"retention.ms": 0}, most={"retention.ms": 7 * 86_400_000})
+
+
+@dataclass
+class Aging:
+    """A log on a service that keeps records for a week, its clock, and what it has to hold."""
+
+    options: LogOptions = field(default_factory=lambda: LogOptions(partitions=2))
+    waived: tuple[str, ...] = ("finite-retention",)
+    provider: Provider = WEEK
+    now_s: float = 1_000_000.0
+    model: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+
+    def __post_init__(self) -> None:
+        self.cluster = MemoryCluster(provider=self.provider, clock=self.clock)
+        self._disk = MemoryDisk(self.clock)
+        self.environment = Environment(wall_clock=self.clock)
+
+    def clock(self) -> float:
+        """Seconds since 1970."""
+        return self.now_s
+
+    @property
+    def where(self) -> Where:
+        """The place, as another process sees it."""
+        return Where(MemoryKafka(cluster=self.cluster), MemoryStore(self._disk, "x"), allow_unsafe=self.waived)
+
+    def create(self) -> None:
+        """Make the log."""
+        Log.create("x", self.where, self.options).close()
+
+    def write(self, key: bytes) -> None:
+        """Commit one change."""
+        with Log.open("x", self.where) as log, Writer(log, "w") as writer:
+            writer.put(key, b"v")
+            writer.commit()
+        self.model[key] = b"v"
+
+    def roll_up(self, tmp_path: Path, **settings: Any) -> RoundOutcome:
+        """One round."""
+        with Log.open("x", self.where) as log:
+            return self.environment.run(run_round, log, replace(settings_for(tmp_path), **settings))
+
+    def read(self) -> dict[Any, Any]:
+        """What a reader finds."""
+        with Log.open("x", self.where) as log:
+            recovery = self.environment.run(recover, log)
+            with recovery:
+                return recovery.to_dict()
+
+    def pass_days(self, days: float) -> None:
+        """Time passes, and Kafka deletes what is older than a week."""
+        self.now_s += days * DAY_S
+        least_ms = (self.now_s - 7 * DAY_S) * 1000
+        for topic, partitions in (("x", 2), ("x.ledger", 1)):
+            for partition in range(partitions):
+                log = self.cluster.log(topic, partition)
+                young = [one.offset for one in log.records if one.timestamp_ms >= least_ms]
+                self.cluster.truncate(topic, partition, min(young, default=log.end))
+
+
+def alarms(outcome: RoundOutcome) -> list[dict[str, Any]]:
+    """The facts of the alarms of a round."""
+    return [dict(one.facts) for one in shortfalls("x", outcome, 0.0) if one.kind is EventKind.NEED_AGING]
+
+
+def test_a_service_that_keeps_nothing_for_ever() -> None:
+    """No log is made there, but with a waiver of its own; then it is made with what the service has."""
+    with pytest.raises(ConfigError, match=r"retention\.ms"), told("is made without"):
+        Aging(waived=("min-insync",)).create()
+    log = Aging()
+    with told("made without retention.ms"):
+        log.create()
+    with Log.open("x", log.where) as opened:
+        assert opened.retention_s == 7 * DAY_S
+    log.waived = ()
+    with pytest.raises(UnsafeTopic, match=r"retention\.ms is 604800000 and must be -1") as caught:
+        Log.open("x", log.where)
+    assert "finite-retention" in caught.value.hint
+
+
+@pytest.fixture
+def aging() -> Aging:
+    """One log of these."""
+    made = Aging()
+    with told("made without"):
+        made.create()
+    return made
+
+
+def test_an_idle_log_stays_whole(aging: Aging, tmp_path: Path) -> None:
+    """Rounds put manifests without news now and then, so that nothing that is needed ages out; no alarm is raised."""
+    aging.write(b"a")
+    renewed = 0
+    for _ in range(40):
+        aging.pass_days(0.5)
+        outcome = aging.roll_up(tmp_path)
+        renewed += isinstance(outcome, CompletedRound)
+        assert alarms(outcome) == []
+    assert renewed == 20
+    assert aging.read() == aging.model
+    assert aging.cluster.log("x.ledger", 0).start == aging.cluster.log("x.ledger", 0).end
+    aging.write(b"b")
+    aging.pass_days(0.5)
+    assert aging.read() == aging.model
+    aging.roll_up(tmp_path)
+    assert aging.read() == aging.model
+
+
+def test_a_log_that_nobody_wrote_to_stays_whole(aging: Aging, tmp_path: Path) -> None:
+    """Its mark ages out, once a snapshot stands."""
+    for _ in range(20):
+        aging.pass_days(0.5)
+        aging.roll_up(tmp_path)
+    aging.write(b"a")
+    assert aging.read() == aging.model
+
+
+def test_what_no_commit_lists_may_age_out(aging: Aging, tmp_path: Path) -> None:
+    """A writer that died left chunks behind: Kafka deletes them, and nobody misses them."""
+    aging.write(b"a")
+    with Log.open("x", aging.where) as log, pytest.warns(UncommittedChanges), Writer(log, "w") as writer:
+        for number in range(20):
+            writer.put(b"%d" % number, b"lost")
+        writer.persist().result()
+    for _ in range(20):
+        aging.pass_days(0.5)
+        assert alarms(aging.roll_up(tmp_path)) == []
+    assert aging.read() == aging.model
+    for number in range(20):
+        aging.write(b"%d" % number)
+    aging.pass_days(0.5)
+    assert isinstance(aging.roll_up(tmp_path), CompletedRound)
+    assert aging.read() == aging.model
+
+
+def test_rounds_that_stopped_are_told_of_long_before(aging: Aging, tmp_path: Path) -> None:
+    """After half of the week a reader warns, and the round that runs at last alarms, with facts; then all is well."""
+    aging.write(b"a")
+    aging.roll_up(tmp_path)
+    aging.write(b"b")
+    aging.pass_days(3)
+    assert aging.read() == aging.model
+    aging.pass_days(1)
+    with told("committed 96 h 0 min ago is in no snapshot, and Kafka deletes records after 168 h"):
+        assert aging.read() == aging.model
+    (alarm,) = alarms(aging.roll_up(tmp_path))
+    assert (alarm["age_s"], alarm["retention_s"], alarm["is_gone"]) == (4 * DAY_S, 7 * DAY_S, False)
+    assert alarm["held_by"] == "manifest 1"
+    assert alarm["topic"] in ("x", "x.ledger")
+    for _ in range(3):
+        aging.pass_days(1)
+        outcome = aging.roll_up(tmp_path)
+    assert alarms(outcome) == []
+    assert isinstance(aging.roll_up(tmp_path), SkippedRound)
+    assert aging.read() == aging.model
+
+
+def test_a_need_that_aged_out_is_loud(aging: Aging, tmp_path: Path) -> None:
+    """For a reader and a round alike: it is a loss like any other."""
+    aging.write(b"a")
+    aging.roll_up(tmp_path)
+    aging.write(b"b")
+    aging.pass_days(8)
+    with pytest.raises(OffsetGone):
+        aging.read()
+    with pytest.raises(DataLoss):
+        aging.roll_up(tmp_path)
+
+
+def test_what_is_kept_for_longer_than_kafka_keeps_its_tail_is_told_of(aging: Aging, tmp_path: Path) -> None:
+    """Snapshots are kept for ten days here, and the tails of the older ones age out: the round says whose."""
+    policy = RetentionPolicy(keep=2, min_age_s=10 * DAY_S)
+    aging.write(b"a")
+    aging.roll_up(tmp_path, retention=policy)
+    aging.write(b"b")
+    found: list[list[bool]] = []
+    for _ in range(8):
+        outcome = aging.roll_up(tmp_path, retention=policy)
+        found.append([one["is_gone"] for one in alarms(outcome)])
+        aging.pass_days(1)
+    assert found == [[], [], [], [], [False], [False], [False], [False]]
+    (alarm,) = alarms(aging.roll_up(tmp_path, retention=policy))
+    assert (alarm["is_gone"], alarm["held_by"]) == (True, "manifest 1")
+    assert aging.read() == aging.model
