@@ -13,10 +13,10 @@ from bench.figures import Figure, rate, timed
 from bench.logs import bench_log, bulk_append
 from bench.setting import Setting
 from bench.workload import batches
+from statelog.reading.replay import replay
 from statelog.recovery import recover
 from statelog.recovery.rocksdb_target import raw_keys
 from statelog.storage import Log
-from statelog.storage.replay import replay
 
 __all__ = ["rocksdb"]
 

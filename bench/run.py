@@ -17,9 +17,9 @@ from bench.workload import batches, every_key, pairs
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Writer
+from statelog.reading.replay import replay as replay_chunks
 from statelog.recovery import recover
 from statelog.storage import Log
-from statelog.storage.replay import replay as replay_chunks
 
 __all__ = ["BENCHMARKS", "commit_latencies"]
 

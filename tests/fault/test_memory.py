@@ -17,11 +17,10 @@ import pytest
 
 from statelog.materializer.engine import fold
 from statelog.producer.writer import Writer
-from statelog.reading.converter import Converter
+from statelog.reading.replay import CommittedChunk, Converter
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.values.schema import OPAQUE
-from statelog.storage.replay import CommittedChunk
 from tests.support.processes.parts import output
 from tests.support.rigs.history import HistoryRig, history_rig
 

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from statelog.producer.writer import Writer
+from statelog.reading.replay import replay
 from statelog.schemas.changes.replay_plan import plan_replay
-from statelog.storage.replay import replay
 from tests.support.rigs.log import real_rig
 from tests.support.services.broker import Broker
 

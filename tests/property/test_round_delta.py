@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from statelog.materializer.engine import delta_tables
 from statelog.materializer.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round import run_round
-from statelog.reading.converter import Converter
+from statelog.reading.replay import Converter
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.snapshot.runs import first_unsorted
 from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot

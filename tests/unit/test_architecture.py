@@ -48,6 +48,6 @@ def test_modules_that_docstrings_name_are_there(room: str) -> None:
 
 
 def _is_module(name: str) -> bool:
-    """Whether it is a module or a wing, or a name in a module, such as `storage.replay.replay`."""
+    """Whether it is a module or a wing, or a name in a module, such as `reading.replay.replay`."""
     place = SOURCE.joinpath(*name.split("."))
     return place.is_dir() or any(one.with_suffix(".py").is_file() for one in (place, place.parent))

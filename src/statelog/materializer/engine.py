@@ -31,7 +31,7 @@ from statelog.environment import DiskHook, Environment, no_faults
 from statelog.errors import ConfigError, StatelogError, StoreUnavailable
 from statelog.materializer.side_by_side import side_by_side
 from statelog.materializer.tasks import FoldTask, Task, TaskOutput, only
-from statelog.reading.converter import Converter
+from statelog.reading.replay import CommittedChunk, Converter, replay
 from statelog.reading.sorted_tail import SortedTail
 from statelog.schemas.avro import datum_of
 from statelog.schemas.changes.replay_plan import ReplayPlan
@@ -43,7 +43,6 @@ from statelog.storage.local.own_directory import make_own
 from statelog.storage.local.spill import NamelessFile
 from statelog.storage.log.log import Log
 from statelog.storage.merge import merge_streams
-from statelog.storage.replay import CommittedChunk, replay
 from statelog.storage.run_reader import RunReader, open_local, read_back
 from statelog.storage.run_writer import RunWriter, WrittenRun, upload_run, write_cut
 

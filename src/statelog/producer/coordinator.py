@@ -28,13 +28,13 @@ from statelog.producer.epoch import Grant, TaskGrant, open_epoch, resume_grant
 from statelog.producer.guard import Guard, Guarded, Life
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
+from statelog.reading.replay import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, Step
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import data_topic
 from statelog.storage.kafka import Producer
 from statelog.storage.log.log import Log
-from statelog.storage.replay import verify_handle
 
 _SLOTS = 1 << 31
 _SALT_BYTES = 4

@@ -33,12 +33,12 @@ from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox
 from statelog.producer.pipeline import INITIAL, PendingStep, Pipeline
 from statelog.producer.settings import Meter, WriterSettings, WriterStatistics
+from statelog.reading.replay import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.place import Metadata, check_metadata
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
-from statelog.storage.replay import verify_handle
 
 _Wait = Callable[[int, float | None], bool]
 _Finish = Callable[[Checkpoint, float, bool], LastCommit]

@@ -18,16 +18,15 @@ import pyarrow as pa
 
 from statelog.environment import Environment, current_environment
 from statelog.errors import IdentityChanged, Misuse
-from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Terms
 from statelog.reading.plan import CommitFacts, CommitSpan, Plan
+from statelog.reading.replay import CommittedChunk, Converter
 from statelog.recovery.settings import RecoverySettings, sorted_tail
 from statelog.recovery.tail import ReadCount, committed_chunks
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.storage.log.log import Log
 from statelog.storage.merge import merge_streams
-from statelog.storage.replay import CommittedChunk
 
 LEAST_BYTES = 4 << 20
 """What a task of its own is worth: about what it reads while another one starts."""

@@ -18,9 +18,9 @@ import pyarrow as pa
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone
 from statelog.reading.commits import Commits
-from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import Plan, partitions_of
+from statelog.reading.replay import Converter
 from statelog.reading.sorted_tail import SortedTail
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.settings import RecoverySettings, terms_of

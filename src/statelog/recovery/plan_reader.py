@@ -23,14 +23,12 @@ from typing import TypeVar
 import pyarrow as pa
 
 from statelog.environment import GRACE_S, Environment, begin
-from statelog.reading.converter import Converter
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
-from statelog.reading.sorted_tail import SortedTail
-from statelog.recovery.newest import MemoryTail, cut, newest
-from statelog.recovery.run_opener import RunOpener
-from statelog.recovery.run_reading import Allowance, Job, Prefetch, RunHandles, run_jobs, run_tables
+from statelog.reading.replay import Converter
+from statelog.reading.sorted_tail import MemoryTail, SortedTail, cut, newest
+from statelog.recovery.runs import Allowance, Job, Prefetch, RunHandles, RunOpener, run_jobs, run_tables
 from statelog.recovery.settings import RecoverySettings, sorted_tail
 from statelog.recovery.tail import ReadCount, committed_chunks
 from statelog.schemas.key_groups import partition_starts

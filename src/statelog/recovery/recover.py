@@ -39,7 +39,7 @@ from statelog.recovery.plan_reader import Beat, PlanReader
 from statelog.recovery.progress import Monitor, OnProgress, RecoveryStatistics
 from statelog.recovery.read_ahead import ReadAhead
 from statelog.recovery.rocksdb_state import require_rocksdict
-from statelog.recovery.run_opener import RunOpener
+from statelog.recovery.runs import RunOpener
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.recovery.stream import Stream
 from statelog.recovery.targets import Target, fill_dict, fill_parquet, fill_table, require_file

@@ -18,14 +18,13 @@ from typing import TypeVar
 import pyarrow as pa
 
 from statelog.errors import BrokerUnavailable, Corrupt, NotFound, StoreUnavailable, Unavailable, UnknownFormat
-from statelog.reading.converter import Converter
-from statelog.recovery.newest import select_key_groups
+from statelog.reading.replay import CommittedChunk, Converter, replay
+from statelog.reading.sorted_tail import select_key_groups
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.storage.kafka import OffsetRange, Reader, Record
 from statelog.storage.local.copy import LocalCopyReader
 from statelog.storage.log.log import Log
-from statelog.storage.replay import CommittedChunk, replay
 
 _LOG = logging.getLogger("statelog.recovery")
 _RETRY_S = 0.2

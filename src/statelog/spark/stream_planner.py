@@ -25,10 +25,10 @@ from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.reading.commits import Commits, Folded
-from statelog.reading.converter import newer_values
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import AtPosition, AtTime, CommitFacts, Plan, commit_facts, partitions_of
 from statelog.reading.planner import plan_changes
+from statelog.reading.replay import newer_values
 from statelog.reading.retained_history import RetainedHistory
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings

@@ -16,8 +16,7 @@ from statelog.errors import NotFound, Unavailable
 from statelog.pending import Pending
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.recovery import AtPosition, Cursor, Portion, recover
-from statelog.recovery.run_opener import CacheSettings
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import CacheSettings, RecoverySettings
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit

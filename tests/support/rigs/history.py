@@ -17,6 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from statelog.producer.writer import Writer
+from statelog.reading.replay import replay
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.stream import Portion
 from statelog.schemas.avro import datum_of
@@ -31,7 +32,6 @@ from statelog.schemas.snapshot.runs import RunMetadata
 from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
-from statelog.storage.replay import replay
 from statelog.storage.run_reader import RunReader
 from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store

@@ -20,6 +20,7 @@ from statelog.environment import Environment
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
+from statelog.reading.replay import replay
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.descriptor import HashRule
@@ -32,7 +33,6 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
-from statelog.storage.replay import replay
 from statelog.storage.run_reader import RunReader
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.recovery.newest import MemoryTail, cut, newest, select_key_groups
+from statelog.reading.sorted_tail import MemoryTail, cut, newest, select_key_groups
 from tests.support.samples.chunks import rows_batch
 
 _Row = tuple[int, int, bytes, bytes | None]

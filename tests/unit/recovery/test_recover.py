@@ -11,7 +11,7 @@ from statelog.environment import Environment
 from statelog.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, StorageFull
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtCheckpoint, AtPosition
-from statelog.recovery import run_reading
+from statelog.recovery import runs
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Progress
 from statelog.recovery.recover import recover
@@ -219,7 +219,7 @@ def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
 
 def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one request for a run is not answered yet, another one is on its way."""
-    monkeypatch.setattr(run_reading, "_JOB_BYTES", 1)
+    monkeypatch.setattr(runs, "_JOB_BYTES", 1)
     another, waited = threading.Event(), list[bool]()
 
     def wait_for_another(method: str, path: str) -> None:

@@ -14,8 +14,7 @@ from statelog.reading.planner import SnapshotFailed
 from statelog.recovery import read_ahead
 from statelog.recovery.commit_feed import CommitFeed
 from statelog.recovery.recover import recover
-from statelog.recovery.run_opener import CacheSettings
-from statelog.recovery.settings import RecoverySettings, terms_of
+from statelog.recovery.settings import CacheSettings, RecoverySettings, terms_of
 from statelog.storage.claims import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore

@@ -7,7 +7,7 @@ import pytest
 from statelog.errors import CorruptRun
 from statelog.producer.writer import Writer
 from statelog.reading.plan import part_of
-from statelog.recovery import run_reading
+from statelog.recovery import runs
 from statelog.recovery.recover import recover
 from statelog.spark import parts
 from statelog.spark.parts import read_state, slices, state_parts
@@ -43,7 +43,7 @@ def test_slices_are_read_from_the_plan_alone(count: int) -> None:
     assert _read(rig, plan, count) == expected
     newest = rig.manifests[-1].runs[0].path
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_reading, "_JOB_BYTES", 1)  # So that some row groups come out before the damaged one.
+        patch.setattr(runs, "_JOB_BYTES", 1)  # So that some row groups come out before the damaged one.
         data = bytearray(rig.log.store.read(newest))
         span = plan.runs[-1].run.index.row_groups[len(plan.runs[-1].run.index.row_groups) // 2]
         data[span.offset + 2] ^= 1

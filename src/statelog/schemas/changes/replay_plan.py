@@ -1,7 +1,7 @@
 """Replay as decisions: which offsets to read, which chunks count, and whether everything listed has arrived.
 
 The one rule of reading: a record counts if and only if a valid commit lists its offset, and all that a commit
-lists is there or it is data loss. `storage.replay` executes this for materializer, recovery and Spark.
+lists is there or it is data loss. `reading.replay` executes this for materializer, recovery and Spark.
 
 Invariants:
 - A record at an offset that no commit lists is void, whatever its bytes: they are never looked at.

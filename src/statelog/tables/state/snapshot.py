@@ -32,13 +32,12 @@ from numpy.typing import NDArray
 
 from statelog.environment import Environment
 from statelog.errors import CorruptRun, NotFound
-from statelog.reading.converter import Converter
 from statelog.reading.plan import make_plan
 from statelog.reading.planner import SnapshotFailed
+from statelog.reading.replay import Converter
 from statelog.recovery import RecoverySettings
 from statelog.recovery.plan_reader import PlanReader
-from statelog.recovery.run_opener import RunOpener
-from statelog.recovery.run_reading import RunHandles
+from statelog.recovery.runs import RunHandles, RunOpener
 from statelog.schemas.arrays import binary_column
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.snapshot.manifest import Manifest
