@@ -35,7 +35,7 @@ T = TypeVar("T")
 _NAMES = {TopicRole.DATA: data_topic, TopicRole.LEDGER: ledger_topic}
 _FRAMING_BYTES = 1 << 10
 """Kafka's framing counts into the size of a record."""
-_TOO_FEW_BROKERS = "INVALID_REPLICATION_FACTOR"
+_ASK_FOR_LESS = frozenset({"INVALID_REPLICATION_FACTOR", "POLICY_VIOLATION", "INVALID_CONFIG"})
 _VALUE = b"statelog doctor %06d" + b"." * 80
 
 
@@ -84,16 +84,21 @@ class ThrowAwayTopics:
         return left
 
     def _make(self, role: TopicRole) -> TopicAnswer:
-        """One topic, of as many replicas as there may be."""
+        """One topic, with as many replicas as there may be; if need be, without what could be waived: that it
+        lacks this is judged by itself.
+        """
         name = _NAMES[role](self.name)
         self._made.append(name)  # First: it may have been made although no answer came.
-        for replicas in (self.replication_factor, 1):
+        tries = [
+            (count, waived) for count in (self.replication_factor, 1) for waived in (self.waived, frozenset(Waiver))
+        ]
+        for number, (replicas, waived) in enumerate(tries, 1):
             asked = topic_config(role, replicas)
             try:
                 spec = TopicSpec(name=name, partitions=1, replication_factor=replicas, config=asked)
-                made = create_topic(self.kafka, spec, self.waived)
+                made = create_topic(self.kafka, spec, waived)
             except ConfigError as error:
-                if replicas == 1 or error.facts.get("kafka_error") != _TOO_FEW_BROKERS:
+                if number == len(tries) or error.facts.get("kafka_error") not in _ASK_FOR_LESS:
                     self._refused.add(name)
                     raise
             else:

@@ -123,9 +123,9 @@ def test_figures() -> None:
 
 def test_a_setting_that_is_needed_and_refused() -> None:
     """Nothing else is asked, because there is no topic to ask on."""
-    found = examine(on(Provider(name="x", refuses=frozenset({"retention.ms"}))))
+    found = examine(on(Provider(name="x", refuses=frozenset({"retention.bytes"}))))
     assert found.found[Need.TOPICS].severity is Severity.REFUSED
-    assert "retention.ms" in found.found[Need.TOPICS].found
+    assert "retention.bytes" in found.found[Need.TOPICS].found
     assert {one.found for name, one in found.found.items() if name not in (Need.TOPICS, Need.CLUSTER_ID)} == {
         "not asked"
     }
@@ -136,9 +136,16 @@ def test_a_service_that_deletes() -> None:
     found = examine(on(Provider(name="x", sets={"retention.bytes": "604800000"})), *Waiver)
     assert found.found[Need.KEPT].severity is Severity.REFUSED
     assert "allow_unsafe" not in found.found[Need.KEPT].hint
-    by_age = on(Provider(name="x", sets={"retention.ms": "604800000"}))
+    by_age = on(Provider(name="x", refuses=frozenset({"retention.ms"})))
     assert "allow_unsafe=finite-retention" in examine(by_age).found[Need.KEPT].hint
     assert examine(by_age, *Waiver).found[Need.KEPT].severity is Severity.NOTE
+
+
+def test_a_service_that_names_no_setting() -> None:
+    """What it may well take is not left out as well: it keeps records for ever."""
+    found = examine(on(Provider(name="x", refuses=frozenset({"segment.bytes"}), is_terse=True)), "min-insync")
+    assert found.found[Need.KEPT].severity is Severity.OK
+    assert found.found[Need.SPARE].severity is Severity.NOTE
 
 
 class _SmallRecords(MemoryCluster):
