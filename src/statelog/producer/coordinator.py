@@ -22,8 +22,7 @@ from statelog.errors import ConfigError
 from statelog.producer.buffer import ChangeBuffer
 from statelog.producer.change_set import ChangeSet
 from statelog.producer.change_writer import ChangeWriter
-from statelog.producer.commit_rules import check_handle, next_checkpoint_id, refuse_overlaps
-from statelog.producer.committer import Committer, GrantHolder
+from statelog.producer.committer import Committer, GrantHolder, check_handle, next_checkpoint_id, refuse_overlaps
 from statelog.producer.epoch import Grant, TaskGrant, open_epoch, resume_grant
 from statelog.producer.guard import Guard, Guarded, Life
 from statelog.producer.outbox import Outbox

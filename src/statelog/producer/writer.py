@@ -26,8 +26,7 @@ from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.pending import Pending
 from statelog.producer.buffer import ChangeBuffer, MetaBuffer
 from statelog.producer.change_writer import ChangeWriter
-from statelog.producer.commit_rules import check_handle, next_checkpoint_id
-from statelog.producer.committer import Committer, GrantHolder
+from statelog.producer.committer import Committer, GrantHolder, check_handle, next_checkpoint_id
 from statelog.producer.epoch import OpenedEpoch, open_epoch
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox

@@ -148,7 +148,7 @@ def _plan_changes(
 
 def plan_of(log: Log, folding: Folding, key_groups: frozenset[int] | None) -> Plan:
     """The plan of the state at the end of a fold, whose ledger and anchors the caller has checked, as an Open does."""
-    if folding.commits:
+    if folding.commits and log.retention_s is not None:
         warn_of_age(log, folding.commits[0].timestamp_ms, current_environment().wall_clock())
     bodies = (valid.commit.read_body() for valid in folding.commits)  # Decoded one by one: there may be many.
     return make_plan(log.descriptor, folding.base, folding.folded, bodies, key_groups)
