@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "follow": "Show the commits of a log as they come.",
     "describe": "Show what a log is, and its current status.",
     "subscriptions": "Show the readers that hold truncation back, or remove one.",
+    "copy": "Copy a log into a new one, on another cluster or below another root.",
     "accept-loss": "Accept what a log has lost, so that it can go on.",
     "delete": "Delete a log for good.",
     "doctor": "Try everything that a log needs of a Kafka.",

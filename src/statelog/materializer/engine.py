@@ -131,9 +131,13 @@ class LocalEngine:
             return write_runs(task, work, self._open, fold_bytes=fold_bytes)
 
         done, seconds = self._in_threads(write, tasks)
-        found = [one for runs in done for one in runs]
-        self._local.update({one.run.path: one.written for one in found})
-        return Written(runs=tuple(one.run for one in found), seconds=seconds)
+        return self._kept([one for runs in done for one in runs], seconds)
+
+    def write_tables(self, tables: Iterable[pa.Table], output: TaskOutput) -> Written:
+        """Write sorted tables that come from elsewhere, as a task's; their runs are local files."""
+        started_s = self._clock()
+        found = write_tables(tables, output, self._work)
+        return self._kept(found, self._clock() - started_s)
 
     def forget(self, runs: Sequence[RunRef]) -> None:
         """Remove those that are local files."""
@@ -148,6 +152,10 @@ class LocalEngine:
         self._in_threads(lambda run, _: upload_run(self._log.store, self._local.pop(run.path)), mine)
         _, seconds = self._in_threads(lambda run, _: read_back(self._log.store, run), mine)
         return Written(runs=mine, seconds=seconds)
+
+    def _kept(self, found: "Sequence[LocalRunRef]", seconds: float) -> Written:
+        self._local.update({one.run.path: one.written for one in found})
+        return Written(runs=tuple(one.run for one in found), seconds=seconds)
 
     def _open(self, run: RunRef) -> RunReader:
         written = self._local.get(run.path)
@@ -183,9 +191,15 @@ def write_runs(task: Task, work: RoundWork, open_run: OpenRun, *, fold_bytes: in
     Raises Damaged, NotFound (a run was deleted meanwhile: the manifest is no longer the newest), Unavailable, and what
     `go_on` raises.
     """
-    output = task.output
     with closing(_tables(task, work, open_run, fold_bytes)) as tables:
-        found = write_cut(_going_on(tables, work), lambda: _writer(output, work), output.cuts, output.key_groups)
+        return write_tables(tables, task.output, work)
+
+
+def write_tables(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork) -> list[LocalRunRef]:
+    """Write sorted tables as local runs that tile the output. Raises CorruptRun, StorageFull, StoreUnavailable, and
+    what making the tables and `go_on` raise.
+    """
+    found = write_cut(_going_on(tables, work), lambda: _writer(output, work), output.cuts, output.key_groups)
     return [LocalRunRef(_referred(run.file, key_groups, output), run) for key_groups, run in found]
 
 
@@ -258,12 +272,24 @@ def _tables(task: Task, work: RoundWork, open_run: OpenRun, fold_bytes: int) -> 
             disk=work.environment.disk,
         )
         return
+    yield from merged_runs(task.runs, output.key_groups, converter, open_run, drop_deletes=output.drop_deletes)
+
+
+def merged_runs(
+    runs: Iterable[RunRef],
+    key_groups: range,
+    converter: Converter,
+    open_run: OpenRun,
+    newer: Sequence[Iterable[pa.Table]] = (),
+    *,
+    drop_deletes: bool,
+) -> Generator[pa.Table]:
+    """Sorted tables with the newest change of every key, of runs in manifest order and `newer` sorted streams behind
+    them. Raises Damaged, NotFound, Unavailable, and what the streams raise.
+    """
     with ExitStack() as opened:
-        streams = [
-            opened.enter_context(closing(_lane(lane, output.key_groups, converter, open_run)))
-            for lane in lanes(task.runs)
-        ]
-        yield from merge_streams(streams, drop_deletes=output.drop_deletes)
+        streams = [opened.enter_context(closing(_lane(lane, key_groups, converter, open_run))) for lane in lanes(runs)]
+        yield from merge_streams([*streams, *newer], drop_deletes=drop_deletes)
 
 
 def _lane(lane: Iterable[RunRef], key_groups: range, converter: Converter, open_run: OpenRun) -> Generator[pa.Table]:

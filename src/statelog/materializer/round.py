@@ -16,6 +16,7 @@ Invariants:
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from statelog.environment import current_environment
 from statelog.errors import CorruptRun, Damaged, DataLoss, NotFound, OffsetGone, RoundGivenUp, StatelogError
@@ -34,7 +35,7 @@ from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, Ro
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
 from statelog.materializer.tasks import TaskOutput, fold_tasks, merge_tasks
-from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
+from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
@@ -97,8 +98,16 @@ def run_round(
     return outcome
 
 
+class Delta(NamedTuple):
+    """The runs with what is new, and the changes and bytes that were read to make them."""
+
+    written: Written
+    changes: int
+    size_bytes: int
+
+
 class Round:
-    """One round, for the daemon and for tests.
+    """One round, for the daemon and for tests; `LogCopy` is one that takes its changes from elsewhere.
 
     `verified` is what a process keeps from round to round. `make_engine` makes who writes the runs. `is_given_up` is
     asked between steps and between tables; once it returns true before the put, the round ends.
@@ -172,9 +181,9 @@ class Round:
 
     def _roll_up_tail(self) -> RoundOutcome:
         end_position = check_ledger(self._log, self._base)
-        target = choose_target(self._log, self._base, self._settings, end_position)
+        target = self._choose_target(end_position)
         self._passed("after-fold")
-        if not (_has_news(self._newest, target) or self._is_renewal_due()):
+        if not self._has_news(target):
             check_data(self._log, self._base, target)
             return SkippedRound(number=self._number, position=self._base.position if self._base else 0)
         try:
@@ -221,9 +230,7 @@ class Round:
         """Write, upload, read back, put, and clean up if the slot is won."""
         check_data(self._log, self._base, target)
         self._runs = self._base.runs if self._base else ()
-        plan = plan_replay(target.commits, range(self._log.descriptor.partitions), target.state.accepted)
-        output = self._output(target)
-        delta = self._write_delta(engine, plan, output)
+        delta, output = self._write_delta(engine, target)
         self._passed("after-delta")
         merged = self._merge(engine, output)
         self._passed("after-merge")
@@ -242,12 +249,12 @@ class Round:
             number=own.number,
             position=own.position,
             commits=len(target.commits),
-            changes=plan.changes,
-            rows=sum(run.rows for run in delta.runs),
+            changes=delta.changes,
+            rows=sum(run.rows for run in delta.written.runs),
             size_bytes=sum(run.size_bytes for run in published.runs),
             read_back_s=published.seconds,
-            replayed_bytes=plan.size_bytes,
-            replay_s=delta.seconds,
+            replayed_bytes=delta.size_bytes,
+            replay_s=delta.written.seconds,
             snapshot_bytes=sum(run.size_bytes for run in own.runs),
             runs_merged=merged,
             duration_s=self._environment.wall_clock() - self._started_s,
@@ -255,6 +262,13 @@ class Round:
             cleanup=removed,
             unpublished=unpublished,
         )
+
+    def _choose_target(self, end_position: int) -> RoundTarget:
+        return choose_target(self._log, self._base, self._settings, end_position)
+
+    def _has_news(self, target: RoundTarget) -> bool:
+        since = self._base.position if self._base else 0
+        return bool(target.commits) or target.position - since >= QUIET_RECORDS or self._is_renewal_due()
 
     def _output(self, target: RoundTarget) -> TaskOutput:
         """What the delta covers. The schema is asked for after the target: it is stored before a chunk that uses it."""
@@ -268,14 +282,16 @@ class Round:
             cuts=Cuts(max_bytes=self._settings.max_run_bytes),
         )
 
-    def _write_delta(self, engine: Engine, plan: ReplayPlan, output: TaskOutput) -> Written:
+    def _write_delta(self, engine: Engine, target: RoundTarget) -> tuple[Delta, TaskOutput]:
         """Write what was committed, unless no change set was."""
+        plan = plan_replay(target.commits, range(self._log.descriptor.partitions), target.state.accepted)
+        output = self._output(target)
         if not plan.listed:
-            return Written(runs=(), seconds=0.0)
+            return Delta(Written(runs=(), seconds=0.0), plan.changes, plan.size_bytes), output
         most_tasks = engine.tasks_for(plan.size_bytes)
-        delta = engine.write(fold_tasks(plan, self._partition_starts, self._runs, output, most_tasks))
-        self._runs = in_order((*self._runs, *delta.runs))
-        return delta
+        written = engine.write(fold_tasks(plan, self._partition_starts, self._runs, output, most_tasks))
+        self._runs = in_order((*self._runs, *written.runs))
+        return Delta(written, plan.changes, plan.size_bytes), output
 
     @property
     def _partition_starts(self) -> list[int]:
@@ -312,6 +328,7 @@ class Round:
 
     def _put(self, target: RoundTarget) -> tuple[Manifest, CleanupPlan] | LostRound:
         """List all files, put the next manifest, and list again. Our manifest, if it won, and what that lets go."""
+        self._check_published()
         anchors = take_anchors(self._log, target.state, self._base)
         listing = list(self._log.store.list())
         if DESCRIPTOR_PATH not in {info.path for info in listing}:
@@ -338,6 +355,9 @@ class Round:
         self._passed("after-win")
         return own, cleanup_plan
 
+    def _check_published(self) -> None:
+        """The last look at what the next manifest will name, which was read back already."""
+
     def _newest_number(self) -> int:
         return max(self._log.manifests.numbers(), default=0)
 
@@ -351,10 +371,6 @@ class Round:
         environment = replace(self._environment, crash=self._passed)
         removed = run_cleanup(self._log, own, cleanup_plan, self._settings, self._verified, environment)
         return removed, publish(self._log, own)
-
-
-def _has_news(newest: StoredManifest | None, target: RoundTarget) -> bool:
-    return bool(target.commits) or target.position - (newest.manifest.position if newest else 0) >= QUIET_RECORDS
 
 
 def _loss(error: StatelogError, number: int) -> StatelogError:

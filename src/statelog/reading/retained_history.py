@@ -87,8 +87,8 @@ class RetainedHistory:
 
     @property
     def holds_mark(self) -> bool:
-        """Whether the ledger has its first record."""
-        return self.ledger.start == 0 and self._log.descriptor.made_with is None
+        """Whether the ledger has its first record, and the log began with that."""
+        return self.ledger.start == 0 and self._log.descriptor.made_with is None and self._begins_at == 0
 
     @property
     def oldest_position(self) -> int:
@@ -173,7 +173,8 @@ class RetainedHistory:
     def _bases(self) -> list[LedgerBase]:
         """Those whose position the ledger still follows on, in no order."""
         kept = [] if self._base is None else [self._base]
-        return [base for base in (*kept, *self.manifests) if base.state.position >= self.ledger.start]
+        start = max(self.ledger.start, self._begins_at)
+        return [base for base in (*kept, *self.manifests) if base.state.position >= start]
 
     def _reaches_back(self, base: LedgerBase) -> bool:
         """Whether all that was committed behind a base is there."""
@@ -181,6 +182,10 @@ class RetainedHistory:
             return False
         committed = base.state.committed_positions
         return all(self._data[partition].start <= committed.get(partition, 0) for partition in self._partitions)
+
+    @cached_property
+    def _begins_at(self) -> int:
+        return self.newest.state.begins_at if self.newest else 0
 
     @cached_property
     def _data(self) -> dict[int, OffsetRange]:

@@ -46,9 +46,8 @@ from statelog.recovery.targets import Target, fill_dict, fill_parquet, fill_tabl
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.files import ManifestChain, descriptor_or_none
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where, no_kafka, opened_store
+from statelog.storage.log.log import Log, open_snapshots
+from statelog.storage.log.where import Where
 
 T = TypeVar("T")
 
@@ -121,12 +120,7 @@ def recover_snapshot(
     """
     if not isinstance(at, AtPosition | None):
         raise ConfigError("a snapshot is chosen by its position", hint="Give that, or nothing for the newest")
-    store = opened_store(name, where)
-    made = descriptor_or_none(store)
-    if made is None:
-        raise NotFound(f"there is no log {name}", url=store.url)
-    newest = ManifestChain(store, made).newest_of_any()
-    log = Log(made.at(newest.manifest.identity) if newest else made, no_kafka(), store)
+    log = open_snapshots(name, where)
     chosen = settings or RecoverySettings()
     held = HeldPlan(log, terms_of(chosen), at, key_groups, is_alone=True, attempts=chosen.attempts)
     held.prepare()

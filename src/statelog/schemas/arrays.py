@@ -133,6 +133,12 @@ def fingerprints(keys: pa.Array) -> Fingerprints:
     return np.concatenate([one for one, _ in blocks]), np.concatenate([two for _, two in blocks])
 
 
+def mixed_with(state: NDArray[np.uint64], words: NDArray[np.uint64], half: int) -> NDArray[np.uint64]:
+    """One half of the fingerprints of rows of several columns: what the columns before gave, and those of the next."""
+    mixed = (((state ^ (state >> _THIRD)) * _MIXES[half]) ^ words) * _ENDS[half]
+    return mixed ^ (mixed >> _HALF)
+
+
 def _of_block(block: BinaryColumn) -> Fingerprints:
     lengths = block.lengths
     is_wide = lengths > _WIDEST

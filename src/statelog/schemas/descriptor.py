@@ -167,14 +167,19 @@ def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions
     )
 
 
+_OTHER_CLUSTER = (
+    "Check bootstrap.servers and the root URL. A log does not fail over to another cluster, also not to a mirror of its"
+    " topics: move it there (`statelog copy`)"
+)
+_OTHER_TOPIC = (
+    "Check bootstrap.servers and the root URL; a topic that was deleted and recreated is another topic."
+    " If a person accepted that (`statelog accept-loss --ledger`), open the log again"
+)
+
+
 def _compare(descriptor: Descriptor, what: str, expected: str, found: str) -> None:
     if expected != found:
         expected, found = shown_id(expected), shown_id(found)
-        raise IdentityChanged(
-            f"the log was created on {what} {expected}, but this is {what} {found}",
-            log=descriptor.name,
-            expected=expected,
-            found=found,
-            hint="Check bootstrap.servers and the root URL; a topic that was deleted and recreated is another topic."
-            " If a person accepted that (`statelog accept-loss --ledger`), open the log again",
-        )
+        hint = _OTHER_CLUSTER if what == "cluster" else _OTHER_TOPIC
+        message = f"the log was created on {what} {expected}, but this is {what} {found}"
+        raise IdentityChanged(message, log=descriptor.name, expected=expected, found=found, hint=hint)

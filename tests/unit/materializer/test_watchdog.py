@@ -176,7 +176,7 @@ def test_rounds_that_are_skipped_by_mistake_do_not_calm_the_watchdog(
     def has_no_news(_newest: object, _target: object) -> bool:
         return False
 
-    monkeypatch.setattr("statelog.materializer.round._has_news", has_no_news)
+    monkeypatch.setattr("statelog.materializer.round.Round._has_news", has_no_news)
     bench = DaemonBench(tmp_path, alarm_age_s=500.0)
     bench.at(50, lambda: bench.twin.write({b"a": b"1"}))
     bench.run(until_s=600)

@@ -248,11 +248,12 @@ class LedgerFold:
     def _restart(self, offset: int, record: Restart) -> None:
         if record.position > self._start:
             raise OffsetGone(
-                "the ledger has lost records that only a snapshot holds",
+                "the ledger goes on from a snapshot, and was folded from below that",
                 offset=offset,
                 position=record.position,
                 folded_from=self._start,
-                hint="The loss was accepted: start from a snapshot at that position or above",
+                reason=record.reason,
+                hint="A loss was accepted, or a copy is not finished: start from a snapshot at the position or above",
             )
         self._live.clear()
         self.restarted = offset

@@ -16,6 +16,8 @@ from statelog.schemas.ledger.records import LossRange
 
 NO_EPOCH = -1
 _NO_METADATA: Metadata = {}
+COPIER = "statelog.copy"
+"""The writer in whose last commit a log that was copied says of which log, and up to where."""
 
 
 class LastCommit(NamedTuple):
@@ -90,6 +92,11 @@ class LedgerState:
     def commits(self) -> dict[str, LastCommit]:
         """Every writer's last valid commit. A writer that has none, or that ended with a final one, is not there."""
         return {row.name: last for row in self.writers if (last := row.last_commit)}
+
+    @property
+    def begins_at(self) -> int:
+        """The position below which the log has no history of its own: where a copy was put, else 0."""
+        return max((row.commit_offset + 1 for row in self.writers if row.name == COPIER), default=0)
 
     def last_commit(self, writer: str) -> LastCommit | None:
         """The writer's last valid commit, or None before its first."""

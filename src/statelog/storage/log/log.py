@@ -11,9 +11,10 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, 
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, Place
-from statelog.schemas.ledger.records import VOID_VALUE
+from statelog.schemas.ledger.records import VOID_VALUE, Mark, Restart
 from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
@@ -55,7 +56,15 @@ from statelog.storage.log.topics import (
     make_log,
     topics_in_force,
 )
-from statelog.storage.log.where import LogOptions, Where, check_replicas, new_log, opened_ports
+from statelog.storage.log.where import (
+    LogOptions,
+    Where,
+    check_replicas,
+    new_log,
+    no_kafka,
+    opened_ports,
+    opened_store,
+)
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.storage")
@@ -125,11 +134,7 @@ class Log(Closing):
 
         Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
         """
-        new, replicas = new_log(options or LogOptions()), where.replication_factor
-        check_replicas(replicas)
-        with opened_ports(name, where) as (client, store, waived):
-            descriptor = make_log(client, store, name, new, replication_factor=replicas, waived=waived)
-        return cls(descriptor, client, store, waived=waived)
+        return _create(name, where, options or LogOptions(), Mark)
 
     @classmethod
     def open(cls, name: str, where: Where) -> "Log":
@@ -382,6 +387,35 @@ def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log: 
     with opened_ports(name, where) as (client, store, _):
         here = replace(where, kafka=client, kafka_token=None, root=store, storage_options={})
         return _open_or_create(name, here, options) if create else Log.open(name, here)
+
+
+def open_snapshots(name: str, where: Where) -> Log:
+    """A log whose cluster is not asked, to read its snapshots alone. Raises NotFound, Damaged, StoreUnavailable,
+    ConfigError.
+    """
+    store = opened_store(name, where)
+    made = descriptor_or_none(store)
+    if made is None:
+        raise NotFound(f"there is no log {name}", url=store.url)
+    newest = ManifestChain(store, made).newest_of_any()
+    return Log(made.at(newest.manifest.identity) if newest else made, no_kafka(), store)
+
+
+def create_closed(name: str, where: Where, options: LogOptions, *, reason: str, operator: str) -> Log:
+    """Make a log that is read and written only from a snapshot on that somebody has yet to put: its ledger begins with
+    a Restart behind which nothing counts that was folded from the first record. Raises as `Log.create`.
+    """
+    return _create(name, where, options, partial(Restart, position=1, reason=reason, operator=operator))
+
+
+def _create(name: str, where: Where, options: LogOptions, mark: Callable[..., Mark | Restart]) -> Log:
+    new, replicas = new_log(options), where.replication_factor
+    check_replicas(replicas)
+    with opened_ports(name, where) as (client, store, waived):
+        made = make_log(
+            client, store, name, new, replication_factor=replicas, waived=waived, mark=lambda one: mark(digest=one)
+        )
+    return Log(made, client, store, waived=waived)
 
 
 def _open(name: str, where: Where, options: LogOptions) -> Log:

@@ -361,8 +361,8 @@ class _Acceptance:
                 log=self.made.name,
                 expected=expected,
                 found=found,
-                hint="Check bootstrap.servers. If the log's cluster is gone, read the snapshot without it"
-                " (`statelog recover --snapshot`), and append that to a new log",
+                hint="Check bootstrap.servers. If the log's cluster is gone, copy its newest snapshot into a new log"
+                " (`statelog copy --snapshot --finish`)",
             )
 
     def _is_as_made(self) -> bool:

@@ -17,7 +17,7 @@ Invariants:
 import logging
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -243,18 +243,18 @@ def _is_rolled_up(descriptor: Descriptor, manifests: ManifestChain) -> bool:
     return newest is not None and newest.manifest.identity == descriptor.identity and descriptor.made_with is None
 
 
-def mark_ledger(client: Kafka, topic: str, digest: bytes) -> None:
+def mark_ledger(client: Kafka, topic: str, mark: Mark | Restart) -> None:
     """Append the mark, and see that it lies where its acknowledgement says: every commit rests on that.
 
     Raises AlreadyExists if another log's came first, UnsafeTopic; OutcomeUnknown, Unavailable: create again.
     """
     with closing(client.producer()) as producer:
-        offset = append_record(producer, topic, Mark(digest))
+        offset = append_record(producer, topic, mark)
     try:
         found = _digest_at(client, topic, offset)
     except BeyondEnd:
         found = None
-    if found != digest:
+    if found != mark.digest:
         raise UnsafeTopic(
             "the first record of the ledger is not where its acknowledgement says: the topic acknowledges records"
             " before their place in the log is known, or lost it",
@@ -262,7 +262,7 @@ def mark_ledger(client: Kafka, topic: str, digest: bytes) -> None:
             offset=offset,
             hint="Delete both topics, and create the log where what is acknowledged has its place (docs/kafka.md)",
         )
-    if offset > 0 and owner_of(client, topic) != digest:
+    if offset > 0 and owner_of(client, topic) != mark.digest:
         raise owned_elsewhere(topic)
 
 
@@ -318,8 +318,10 @@ def make_log(
     *,
     replication_factor: int,
     waived: frozenset[Waiver],
+    mark: Callable[[bytes], Mark | Restart] = Mark,
 ) -> Descriptor:
-    """Make a log, or finish one whose create died; returns its descriptor.
+    """Make a log, or finish one whose create died; returns its descriptor. `mark` makes the ledger's first record of
+    the descriptor's digest.
 
     Raises AlreadyExists, ConfigError, Unsafe, Unavailable.
     """
@@ -357,7 +359,7 @@ def make_log(
         hint = "Create it with the same settings, or delete it first"
         raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
     try:
-        mark_ledger(client, ledger.name, descriptor.digest)
+        mark_ledger(client, ledger.name, mark(descriptor.digest))
     except UnsafeTopic:
         store.delete(DESCRIPTOR_PATH)  # Else the next open would find a log, and believe what is acknowledged.
         raise

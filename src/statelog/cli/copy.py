@@ -1,0 +1,89 @@
+"""`statelog copy`: copies a log into a new one, on another cluster or below another root, and finishes the copy."""
+
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from statelog.cli.materialize import materializer_settings
+from statelog.cli.output import Report
+from statelog.cli.progress import open_bar
+from statelog.cli.session import Session, connected
+from statelog.errors import ConfigError
+from statelog.materializer.copy import Copied, copy_log, finish_copy
+from statelog.storage.config import file_layer, merge, read_text
+from statelog.storage.log.log import Log, open_snapshots
+
+_HELP = """Copy the log NAME into the new log COPY: its state and its writers' progress, and no history.
+
+Run it again and again: each run copies what was committed since. COPY is closed to everybody until --finish, for which
+the writers of NAME have to be stopped; they go on in COPY, each at its last checkpoint.
+
+COPY may lie on another cluster and below another root: --to-config names a configuration file for it, and what none of
+the --to options says is as for NAME."""
+
+
+@click.command("copy", help=_HELP)
+@click.argument("name")
+@click.argument("copy")
+@click.option(
+    "--to-config", type=click.Path(path_type=Path), metavar="FILE", help="Configuration file of COPY's place."
+)
+@click.option("--to-bootstrap", metavar="HOST:PORT", help="Kafka brokers of COPY.")
+@click.option("--to-root", metavar="URL", help="URL below which COPY has its directory.")
+@click.option("--finish", is_flag=True, help="Copy the rest and open COPY: from now on it is a log of its own.")
+@click.option("--snapshot", is_flag=True, help="Copy the newest snapshot alone, because NAME's cluster is gone.")
+@click.option("--as-copied", is_flag=True, help="With --finish: open it as it is, because NAME is gone.")
+@click.option("--verify/--no-verify", default=True, show_default=True, help="Compare both whole states.")
+@connected
+def command(session: Session, /, name: str, copy: str, **options: Any) -> None:
+    """Copy a log; the `options` are those of `_copied` and `_there`."""
+    there = _there(session, **{option: options.pop(option) for option in list(options) if option.startswith("to_")})
+    if options["as_copied"] and (options["snapshot"] or not options["finish"]):
+        raise ConfigError("--as-copied only opens a copy", hint="Give it with --finish, and without --snapshot")
+    with session.warnings_shown():
+        done = _copied(session, there, name, copy, **options)
+    title = f"{'finished' if done.is_finished else 'copied'} {name} into {copy}"
+    session.output.report(Report(title, {"log": name, "copy": copy, **asdict(done)}))
+
+
+def _copied(
+    session: Session,
+    there: Session,
+    name: str,
+    copy: str,
+    *,
+    finish: bool,
+    as_copied: bool,
+    snapshot: bool,
+    verify: bool,
+) -> Copied:
+    settings = materializer_settings(there.config)
+    if as_copied:
+        return finish_copy(copy, there.where(), settings=settings)
+    with open_bar(f"copy {name}", as_json=session.output.as_json) as bar, _source(session, name, snapshot) as log:
+        return copy_log(
+            log,
+            copy,
+            there.where(),
+            finish=finish,
+            verify=verify,
+            is_alone=snapshot,
+            settings=settings,
+            progress=lambda share: bar.update(share, "copied"),
+        )
+
+
+def _source(session: Session, name: str, is_alone: bool) -> AbstractContextManager[Log]:
+    return open_snapshots(name, session.where_without_kafka()) if is_alone else session.open_log(name)
+
+
+def _there(session: Session, *, to_config: Path | None, to_bootstrap: str | None, to_root: str | None) -> Session:
+    """The session of the copy's place."""
+    config = session.config
+    if to_config is not None:
+        config = merge([file_layer(read_text(to_config, "configuration file"), str(to_config))])
+    bootstrap, root = to_bootstrap or config.bootstrap, to_root or config.root
+    return replace(session, config=replace(config, bootstrap=bootstrap, root=root))

@@ -1,0 +1,407 @@
+"""`copy_log`: copies a log into a new one, on another cluster or below another root; `finish_copy` opens the copy.
+
+    copy_log(log, "visits", there)                  # again and again: each time what is new
+    copy_log(log, "visits", there, finish=True)     # the writers have stopped: from now on the copy is a log
+
+A copy is a round of the new log whose changes come from another one: the first has the whole state, a later one what
+was committed since, or the whole state again where that was truncated. `docs/move.md` numbers the steps, and
+says what a crash after each leaves behind. The history below the copied position stays behind.
+
+Invariants:
+- Until a copy is finished its ledger ends with a Restart that every fold from its newest manifest stops at: so nobody
+  reads or writes what is not whole, and no commit is lost to the next manifest. One put opens it.
+- A Restart names the position two above the manifest that its round began with. The slot of the next manifest has one
+  winner, and whoever finishes goes on at or above that position: so a Restart of a round that slept closes nothing.
+- State, writers' progress, and the place in the other ledger stand in one manifest: they are of one moment.
+- The place is compared before what is new is read: a log that lost what the copy has is told, and nothing is copied.
+"""
+
+import logging
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+
+import pyarrow as pa
+
+from statelog.errors import (
+    AlreadyExists,
+    ConfigError,
+    Corrupt,
+    DataLoss,
+    IdentityChanged,
+    LogInUse,
+    NotFound,
+    OffsetGone,
+)
+from statelog.materializer.engine import Engine, LocalEngine, RoundWork, Written, delta_tables, merged_runs
+from statelog.materializer.outcome import CompletedRound, LostRound
+from statelog.materializer.round import Delta, Round
+from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.target import RoundTarget
+from statelog.materializer.tasks import TaskOutput
+from statelog.reading.hold import HeldPlan, Hold, Terms
+from statelog.reading.plan import AtPosition, Plan
+from statelog.reading.planner import plan_changes, planned_anew
+from statelog.reading.replay import Converter
+from statelog.schemas.changes.digest import StateDigest
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.ledger.copied import Origin, copied_state
+from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.records import Restart
+from statelog.schemas.ledger.state import COPIER, LedgerState
+from statelog.schemas.snapshot.run_ref import RunRef, in_order
+from statelog.schemas.topic_policy import LEDGER_WRITING
+from statelog.storage.log.files import StoredManifest
+from statelog.storage.log.log import Log, create_closed
+from statelog.storage.log.loss import append_restarts
+from statelog.storage.log.where import LogOptions, Where
+from statelog.storage.run_reader import RunReader
+
+_LOG = logging.getLogger("statelog.storage")
+_TERMS = Terms("statelog copy", 300.0)
+_ALL = range(MAX_KEY_GROUPS)
+_ONE_AFTER_THE_OTHER = "Run it again once that one has ended"
+
+CRASH_POINTS = (
+    "after-create",  # the new log is there, and closed
+    "after-plan",  # what to copy is known, and held
+    "after-close",  # the Restart of this round is there
+    "after-verify",  # both states have one digest
+)
+"""What `Environment.crash` is called with beside a round's names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """What a copy did. It has all that was committed below `source_position` of the log, at its own `position`.
+
+    `changes` were read of the log: with `is_whole` all of its state, else what is new since the copy before. `rows` and
+    `size_bytes` were written. `verified_rows` is how many rows both states have, None if they were not compared.
+    `writers` is how many writers' progress it has.
+    """
+
+    source_position: int
+    position: int
+    is_whole: bool
+    is_finished: bool
+    changes: int
+    rows: int
+    size_bytes: int
+    verified_rows: int | None
+    writers: int
+
+
+def copy_log(
+    source: Log,
+    name: str,
+    where: Where,
+    *,
+    finish: bool = False,
+    verify: bool = True,
+    is_alone: bool = False,
+    settings: MaterializerSettings | None = None,
+    progress: Callable[[float], object] = lambda _: None,
+) -> Copied:
+    """Copy what is committed now into the log `name`, which is made if it is not there, and is closed until `finish`.
+
+    Run again, it goes on where it ended, or died. With `verify` both whole states are read and compared before the copy
+    counts. `progress` is called with the share of the changes that was read. `finish` needs a source whose writers have
+    stopped: they go on in the copy, each with its last checkpoint, metadata and meta records. A source that `is_alone`
+    is one of `open_snapshots`: its newest snapshot is copied, and nothing is asked of its cluster.
+
+    Raises AlreadyExists for a log that is no copy, or one that is finished; IdentityChanged for a copy of another log;
+    LogInUse if the source is still written to, or another copy was faster; ConfigError, Damaged, Unavailable.
+    """
+    options = _options_of(source)
+    try:
+        log = Log.open(name, where)
+    except NotFound:
+        log = create_closed(name, where, options, reason=_reason(source.name, name), operator=COPIER)
+    with log:
+        options.check(log.descriptor, log.value_schemas.all)
+        work = LogCopy(log, source, settings, finish=finish, verify=verify, is_alone=is_alone, progress=progress)
+        return work.copy()
+
+
+def finish_copy(name: str, where: Where, *, settings: MaterializerSettings | None = None) -> Copied:
+    """Open a copy as it was copied last, for when its source is gone: what was committed there since is not in it.
+
+    Raises NotFound if nothing was copied yet; else as `copy_log`.
+    """
+    with Log.open(name, where) as log:
+        return LogCopy(log, None, settings, finish=True).copy()
+
+
+class LogCopy(Round):
+    """One round of a copy. Without a `source` it only finishes what was copied."""
+
+    def __init__(
+        self,
+        log: Log,
+        source: Log | None,
+        settings: MaterializerSettings | None = None,
+        *,
+        finish: bool = False,
+        verify: bool = False,
+        is_alone: bool = False,
+        progress: Callable[[float], object] = lambda _: None,
+    ) -> None:
+        super().__init__(log, settings or MaterializerSettings(), make_engine=self._made_engine)
+        self._source = source
+        self._finishes = finish
+        self._verifies = verify
+        self._is_alone = is_alone
+        self._progress = progress
+        self._origin: Origin | None = None
+        self._plan: Plan | None = None
+        self._held = ExitStack()
+        self._hold: Hold | None = None
+        self._verified_rows: int | None = None
+
+    def copy(self) -> Copied:
+        """Run it to its end, once. Raises as `copy_log`."""
+        self._environment.crash("after-create")
+        with self._held:
+            self._origin = self._copied_so_far(self._log.manifests.newest())
+            if self._source is not None:
+                self._plan = self._planned(self._source, self._origin)
+            self._environment.crash("after-plan")
+            outcome = self.run()
+        if isinstance(outcome, LostRound):
+            raise _in_use("another copy into this log was faster", self._log.name, _ONE_AFTER_THE_OTHER)
+        done = outcome if isinstance(outcome, CompletedRound) else None
+        newest = self._log.manifests.newest()
+        assert newest is not None, "a round that did not lose leaves a manifest"
+        state = newest.manifest.state
+        origin = Origin.of(state)
+        assert origin is not None, "that says of what it is a copy"
+        return Copied(
+            source_position=origin.place.position,
+            position=outcome.position,
+            is_whole=done is not None and self._plan is not None and not self._plan.is_of_changes,
+            is_finished=origin.is_finished,
+            changes=done.changes if done else 0,
+            rows=done.rows if done else 0,
+            size_bytes=done.size_bytes if done else 0,
+            verified_rows=self._verified_rows,
+            writers=len(state.commits) - 1,
+        )
+
+    # ---- what to copy
+
+    def _choose_target(self, end_position: int) -> RoundTarget:
+        origin, plan = self._copied_so_far(self._newest), self._plan
+        if origin != self._origin:
+            raise _in_use("another copy into this log was faster", self._log.name, _ONE_AFTER_THE_OTHER)
+        if self._source is None or plan is None:
+            assert origin is not None, "somebody copied something"
+            return self._target(origin, end_position)
+        if origin is not None and plan.position == origin.place.position and not self._finishes:
+            assert self._base is not None, "an origin stands in a manifest"
+            return self._at(self._base.state)
+        self._copy_schemas(self._source)
+        descriptor = self._source.descriptor
+        copied = Origin(log=descriptor.name, identity=descriptor.identity, place=plan.place, is_finished=False)
+        return self._target(copied, end_position)
+
+    def _has_news(self, target: RoundTarget) -> bool:
+        return self._base is None or target.position > self._base.position
+
+    def _copied_so_far(self, newest: StoredManifest | None) -> Origin | None:
+        """What was copied so far. Raises AlreadyExists, IdentityChanged, NotFound."""
+        origin = Origin.of(newest.manifest.state) if newest else None
+        name = self._log.name
+        if origin is None and (newest is not None or not _is_closed(self._log)):
+            raise AlreadyExists(f"the log {name} is there, and is no copy", log=name, hint="Choose another name")
+        if origin is None and self._source is None:
+            raise NotFound(f"nothing was copied into {name} yet", log=name, hint="Copy the log, or delete this one")
+        if origin is not None and origin.is_finished:
+            hint = "Write to it; or delete it, and copy anew"
+            raise AlreadyExists(f"the copy {name} is finished: it is a log of its own", log=name, hint=hint)
+        if origin is not None and self._source is not None and origin.identity != self._source.descriptor.identity:
+            raise IdentityChanged(
+                f"{name} is a copy of another log",
+                log=name,
+                expected=self._source.descriptor.identity.ledger_topic_id,
+                found=origin.identity.ledger_topic_id,
+                hint="Copy that one, or copy into another log",
+            )
+        return origin
+
+    def _planned(self, source: Log, origin: Origin | None) -> Plan:
+        """What is new since the origin; the whole state if there is none, or the source was truncated since."""
+        if origin is not None and not self._is_alone:
+            try:
+                return planned_anew(partial(self._changes, source, origin.place))
+            except (NotFound, OffsetGone) as error:
+                _LOG.warning("%s: the whole state is copied again: %s", self._log.name, error)
+        plan = self._state(source, None)
+        if origin is not None and plan.position < origin.place.position:
+            hint = "Finish it with --as-copied, without --snapshot"
+            raise NotFound("the copy has more than the newest snapshot", position=plan.position, hint=hint)
+        return plan
+
+    def _changes(self, source: Log, place: Place) -> Plan:
+        """What was committed behind a place, held as long as the copy runs."""
+        plan = plan_changes(source, AtPosition(place.position), seen=[place])
+        hold = Hold(source.store, _TERMS, environment=self._environment)
+        self._hold = self._held.enter_context(closing(hold)).on(source, plan)
+        return plan
+
+    def _state(self, source: Log, at: AtPosition | None) -> Plan:
+        """The state at a position, or the newest one, held as long as the copy runs."""
+        held = HeldPlan(source, _TERMS, at, is_alone=self._is_alone, environment=self._environment)
+        self._hold = self._held.enter_context(closing(held))
+        return held.take()
+
+    def _copy_schemas(self, source: Log) -> None:
+        """Asked for behind the plan: a schema is stored before the first chunk that needs it."""
+        for schema in source.value_schemas.all():
+            if schema.id and self._log.evolve_value_schema(schema.avsc).id != schema.id:
+                hint = "Delete the copy, and copy anew: nobody but the copy may evolve it"
+                raise ConfigError(
+                    "the copy has other value schemas", log=self._log.name, schema_id=schema.id, hint=hint
+                )
+
+    def _target(self, origin: Origin, end_position: int) -> RoundTarget:
+        """Close the log above the next manifest; or not, to finish it."""
+        log, base_position = self._log, self._base.position if self._base else 0
+        log.verify(LEDGER_WRITING)
+        reason, digest = _reason(origin.log, log.name), log.descriptor.digest
+        record = Restart(digest=digest, position=base_position + 2, reason=reason, operator=COPIER)
+        last = append_restarts(log, record, max(base_position + 1, end_position))
+        self._environment.crash("after-close")
+        position = last + 1 if self._finishes else base_position + 1
+        own = replace(origin, is_finished=self._finishes)
+        state = self._plan.state if self._plan else self._base.state if self._base else None
+        assert state is not None, "it is the source's, or what was copied before"
+        return self._at(copied_state(state, own, position, self._environment.nonce()))
+
+    def _at(self, state: LedgerState) -> RoundTarget:
+        there = self._log.data_offsets()
+        return RoundTarget(state=state, commits=(), end_position=state.position, behind=False, there=there)
+
+    # ---- copying
+
+    def _made_engine(self, work: RoundWork) -> Engine:
+        self._work = work
+        return LocalEngine(work)
+
+    def _write_delta(self, engine: Engine, target: RoundTarget) -> tuple[Delta, TaskOutput]:
+        plan = self._plan
+        assert isinstance(engine, LocalEngine), "a copy makes its own"
+        if plan is not None and not plan.is_of_changes:
+            self._runs = ()
+        output = self._output(target)
+        if plan is None or plan.is_empty:
+            return Delta(Written(runs=(), seconds=0.0), 0, 0), output
+        with closing(self._read(plan, output.value_schema_id, drop_deletes=output.drop_deletes)) as tables:
+            written = engine.write_tables(self._counted(tables, plan.changes), output)
+        self._runs = in_order((*self._runs, *written.runs))
+        return Delta(written, plan.changes, plan.size_bytes), output
+
+    def _read(self, plan: Plan, value_schema_id: int, *, drop_deletes: bool) -> Generator[pa.Table]:
+        """What a plan of the source reads, sorted. The lease is renewed between two tables."""
+        assert self._source is not None, "a plan is the source's"
+        source, converter = self._source, Converter(self._source, value_schema_id)
+        work = self._work
+        tail = delta_tables(
+            source, plan.replay, converter, work.scratch, drop_deletes=False, disk=work.environment.disk
+        )
+        runs = [part.run for part in plan.runs]
+        try:
+            for table in merged_runs(runs, _ALL, converter, _opener(source), [tail], drop_deletes=drop_deletes):
+                if self._hold is not None:
+                    self._hold.renew()
+                yield table
+        except NotFound as error:
+            hint = "Restore it from a copy of the store, or run a round on the log first"
+            raise DataLoss(
+                f"a file of the log's snapshot is gone: {error.message}", hint=hint, **error.facts
+            ) from error
+
+    def _counted(self, tables: Iterable[pa.Table], changes: int) -> Generator[pa.Table]:
+        done = 0
+        for table in tables:
+            yield table
+            done += table.num_rows
+            self._progress(min(1.0, done / max(1, changes)))
+
+    # ---- comparing
+
+    def _check_published(self) -> None:
+        if self._source is None or self._plan is None:
+            return
+        if self._verifies:
+            self._compare(self._source, self._plan.position)
+        self._environment.crash("after-verify")
+        if self._finishes and not self._is_alone:
+            self._check_quiet(self._source, self._plan)
+
+    def _compare(self, source: Log, position: int) -> None:
+        """Raise Corrupt unless the runs to be named hold the state of the source at the position."""
+        schema = self._log.value_schemas.newest()
+        plan = self._state(source, AtPosition(position))
+        with closing(self._read(plan, schema.id, drop_deletes=True)) as tables:
+            expected = _digest_of(tables, source, schema.id)
+        own = Converter(self._log, schema.id)
+        with closing(merged_runs(self._runs, _ALL, own, _opener(self._log), drop_deletes=True)) as tables:
+            found = _digest_of(tables, self._log, schema.id)
+        if found != expected:
+            raise Corrupt(
+                "the copy has another state than the log",
+                log=self._log.name,
+                rows=found.rows,
+                expected_rows=expected.rows,
+                position=position,
+                hint="It was not put, and nothing but the copy is affected: check memory and disks, and copy again",
+            )
+        self._verified_rows = found.rows
+
+    def _check_quiet(self, source: Log, plan: Plan) -> None:
+        with closing(source.checked_ledger()) as ledger:
+            if ledger.fold.freeze().commits != plan.state.commits:
+                hint = "Stop its writers, and run it again: what they commit would be in neither log"
+                raise _in_use(f"the log {source.name} is still written to", source.name, hint)
+
+
+def _reason(source: str, name: str) -> str:
+    return f"{name} is a copy that is not finished: statelog copy {source} {name}"
+
+
+def _options_of(source: Log) -> LogOptions:
+    made, first = source.descriptor, source.value_schemas.all()[0]
+    return LogOptions(
+        partitions=made.partitions,
+        key_groups=made.key_groups,
+        key_type=made.key_type,
+        hash_rule=made.hash_rule,
+        prefix_bytes=made.prefix_bytes,
+        value_schema=first.avsc if first.id else None,
+    )
+
+
+def _is_closed(log: Log) -> bool:
+    """Whether a log without a manifest is one that nobody can read."""
+    with closing(log.ledger.client()) as ledger:
+        try:
+            ledger.fold_end()
+        except OffsetGone:
+            return True
+    return False
+
+
+def _opener(log: Log) -> Callable[[RunRef], RunReader]:
+    return lambda run: RunReader(log.store.open(run.path), run)
+
+
+def _digest_of(tables: Iterable[pa.Table], log: Log, value_schema_id: int) -> StateDigest:
+    schema, digest = log.value_schemas.get(value_schema_id), StateDigest()
+    for table in tables:
+        digest = digest.of_more(table, schema)
+    return digest
+
+
+def _in_use(message: str, name: str, hint: str) -> LogInUse:
+    return LogInUse(message, log=name, hint=hint)

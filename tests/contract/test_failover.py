@@ -1,0 +1,129 @@
+"""Two clusters behind one name: whoever had a log open, and whoever opens it, is refused by another cluster's identity,
+also where it has mirrored the topics, at other offsets. On the twins, and on a real broker.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import IdentityChanged, PersistFailed
+from statelog.materializer import run_round, tail_now
+from statelog.producer.writer import Writer
+from statelog.recovery import AtPosition, Cursor, plan_changes, recover
+from statelog.storage.kafka import Kafka, OffsetRange, TopicSpec
+from statelog.storage.ledger_client import LOOK_AGAIN_S
+from statelog.storage.log.log import Log
+from statelog.storage.log.loss import accept_ledger_loss
+from statelog.storage.log.producers import append_all
+from tests.support.rigs.log import LogRig, settings_for
+from tests.support.rigs.table import TableRig
+from tests.support.told import told
+
+WAIT_S = 60.0
+
+
+class Elsewhere(Enum):
+    """What the other cluster has of the log's topics."""
+
+    NOTHING = "no topics"
+    MIRROR = "a byte mirror"
+    LATER = "a mirror that began late: lower offsets"
+    BESIDE = "a mirror behind other records: higher offsets"
+
+
+def fail_over(rig: LogRig, elsewhere: Elsewhere) -> dict[str, dict[int, OffsetRange]]:
+    """From now on another cluster answers. What its topics hold then."""
+    kafka, found = rig.kafka(), dict[str, dict[int, OffsetRange]]()
+    for topic in (rig.name, f"{rig.name}.ledger"):
+        _mirror(kafka, topic, elsewhere)
+        if elsewhere is not Elsewhere.NOTHING:
+            spec = kafka.describe_topic(topic)
+            assert spec is not None
+            found[topic] = dict(kafka.offsets(topic, range(spec.partitions)))
+    kafka.close()
+    time.sleep(LOOK_AGAIN_S)
+    return found
+
+
+def _mirror(kafka: Kafka, topic: str, elsewhere: Elsewhere) -> None:
+    spec = kafka.describe_topic(topic)
+    assert spec is not None
+    ranges = {p: OffsetRange(*there) for p, there in kafka.offsets(topic, range(spec.partitions)).items()}
+    reader = kafka.reader(topic)
+    records = [(found.partition, found.value) for found in reader.read(ranges, stall_timeout_s=WAIT_S)]
+    reader.close()
+    kafka.delete_topic(topic)
+    if elsewhere is Elsewhere.NOTHING:
+        return
+    kafka.create_topic(TopicSpec(name=topic, partitions=spec.partitions, replication_factor=1, config=spec.config))
+    producer = kafka.producer()
+    if elsewhere is Elsewhere.BESIDE:
+        for partition in range(spec.partitions):
+            append_all(producer, topic, partition, b"another's", 3)
+    for partition, value in records[2:] if elsewhere is Elsewhere.LATER else records:
+        append_all(producer, topic, partition, value, 1)
+    producer.close()
+
+
+def commit(writer: Writer) -> None:
+    """One more."""
+    writer.put(b"k", b"elsewhere")
+    writer.commit()
+
+
+BY_WHO_HAD_IT_OPEN: dict[str, Callable[[Log, Path], object]] = {
+    "recover": lambda log, _: recover(log).to_dict(),
+    "changes": lambda log, _: plan_changes(log, AtPosition(0)),
+    "write": lambda log, _: Writer(log, "w"),
+    "commits": lambda log, _: log.commits(),
+    "describe": lambda log, _: log.describe(),
+    "barrier": lambda log, _: log.barrier(),
+    "tail": lambda log, _: tail_now(log),
+    "round": lambda log, scratch: run_round(log, settings_for(scratch)),
+    "accept": lambda log, _: accept_ledger_loss(log, reason="r", operator="o"),
+}
+
+
+@pytest.mark.parametrize("elsewhere", Elsewhere)
+def test_another_cluster_is_refused_at_every_door(rig: LogRig, elsewhere: Elsewhere, tmp_path: Path) -> None:
+    """By its ids, before anything is read for true or written: a log that was open, one that is opened, and what was at
+    work in between.
+    """
+    tables = TableRig(rig, tmp_path / "state")
+    with ExitStack() as opened:
+        log = opened.enter_context(rig.create())
+        writer = opened.enter_context(Writer(log, "w"))
+        for number in range(3):
+            writer.put(b"k%d" % number, b"v")
+            writer.commit()
+        run_round(log, settings_for(tmp_path))
+        commit(writer)
+        cursor = recover(log).stream().apply(lambda _: None)
+        standby = opened.enter_context(tables.standby(writer="w"))
+        follower = opened.enter_context(recover(log).follow(poll_s=0.01))
+        follower.take(WAIT_S)
+        before = fail_over(rig, elsewhere)
+        for door in BY_WHO_HAD_IT_OPEN.values():
+            with pytest.raises(IdentityChanged):
+                door(log, tmp_path)
+        with pytest.raises(IdentityChanged):
+            recover(log, resume=Cursor.from_json(cursor.to_json()))
+        with pytest.raises(IdentityChanged):
+            recover(log, at_least=log.place)
+        with told("has failed"), pytest.raises(IdentityChanged):
+            standby.refresh()
+        with pytest.raises(IdentityChanged):
+            while follower.take(WAIT_S) is not None:
+                pass
+        for opening in (rig.open, tables.open):
+            with pytest.raises(IdentityChanged):
+                opening()
+        kafka = opened.enter_context(closing(rig.kafka()))
+        for topic, ends in before.items():
+            assert kafka.offsets(topic, sorted(ends)) == ends
+        with pytest.raises((IdentityChanged, PersistFailed)):  # The latter where there is nothing to write to.
+            commit(writer)

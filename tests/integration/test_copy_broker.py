@@ -1,0 +1,76 @@
+"""`statelog copy` from one real broker to another, killed as it goes: state and writers' progress arrive whole."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from statelog.cli.exit_codes import DAMAGED, NOT_FOUND
+from statelog.testing.broker import EmbeddedBroker
+from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.shell import Shell, wait_for, write_lines, writer_row
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
+
+ROWS = 60_000
+
+
+@pytest.fixture
+def there(shell: Shell, tmp_path: Path) -> Iterator[Shell]:
+    """Another cluster and another root, where the log has the same name."""
+    broker = EmbeddedBroker(tmp_path / "broker")
+    broker.start()
+    made = Shell(broker.bootstrap, tmp_path / "elsewhere", shell.name)
+    made.root.mkdir()
+    yield made
+    broker.stop()
+
+
+def rows(first: int, last: int) -> list[dict[str, object]]:
+    """Rows of two thirds as many keys."""
+    return [{"key": f"k{number % (ROWS * 2 // 3)}", "value": str(number)} for number in range(first, last)]
+
+
+def test_a_copy_that_is_killed_goes_on(shell: Shell, there: Shell, tmp_path: Path) -> None:
+    """Killed once the new log is there, once runs are, and at whatever moment that is: it is closed, and goes on."""
+    source = write_lines(tmp_path / "in.jsonl", rows(0, ROWS))
+    assert shell.run("append", shell.name, source, "--checkpoint-every", 20_000).exit_code == 0
+    assert shell.run("materialize", shell.name, "--once").exit_code == 0
+    with source.open("a", encoding="utf-8") as file:
+        file.write(write_lines(tmp_path / "more.jsonl", rows(ROWS, ROWS + 500)).read_text("utf-8"))
+    assert shell.run("append", shell.name, source).exit_code == 0
+    config = tmp_path / "there.toml"
+    unsafe = ", ".join(f'"{name}"' for name in UNSAFE)
+    config.write_text(
+        f'bootstrap = "{there.bootstrap}"\nroot = "{there.root}"\nreplication_factor = 1\nallow_unsafe = [{unsafe}]\n',
+        encoding="utf-8",
+    )
+    command = ("copy", shell.name, there.name, "--to-config", config)
+    home = there.root / there.name
+    moments: tuple[Callable[[], bool], ...] = (
+        (home / "descriptor.avro").exists,
+        lambda: any((home / "runs").glob("*")),
+        lambda: any((home / "manifests").glob("*")),
+    )
+    for moment in moments:
+        process = shell.start(*command)
+        wait_for(lambda: moment() or process.poll() is not None)  # noqa: B023 - called at once
+        process.kill()
+        process.communicate()
+        assert there.run("recover", there.name).exit_code in (NOT_FOUND, DAMAGED)  # The former before its first record.
+    assert shell.json(*command)["is_finished"] is False
+    assert there.json("get", there.name, "k1", code=DAMAGED)["error"] == "OffsetGone"
+    done = shell.json(*command, "--finish")
+    assert (done["is_finished"], done["verified_rows"]) == (True, ROWS * 2 // 3)
+    assert shell.json(*command, code=NOT_FOUND)["error"] == "AlreadyExists"
+    assert there.state() == shell.state()
+    ours, theirs = writer_row(there, "in"), writer_row(shell, "in")
+    assert ours is not None
+    assert theirs is not None
+    assert (ours["checkpoint"], ours["metadata"]) == (theirs["checkpoint"], theirs["metadata"])
+    with source.open("a", encoding="utf-8") as file:
+        file.write('{"key": "last", "value": "x"}\n')
+    appended = there.json("append", there.name, source)
+    assert (appended["rows_before"], appended["rows"]) == (ROWS + 500, 1)
+    assert there.run("materialize", there.name, "--once").exit_code == 0
+    assert there.state() == {**shell.state(), "last": {"value": "x"}}

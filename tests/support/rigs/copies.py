@@ -1,0 +1,108 @@
+"""A log on one cluster of twins, its copy on another, and the model of the state that both have to have."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.errors import OffsetGone
+from statelog.materializer import tail_now
+from statelog.materializer.copy import Copied, copy_log
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import recover
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
+from statelog.testing.cluster import MemoryCluster
+from tests.support.rigs.log import State, TwinRig, settings_for, state_of, twin_rig
+
+__all__ = ["Move", "begun"]
+
+
+@dataclass(slots=True)
+class Move:
+    """A log on one cluster, the copy of it on another, and the state that the log has."""
+
+    scratch: Path
+    old: TwinRig = field(default_factory=lambda: twin_rig("old"))
+    new: TwinRig = field(default_factory=lambda: twin_rig("new", cluster=MemoryCluster(cluster_id="another")))
+    model: State = field(default_factory=dict[Any, Any])
+    number: int = 0
+
+    def write(self, log: Log, writer: str = "w") -> None:
+        """The writer's next commit, whose metadata is its number: puts, deletes, and a meta record."""
+        self.number += 1
+        with Writer(log, writer, expect=self._last(log, writer)) as out:
+            for i in range(12):
+                key = b"%s%d" % (writer.encode(), i)
+                if (i + self.number) % 5 == 0:
+                    out.delete(key)
+                    self.model.pop(key, None)
+                else:
+                    value = b"%d.%d" % (self.number, i)
+                    out.put(key, value)
+                    self.model[key] = value
+            out.commit({"source": self.number}, checkpoint_id=self.number)
+
+    def _last(self, log: Log, writer: str) -> int:
+        found = log.commits().get(writer)
+        return found.checkpoint.id if found else 0
+
+    def round(self, log: Log) -> CompletedRound:
+        """A round that has something to do."""
+        outcome = run_round(log, settings_for(self.scratch, fanout=3))
+        assert isinstance(outcome, CompletedRound)
+        return outcome
+
+    def copy(self, where: Where | None = None, source: Where | None = None, **options: Any) -> Copied:
+        """What is new, into the copy."""
+        with Log.open("old", source or self.old.where()) as log:
+            where, settings = where or self.new.where(), settings_for(self.scratch, fanout=3)
+            return copy_log(log, "new", where, settings=settings, **options)
+
+    def check_closed(self) -> None:
+        """Nobody reads the copy, nor writes to it, and what is in it does not move."""
+        with self.new.open() as log:
+            end = log.ledger.end()
+            for door in DOORS.values():
+                with pytest.raises(OffsetGone, match=r"copy|snapshot"):
+                    door(log, self.scratch)
+            assert log.ledger.end() == end
+
+    def check_goes_on(self) -> None:
+        """The copy has the state and everybody's progress, and is a log like any other."""
+        with self.new.open() as log:
+            assert recover(log).to_dict() == self.model == state_of(log)
+            for writer in ("w", "v", "w"):
+                self.write(log, writer)
+                assert recover(log).to_dict() == self.model == state_of(log)
+                assert self.round(log).cleanup.held_back == ""
+            assert log.kafka.offsets(log.ledger_topic, [0])[0].start > 0
+            kept = [log.manifests.read(number).manifest for number in log.manifests.numbers()]
+            files = {info.path for info in log.store.list("runs/")}
+            assert files == {run.path for manifest in kept for run in manifest.runs}
+
+
+def begun(scratch: Path) -> Move:
+    """The same, for a test that begins many times."""
+    made = Move(scratch)
+    with made.old.create() as log:
+        for writer in ("w", "v"):
+            made.write(log, writer)
+            made.round(log)
+        made.write(log, "w")
+    return made
+
+
+DOORS: dict[str, Callable[[Log, Path], object]] = {
+    "recover": lambda log, _: recover(log).to_dict(),
+    "write": lambda log, _: Writer(log, "w"),
+    "describe": lambda log, _: log.describe(),
+    "commits": lambda log, _: log.commits(),
+    "barrier": lambda log, _: log.barrier(),
+    "round": lambda log, scratch: run_round(log, settings_for(scratch)),
+    "tail": lambda log, _: tail_now(log),
+}

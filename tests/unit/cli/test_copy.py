@@ -1,0 +1,90 @@
+"""`statelog copy`: where the copy is, what goes together, and what is printed."""
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statelog.cli.exit_codes import MISUSE, OK
+from statelog.cli.program import program
+from statelog.cli.session import Session
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
+from statelog.testing.cluster import MemoryCluster
+from tests.support.rigs.log import TwinLog, twin_rig
+
+HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
+
+
+@pytest.fixture
+def wheres(monkeypatch: pytest.MonkeyPatch) -> list[Where]:
+    """A log that every command opens, and the places of copies that were asked for: all are one other cluster's."""
+    asked: list[Where] = []
+    twin, new = TwinLog(), twin_rig("copy", cluster=MemoryCluster(cluster_id="another"))
+    twin.write({b"k": b"v"})
+
+    @contextmanager
+    def open_log(_session: Session, _name: str) -> Generator[Log]:
+        with twin.open() as log:
+            yield log
+
+    where = Session.where
+
+    def asking(session: Session) -> Where:
+        asked.append(where(session))
+        return new.where()
+
+    monkeypatch.setattr(Session, "open_log", open_log)
+    monkeypatch.setattr(Session, "where", asking)
+    return asked
+
+
+def run(*arguments: str) -> Result:
+    """The command."""
+    return CliRunner().invoke(program, ["copy", "log", "copy", *HERE, *arguments])
+
+
+def test_a_copy_is_told_what_it_did(wheres: list[Where]) -> None:
+    """Twice: with the state, and to finish. Programs read the same facts."""
+    first = run()
+    assert first.exit_code == OK, first.output
+    assert "copy: copy" in first.stdout
+    assert "is finished: false" in first.stdout
+    finished = run("--finish", "--json")
+    assert finished.exit_code == OK, finished.output
+    facts = json.loads(finished.stdout)
+    assert (facts["is_finished"], facts["verified_rows"], facts["writers"]) == (True, 1, 1)
+    assert [where.root for where in wheres] == ["s3://here/logs"] * 2
+
+
+def test_the_copy_is_where_it_is_said_to_be(wheres: list[Where], tmp_path: Path) -> None:
+    """In a file, of which nothing but options is stronger; without one as the log."""
+    there = tmp_path / "there.toml"
+    there.write_text('bootstrap = "there:1"\nroot = "s3://there/logs"\n', encoding="utf-8")
+    assert run("--to-config", str(there)).exit_code == OK
+    assert run("--to-config", str(there), "--to-root", "s3://else/logs").exit_code == OK
+    assert run("--to-bootstrap", "else:1").exit_code == OK
+    assert [(where.kafka_settings()["bootstrap.servers"], where.root) for where in wheres] == [
+        ("there:1", "s3://there/logs"),
+        ("there:1", "s3://else/logs"),
+        ("else:1", "s3://here/logs"),
+    ]
+
+
+@pytest.mark.parametrize("options", [("--as-copied",), ("--as-copied", "--finish", "--snapshot")])
+def test_what_does_not_go_together_is_refused(wheres: list[Where], options: tuple[str, ...]) -> None:
+    """Before anything is opened."""
+    assert run(*options).exit_code == MISUSE
+    assert wheres == []
+
+
+def test_a_copy_is_finished_without_its_log(wheres: list[Where]) -> None:
+    """Of which nothing is asked."""
+    assert run("--no-verify").exit_code == OK
+    done = run("--finish", "--as-copied")
+    assert done.exit_code == OK, done.output
+    assert "is finished: true" in done.stdout
+    assert len(wheres) == 2

@@ -1,0 +1,75 @@
+"""The digest of a state: the same for the same rows in any order and pieces, another one for any other rows."""
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from statelog.schemas.changes.changes import change_schema
+from statelog.schemas.changes.digest import StateDigest
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.values.schema import OPAQUE, parse_value_schema
+
+Row = tuple[int, bytes, bytes]
+ROWS: list[Row] = [(i % 7, b"k%d" % i, b"v" * (i % 300)) for i in range(500)]
+
+
+def digest(*tables: list[Row]) -> StateDigest:
+    """That of rows that come in these tables."""
+    found = StateDigest()
+    for rows in tables:
+        groups, keys, values = zip(*rows, strict=True) if rows else ((), (), ())
+        columns = [groups, [0] * len(rows), keys, values]
+        schema = change_schema(KeyType.BYTES)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        found = found.of_more(pa.Table.from_arrays(arrays, schema=schema), OPAQUE)
+    return found
+
+
+def test_order_and_pieces_do_not_matter() -> None:
+    """Whatever a reader makes of a state, its digest is one."""
+    source, whole = random.Random(3), digest(ROWS)
+    for _ in range(20):
+        shuffled = source.sample(ROWS, len(ROWS))
+        cut = source.randrange(len(ROWS))
+        assert digest(shuffled[:cut], [], shuffled[cut:]) == whole
+    assert whole.rows == len(ROWS)
+    assert str(whole) == str(digest(ROWS))
+    assert digest([]) == StateDigest()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ROWS[1:],
+        [*ROWS, ROWS[0]],
+        [*ROWS[:-1], ROWS[0]],
+        [(6, *ROWS[0][1:]), *ROWS[1:]],
+        [(0, b"K0", b""), *ROWS[1:]],
+        [(0, b"k0", b"\0"), *ROWS[1:]],
+        [(0, b"k0v", b""), *ROWS[1:]],
+        [(1, ROWS[0][1], ROWS[1][2]), (0, ROWS[1][1], ROWS[0][2]), *ROWS[2:]],
+    ],
+    ids=["less", "twice", "another's place", "key group", "key", "value", "a byte on the other side", "swapped"],
+)
+def test_other_rows_have_another_digest(other: list[Row]) -> None:
+    """In both halves."""
+    found, whole = digest(other), digest(ROWS)
+    assert found.first != whole.first
+    assert found.second != whole.second
+
+
+def test_typed_values_count_by_field() -> None:
+    """Null and empty, and the same text in another field, are different values."""
+    schema = parse_value_schema(
+        '{"type": "record", "name": "v", "fields": [{"name": "a", "type": ["null", "string"]},'
+        ' {"name": "b", "type": ["null", "string"]}]}',
+        1,
+    )
+    values = [{"a": "x", "b": ""}, {"a": "x", "b": None}, {"a": "", "b": "x"}, {"a": None, "b": "x"}]
+    found: set[StateDigest] = set()
+    for value in values:
+        changes = change_schema(KeyType.LONG, schema.arrow_type)
+        row = {"key_group": [1], "op": [0], "key": [5], "value": [value]}
+        found.add(StateDigest().of_more(pa.table(row, schema=changes), schema))
+    assert len(found) == len(values)
