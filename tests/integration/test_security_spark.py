@@ -22,6 +22,7 @@ from tests.support.canary import CANARY, files_with_canary
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import faulty_s3
 from tests.support.services.secure_broker import Right, SecureBroker, reading, topic, writing
+from tests.support.services.tokens import token_server
 from tests.support.spark.rig import AVSC
 from tests.support.spark.secrets import Met, SecretRun, Step
 
@@ -29,6 +30,9 @@ pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(900)]
 
 _LOG, _ROOT = "by-spark", "s3://bucket/logs"
 _LEDGER = f"{_LOG}.ledger"
+_ROBOT = "robot"
+_BY_TOKEN = 3
+"""So many steps are done by tokens: a driver alone would ask once for each."""
 _LACKS: dict[str, tuple[str, list[Right], Right]] = {
     "lacks-read": ("read", reading(_LOG), topic(_LOG, "READ")[0]),
     "lacks-ledger-read": ("read", reading(_LOG), topic(_LEDGER, "READ")[0]),
@@ -57,16 +61,20 @@ def ran(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> 
     program = directory / "program"
     users = {name: f"{CANARY}kafka{name}" for name in ("reader", "writer", *_LACKS)}
     broker = secure_node.serve(users)
-    with faulty_s3() as s3:
+    with faulty_s3() as s3, token_server(broker.issuer, {}) as tokens:
+        program.mkdir()
+        token = f"{tokens.module(program, _ROBOT)}:{_ROBOT}"
         storage = {**s3.options, "secret": f"{CANARY}store"}
         kafka = {"bootstrap.servers": broker.plain}
         place = Where(kafka, _ROOT, storage_options=storage, allow_unsafe=UNSAFE, replication_factor=1)
         Log.create(_LOG, place, LogOptions(partitions=2, key_type="long", value_schema=AVSC)).close()
         broker.grant("reader", reading(_LOG))
         broker.grant("writer", writing(_LOG))
+        broker.grant(_ROBOT, writing(_LOG))
         for user, (_, rights, missing) in _LACKS.items():
             broker.grant(user, [right for right in rights if right != missing])
-        met = _run(program, _steps(broker, storage))
+        met = _run(program, [*_steps(broker, storage), *_token_steps(broker, storage, token)])
+        assert len(tokens.asked) > _BY_TOKEN, "the tasks asked for no tokens"
         (program / "objects").write_bytes(b"\n".join(data for data, _ in s3.objects.values()))
         with Log.open(_LOG, place) as log:
             state = recover(log).to_dict()
@@ -95,6 +103,19 @@ def _steps(broker: SecureBroker, storage: Mapping[str, object]) -> list[Step]:
         Step("sink, wrong password", "sink", options("writer", "wrong", **wrong)),
         Step("read, unknown authority", "read", options("reader", ssl_ca_location="/etc/ssl/certs")),
         *(Step(user, act, options(user, "" if act == "read" else user)) for user, (act, *_) in _LACKS.items()),
+    ]
+
+
+def _token_steps(broker: SecureBroker, storage: Mapping[str, object], token: str) -> list[Step]:
+    """What is done by who logs in by tokens: the function's name is all that goes to the executors."""
+    where = Where(broker.token_client(), _ROOT, storage_options=storage, allow_unsafe=UNSAFE, kafka_token=token)
+    options = address_options(_LOG, where)
+    writes = {"takeOver": "true", **options}
+    return [
+        Step("write by token", "write", {"writerId": "load", **writes}),
+        Step("upsert by token", "upsert", {"writerId": "counts-by-token", **writes}),
+        Step("read by token", "read", options),
+        Step("read by no token", "read", {**options, "kafka.token": token.replace(":", ":no_")}),
     ]
 
 
@@ -133,6 +154,13 @@ def test_the_rights_of_the_page_are_enough_for_spark(ran: Ran) -> None:
         ("write", "sink", "upsert", "read"), ""
     )
     assert {key: value["n"] for key, value in ran.state.items()} == {1: 1, 2: 2, 7: 7}
+
+
+def test_tasks_log_in_by_tokens(ran: Ran) -> None:
+    """Each process asks the function that is named to it; one that it does not find is told by its name."""
+    names = ("write by token", "upsert by token", "read by token")
+    assert {name: ran.met[name].error for name in names} == dict.fromkeys(names, "")
+    assert f"no_{_ROBOT}" in _told(ran.met["read by no token"])
 
 
 @pytest.mark.parametrize("user", _LACKS)

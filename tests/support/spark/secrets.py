@@ -163,7 +163,8 @@ def _below(options: Mapping[str, str], prefix: str) -> dict[str, str]:
 
 
 def _checkpoint(directory: Path, options: Mapping[str, str]) -> str:
-    return str(directory / "checkpoints" / f"{options['writerId']} of {options['kafka.sasl.username']}")
+    user = options.get("kafka.sasl.username", "who has tokens")
+    return str(directory / "checkpoints" / f"{options['writerId']} of {user}")
 
 
 def _end(query: StreamingQuery, directory: Path) -> None:
