@@ -83,7 +83,8 @@ class Hold(Closing):
     def __init__(self, store: Store, terms: Terms, *, environment: Environment | None = None) -> None:
         self._store = store
         self._terms = terms
-        self._needs = _NOTHING
+        self.needs = _NOTHING
+        """What is held, as the lease says from its next renewal on."""
         self.environment = environment or current_environment()
         self._lease: Lease | None = None
         self._written_s = self._claimed_s = 0.0
@@ -94,7 +95,7 @@ class Hold(Closing):
 
         Raises what that raises, and then nothing is held; StoreUnavailable, ConfigError, and then what was held is.
         """
-        self._needs = needs
+        self.needs = needs
         self._renew_claim()
         try:
             look()
@@ -143,13 +144,11 @@ class Hold(Closing):
             return False
         return True
 
-    def needs(self, position: int, next_offsets: Mapping[int, int]) -> None:
-        """Nothing below is needed any more; the next renewal says so."""
-        self._needs = self._needs._replace(position=position, next_offsets=next_offsets)
-
     def move(self, position: int, next_offsets: Mapping[int, int]) -> None:
-        """As `needs`. A reader that moves on is not stuck, and may have a new lease."""
-        self.needs(position, next_offsets)
+        """Nothing below is needed any more, as the next renewal says. A reader that moves on is not stuck, and has a
+        new lease from time to time.
+        """
+        self.needs = self.needs._replace(position=position, next_offsets=next_offsets)
         if self.environment.clock() - self._claimed_s >= _AGE_S:
             with suppress(Unavailable):  # The older lease stands, and whether it can be renewed decides.
                 self._renew_claim()
@@ -174,7 +173,7 @@ class Hold(Closing):
                 Lease(
                     id=self.environment.new_id(),
                     holder=self._terms.holder,
-                    manifest_number=self._needs.manifest_number,
+                    manifest_number=self.needs.manifest_number,
                     ttl_s=self._terms.ttl_s,
                     created_s=self._store.now_s(),
                     **self._facts(),
@@ -187,7 +186,7 @@ class Hold(Closing):
             self._remove(older)
 
     def _facts(self) -> dict[str, Any]:
-        return {"position": self._needs.position, "next_offsets": dict(self._needs.next_offsets)}
+        return {"position": self.needs.position, "next_offsets": dict(self.needs.next_offsets)}
 
     def _write(self, lease: Lease) -> None:
         started_s = self.environment.clock()

@@ -52,8 +52,6 @@ class CommitFeed:
         self._clock = self._environment.clock
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
-        needs = Needs.behind(plan.state, self._partitions)
-        self._position, self._next_offsets = needs.position, dict(needs.next_offsets)
         self._converter = Converter(log, settings.value_schema_id)
         self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
         self.ledger = Commits(log, plan, clock=self._clock)
@@ -61,7 +59,9 @@ class CommitFeed:
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""
         try:
-            self._hold = Hold(log.store, terms_of(settings), environment=self._environment).claim(needs)
+            self._hold = Hold(log.store, terms_of(settings), environment=self._environment).claim(
+                Needs.behind(plan.state, self._partitions)
+            )
         except BaseException:
             self.ledger.close()
             raise
@@ -74,7 +74,7 @@ class CommitFeed:
     @property
     def passed_position(self) -> int:
         """The ledger position below which every commit was passed."""
-        return self._position
+        return self._hold.needs.position
 
     @property
     def value_schema(self) -> ValueSchema:
@@ -100,7 +100,7 @@ class CommitFeed:
         self._log.saw(self.ledger.place)
         self.is_answered = True
         if not found:
-            self._move_on(self.ledger.position)
+            self._hold.move(self.ledger.position, self._hold.needs.next_offsets)
         return found
 
     def changes(self, commits: Sequence[ValidCommit], check: Callable[[], None]) -> Generator[pa.Table]:
@@ -139,14 +139,11 @@ class CommitFeed:
 
     def passed(self, commits: Sequence[ValidCommit]) -> None:
         """These commits were handed over: the log is not needed up to here any more."""
-        for entry in (entry for commit in commits for entry in commit.entries(self._next_offsets)):
-            self._next_offsets[entry.partition] = max(entry.end_offset, self._next_offsets[entry.partition])
+        needed = dict(self._hold.needs.next_offsets)
+        for entry in (entry for commit in commits for entry in commit.entries(needed)):
+            needed[entry.partition] = max(entry.end_offset, needed[entry.partition])
         if commits:
-            self._move_on(commits[-1].position)
-
-    def _move_on(self, position: int) -> None:
-        self._position = position
-        self._hold.move(position, self._next_offsets)
+            self._hold.move(commits[-1].position, needed)
 
     def renew(self) -> None:
         """Write the lease again if it is time to."""

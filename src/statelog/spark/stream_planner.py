@@ -175,7 +175,7 @@ class StreamPlanner(Closing):
     def close(self) -> None:
         """Let a lease go and release the clients; a subscription stays. Idempotent."""
         if self._hold is not None:
-            self._hold.release()
+            self._hold.close()
         if self._window is not None:
             self._window.close()
         self._hold = self._window = None
@@ -186,7 +186,7 @@ class StreamPlanner(Closing):
     def _held(self, offset: StreamOffset) -> "StreamHold":
         if self._hold is None or self._hold.reading != offset.reading:
             if self._hold is not None:
-                self._hold.release()
+                self._hold.close()
             self._hold = self._environment.run(StreamHold, self._log, self._options, offset.reading)
         return self._hold
 
@@ -288,43 +288,36 @@ class CommitWindow(Closing):
         self._ledger.close()
 
 
-class StreamHold:
+class StreamHold(Closing):
     """Holds one reading's place. Belongs to one thread."""
 
     def __init__(self, log: Log, options: StreamOptions, reading: str) -> None:
         self._log = log
-        self._options = options
-        self._environment = current_environment()
-        self._lease: Hold | None = None
+        self._clock = current_environment().clock
         self._held_s: float | None = None
         self._position = -1
         self._is_taken_up = False
         self.reading = reading
+        self._lease = Hold(log.store, lease_terms(options.lease_s, "spark-stream"))
         self._subscription = None
         if options.reader is not None:
-            self._subscription = HeldSubscription(
-                log, options.reader, holder_id=reading, holder=f"Spark stream {reading}"
-            )
+            holder = f"Spark stream {reading}"
+            self._subscription = HeldSubscription(log, options.reader, holder_id=reading, holder=holder)
 
     def kept_base(self) -> LedgerBase | None:
         """The fold that the reader's subscription carries, if there is one. Raises SubscriptionEnded, ReaderInUse."""
         found = self._subscription.newest() if self._subscription else None
         check_holder(found, self.reading)
-        if found is None or found.identity != self._log.descriptor.identity:
-            return None
-        return found
+        return None if found is None or found.identity != self._log.descriptor.identity else found
 
     def move(self, position: int, base: Callable[[], LedgerBase], *, at_once: bool = False) -> None:
         """Hold a committed position, if it is time to, or `at_once`; `base` is the fold there.
 
         Raises SubscriptionEnded, ReaderInUse, OffsetGone, StoreRefused, Unavailable.
         """
-        now_s = self._environment.clock()
-        if self._lease is not None:
-            self._lease.renew()
-        is_new = position != self._position
-        least_s = 0.0 if at_once else _MOVE_S
-        if self._held_s is None or now_s - self._held_s >= (least_s if is_new else _ANEW_S):
+        self._lease.renew()
+        least_s = _ANEW_S if position == self._position else 0.0 if at_once else _MOVE_S
+        if self._held_s is None or self._clock() - self._held_s >= least_s:
             self._hold(base())
 
     def take_up(self, base: Callable[[], LedgerBase]) -> None:
@@ -334,21 +327,16 @@ class StreamHold:
             if self._subscription is not None:
                 self._hold(base())
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let a lease go; a subscription stays."""
-        if self._lease is not None:
-            self._lease.close()
-            self._lease = None
+        self._lease.close()
 
     def _hold(self, base: LedgerBase) -> None:
-        state = base.state
         if self._subscription is not None:
-            self._subscription.hold(state, base.place.last, take_up=self._is_taken_up)
+            self._subscription.hold(base.state, base.place.last, take_up=self._is_taken_up)
         else:
-            terms = lease_terms(self._options.lease_s, "spark-stream")
-            self._lease = self._lease or Hold(self._log.store, terms, environment=self._environment)
-            self._lease.claim(Needs.behind(state, range(self._log.descriptor.partitions)))
-        self._position, self._held_s = state.position, self._environment.clock()
+            self._lease.claim(Needs.behind(base.state, range(self._log.descriptor.partitions)))
+        self._position, self._held_s = base.state.position, self._clock()
 
 
 def _gone(what: str, error: StatelogError) -> StatelogError:

@@ -63,7 +63,7 @@ def test_a_renewal_carries_what_is_needed_by_then() -> None:
     scene = _Scene()
     with scene.hold() as hold:
         scene.now_s += 10.0
-        hold.needs(9, {0: 8})
+        hold.needs = hold.needs._replace(position=9, next_offsets={0: 8})
         assert hold.renew()
         (held,) = list_leases(scene.store)
     assert (held.lease.position, held.lease.next_offsets, held.lease.created_s) == (9, {0: 8}, 500.0)

@@ -45,7 +45,7 @@ def test_a_lease_moves_with_the_stream_and_never_grows_old() -> None:
     hold.move(later, lambda: _base(log, later))
     (again,) = list_leases(log.store)
     assert again.lease.created_s == held.lease.created_s + 3600
-    hold.release()
+    hold.close()
     assert list_leases(log.store) == []
 
 
@@ -74,5 +74,5 @@ def test_a_subscription_is_written_when_it_has_to_be() -> None:
     kept = hold.kept_base()
     assert kept is not None
     assert Folded(kept.state, kept.place) == _base(log, end)
-    hold.release()
+    hold.close()
     assert len(list_subscriptions(log.store).files) == 1, "a subscription stays"

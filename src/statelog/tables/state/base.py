@@ -216,7 +216,8 @@ class BaseSnapshot:
     def _look(self, held: _Held) -> _Held | None:
         """A newer snapshot, held; None if there is none, or the store does not say."""
         try:
-            held.lease.needs(_needed(self._eligibility, held.snapshot.manifest), {})
+            position = _needed(self._eligibility, held.snapshot.manifest)
+            held.lease.needs = held.lease.needs._replace(position=position)
             held.lease.renew()
             newest = self._newest(may_be_ahead=False)
             is_newer = newest is not None and newest.number > held.snapshot.manifest.number
