@@ -75,6 +75,11 @@ class MemoryKafka:
             self.seen.identify(topic, described.topic_id if described else None)
             return described
 
+    def identify(self, topics: Sequence[str]) -> tuple[str, list[TopicDescription | None]]:
+        """The cluster's own id, and these topics as they are now."""
+        described = [self.describe_topic(topic) for topic in topics]
+        return self.cluster_id(), described
+
     def create_topic(self, spec: TopicSpec) -> None:
         """Create a topic. Raises AlreadyExists."""
         with self._asked("create_topic", spec.name) as (cluster, _):

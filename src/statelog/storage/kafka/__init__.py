@@ -200,6 +200,10 @@ class Kafka(Protocol):
         """The topic as it is now, or None if there is none. Raises BrokerUnavailable."""
         ...
 
+    def identify(self, topics: Sequence[str]) -> tuple[str, list[TopicDescription | None]]:
+        """The cluster's own id, and these topics as they are now, asked at once. Raises BrokerUnavailable."""
+        ...
+
     def create_topic(self, spec: TopicSpec) -> None:
         """Create a topic and wait until its leaders are known. Raises AlreadyExists, BrokerUnavailable."""
         ...

@@ -48,6 +48,22 @@ _LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE
 _REFUSED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
 
 
+def _resource(topic: str) -> admin.ConfigResource:
+    return admin.ConfigResource(admin.ResourceType.TOPIC, topic)
+
+
+def _ask_topics(client: admin.AdminClient, topics: Sequence[str], limit_s: float) -> list[Answers]:
+    wanted = TopicCollection(list(topics))
+    return [
+        client.describe_topics(wanted, request_timeout=limit_s, include_authorized_operations=True),
+        client.describe_configs([_resource(topic) for topic in topics], request_timeout=limit_s),
+    ]
+
+
+def _ask_cluster(client: admin.AdminClient, limit_s: float) -> Answers:
+    return {"": client.describe_cluster(request_timeout=limit_s)}
+
+
 class ConfluentKafka:
     """One cluster, as seen by one process; implements `kafka.Kafka`.
 
@@ -81,12 +97,13 @@ class ConfluentKafka:
     def cluster_id(self) -> str:
         """The cluster's own id. Raises BrokerUnavailable."""
         try:
-            (answers,) = self._admin.ask(
-                lambda client, limit_s: [{"": client.describe_cluster(request_timeout=limit_s)}]
-            )
+            (answers,) = self._admin.ask(lambda client, limit_s: [_ask_cluster(client, limit_s)])
         except Refused as refused:
             raise self._error(refused, "asking for the cluster id") from None
-        cluster_id: str | None = answers[""].cluster_id
+        return self._cluster_id(answers)
+
+    def _cluster_id(self, answers: Mapping[str, admin.DescribeClusterResult]) -> str:
+        cluster_id = answers[""].cluster_id
         if not cluster_id:
             raise BrokerUnavailable("the cluster has no id yet", bootstrap_servers=self._config.bootstrap_servers)
         return cluster_id
@@ -103,23 +120,37 @@ class ConfluentKafka:
             if described is not None or not is_new or not retries.again():
                 return described
 
-    def _describe(self, topic: str) -> TopicDescription | None:
-        resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic)
+    def identify(self, topics: Sequence[str]) -> tuple[str, list[TopicDescription | None]]:
+        """The cluster's own id, and these topics as they are now, asked at once. Raises BrokerUnavailable."""
         try:
-            topics, configs = self._admin.ask(
-                lambda client, limit_s: [
-                    client.describe_topics(
-                        TopicCollection([topic]), request_timeout=limit_s, include_authorized_operations=True
-                    ),
-                    client.describe_configs([resource], request_timeout=limit_s),
-                ]
+            *described, cluster = self._admin.ask(
+                lambda client, limit_s: [*_ask_topics(client, topics, limit_s), _ask_cluster(client, limit_s)]
             )
+        except Refused as refused:
+            if refused.name not in _ABSENT | _REFUSED:
+                raise self._error(refused, "describing a topic", topic=topics[0]) from None
+            # Which topic it is of is told by asking for one after the other.
+            found = [self.describe_topic(topic) for topic in topics]
+            return self.cluster_id(), found
+        return self._cluster_id(cluster), [self._description(topic, *described) for topic in topics]
+
+    def _describe(self, topic: str) -> TopicDescription | None:
+        try:
+            described = self._admin.ask(lambda client, limit_s: _ask_topics(client, [topic], limit_s))
         except Refused as refused:
             if refused.name in _ABSENT:
                 return None
             needs = f"DESCRIBE_CONFIGS, and DESCRIBE ({_INCLUDED}), on topic {topic}"
             raise self._error(refused, "describing a topic", needs, topic=topic) from None
-        described, entries = topics[topic], configs[resource]
+        return self._description(topic, *described)
+
+    def _description(
+        self,
+        topic: str,
+        topics: Mapping[str, admin.TopicDescription],
+        configs: Mapping[admin.ConfigResource, Mapping[str, admin.ConfigEntry]],
+    ) -> TopicDescription:
+        described, entries = topics[topic], configs[_resource(topic)]
         allowed = described.authorized_operations
         self._seen.identify(topic, str(described.topic_id))
         return TopicDescription(
@@ -333,20 +364,15 @@ class ConfluentKafka:
         keys = {p: TopicPartition(topic, p) for p in partitions}
         if not keys:
             return {}
-        starts = self._list(topic, keys, admin.OffsetSpec.earliest(), limit_s)
-        ends = self._list(topic, keys, admin.OffsetSpec.latest(), limit_s)
-        return {p: Listed(starts[key].offset, ends[key].offset, ends[key].leader_epoch) for p, key in keys.items()}
-
-    def _list(
-        self, topic: str, keys: Mapping[int, TopicPartition], spec: admin.OffsetSpec, limit_s: float
-    ) -> dict[TopicPartition, admin.ListOffsetsResultInfo]:
-        asked = dict.fromkeys(keys.values(), spec)
-        (answers,) = self._admin.ask(
-            lambda client, left_s: [client.list_offsets(asked, request_timeout=left_s)],
+        specs = (admin.OffsetSpec.earliest(), admin.OffsetSpec.latest())
+        starts, ends = self._admin.ask(
+            lambda client, left_s: [
+                client.list_offsets(dict.fromkeys(keys.values(), spec), request_timeout=left_s) for spec in specs
+            ],
             limit_s,
             leaders=Leaders(topic, keys.keys()),
         )
-        return answers
+        return {p: Listed(starts[key].offset, ends[key].offset, ends[key].leader_epoch) for p, key in keys.items()}
 
     def _await_leaders(self, topic: str, partitions: Sequence[int]) -> None:
         self.describe_topic(topic)  # Says at once which right is missing; the leaders' client would only time out.

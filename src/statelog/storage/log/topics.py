@@ -143,9 +143,11 @@ def identify(client: Kafka, store: Store, descriptor: Descriptor) -> IdentifiedT
     Raises NotFound if the log was deleted, IdentityChanged if a topic is gone or is not the log's, Unavailable.
     """
     name = descriptor.name
-    data, ledger = (_find(client, store, name, topic) for topic in (data_topic(name), ledger_topic(name)))
-    warning = verify(descriptor, identity_of(client, data, ledger), data.partitions)
-    return IdentifiedTopics(data, ledger, warning)
+    names = (data_topic(name), ledger_topic(name))
+    cluster_id, found = client.identify(names)
+    data, ledger = (one or _find(client, store, name, topic) for topic, one in zip(names, found, strict=True))
+    identity = LogIdentity(cluster_id=cluster_id, data_topic_id=data.topic_id, ledger_topic_id=ledger.topic_id)
+    return IdentifiedTopics(data, ledger, verify(descriptor, identity, data.partitions))
 
 
 def _find(client: Kafka, store: Store, name: str, topic: str) -> TopicDescription:
