@@ -20,6 +20,7 @@ from statelog.errors import (
     Corrupt,
     Fenced,
     IdentityChanged,
+    InvalidName,
     LogInUse,
     NotFound,
     OffsetGone,
@@ -32,7 +33,7 @@ from statelog.materializer.round import run_round
 from statelog.materializer.tasks import TaskOutput
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover, recover_snapshot
-from statelog.schemas.ledger.state import COPIER
+from statelog.schemas.names import COPIER
 from statelog.storage.log.log import Log, open_snapshots
 from statelog.storage.log.where import Where
 from statelog.testing import Crash
@@ -177,6 +178,12 @@ def test_the_history_of_before_is_not_held(move: Move) -> None:
         with pytest.raises(NotFound) as refused:
             plan_changes(log, AtPosition(done.position - 1))
         assert refused.value.facts["oldest_position"] == done.position
+
+
+def test_nobody_writes_by_the_name_of_the_copy(move: Move) -> None:
+    """In whose last commit the copy says where it comes from."""
+    with move.old.open() as log, pytest.raises(InvalidName, match="reserved"):
+        Writer(log, COPIER)
 
 
 def test_a_copy_of_a_copy_names_the_log_that_it_is_one_of(move: Move, tmp_path: Path) -> None:

@@ -48,10 +48,13 @@ from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.copied import Origin, copied_state
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.ledger.records import Restart
-from statelog.schemas.ledger.state import COPIER, LedgerState
+from statelog.schemas.ledger.records import Restart, decode
+from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.names import COPIER
 from statelog.schemas.snapshot.run_ref import RunRef, in_order
 from statelog.schemas.topic_policy import LEDGER_WRITING
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log, create_closed
 from statelog.storage.log.loss import append_restarts
@@ -212,7 +215,7 @@ class LogCopy(Round):
         """What was copied so far. Raises AlreadyExists, IdentityChanged, NotFound."""
         origin = Origin.of(newest.manifest.state) if newest else None
         name = self._log.name
-        if origin is None and (newest is not None or not _is_closed(self._log)):
+        if origin is None and (newest is not None or not _is_begun(self._log)):
             raise AlreadyExists(f"the log {name} is there, and is no copy", log=name, hint="Choose another name")
         if origin is None and self._source is None:
             raise NotFound(f"nothing was copied into {name} yet", log=name, hint="Copy the log, or delete this one")
@@ -382,14 +385,15 @@ def _options_of(source: Log) -> LogOptions:
     )
 
 
-def _is_closed(log: Log) -> bool:
-    """Whether a log without a manifest is one that nobody can read."""
-    with closing(log.ledger.client()) as ledger:
+def _is_begun(log: Log) -> bool:
+    """Whether a log without a manifest was made to be copied into: its first record says so."""
+    with closing(log.kafka.reader(log.ledger_topic)) as reader:
         try:
-            ledger.fold_end()
+            first = next(reader.read({0: OffsetRange(0, 1)}, stall_timeout_s=STALL_TIMEOUT_S), None)
         except OffsetGone:
-            return True
-    return False
+            return False
+    record = decode(first.value) if first else None
+    return isinstance(record, Restart) and record.operator == COPIER
 
 
 def _opener(log: Log) -> Callable[[RunRef], RunReader]:

@@ -29,7 +29,7 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, St
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, not_given_up
 from statelog.schemas.ledger.state import LiveEpoch
-from statelog.schemas.names import check_name
+from statelog.schemas.names import check_writer_name
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
@@ -129,7 +129,7 @@ def open_epoch(
 
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
-    check_name("writer", writer)
+    check_writer_name(writer)
     taken, environment = _partitions(log, partitions), current_environment()
     issued = None if ours is None and judged is None else set(ours or ())
     failure: StatelogError = Fenced("other writers keep opening at the same time", writer=writer, log=log.name)

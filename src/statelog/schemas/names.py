@@ -34,6 +34,18 @@ def is_name(text: str) -> bool:
     return _NAME.match(text) is not None and ".." not in text
 
 
+COPIER = "statelog.copy"
+"""The writer that nobody is: in its last commit a log that was copied says of which log, and up to where."""
+
+
+def check_writer_name(name: object) -> str:
+    """Return `name`, or raise InvalidName. One that statelog speaks by itself is refused, too."""
+    checked = check_name("writer", name)
+    if checked == COPIER:
+        raise InvalidName(f"writer {name!r} is reserved", hint="Choose another name")
+    return checked
+
+
 def check_log_name(name: object) -> str:
     """Return `name`, or raise InvalidName. A log whose data topic could be another one's ledger is refused, too."""
     checked = check_name("log", name)

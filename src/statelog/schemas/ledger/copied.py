@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from statelog.errors import Corrupt
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.place import LogIdentity, Metadata, Place
-from statelog.schemas.ledger.state import COPIER, NO_EPOCH, LedgerState, WriterState
+from statelog.schemas.ledger.state import NO_EPOCH, LedgerState, WriterState
+from statelog.schemas.names import COPIER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,10 @@ from statelog.schemas.avro import datum_of, parsed
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.records import LossRange
+from statelog.schemas.names import COPIER
 
 NO_EPOCH = -1
 _NO_METADATA: Metadata = {}
-COPIER = "statelog.copy"
-"""The writer in whose last commit a log that was copied says of which log, and up to where."""
 
 
 class LastCommit(NamedTuple):
