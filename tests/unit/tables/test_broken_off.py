@@ -20,12 +20,13 @@ from statelog.environment import Environment
 from statelog.recovery import RecoverySettings
 from statelog.tables import Loading, Table, TableSettings
 from statelog.testing.cluster import MemoryCluster
+from statelog.testing.environment import Crash, crash_at
 from statelog.testing.faults import TRUE, Answer, Call
 from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
-from tests.support.told import lines
+from tests.support.told import lines, told
 
 T = TypeVar("T", MemoryProducer, MemoryReader)
 STATE = {b"k%d" % i: b"%d" % i for i in range(20)}
@@ -221,3 +222,21 @@ def test_at_every_moment(what: type[BaseException], act: Act, loading: Loading, 
     world = _World(tmp_path, loading, is_kept)
     world.breaker.what = what
     _sweep(world, act)
+
+
+def test_what_cannot_be_used_stays_until_its_successor_is_whole(tmp_path: Path) -> None:
+    """A life that dies while it rebuilds leaves the directory as it was; the next one sets it aside, once."""
+    kept = TableRig(twin_rig("log"), tmp_path)
+    with kept.open() as table:
+        table.update(STATE)
+        table.commit({"n": 1})
+    home = tmp_path / "log" / "table"
+    (home / "db" / "CURRENT").unlink()
+    with pytest.raises(Crash), kept.open(environment=Environment(crash=crash_at("recovered"))):
+        pass
+    assert (home / "db").is_dir()
+    assert not list(home.glob("aside-*"))
+    with told("set aside"), kept.open() as table:
+        assert content(table) == STATE
+    assert len(list(home.glob("aside-*"))) == 1
+    assert not (home / "making").exists()

@@ -18,7 +18,6 @@ from statelog.materializer import run_round
 from statelog.tables import TableSettings
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.record import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, StatePlace, place_from_json, place_to_json
-from statelog.testing.environment import Crash, crash_at
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import lines, told
@@ -200,19 +199,6 @@ def test_what_cannot_be_used_is_set_aside(
     with kept.open() as table:
         assert table.opening.set_aside is None
         assert content(table) == {**STATE, b"k0": b"again"}
-
-
-def test_what_cannot_be_used_stays_until_its_successor_is_whole(kept: TableRig) -> None:
-    """A life that dies while it rebuilds leaves the directory as it was; the next one sets it aside, once."""
-    (home(kept) / "db" / "CURRENT").unlink()
-    with pytest.raises(Crash), kept.open(environment=Environment(crash=crash_at("recovered"))):
-        pass
-    assert (home(kept) / "db").is_dir()
-    assert not list(home(kept).glob("aside-*"))
-    with told("set aside"), kept.open() as table:
-        assert content(table) == STATE
-    assert len(list(home(kept).glob("aside-*"))) == 1
-    assert not (home(kept) / "making").exists()
 
 
 def test_few_are_kept(tmp_path: Path) -> None:
