@@ -10,22 +10,36 @@ from typing import Any
 
 import pytest
 
+import statelog
 from statelog.environment import Environment
-from statelog.errors import ConfigError, DataLoss, OffsetGone, UncommittedChanges, UnsafeTopic
-from statelog.materializer import CompletedRound, SkippedRound, run_round
+from statelog.errors import (
+    ConfigError,
+    CorruptDescriptor,
+    DataLoss,
+    OffsetGone,
+    UncommittedChanges,
+    UnknownFormat,
+    UnsafeTopic,
+)
+from statelog.materializer import CompletedRound, Materializer, SkippedRound, run_round
 from statelog.materializer.events import EventKind, shortfalls
 from statelog.materializer.outcome import RoundOutcome
 from statelog.producer import Writer
 from statelog.recovery import recover
+from statelog.schemas.avro import RecordCodec
+from statelog.schemas.names import truncation_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.schemas.truncation import Truncation
+from statelog.storage.log.files import put_truncation
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
-from statelog.testing.provider import Provider
+from statelog.testing.provider import APACHE, MSK_EXPRESS, WARPSTREAM, Provider
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.rigs.log import settings_for
-from tests.support.told import told
+from tests.support.rigs.log import LogRig, settings_for
+from tests.support.samples.chunks import mutations
+from tests.support.told import lines, told
 
 DAY_S = 86_400.0
 WEEK = Provider(name="a week at most", least={"retention.ms": 0}, most={"retention.ms": 7 * 86_400_000})
@@ -213,3 +227,186 @@ def test_what_is_kept_for_longer_than_kafka_keeps_its_tail_is_told_of(aging: Agi
     (alarm,) = alarms(aging.roll_up(tmp_path, retention=policy))
     assert (alarm["is_gone"], alarm["held_by"]) == (True, "manifest 1")
     assert aging.read() == aging.model
+
+
+# ---- truncation="retention"
+
+
+def counted(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The topics of every request to delete records, from now on."""
+    asked: list[str] = []
+    original = MemoryKafka.delete_records
+
+    def delete_records(self: MemoryKafka, topic: str, before: Any) -> Any:
+        asked.append(topic)
+        return original(self, topic, before)
+
+    monkeypatch.setattr(MemoryKafka, "delete_records", delete_records)
+    return asked
+
+
+@pytest.mark.parametrize("provider", [WARPSTREAM, MSK_EXPRESS, APACHE], ids=lambda one: str(one.name))
+def test_a_log_that_kafka_truncates(provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds put manifests and never delete a record; writers, readers and rounds of others go on for weeks."""
+    log = Aging(LogOptions(partitions=2, truncation="retention", retention_days=7), ("min-insync",), provider)
+    asked = counted(log.cluster, monkeypatch)
+    with lines():
+        log.create()
+    described = log.cluster.describe("x.ledger")
+    assert described is not None
+    assert described.config["retention.ms"] == str(7 * 86_400_000)
+    for number in range(20):
+        log.write(b"%d" % number)
+        log.pass_days(1)
+        outcome = log.roll_up(tmp_path)
+        assert isinstance(outcome, CompletedRound)
+        assert (alarms(outcome), outcome.cleanup.records_truncated, outcome.cleanup.records_overdue) == ([], 0, 0)
+        assert log.read() == log.model
+    assert asked == []
+    assert len(log.cluster.records("x.ledger", 0)) < log.cluster.log("x.ledger", 0).end / 2
+    with Log.open("x", log.where) as opened:
+        assert opened.describe().truncation == opened.truncation() == Truncation.named("retention", 7)
+        assert len(opened.manifests.numbers()) == 2
+
+
+def test_the_hint_of_a_create_without_the_request() -> None:
+    """It names the way out, as an option of the log."""
+    log = Aging(LogOptions(partitions=2), (), WARPSTREAM)
+    with pytest.raises(ConfigError, match="DeleteRecords") as caught:
+        log.create()
+    assert 'truncation="retention"' in caught.value.hint
+
+
+def test_a_topic_that_keeps_less_than_the_log_was_told(tmp_path: Path) -> None:
+    """It is refused by name, and one that keeps more is fine."""
+    log = Aging(LogOptions(partitions=2, truncation="retention", retention_days=7), (), APACHE)
+    log.create()
+    for kept_ms in ("-1", str(8 * 86_400_000)):
+        log.cluster.set_topic_config("x", {"retention.ms": kept_ms})
+        log.write(kept_ms.encode())
+        log.roll_up(tmp_path)
+    assert log.read() == log.model
+    log.cluster.set_topic_config("x", {"retention.ms": "86400000"})
+    with pytest.raises(UnsafeTopic, match=r"retention\.ms is 86400000 and must be at least 604800000"):
+        log.read()
+
+
+def test_options_that_differ_are_refused() -> None:
+    """Of an existing log, and of one whose create died."""
+    log = Aging(LogOptions(partitions=2, truncation="retention"), (), APACHE)
+    log.create()
+    for said in (LogOptions(truncation="delete-records"), LogOptions(truncation="retention", retention_days=9)):
+        with pytest.raises(ConfigError, match="truncation is retention, 7 days"):
+            statelog.open("x", log.where, create=said)
+    for agreed in (LogOptions(truncation="retention"), LogOptions(truncation="retention", retention_days=7)):
+        statelog.open("x", log.where, create=agreed).close()
+    for odd in (
+        LogOptions(retention_days=7),
+        LogOptions(truncation="never"),
+        LogOptions(truncation="retention", retention_days=0),
+    ):
+        with pytest.raises(ConfigError):
+            statelog.open("y", log.where, create=odd)
+
+
+def test_a_log_changes_from_one_to_the_other_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the topics as they are at each step, a process dying after any of them: nothing is lost or refused."""
+    log = Aging(LogOptions(partitions=2), (), APACHE)
+    log.create()
+
+    def goes_on(key: bytes) -> list[str]:
+        log.write(key)
+        with monkeypatch.context() as context:
+            asked = counted(log.cluster, context)
+            for _ in range(3):
+                assert isinstance(log.roll_up(tmp_path), CompletedRound | SkippedRound)
+                log.write(key)
+        assert log.read() == log.model
+        return asked
+
+    assert len(goes_on(b"0")) > 3
+    with Log.open("x", log.where) as opened, pytest.raises(UnsafeTopic, match="must be at least"):
+        log.cluster.set_topic_config("x", {"retention.ms": "1000"})
+        opened.set_truncation("retention", 7)
+    log.cluster.set_topic_config("x", {"retention.ms": "-1"})
+    with Log.open("x", log.where) as opened:
+        assert opened.set_truncation("retention", 7) == opened.truncation()
+    assert {*goes_on(b"1")} <= {"x", "x.ledger"}
+    floor = log.cluster.log("x.ledger", 0).start
+    for topic in ("x", "x.ledger"):
+        log.cluster.set_topic_config(topic, {"retention.ms": str(7 * 86_400_000)})
+        assert goes_on(topic.encode()) == []
+    assert log.cluster.log("x.ledger", 0).start == floor
+    with Log.open("x", log.where) as opened, pytest.raises(UnsafeTopic, match="must be -1"):
+        opened.set_truncation("delete-records")
+    for topic in ("x", "x.ledger"):
+        log.cluster.set_topic_config(topic, {"retention.ms": "-1"})
+        goes_on(topic.encode())
+    with Log.open("x", log.where) as opened:
+        opened.set_truncation("delete-records")
+        assert opened.truncation() == Truncation()
+    assert len(goes_on(b"3")) > 3
+    assert log.cluster.log("x.ledger", 0).start > floor
+
+
+def test_a_service_without_the_request_takes_no_other_mode() -> None:
+    """It is proved before the log is told."""
+    log = Aging(LogOptions(partitions=2, truncation="retention"), (), WARPSTREAM)
+    log.create()
+    for topic in ("x", "x.ledger"):
+        log.cluster.set_topic_config(topic, {"retention.ms": "-1"})
+    with Log.open("x", log.where) as opened:
+        with pytest.raises(ConfigError, match="DeleteRecords"):
+            opened.set_truncation("delete-records")
+        assert opened.truncation() == Truncation.named("retention", 7)
+
+
+def test_what_another_log_was_told_does_not_count(tmp_path: Path) -> None:
+    """A file that a create left behind, or that was copied here, is no word on this log."""
+    log = Aging(LogOptions(partitions=2, truncation="retention"), (), APACHE)
+    log.create()
+    with Log.open("x", log.where) as opened:
+        other = replace(opened.descriptor, nonce=bytes(16))
+        put_truncation(opened.store, other, Truncation.named("retention", 3))
+        assert opened.truncation() == Truncation.named("retention", 7)
+        assert [info.path for info in opened.store.list("truncation/")] == [truncation_path(n) for n in (1, 2)]
+        path = truncation_path(1)
+        for damaged in mutations(opened.store.read(path), spare=RecordCodec("truncation").text.encode()):
+            with pytest.raises((CorruptDescriptor, UnknownFormat)):
+                Truncation.from_bytes(damaged, path)
+
+
+def test_a_log_that_kafka_truncates_on_both(rig: LogRig, tmp_path: Path) -> None:
+    """Made, written, rolled up by daemons that are started anew, recovered; no record is deleted, and one that is gone
+    all the same, as those that have come of age are, is a loss for readers and daemons.
+    """
+    model: dict[bytes, bytes] = {}
+    Log.create(rig.name, rig.where(), LogOptions(partitions=2, truncation="retention", retention_days=3)).close()
+    for number in range(4):
+        key = b"%d" % number
+        with rig.open() as log, Writer(log, "w") as writer:
+            assert log.retention_s == 3 * DAY_S
+            writer.put(key, b"v")
+            writer.commit({"number": number})
+        model[key] = b"v"
+        with rig.open() as log:
+            outcome = Materializer(log, settings_for(tmp_path)).run_once()
+            assert isinstance(outcome, CompletedRound)
+            assert alarms(outcome) == []
+        with rig.open() as log, recover(log) as recovery:
+            assert recovery.to_dict() == model
+    with rig.open() as log:
+        assert len(log.manifests.numbers()) == 2
+        description = log.describe()
+        assert description.ledger_offsets.start == 0
+        assert {offsets.start for offsets in description.data_offsets.values()} == {0}
+        with Writer(log, "w") as writer:
+            writer.put(b"k", b"v")
+            writer.commit()
+        end = log.kafka.offsets(log.ledger_topic, [0])[0].end
+        log.kafka.delete_records(log.ledger_topic, {0: end})
+    with rig.open() as log:
+        with pytest.raises(OffsetGone):
+            recover(log).close()
+        with pytest.raises(DataLoss):
+            Materializer(log, settings_for(tmp_path)).run_once()

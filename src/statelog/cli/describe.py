@@ -84,6 +84,7 @@ def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
         "data_topic_id": shown_id(identity.data_topic_id),
         "ledger_topic_id": shown_id(identity.ledger_topic_id),
         **shape_of(descriptor),
+        "truncation": str(found.truncation),
         "position": found.state.position,
         "ledger_start": found.ledger_offsets.start,
         "manifests": found.manifests,

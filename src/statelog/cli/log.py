@@ -9,6 +9,7 @@ from statelog.cli.output import Listing, Report, confirm
 from statelog.cli.session import Session, connected
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
+from statelog.schemas.truncation import Truncation, TruncationMode
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.config import read_text
 from statelog.storage.log.log import Log
@@ -18,6 +19,14 @@ _EVOLVE_HELP = """Give the log NAME its next value schema. It must read what eve
 docs/values.md says which changes do. A schema that the log already has changes nothing.
 
 Writers that start from now on use the newest schema; running ones keep theirs."""
+
+
+_MODES = click.Choice([one.value for one in TruncationMode])
+_TRUNCATION_HELP = """Show who deletes the records that the log NAME needs no more; with --truncation, say who does from
+now on: the materializer (delete-records), or Kafka, by their age (retention).
+
+For retention the topics get their retention.ms afterwards, with Kafka's own tools; for delete-records they get back -1
+before."""
 
 
 @click.command("init", help="Create the log NAME: its two topics and its directory.")
@@ -34,6 +43,10 @@ Writers that start from now on use the newest schema; running ones keep theirs."
 )  # fmt: skip
 @click.option("--prefix-bytes", type=int, help="How many first bytes crc32-prefix hashes.")
 @click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
+@click.option(
+    "--truncation", type=_MODES, help="Who deletes records: the materializer (default), or Kafka, by their age."
+)
+@click.option("--retention-days", type=int, help="With retention: after how many days. Default 7.")
 @connected
 def init(session: Session, /, name: str, value_schema: Path | None, **options: Any) -> None:
     """Make a log; the options are named as those of `LogOptions`."""
@@ -51,6 +64,7 @@ def _init_report(log: Log, replication_factor: int) -> Report:
             "data_topic": log.data_topic,
             "ledger_topic": log.ledger_topic,
             **shape_of(log.descriptor),
+            "truncation": str(log.truncation()),
             "replication_factor": replication_factor,
         },
     )
@@ -96,6 +110,34 @@ def _evolve_report(log: Log, before: int, found: ValueSchema) -> Report:
             "new": "yes" if found.id > before else "no",
         },
         (Listing("value_schemas", ("id", "schema"), [(one.id, one.avsc) for one in schemas]),),
+    )
+
+
+@click.command("truncation", help=_TRUNCATION_HELP)
+@click.argument("name")
+@click.option("--truncation", "mode", type=_MODES, help="Who deletes records from now on.")
+@click.option("--retention-days", type=int, help="With retention: after how many days. Default 7.")
+@connected
+def truncation(session: Session, name: str, mode: str | None, retention_days: int | None) -> None:
+    """Show or change who truncates."""
+    with session.open_log(name) as log:
+        found = log.truncation() if mode is None else log.set_truncation(mode, retention_days)
+        session.output.report(_truncation_report(log, found, is_said=mode is not None))
+
+
+def _truncation_report(log: Log, found: Truncation, *, is_said: bool) -> Report:
+    topics = [log.kafka.describe_topic(name) for name in (log.data_topic, log.ledger_topic)]
+    ages_ms = {one.name: one.config.get("retention.ms") for one in topics if one is not None}
+    return Report(
+        f"{log.name}: truncation is {found}{' from now on' * is_said}",
+        {"log": log.name, "truncation": found.mode.value, "retention_days": found.retention_days},
+        (
+            Listing(
+                "topics",
+                ("topic", "retention_ms", "wanted_retention_ms"),
+                [(name, found_ms, str(found.retention_ms)) for name, found_ms in ages_ms.items()],
+            ),
+        ),
     )
 
 

@@ -30,8 +30,10 @@ _OPTIONS = {
     "hash_rule": "--hash",
     "prefix_bytes": "--prefix-bytes",
     "alarm_age_s": "--alarm-age",
+    "truncation": "--truncation",  # With a value alone: it is a word, too, and a command.
+    "retention_days": "--retention-days",
 }
-_NAMED = re.compile(rf"\b({'|'.join(_OPTIONS)})\b(?:=(\[[^]]*\]|[\w,.-]+))?")
+_NAMED = re.compile(rf'\b(?!truncation(?!=))({"|".join(_OPTIONS)})\b(?:=(\[[^]]*\]|"[\w,.-]+"|[\w,.-]+))?')
 _MADE_BY_OPENING = re.compile(r"Pass create=True(?:, or (\w))?")
 
 

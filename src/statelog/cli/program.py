@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "init": "Create a log: its topics and its directory.",
     "append": "Append the changes of a file or a pipe to a log, exactly once.",
     "evolve": "Give a log its next value schema.",
+    "truncation": "Show or say who deletes what a log needs no more.",
     "materialize": "Roll a log up into snapshots, as a daemon or once.",
     "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
     "get": "Read the committed values of some keys.",
@@ -38,7 +39,7 @@ COMMANDS: Mapping[str, str] = {
     "version": "Print the versions of statelog and its dependencies.",
 }
 """Name to what the overview says about it."""
-_HOMES = {"init": "log", "evolve": "log", "delete": "log", "subscriptions": "describe"}
+_HOMES = {"init": "log", "evolve": "log", "truncation": "log", "delete": "log", "subscriptions": "describe"}
 """The modules that hold more than one command, each under its name."""
 
 

@@ -27,7 +27,7 @@ from statelog.environment import CrashPoint, Environment
 from statelog.errors import CorruptManifest, CorruptRun, NotFound, StatelogError
 from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
-from statelog.schemas.names import manifest_number, manifest_path
+from statelog.schemas.names import TRUNCATION_FOLDER, manifest_number, manifest_path
 from statelog.schemas.snapshot.claims import Claim, Lease, expired, holding, newest_files, over_cap, superseded_paths
 from statelog.schemas.snapshot.manifest import Manifest, check_chain, sha256
 from statelog.schemas.snapshot.retention import (
@@ -57,6 +57,8 @@ class CleanupPlan:
     kept: frozenset[int]
     dropped: tuple[int, ...]
     condemned: tuple[str, ...]
+    truncates: bool
+    """Whether the materializer does; else Kafka deletes records, by their age."""
 
 
 _MOST_BYTES = 32 << 20
@@ -158,7 +160,9 @@ def plan_cleanup(
         others = verified.manifests(log.manifests, listed, listed.keys() - kept)
         kept |= stood_at([one.manifest for one in others], holds)
     beside = verified.manifests(log.manifests, listed, kept - {own.number})
+    is_said = any(info.path.startswith(TRUNCATION_FOLDER) for info in files)
     return CleanupPlan(
+        truncates=not (is_said and log.truncation().is_by_kafka),
         kept=kept,
         dropped=dropped_numbers(put_s, kept, own.number),
         condemned=(
@@ -211,7 +215,7 @@ def run_cleanup(
         floor = truncation_floor(kept, [*live, *holding(subscriptions.files, log.descriptor.identity)])
         log.manifests.check_place()
         oldest = _oldest_need(log, own, kept, floor, environment.wall_clock())
-        truncated = _truncate(log, floor, environment.crash)
+        truncated = _truncate(log, floor, environment.crash) if cleanup_plan.truncates else 0
     for path in cleanup_plan.condemned:
         log.store.delete(path)
     log.store.sweep(now_s)
@@ -223,7 +227,8 @@ def run_cleanup(
         files_deleted=len(cleanup_plan.condemned),
         records_truncated=truncated,
         records_left=sum(end - start for start, end in there.values()),
-        records_overdue=sum(max(0, min(floor.data.get(p, 0), end) - start) for p, (start, end) in there.items()),
+        records_overdue=cleanup_plan.truncates
+        * sum(max(0, min(floor.data.get(p, 0), end) - start) for p, (start, end) in there.items()),
         held_by=floor.ledger_held_by,
         capped=capped,
         oldest_need=oldest,

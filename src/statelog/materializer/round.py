@@ -19,7 +19,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from statelog.environment import current_environment
-from statelog.errors import CorruptRun, Damaged, DataLoss, NotFound, OffsetGone, RoundGivenUp, StatelogError
+from statelog.errors import (
+    ConfigError,
+    CorruptRun,
+    Damaged,
+    DataLoss,
+    NotFound,
+    OffsetGone,
+    RoundGivenUp,
+    StatelogError,
+)
 from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, other_root, plan_cleanup, publish, run_cleanup
 from statelog.materializer.engine import (
     Engine,
@@ -40,7 +49,7 @@ from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import Cuts, RunRef, choose_merges, in_order
-from statelog.schemas.topic_policy import ROLLING_UP
+from statelog.schemas.topic_policy import READING, ROLLING_UP
 from statelog.storage.log.aging import RENEW_SHARE
 from statelog.storage.log.evidence import take_anchors
 from statelog.storage.log.files import StoredManifest
@@ -165,10 +174,9 @@ class Round:
         return self._base.number if self._base else 0
 
     def _roll_up_newest(self) -> RoundOutcome:
-        self._log.verify_anew(ROLLING_UP)
-        if not self._verified.may_truncate:
-            prove_truncation(self._log.kafka, (self._log.data_topic, self._log.ledger_topic))
-            self._verified.may_truncate = True
+        self._log.verify_anew(READING)
+        if not self._log.truncation_verified.is_by_kafka:
+            self._check_may_truncate()
         self._newest = self._log.manifests.newest()
         self._passed("after-newest")
         try:
@@ -178,6 +186,17 @@ class Round:
             if now is not None and now.manifest.number > self._number:
                 return LostRound(number=now.manifest.number)
             raise _loss(error, self._number) from error
+
+    def _check_may_truncate(self) -> None:
+        """Raise ConfigError if records cannot be deleted, and Kafka does not do it, either."""
+        try:
+            self._log.verify(ROLLING_UP)
+            if not self._verified.may_truncate:
+                prove_truncation(self._log.kafka, (self._log.data_topic, self._log.ledger_topic))
+                self._verified.may_truncate = True
+        except ConfigError:
+            if not self._log.truncation().is_by_kafka:
+                raise
 
     def _roll_up_tail(self) -> RoundOutcome:
         end_position = check_ledger(self._log, self._base)

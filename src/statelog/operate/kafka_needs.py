@@ -14,6 +14,7 @@ from statelog.formatting import show_bytes, show_duration
 from statelog.operate.finding import Finding, Severity, severity_of
 from statelog.schemas.topic_policy import EARLY, TopicRole, Waiver, objections
 from statelog.storage.kafka import OffsetRange, TopicDescription
+from statelog.storage.kafka.errors import MISSING_REQUEST
 
 _ODD_CLOCK_S = 1.0
 _SERVICE = "Ask the service: docs/kafka.md lists what a log needs"
@@ -46,7 +47,10 @@ class Need(StrEnum):
     PLACES = "acknowledgement of a record that has its place in the log", "A commit would list what is not there"
     LARGEST = "records of 1 MiB; up to 16 MiB are used", "Large changes and commits are refused when they come"
     LIST_OFFSETS = "ListOffsets, earliest and latest", "It says how far a log reaches: nothing works without"
-    DELETE_RECORDS = "DeleteRecords", "Only the materializer truncates: Kafka would grow for ever"
+    DELETE_RECORDS = (
+        "DeleteRecords",
+        "The materializer truncates with it: else Kafka deletes records by their age, or grows for ever",
+    )
     CLOCK = (
         "times by the brokers' clocks",
         "The ages of commits, and alarms by age, are off by so much; nothing is decided by them",
@@ -146,6 +150,8 @@ def _of_error(need: Need, error: StatelogError) -> _Verdict:
         hint = "Grant it, or let somebody make two empty topics, NAME and NAME.ledger, and name them: --topics NAME"
     if need is Need.DELETE_RECORDS and is_ungranted:
         severity, hint = Severity.NOTE, "Grant DELETE on both topics to whoever runs the materializer"
+    if need is Need.DELETE_RECORDS and error.facts.get("kafka_error") in MISSING_REQUEST:
+        severity, hint = Severity.NOTE, 'Make logs with truncation="retention": Kafka deletes records by their age then'
     if reason.startswith(_NO_CODEC):
         hint = "Set the client's compression.type to none"
     found = f"{error.message}: {reason}" if reason else error.message

@@ -164,7 +164,8 @@ class _Asking:
         """How long commits of one change take, on a log whose checks are all waived: they are shown one by one."""
         found = made[0].found
         where = Where(self._kafka, store, allow_unsafe=tuple(Waiver), replication_factor=found.replication_factor)
-        options = LogOptions(partitions=found.partitions, key_groups=max(found.partitions, 128))
+        # DeleteRecords is asked for by itself.
+        options = LogOptions(partitions=found.partitions, key_groups=max(found.partitions, 128), truncation="retention")
         log = Log.create(self._name, where, options)  # Not closed: that would close the port, which is the caller's.
         with Writer(log, "doctor") as writer:
 

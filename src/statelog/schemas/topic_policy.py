@@ -31,6 +31,16 @@ NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Sixteen zero bytes: what a broker answers that gives its topics no ids."""
 
 
+class TopicNeeds(NamedTuple):
+    """What a log needs of its topics: its largest record, and how long records stay; -1: for ever."""
+
+    record_bytes_max: int = MIN_RECORD_BYTES
+    retention_ms: int = -1
+
+
+LEAST_NEEDS = TopicNeeds()
+
+
 class TopicRole(StrEnum):
     """Which of a log's two topics."""
 
@@ -67,7 +77,7 @@ def parse_waivers(names: Collection[str]) -> frozenset[Waiver]:
 
 
 def topic_config(role: TopicRole, replication_factor: int) -> dict[str, str]:
-    """The settings that a new topic gets, where the service takes them all."""
+    """The settings that a new topic gets, where the service takes them all, and records stay for ever."""
     segment_mib = 128 if role is TopicRole.DATA else 32
     return {
         "cleanup.policy": "delete",
@@ -112,10 +122,10 @@ def check_topic(
     config: Mapping[str, str],
     waived: Collection[Waiver],
     topic_id: str = "",
-    record_bytes_max: int = MIN_RECORD_BYTES,
+    needs: TopicNeeds = LEAST_NEEDS,
 ) -> None:
     """Raise UnsafeTopic, naming every finding at once, if the topic must not be used. `topic_id` is empty before it has
-    one; `record_bytes_max` is the log's largest record.
+    one.
     """
     found = objections(
         role,
@@ -123,7 +133,7 @@ def check_topic(
         replication_factor=replication_factor,
         config=config,
         topic_id=topic_id,
-        record_bytes_max=record_bytes_max,
+        needs=needs,
     )
     refused = [(text, waiver) for text, waiver in found if waiver is None or waiver not in waived]
     if not refused:
@@ -142,27 +152,30 @@ def objections(
     replication_factor: int,
     config: Mapping[str, str],
     topic_id: str = "",
-    record_bytes_max: int = MIN_RECORD_BYTES,
+    needs: TopicNeeds = LEAST_NEEDS,
 ) -> list[Objection]:
     """All that speaks against using the topic, whatever is waived."""
-    return [*_wrong(role, partitions, config, record_bytes_max), *_unsafe(replication_factor, config, topic_id)]
+    return [*_wrong(role, partitions, config, needs), *_unsafe(replication_factor, config, topic_id)]
 
 
-def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str], record_bytes_max: int) -> Iterator[Objection]:
+def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str], needs: TopicNeeds) -> Iterator[Objection]:
     if role is TopicRole.LEDGER and partitions != 1:
         yield f"the ledger has {partitions} partitions and must have one", None
     policy = config.get("cleanup.policy", "delete")
     if policy != "delete":
         yield f"cleanup.policy is {policy!r} and must be 'delete'", None
-    for key, waiver in ((_AGE, Waiver.FINITE_RETENTION), ("retention.bytes", None)):
-        if config.get(key, "-1") != "-1":
-            yield f"{key} is {config[key]} and must be -1: Kafka would delete committed changes", waiver
+    for key, waiver, least in ((_AGE, Waiver.FINITE_RETENTION, needs.retention_ms), ("retention.bytes", None, -1)):
+        found = int(config.get(key, "-1"))
+        if found != -1 and least == -1:
+            yield f"{key} is {found} and must be -1: Kafka would delete committed changes", waiver
+        elif -1 < found < least:
+            yield f"{key} is {found} and must be at least {least}, what this log was told, or -1", waiver
     for key, early in EARLY.items():
         if config.get(key, "").lower() == early:
             yield f"{key} is {early}: records are acknowledged before their place in the log is known", None
-    size = int(config.get(_SIZE, record_bytes_max))
-    if size < record_bytes_max:
-        yield f"{_SIZE} is {size} and must be at least {record_bytes_max}, this log's largest record", None
+    size = int(config.get(_SIZE, needs.record_bytes_max))
+    if size < needs.record_bytes_max:
+        yield f"{_SIZE} is {size} and must be at least {needs.record_bytes_max}, this log's largest record", None
 
 
 def retention_s(*configs: Mapping[str, str]) -> float | None:

@@ -83,13 +83,14 @@ def on(provider: Provider) -> MemoryCluster:
         (APACHE, {}),
         (CONFLUENT_CLOUD, {Need.SPARE: "note"}),
         (CONFLUENT_CLOUD_STANDARD, {Need.SPARE: "note"}),
-        (MSK_EXPRESS, {Need.SPARE: "note", Need.DELETE_RECORDS: "refused", Need.LOG: "refused"}),
+        (MSK_EXPRESS, {Need.SPARE: "note", Need.DELETE_RECORDS: "note"}),
         (REDPANDA, {Need.DESCRIBE: "refused", Need.TOPIC_IDS: "refused"}),
-        (WARPSTREAM, {Need.DELETE_RECORDS: "refused", Need.LOG: "refused"}),
+        (WARPSTREAM, {Need.DELETE_RECORDS: "note"}),
         (
             WARPSTREAM_LIGHTNING,
             {
-                **dict.fromkeys((Need.PLACES, Need.LARGEST, Need.LIST_OFFSETS, Need.DELETE_RECORDS), "refused"),
+                **dict.fromkeys((Need.PLACES, Need.LARGEST, Need.LIST_OFFSETS), "refused"),
+                Need.DELETE_RECORDS: "note",
                 Need.LOG: "refused",
                 Need.CLOCK: "note",
             },

@@ -56,7 +56,7 @@ _WRONG_SETTING = frozenset({
     "_INVALID_ARG", "INVALID_CONFIG", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR", "POLICY_VIOLATION",
     "INVALID_TOPIC_EXCEPTION", "TOPIC_EXCEPTION",
 })  # fmt: skip
-_MISSING_REQUEST = frozenset({"_UNSUPPORTED_FEATURE", "UNSUPPORTED_VERSION"})
+MISSING_REQUEST = frozenset({"_UNSUPPORTED_FEATURE", "UNSUPPORTED_VERSION"})
 """This Kafka does not have the request: the client found so by itself, or the broker says it."""
 _SETTING_HINTS = {
     "INVALID_REPLICATION_FACTOR": 'Pass replication_factor=1 and allow_unsafe=["replication", "min-insync"] '
@@ -131,7 +131,7 @@ def client_error(
     if error_name in _WRONG_SETTING:
         hint = _SETTING_HINTS.get(error_name, "Correct the named setting")
         return ConfigError(f"Kafka refuses a setting while {doing}: {text}", hint=hint, **where)
-    if error_name in _MISSING_REQUEST:
+    if error_name in MISSING_REQUEST:
         hint = "docs/kafka.md lists what a log needs of a Kafka, and which services have it"
         return ConfigError(f"this Kafka has no request for {doing}: {text}", hint=hint, **where)
     if error_name in ABSENT | {"_NOENT"}:

@@ -15,13 +15,22 @@ Invariants:
 """
 
 import json
+from contextlib import suppress
 from typing import NamedTuple
 
 from statelog.environment import current_environment
 from statelog.errors import AlreadyExists, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.names import DESCRIPTOR_PATH, manifest_number, manifest_path, schema_path
+from statelog.schemas.names import (
+    DESCRIPTOR_PATH,
+    TRUNCATION_FOLDER,
+    manifest_number,
+    manifest_path,
+    schema_path,
+    truncation_path,
+)
 from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.truncation import Truncation
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, check_compatible, parse_value_schema
 from statelog.storage.store import FileInfo, Store
 
@@ -42,6 +51,23 @@ def put_descriptor(store: Store, descriptor: Descriptor) -> None:
     except AlreadyExists:
         if store.read(DESCRIPTOR_PATH) != data:
             raise
+
+
+def truncation_of(store: Store, descriptor: Descriptor) -> Truncation:
+    """Who truncates, by the newest of the log's files that says so. Raises Corrupt, UnknownFormat, StoreUnavailable."""
+    for path in sorted((info.path for info in store.list(TRUNCATION_FOLDER)), reverse=True):
+        digest, found = Truncation.from_bytes(store.read(path), path)
+        if digest == descriptor.digest:  # Else a create that died left it, or the file was copied here.
+            return found
+    return Truncation()
+
+
+def put_truncation(store: Store, descriptor: Descriptor, wanted: Truncation) -> None:
+    """Say from now on who truncates the log. Raises StoreUnavailable, after which the same call is safe."""
+    while truncation_of(store, descriptor) != wanted:
+        numbers = [int(info.path[len(TRUNCATION_FOLDER) :].partition(".")[0]) for info in store.list(TRUNCATION_FOLDER)]
+        with suppress(AlreadyExists):  # Another process said something at the same moment: what counts is looked at.
+            store.put_if_absent(truncation_path(max(numbers, default=0) + 1), wanted.to_bytes(descriptor.digest))
 
 
 def put_first_schema(store: Store, avsc: str) -> None:

@@ -33,18 +33,27 @@ from statelog.schemas.topic_policy import (
     LEDGER_WRITING,
     NO_RIGHTS,
     READING,
+    ROLLING_UP,
     WRITING,
     Rights,
+    TopicNeeds,
     TopicRole,
     Waiver,
     check_rights,
     retention_s,
 )
+from statelog.schemas.truncation import Truncation
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.kafka import Kafka, OffsetRange, Producer
+from statelog.storage.kafka import Kafka, OffsetRange, Producer, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
 from statelog.storage.log.evidence import Witnesses, check_ledger
-from statelog.storage.log.files import ManifestChain, ValueSchemas, descriptor_or_none
+from statelog.storage.log.files import (
+    ManifestChain,
+    ValueSchemas,
+    descriptor_or_none,
+    put_truncation,
+    truncation_of,
+)
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.producers import WarmProducer, append_all
 from statelog.storage.log.topics import (
@@ -54,6 +63,7 @@ from statelog.storage.log.topics import (
     delete_log,
     identify,
     make_log,
+    prove_truncation,
     topics_in_force,
 )
 from statelog.storage.log.where import (
@@ -75,7 +85,8 @@ class LogDescription:
     """A log at one moment.
 
     `data_offsets` and `ledger_offsets` are log start and log end. `state` is the ledger folded to its end,
-    `manifest` the newest one, or None before the first, `value_schemas` all of them by ascending id.
+    `manifest` the newest one, or None before the first, `value_schemas` all of them by ascending id, `truncation` who
+    truncates.
     """
 
     descriptor: Descriptor
@@ -86,6 +97,7 @@ class LogDescription:
     manifest: Manifest | None
     manifests: int
     value_schemas: tuple[ValueSchema, ...]
+    truncation: Truncation
 
 
 class Verified(NamedTuple):
@@ -125,6 +137,8 @@ class Log(Closing):
         self._verified: Verified | None = None
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
+        self.truncation_verified = Truncation()
+        """Who truncates, as the topics were verified last. It is only asked where they keep nothing for ever."""
 
     # ---- life
 
@@ -180,11 +194,17 @@ class Log(Closing):
         verified, self._verified = self._verified, None  # What is refused here is asked anew.
         if warning:
             _LOG.warning(warning)
-        for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
-            check_made(topic, role, self._waived, self.descriptor.record_bytes_max)
+        is_kept = retention_s(data.config, ledger.config) is None
+        self.truncation_verified = Truncation() if is_kept else self.truncation()
+        self._check_made(data, ledger, self.truncation_verified)
         needed = {data.name: rights.data, ledger.name: rights.ledger}
         check_rights(needed, {topic.name: topic.operations for topic in (data, ledger)})
         self._verified = verified
+
+    def _check_made(self, data: TopicDescription, ledger: TopicDescription, truncation: Truncation) -> None:
+        needs = TopicNeeds(self.descriptor.record_bytes_max, truncation.retention_ms)
+        for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
+            check_made(topic, role, self._waived, needs)
 
     def verify_anew(self, rights: Rights = NO_RIGHTS) -> None:
         """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""
@@ -271,6 +291,29 @@ class Log(Closing):
         """
         return self.value_schemas.add(avsc)
 
+    def truncation(self) -> Truncation:
+        """Who truncates, asked of the store now. Raises Corrupt, UnknownFormat, StoreUnavailable."""
+        return truncation_of(self.store, self.descriptor)
+
+    def set_truncation(self, truncation: str, retention_days: int | None = None) -> Truncation:
+        """Say who truncates from now on, as in `LogOptions`; rounds that begin from now on keep to it.
+
+        For "retention" the topics get their `retention.ms` afterwards, with Kafka's own tools: until then they grow.
+        For "delete-records" they get back their -1 before. Raises UnsafeTopic if what the topics have does not allow
+        it, ConfigError, also where records cannot be deleted; Unavailable.
+        """
+        wanted = Truncation.named(truncation, retention_days)
+        data, ledger, _ = self._identify(0.0)
+        self._check_made(data, ledger, wanted)
+        if not wanted.is_by_kafka:
+            check_rights(
+                {data.name: ROLLING_UP.data, ledger.name: ROLLING_UP.ledger},
+                {topic.name: topic.operations for topic in (data, ledger)},
+            )
+            prove_truncation(self.kafka, (data.name, ledger.name))
+        put_truncation(self.store, self.descriptor, wanted)
+        return wanted
+
     def change_schema(self, value_schema_id: int) -> pa.Schema:
         """The Arrow schema of changes whose values have this schema id."""
         if value_schema_id not in self._schemas:
@@ -352,6 +395,7 @@ class Log(Closing):
                 manifest=manifest,
                 manifests=len(self.manifests.numbers()),
                 value_schemas=self.value_schemas.all(),
+                truncation=self.truncation(),
             )
 
     def _writing_producer(self) -> Producer:
@@ -420,7 +464,7 @@ def _create(name: str, where: Where, options: LogOptions, mark: Callable[..., Ma
 
 def _open(name: str, where: Where, options: LogOptions) -> Log:
     log = Log.open(name, where)
-    options.check(log.descriptor, log.value_schemas.all)
+    options.check(log.descriptor, log.value_schemas.all, log.truncation)
     return log
 
 

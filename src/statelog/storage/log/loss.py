@@ -56,11 +56,11 @@ from statelog.schemas.ledger.records import (
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest, restarted_state
-from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicRole, Waiver
+from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicNeeds, TopicRole, Waiver
 from statelog.storage.kafka import Kafka, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S, append_record
 from statelog.storage.log.evidence import check_anchors, furthest_witness
-from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_or_none
+from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_or_none, truncation_of
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 from statelog.storage.log.topics import check_made, identity_of, look_for, make_topic, owned_elsewhere, owner_of
@@ -379,11 +379,11 @@ class _Acceptance:
 
     def _topic(self, role: TopicRole, topic: str, partitions: int) -> TopicDescription:
         """The topic, made if it is not there. Raises AlreadyExists if it is another log's, UnsafeTopic."""
+        needs = TopicNeeds(self.made.record_bytes_max, truncation_of(self.store, self.made).retention_ms)
         found = look_for(self.client, topic)
         if found is None:
-            replicas, least = self.replication_factor, self.made.record_bytes_max
-            return make_topic(self.client, topic, role, partitions, replicas, self.waived, least)
-        check_made(found, role, self.waived, self.made.record_bytes_max)
+            return make_topic(self.client, topic, role, partitions, self.replication_factor, self.waived, needs)
+        check_made(found, role, self.waived, needs)
         if found.partitions < partitions:
             hint = "Delete it if it is not needed: it is made again as the log needs it"
             raise UnsafeTopic("the topic was made anew with fewer partitions than the log has", topic=topic, hint=hint)

@@ -38,9 +38,11 @@ from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Mark, Restart, decode
 from statelog.schemas.names import DESCRIPTOR_PATH, data_topic, ledger_topic
 from statelog.schemas.topic_policy import (
+    LEAST_NEEDS,
     MIN_RECORD_BYTES,
     NO_TOPIC_ID,
     WRITING,
+    TopicNeeds,
     TopicRole,
     Waiver,
     check_rights,
@@ -50,14 +52,26 @@ from statelog.schemas.topic_policy import (
     without_refused,
 )
 from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription, TopicSpec
+from statelog.storage.kafka.errors import MISSING_REQUEST
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, append_record
-from statelog.storage.log.files import ManifestChain, descriptor_or_none, put_descriptor, put_first_schema
+from statelog.storage.log.files import (
+    ManifestChain,
+    descriptor_or_none,
+    put_descriptor,
+    put_first_schema,
+    put_truncation,
+    truncation_of,
+)
 from statelog.storage.log.where import NewLog
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.storage")
 _UNGRANTED = "TOPIC_AUTHORIZATION_FAILED"
 _REFUSED_SETTINGS = frozenset({"POLICY_VIOLATION", "INVALID_CONFIG"})
+_BY_AGE = (
+    'Pass truncation="retention" when it is made (an existing log: `statelog truncation`), and Kafka deletes records by'
+    " their age; docs/kafka.md says what that asks of rounds"
+)
 _LOOKS = 3
 _LOOK_AGAIN_S = 0.25
 
@@ -77,13 +91,23 @@ def make_topic(
     partitions: int,
     replication_factor: int,
     waived: frozenset[Waiver],
-    record_bytes_max: int = MIN_RECORD_BYTES,
+    needs: TopicNeeds = LEAST_NEEDS,
 ) -> TopicDescription:
     """Create the topic, or take over an empty one: of a create that died before its descriptor, or made by somebody
     else for a client that may not create any.
     """
     config = topic_config(role, replication_factor)
-    check_topic(topic, role, partitions=partitions, replication_factor=replication_factor, config=config, waived=waived)
+    if needs.retention_ms != -1:
+        config["retention.ms"] = str(needs.retention_ms)
+    check_topic(
+        topic,
+        role,
+        partitions=partitions,
+        replication_factor=replication_factor,
+        config=config,
+        waived=waived,
+        needs=TopicNeeds(retention_ms=needs.retention_ms),
+    )
     try:
         create_topic(
             client,
@@ -99,7 +123,7 @@ def make_topic(
     found = look_for(client, topic)
     if found is None:
         raise NotFound("the topic went away while the log was made", topic=topic)
-    check_made(found, role, waived, record_bytes_max)
+    check_made(found, role, waived, needs)
     return found
 
 
@@ -175,7 +199,7 @@ def _require_empty(client: Kafka, topic: str, partitions: int) -> None:
         )
 
 
-def check_made(topic: TopicDescription, role: TopicRole, waived: frozenset[Waiver], record_bytes_max: int) -> None:
+def check_made(topic: TopicDescription, role: TopicRole, waived: frozenset[Waiver], needs: TopicNeeds) -> None:
     """Raise UnsafeTopic if the topic, as it is now, must not be used."""
     check_topic(
         topic.name,
@@ -185,7 +209,7 @@ def check_made(topic: TopicDescription, role: TopicRole, waived: frozenset[Waive
         config=topic.config,
         waived=waived,
         topic_id=topic.topic_id,
-        record_bytes_max=record_bytes_max,
+        needs=needs,
     )
 
 
@@ -336,11 +360,12 @@ def make_log(
             log=name,
             url=store.url,
         )
-    least = begun.record_bytes_max if begun else MIN_RECORD_BYTES
-    data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived, least)
-    ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived, least)
+    needs = TopicNeeds(begun.record_bytes_max if begun else MIN_RECORD_BYTES, new.truncation.retention_ms)
+    data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived, needs)
+    ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived, needs)
     check_rights({ledger.name: WRITING.ledger}, {ledger.name: ledger.operations})  # Before anything needs them.
-    prove_truncation(client, (data.name, ledger.name), needs_right=False)
+    if not new.truncation.is_by_kafka:
+        prove_truncation(client, (data.name, ledger.name), needs_right=False)
     descriptor = Descriptor(
         name=name,
         identity=identity_of(client, data, ledger),
@@ -356,8 +381,10 @@ def make_log(
     if new.value_schema is not None:
         put_first_schema(store, new.value_schema.avsc)
     if begun is None:
+        if new.truncation.is_by_kafka:
+            put_truncation(store, descriptor, new.truncation)  # First: a log that is there has it.
         put_descriptor(store, descriptor)
-    elif begun != descriptor:
+    elif begun != descriptor or truncation_of(store, descriptor) != new.truncation:
         hint = "Create it with the same settings, or delete it first"
         raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
     try:
@@ -379,6 +406,8 @@ def prove_truncation(client: Kafka, topics: Iterable[str], *, needs_right: bool 
         try:
             client.delete_records(topic, {0: 0})
         except ConfigError as error:
+            if error.facts.get("kafka_error") in MISSING_REQUEST:
+                raise error.restated(hint=_BY_AGE) from error
             if needs_right or error.facts.get("kafka_error") != _UNGRANTED:
                 raise
 

@@ -20,6 +20,7 @@ from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.names import check_log_name, parse_enum
 from statelog.schemas.topic_policy import Waiver, parse_waivers
+from statelog.schemas.truncation import Truncation
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.config import DEFAULT_REPLICATION_FACTOR, Config, merge, named_layers
 from statelog.storage.kafka import Kafka, OffsetRange, Reader, Record
@@ -205,6 +206,7 @@ class NewLog(NamedTuple):
     hash_rule: HashRule
     prefix_bytes: int | None
     value_schema: ValueSchema | None
+    truncation: Truncation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +215,8 @@ class LogOptions:
 
     None says nothing: a new log has 8 `partitions` and 128 `key_groups`, keys of `key_type` "bytes" and the `hash_rule`
     "crc32". With "crc32-prefix" keys whose first `prefix_bytes` are equal lie in one key group. `value_schema` is the
-    text of an Avro record schema; values are opaque bytes without.
+    text of an Avro record schema; values are opaque bytes without. `truncation` is "delete-records" (the materializer
+    deletes what nobody needs), or "retention": Kafka deletes after `retention_days`, 7 if nothing is said.
     """
 
     partitions: int | None = None
@@ -222,17 +225,29 @@ class LogOptions:
     hash_rule: HashRule | str | None = None
     prefix_bytes: int | None = None
     value_schema: str | None = None
+    truncation: str | None = None
+    retention_days: int | None = None
 
     def given(self) -> set[str]:
         """The names of the options that say something."""
         return {one.name for one in fields(self) if getattr(self, one.name) is not None}
 
-    def check(self, descriptor: Descriptor, schemas: Callable[[], Collection[ValueSchema]]) -> None:
+    def check(
+        self,
+        descriptor: Descriptor,
+        schemas: Callable[[], Collection[ValueSchema]],
+        truncation: Callable[[], tuple[str, int | None]] = Truncation,
+    ) -> None:
         """Raise ConfigError if a log is not what these options say, and name all that differs.
 
-        `schemas` gives every value schema of the log: one that the log has moved on from still agrees with it.
+        `schemas` gives every value schema of the log: one that the log has moved on from still agrees with it;
+        `truncation` who truncates it.
         """
-        different = [*self._differing(descriptor), *self._differing_schema(schemas)]
+        different = [
+            *self._differing(descriptor),
+            *self._differing_schema(schemas),
+            *self._differing_truncation(truncation),
+        ]
         if different:
             raise ConfigError(
                 f"the log {descriptor.name} was made with other options: {', '.join(different)}",
@@ -253,6 +268,12 @@ class LogOptions:
             if wanted.avsc not in {known.avsc for known in schemas()}:
                 yield "value_schema is not one of the log's, to which evolve_value_schema adds one"
 
+    def _differing_truncation(self, truncation: Callable[[], tuple[str, int | None]]) -> Iterator[str]:
+        if self.truncation is not None or self.retention_days is not None:
+            wanted, found = Truncation.named(self.truncation, self.retention_days), Truncation.named(*truncation())
+            if wanted.mode is not found.mode or self.retention_days not in (None, found.retention_days):
+                yield f"truncation is {found} and not {wanted}"
+
 
 def new_log(said: LogOptions) -> NewLog:
     """The log that these options make. Raises ConfigError for what no log can be."""
@@ -265,6 +286,7 @@ def new_log(said: LogOptions) -> NewLog:
         hash_rule=parse_enum(HashRule, "hash_rule", said.hash_rule or HashRule.CRC32),
         prefix_bytes=said.prefix_bytes,
         value_schema=None if said.value_schema is None else parse_value_schema(said.value_schema, 1),
+        truncation=Truncation.named(said.truncation, said.retention_days),
     )
     check_hashing(new.hash_rule, new.key_type, new.prefix_bytes)
     return new

@@ -449,7 +449,7 @@ def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogO
     Raises NotFound, ConfigError, Damaged, Unsafe, Unavailable.
     """
     said = create if isinstance(create, LogOptions) else LogOptions()
-    if not said.given() <= {"key_type", "value_schema"}:
+    if not said.given() <= {"key_type", "value_schema", "truncation", "retention_days"}:
         raise ConfigError("the input says how many partitions and key groups its log has", hint="Leave them out")
     count = found.partitions
     try:
@@ -460,5 +460,5 @@ def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogO
         fitted = replace(said, partitions=count, key_groups=count, hash_rule=HashRule.CALLER)
         log = open_log(name, where, create=fitted)
     with log:
-        said.check(log.descriptor, log.value_schemas.all)
+        said.check(log.descriptor, log.value_schemas.all, log.truncation)
         return log.descriptor
