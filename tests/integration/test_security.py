@@ -322,7 +322,7 @@ def test_the_page_lists_the_same_rights_in_awss_words() -> None:
             cell = listed[name][at]
             seen = set(re.findall(r"`(\w+)`", cell)) | (seen if "the same" in cell or "these" in cell else set[str]())
             assert seen == actions, (name, on)
-        writes = any(right.operation.name == "WRITE" for right in rights)
+        writes = "WRITE" in {right.operation.name for right in rights}
         assert ("WriteDataIdempotently" in listed[name][3]) == writes, name
 
 

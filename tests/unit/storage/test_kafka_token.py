@@ -212,6 +212,7 @@ NO_TOKENS: list[tuple[Any, str]] = [
     ((CANARY, (time.time() + 3600) * 1000), "milliseconds"),
     ((CANARY, float("nan")), "a token that"),
     ((CANARY, time.time() + 3600, None), "a principal"),
+    ((CANARY, time.time() + 3600, "me\0"), "a principal"),
     ((CANARY, time.time() + 3600, "me", {"auth": "x"}), "extensions that Kafka does not take"),
     ((CANARY, time.time() + 3600, "me", {"a-b": "x"}), "extensions that Kafka does not take"),
     ((CANARY, time.time() + 3600, "me", {"a": 1}), "extensions that Kafka does not take"),

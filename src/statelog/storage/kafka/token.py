@@ -52,7 +52,7 @@ def token_by_name(given: object) -> TokenFunction | str:
         or not _NAME.fullmatch(name)
         or _attribute(sys.modules.get(module or ""), path) is not given
     ):
-        return given
+        return cast("TokenFunction", given)
     return name
 
 
@@ -104,7 +104,7 @@ class TokenSource:
 
     def _ask(self) -> Token:
         try:
-            token: object = self._function()
+            token = self._function()
         except StatelogError:
             raise
         except Exception as error:  # noqa: BLE001 - the user's own function: what it raises is told
@@ -115,33 +115,39 @@ class TokenSource:
         if wrong:
             hint = "It gives (token, expiry in seconds since 1970), and may add a principal and extensions"
             raise ConfigError(f"the token function gave {wrong}", hint=hint, token=self._name)
-        return cast("Token", token)
+        return token
 
 
 def _wrong(token: object, now_s: float) -> str:
     """What is wrong with a token, without a word of it; empty if nothing is."""
-    match token:
-        case (str(text), int() | float() as expires_s, *more) if isinstance(token, tuple):
+    kind = type(token).__name__
+    match cast("tuple[object, ...]", token) if isinstance(token, tuple) else ():
+        case (str(text), int() | float() as expires_s, *more):
             pass
         case _:
-            return f"{type(token).__name__}, and no such tuple"
+            return f"{kind}, and no such tuple"
     if not text or not _TEXT.fullmatch(text):
         return "an empty token, or one with characters that none has"
     if not now_s < expires_s < now_s + _LONGEST_S:
         what = "has expired" if expires_s <= now_s else "would last for years: is its expiry in milliseconds?"
         return f"a token that {what}"
     match more:
-        case [] | [str()]:
+        case []:
             return ""
-        case [str(), dict() as extensions] if all(_is_extension(*pair) for pair in extensions.items()):
+        case [str(principal)] if principal.isprintable():
+            return ""
+        case [str(principal), extensions] if principal.isprintable() and _are_extensions(extensions):
             return ""
         case _:
             return "a principal that is no text, or extensions that Kafka does not take"
 
 
-def _is_extension(name: object, value: object) -> bool:
-    texts = isinstance(name, str) and isinstance(value, str)
-    return texts and bool(_EXTENSION.fullmatch(str(name)) and _TEXT.fullmatch(str(value)))
+def _are_extensions(given: object) -> bool:
+    pairs = cast("dict[object, object]", given).items() if isinstance(given, dict) else [(None, None)]
+    return all(
+        isinstance(name, str) and _EXTENSION.fullmatch(name) and isinstance(value, str) and _TEXT.fullmatch(value)
+        for name, value in pairs
+    )
 
 
 def _imported(name: str) -> TokenFunction:
