@@ -185,3 +185,20 @@ def test_follow_goes_on_until_it_is_told_or_nobody_reads(shell: Shell) -> None:
         assert (*told.communicate(timeout=120), told.returncode) == ("", "", 0)
         assert (unread.stderr.read(), unread.wait(timeout=120)) == ("", 0)
         assert list_leases(log.store) == []
+
+
+def test_who_truncates(broker: Broker, tmp_path: Path, log_name: str) -> None:
+    """It is said when the log is made, shown, and changed once its topics allow that."""
+    shell = Shell(broker.bootstrap, tmp_path, log_name)
+    made = shell.json("init", log_name, "--truncation", "retention", "--retention-days", 3)
+    assert made["truncation"] == shell.json("describe", log_name)["truncation"] == "retention, 3 days"
+    shell.json("append", log_name, write_lines(tmp_path / "in.jsonl", [{"key": "a", "value": "1"}]))
+    shell.run("materialize", log_name, "--once")
+    assert shell.run("get", log_name, "a").stdout == "1\n"
+    shown = shell.json("truncation", log_name)
+    assert (shown["truncation"], shown["retention_days"]) == ("retention", 3)
+    assert {one["retention_ms"] for one in shown["topics"]} == {str(3 * 86_400_000)}
+    refused = shell.json("truncation", log_name, "--truncation", "delete-records", code=2)
+    assert (refused["error"], "must be -1" in refused["message"]) == ("UnsafeTopic", True)
+    assert shell.json("truncation", log_name, "--truncation", "retention", "--retention-days", 2)["retention_days"] == 2
+    shell.run("delete", log_name, "--yes")
