@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from statelog.cli.log import TRUNCATION_MODES
 from statelog.cli.materialize import materializer_settings
 from statelog.cli.output import Report
 from statelog.cli.progress import open_bar
@@ -36,6 +37,8 @@ the --to options says is as for NAME."""
 @click.option("--finish", is_flag=True, help="Copy the rest and open COPY: from now on it is a log of its own.")
 @click.option("--snapshot", is_flag=True, help="Copy the newest snapshot alone, because NAME's cluster is gone.")
 @click.option("--as-copied", is_flag=True, help="With --finish: open it as it is, because NAME is gone.")
+@click.option("--truncation", type=TRUNCATION_MODES, help="Who deletes records of COPY, as in init.")
+@click.option("--retention-days", type=int, help="With retention, as in init.")
 @click.option("--verify/--no-verify", default=True, show_default=True, help="Compare both whole states.")
 @connected
 def command(session: Session, /, name: str, copy: str, **options: Any) -> None:
@@ -58,7 +61,7 @@ def _copied(
     finish: bool,
     as_copied: bool,
     snapshot: bool,
-    verify: bool,
+    **options: Any,
 ) -> Copied:
     settings = materializer_settings(there.config)
     if as_copied:
@@ -69,10 +72,10 @@ def _copied(
             copy,
             there.where(),
             finish=finish,
-            verify=verify,
             is_alone=snapshot,
             settings=settings,
             progress=lambda share: bar.update(share, "copied"),
+            **options,
         )
 
 

@@ -21,7 +21,7 @@ docs/values.md says which changes do. A schema that the log already has changes 
 Writers that start from now on use the newest schema; running ones keep theirs."""
 
 
-_MODES = click.Choice([one.value for one in TruncationMode])
+TRUNCATION_MODES = click.Choice([one.value for one in TruncationMode])
 _TRUNCATION_HELP = """Show who deletes the records that the log NAME needs no more; with --truncation, say who does from
 now on: the materializer (delete-records), or Kafka, by their age (retention).
 
@@ -44,7 +44,9 @@ before."""
 @click.option("--prefix-bytes", type=int, help="How many first bytes crc32-prefix hashes.")
 @click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
 @click.option(
-    "--truncation", type=_MODES, help="Who deletes records: the materializer (default), or Kafka, by their age."
+    "--truncation",
+    type=TRUNCATION_MODES,
+    help="Who deletes records: the materializer (default), or Kafka, by their age.",
 )
 @click.option("--retention-days", type=int, help="With retention: after how many days. Default 7.")
 @connected
@@ -115,7 +117,7 @@ def _evolve_report(log: Log, before: int, found: ValueSchema) -> Report:
 
 @click.command("truncation", help=_TRUNCATION_HELP)
 @click.argument("name")
-@click.option("--truncation", "mode", type=_MODES, help="Who deletes records from now on.")
+@click.option("--truncation", "mode", type=TRUNCATION_MODES, help="Who deletes records from now on.")
 @click.option("--retention-days", type=int, help="With retention: after how many days. Default 7.")
 @connected
 def truncation(session: Session, name: str, mode: str | None, retention_days: int | None) -> None:

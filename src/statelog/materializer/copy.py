@@ -103,6 +103,8 @@ def copy_log(
     finish: bool = False,
     verify: bool = True,
     is_alone: bool = False,
+    truncation: str | None = None,
+    retention_days: int | None = None,
     settings: MaterializerSettings | None = None,
     progress: Callable[[float], object] = lambda _: None,
 ) -> Copied:
@@ -111,18 +113,19 @@ def copy_log(
     Run again, it goes on where it ended, or died. With `verify` both whole states are read and compared before the copy
     counts. `progress` is called with the share of the changes that was read. `finish` needs a source whose writers have
     stopped: they go on in the copy, each with its last checkpoint, metadata and meta records. A source that `is_alone`
-    is one of `open_snapshots`: its newest snapshot is copied, and nothing is asked of its cluster.
+    is one of `open_snapshots`: its newest snapshot is copied, and nothing is asked of its cluster. `truncation` and
+    `retention_days` are those of `LogOptions`, for the new log.
 
     Raises AlreadyExists for a log that is no copy, or one that is finished; IdentityChanged for a copy of another log;
     LogInUse if the source is still written to, or another copy was faster; ConfigError, Damaged, Unavailable.
     """
-    options = _options_of(source)
+    options = replace(_options_of(source), truncation=truncation, retention_days=retention_days)
     try:
         log = Log.open(name, where)
     except NotFound:
         log = create_closed(name, where, options, reason=_reason(source.name, name), operator=COPIER)
     with log:
-        options.check(log.descriptor, log.value_schemas.all)
+        options.check(log.descriptor, log.value_schemas.all, log.truncation)
         work = LogCopy(log, source, settings, finish=finish, verify=verify, is_alone=is_alone, progress=progress)
         return work.copy()
 

@@ -60,6 +60,15 @@ def test_a_copy_is_told_what_it_did(wheres: list[Where]) -> None:
     assert [where.root for where in wheres] == ["s3://here/logs"] * 2
 
 
+def test_the_copy_may_leave_truncation_to_kafka(wheres: list[Where]) -> None:
+    """Where it has no DeleteRecords; said again it has to be the same."""
+    by_kafka = ("--truncation", "retention", "--retention-days", "3")
+    assert run(*by_kafka).exit_code == OK
+    assert run(*by_kafka, "--finish").exit_code == OK
+    assert run("--truncation", "delete-records").exit_code == MISUSE
+    assert len(wheres) == 3
+
+
 def test_the_copy_is_where_it_is_said_to_be(wheres: list[Where], tmp_path: Path) -> None:
     """In a file, of which nothing but options is stronger; without one as the log."""
     there = tmp_path / "there.toml"
