@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from demo.failure import DemoFailed
+from statelog.testing.process import wait_for
 
 __all__ = ["Row", "alive", "children_of", "process_table", "resume", "start", "stop", "wait_until"]
 
@@ -73,10 +74,8 @@ def resume(pids: Iterable[int]) -> None:
 def wait_until(condition: Callable[[], bool], timeout_s: float, complaint: str, *, tick_s: float = _TICK_S) -> float:
     """Wait for `condition`; returns the seconds that it took. Raises DemoFailed with `complaint` after `timeout_s`."""
     started_s = time.monotonic()
-    while not condition():
-        if time.monotonic() - started_s > timeout_s:
-            raise DemoFailed(f"{complaint} (waited for {timeout_s:.0f} s)")
-        time.sleep(tick_s)
+    if not wait_for(condition, timeout_s, pause_s=tick_s):
+        raise DemoFailed(f"{complaint} (waited for {timeout_s:.0f} s)")
     return time.monotonic() - started_s
 
 

@@ -22,6 +22,7 @@ from statelog.producer.guard import Life
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig, twin_rig
 from tests.support.rigs.table import TableRig, content
+from tests.support.waiting import wait_for
 
 WAIT_S = 60.0
 
@@ -84,16 +85,15 @@ def test_its_thread(tables: TableRig) -> None:
         for n in range(5):
             table.update({b"k": b"%d" % n, b"%d" % n: b"x"})
             table.commit({"n": n})
-            for standby in (one, two):
-                _await(lambda n=n, standby=standby: standby.progress == {"n": n})
-                assert content(standby) == dict(table)
+            wait_for(lambda n=n: one.progress == two.progress == {"n": n})  # type: ignore[misc]  # a default binds it
+            assert content(one) == content(two) == dict(table)
         assert one.get(b"k", max_age_s=WAIT_S) == b"4"
         first = one.age_s
-        _await(lambda: one.age_s < first)
+        wait_for(lambda: one.age_s < first)
         with one.promote() as promoted:
             assert content(promoted) == dict(table)
             promoted.commit({"n": 5})
-            _await(lambda: two.progress == {"n": 5})
+            wait_for(lambda: two.progress == {"n": 5})
 
 
 def test_age(twins: TableRig) -> None:
@@ -276,10 +276,3 @@ def test_its_directory_is_kept(tmp_path: Path) -> None:
         assert table.opening.from_position is not None
         assert table.opening.rows_read == 0
         assert len(table) == 20
-
-
-def _await(condition: Any) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)

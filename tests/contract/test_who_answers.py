@@ -17,9 +17,9 @@ from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 from tests.support.rigs.log import LogRig, TwinRig, twin_rig
-from tests.support.rigs.shell import wait_for
 from tests.support.rigs.table import TableRig
 from tests.support.told import told
+from tests.support.waiting import wait_for
 
 WAIT_S = 60.0
 

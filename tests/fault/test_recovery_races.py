@@ -13,8 +13,8 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.claims import expired
 from statelog.storage.claims import list_leases
-from tests.support.rigs.cache import until
 from tests.support.rigs.history import SnapshotTwins
+from tests.support.waiting import wait_for
 
 
 def _advance(twins: SnapshotTwins) -> None:
@@ -105,7 +105,7 @@ def test_a_lease_outlives_its_time_while_reading_goes_on() -> None:
     def open_slowly(method: str, path: str) -> None:
         if method == "open" and path.startswith("runs/"):
             twins.now_s += 50.0
-            until(lambda: live_leases() == 1)
+            wait_for(lambda: live_leases() == 1)
             opened.append(path)
 
     twins.hooked(open_slowly)

@@ -32,6 +32,7 @@ from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.store.fsspec import open_store
 from tests.support.rigs.log import UNSAFE, LogRig, ports_closed, real_rig, twin_rig
 from tests.support.services.broker import Broker
+from tests.support.waiting import wait_for
 
 POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 
@@ -51,10 +52,7 @@ def set_topic(broker: Broker, topic: str, name: str, value: str) -> None:
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(20)
     asked = ConfigResource(ResourceType.TOPIC, topic)
-    deadline_s = time.monotonic() + 60
-    while admin.describe_configs([asked])[asked].result(20)[name].value != value:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+    wait_for(lambda: admin.describe_configs([asked])[asked].result(20)[name].value == value, tick_s=0.1)
 
 
 def shown(error: StatelogError, *words: str) -> None:

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from tests.support.services.broker import Broker
 from tests.support.spark.job import JobSettings
 from tests.support.spark.rig import Row, SparkLog, fold_rows, write_batches
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(600)]  # A life of Spark takes its time.
 
@@ -56,10 +56,7 @@ class Job:
 
     def await_file(self, path: Path) -> None:
         """Wait until a life of the job, or what is left of one, has made this file."""
-        deadline = time.monotonic() + _LIFE_TIMEOUT_S
-        while not path.exists():
-            assert time.monotonic() < deadline, f"{path.name} never came; {self.log()[-3000:]}"
-            time.sleep(0.05)
+        wait_for(path.exists, f"{path.name} never came: see {self.directory / 'job.log'}", timeout_s=_LIFE_TIMEOUT_S)
 
 
 @pytest.fixture

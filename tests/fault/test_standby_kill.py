@@ -23,6 +23,7 @@ from tests.support.processes.parts import start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.services.broker import Broker, OwnBroker
+from tests.support.waiting import wait_for
 
 WAIT_S = 60.0
 
@@ -46,11 +47,11 @@ def _position(rig: LogRig) -> int:
 
 
 def _await_progress(standby: Standby[bytes, bytes], above: int, process: "subprocess.Popen[bytes]") -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while int(standby.progress.get("position", 0)) <= above:
+    def is_further() -> bool:
         assert process.poll() is None
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+        return int(standby.progress.get("position", 0)) > above
+
+    wait_for(is_further)
 
 
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "zombie"])

@@ -19,8 +19,9 @@ from statelog.errors import SubscriptionEnded
 from statelog.producer.writer import Writer
 from statelog.recovery import RecoverySettings, read_rocksdb_state, recover
 from statelog.storage.claims import HeldSubscription
-from tests.support.rigs.shell import Shell, wait_for, write_lines, writer_row
+from tests.support.rigs.shell import Shell, write_lines, writer_row
 from tests.support.services.broker import Broker
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 

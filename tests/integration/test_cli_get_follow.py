@@ -9,8 +9,9 @@ import pytest
 
 from statelog.producer.writer import Writer
 from statelog.storage.claims import list_leases
-from tests.support.rigs.shell import Shell, wait_for, write_lines
+from tests.support.rigs.shell import Shell, write_lines
 from tests.support.services.broker import Broker
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 

@@ -12,7 +12,8 @@ from termios import FIONREAD
 
 import pytest
 
-from tests.support.rigs.shell import Shell, wait_for, write_lines, writer_row
+from tests.support.rigs.shell import Shell, write_lines, writer_row
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 

@@ -8,7 +8,8 @@ import pytest
 from statelog.cli.exit_codes import DAMAGED, NOT_FOUND
 from statelog.testing.broker import EmbeddedBroker
 from tests.support.rigs.log import UNSAFE
-from tests.support.rigs.shell import Shell, wait_for, write_lines, writer_row
+from tests.support.rigs.shell import Shell, write_lines, writer_row
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(900)]
 

@@ -19,8 +19,9 @@ from statelog.operate.kafka_needs import Need
 from statelog.schemas.topic_policy import TopicRole, topic_config
 from statelog.storage.kafka import TopicSpec
 from tests.support.rigs.kafka import broker_world
-from tests.support.rigs.shell import Shell, wait_for
+from tests.support.rigs.shell import Shell
 from tests.support.services.broker import Broker
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 

@@ -21,8 +21,8 @@ from examples.topic import Place, main
 from statelog.errors import NotFound, Unavailable
 from tests.support.documents import ROOT
 from tests.support.processes.starts import quick_start
-from tests.support.rigs.shell import wait_for
 from tests.support.services.broker import Broker
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 

@@ -21,6 +21,7 @@ from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.history import HistoryRig, Reader
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import OwnBroker
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 
@@ -68,10 +69,7 @@ def _pausing(broker: OwnBroker) -> Generator[Environment]:
 
 
 def _wait_for_no_lease(log: Log) -> None:
-    ends_s = time.monotonic() + _PATIENCE_S
-    while list_leases(log.store):
-        assert time.monotonic() < ends_s, "the lease was never removed"
-        time.sleep(0.1)
+    wait_for(lambda: not list_leases(log.store), "the lease was never removed", timeout_s=_PATIENCE_S)
 
 
 @pytest.fixture

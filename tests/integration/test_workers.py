@@ -22,9 +22,9 @@ from statelog.tables import Table, Worker, WorkerHooks
 from statelog.tables.group import schedule
 from tests.sim.source import WORK
 from tests.support.processes.group import Group, Member, given
-from tests.support.rigs.shell import wait_for
 from tests.support.services.broker import Broker
 from tests.support.told import told
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from statelog.errors import CorruptRun
 from statelog.recovery.run_cache import CachedRun
 from statelog.schemas.snapshot.runs import RunFile
-from tests.support.rigs.cache import CacheRig, until
+from tests.support.rigs.cache import CacheRig
+from tests.support.waiting import wait_for
 
 _NAMES = "abc"
 _IDLE_S = 10
@@ -127,7 +128,7 @@ def test_readers_and_cleanup_at_once(tmp_path: Path) -> None:
         rng = random.Random(seed)
         for turn in range(150):
             if turn == 75:  # All come here, if need be: then nobody reads, and the sweeper cannot be too late.
-                until(lambda: rig.cache.statistics().removed > 0)
+                wait_for(lambda: rig.cache.statistics().removed > 0)
             number = rng.randrange(len(runs))
             with rig.cache.open(rig.store, runs[number]) as file:
                 assert file.read() == _NAMES[number].encode() * 50

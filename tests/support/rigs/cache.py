@@ -1,7 +1,6 @@
 """A recovery cache over an in-memory store: runs that are mere bytes, a clock that stands still, and gates."""
 
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from statelog.recovery.run_cache import CacheDirectory, RunCache
 from statelog.schemas.snapshot.runs import RunFile, RunIndex
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 
-__all__ = ["CacheRig", "Gate", "janitors", "run_of", "until"]
+__all__ = ["CacheRig", "Gate", "janitors", "run_of"]
 
 _DEADLINE_S = 60.0
 _NO_INDEX = RunIndex(row_groups=(), footer_offset=0, footer_checksum=0)
@@ -90,11 +89,3 @@ def run_of(name: str, data: bytes) -> RunFile:
 def janitors() -> list[Thread]:
     """The threads of caches that are alive in this process."""
     return [thread for thread in threads_alive() if thread.name == "statelog"]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that another thread brings about."""
-    ends_s = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < ends_s, "it never came about"
-        time.sleep(0.001)

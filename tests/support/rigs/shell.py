@@ -4,8 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 
-__all__ = ["Shell", "shell", "wait_for", "write_lines", "writer_row"]
+__all__ = ["Shell", "shell", "write_lines", "writer_row"]
 
 
 @dataclass(slots=True)
@@ -94,14 +93,6 @@ def write_lines(path: Path, rows: list[dict[str, object]]) -> Path:
     """A file of JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 120.0, *, tick_s: float = 0.02) -> None:
-    """Wait until a condition holds, asking again and again, every `tick_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        time.sleep(tick_s)
 
 
 def writer_row(shell: Shell, writer: str) -> Mapping[str, Any] | None:

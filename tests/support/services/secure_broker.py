@@ -6,7 +6,6 @@ and revokes. It runs as the fixture `secure_node`, without a user. Invariant: a 
 `grant` last gave it.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from statelog.testing.broker import EmbeddedBroker, free_port
 from tests.support.services.tokens import Issuer
+from tests.support.waiting import wait_for
 
 __all__ = [
     "Right",
@@ -157,10 +157,11 @@ def _set_rights(admin: AdminClient, user: str | None, rights: Sequence[Right]) -
         bindings = [_binding(user, right) for right in rights]
         for created in admin.create_acls(bindings, request_timeout=_ASK_TIMEOUT_S).values():
             created.result()
-    deadline_s = time.monotonic() + _SETTLED_S
-    while len(admin.describe_acls(theirs, request_timeout=_ASK_TIMEOUT_S).result()) != len(rights):
-        assert time.monotonic() < deadline_s, "the broker does not show the rights that it was given"
-        time.sleep(0.02)
+
+    def is_shown() -> bool:
+        return len(admin.describe_acls(theirs, request_timeout=_ASK_TIMEOUT_S).result()) == len(rights)
+
+    wait_for(is_shown, "the broker does not show the rights that it was given", timeout_s=_SETTLED_S, tick_s=0.02)
 
 
 def _binding(user: str, right: Right) -> AclBinding:

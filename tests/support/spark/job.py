@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
@@ -26,7 +25,7 @@ from pyspark_statelog import DefaultSource
 from statelog.environment import Environment
 from statelog.spark.sink import StreamWriter, TaskResult
 from tests.support.spark.rig import read_stream, run_stream, scattered
-from tests.support.spark.session import SPARK_SETTINGS
+from tests.support.spark.session import open_session
 
 __all__ = ["JobSettings", "StrikingSource", "StrikingWriter", "parent_of"]
 
@@ -183,13 +182,8 @@ def main() -> None:
     """Run the job to the end of its input."""
     settings = replace(JobSettings(**json.loads(sys.argv[1])), driver=os.getpid())
     os.environ[_VARIABLE] = settings.to_json()
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(settings.master)
-    builder = builder.config(f"spark.executorEnv.{_VARIABLE}", settings.to_json())
-    for name, value in {**SPARK_SETTINGS, "spark.driver.memory": "512m", **settings.extra}.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    given = {f"spark.executorEnv.{_VARIABLE}": settings.to_json(), "spark.driver.memory": "512m", **settings.extra}
+    spark = open_session(given, master=settings.master, log_level="OFF")
     spark.dataSource.register(StrikingSource)
     rows = scattered(read_stream(spark, Path(settings.source)))
     checkpoint = Path(settings.checkpoint)

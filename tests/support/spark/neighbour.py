@@ -5,7 +5,6 @@ the log is written, `schema_hex` of its changes, `offsets` and `listed`, which s
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from statelog.schemas.changes.chunk import decode_batch, decode_head
-from tests.support.spark.session import SPARK_SETTINGS
+from tests.support.spark.session import open_session
 
 __all__: list[str] = []
 
@@ -25,12 +24,7 @@ _CHANGES = "partition int, offset long, row int, op int, key binary, value binar
 def main() -> None:
     """Do what the argument says."""
     given = json.loads(sys.argv[1])
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]").config("spark.jars", ",".join(given["jars"]))
-    for name, value in SPARK_SETTINGS.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = open_session({"spark.jars": ",".join(given["jars"])})
     if "offsets" in given:
         sys.stdout.write(f"RESULT {json.dumps(_read_topic(spark, given))}\n")
     else:

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from statelog.spark.sink import upsert
 from statelog.storage.log.where import Where
 from tests.support.spark.rig import read_stream, write_batches
-from tests.support.spark.session import SPARK_SETTINGS
+from tests.support.spark.session import open_session
 
 __all__ = ["Met", "SecretRun", "Step"]
 
@@ -85,20 +85,15 @@ def main(run: SecretRun) -> None:
 def _session(directory: Path) -> SparkSession:
     events = directory / "events"
     events.mkdir()
-    builder = SparkSession.builder.master("local[2]").appName("statelog-secrets")
-    for name, value in {
-        **SPARK_SETTINGS,
+    settings = {
         "spark.eventLog.enabled": "true",
         "spark.eventLog.compress": "false",
         "spark.eventLog.dir": events.as_uri(),
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.sql.pyspark.jvmStacktrace.enabled": "true",
-    }.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("INFO")
-    return session
+    }
+    return open_session(settings, log_level="INFO")
 
 
 def _arguments() -> list[bytes]:

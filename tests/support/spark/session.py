@@ -1,26 +1,33 @@
 """A small Spark session, one for the whole run, as the fixture `spark`; and the archive of the classes of all Sparks.
 
-A short life of Spark spends more than half of its time on loading classes. Java takes them ready from an archive,
-`spark.jsa` in the virtual environment, which the first run of several processes makes beside its tests, by
-`python -m tests.support.spark.session`. Where there is none, or one of another Java's, Spark is as slow as it was.
+A short life of Spark spends more than half of its time on loading classes and modules. Java takes them ready from an
+archive, `spark-home/classes.jsa` in the virtual environment, which the first run of several processes makes beside its
+tests, by `python -m tests.support.spark.session`. Where there is none, or one of another Java's, Spark is slow.
+
+Spark's Python processes, five and more in a life, import pyspark from the archive `python/lib/pyspark.zip` below
+SPARK_HOME, and compile it each time. The home that these sessions name has no such archive, so that they import the
+package that is installed, as compiled. What is made by tests/support/spark/clusters.py has the real home.
 """
 
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from tests.support.waiting import wait_for
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SPARK_SETTINGS", "archiving", "spark"]
+__all__ = ["SPARK_SETTINGS", "archiving", "open_session", "spark"]
 
-_ARCHIVE = Path(sys.prefix) / "spark.jsa"
+_HOME = Path(sys.prefix) / "spark-home"
+_ARCHIVE = _HOME / "classes.jsa"
 _JAVA = "spark.driver.extraJavaOptions"
 # A test's session ends before the optimising compiler has paid for itself; on two cores it doubles the work.
 _LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off"
@@ -41,28 +48,45 @@ SPARK_SETTINGS = {
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     """A local session with two threads. Workers run this interpreter, with this path."""
-    session = _start(SPARK_SETTINGS[_JAVA])
+    session = open_session({})
     yield session
     session.stop()
 
 
-def _start(java_options: str) -> "SparkSession":
+def open_session(settings: Mapping[str, str], *, master: str = "local[2]", log_level: str = "ERROR") -> "SparkSession":
+    """The session of this process, with `settings` on top of those of every session."""
     from pyspark.sql import SparkSession  # Takes a second to import, which tests without Spark need not pay.
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    builder = SparkSession.builder.master("local[2]").appName("statelog-tests")
-    for name, value in {**SPARK_SETTINGS, _JAVA: java_options}.items():
+    os.environ["SPARK_HOME"] = str(_home())
+    builder = SparkSession.builder.master(master).appName("statelog-tests")
+    for name, value in {**SPARK_SETTINGS, **settings}.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session.sparkContext.setLogLevel(log_level)
     return session
+
+
+def _home() -> Path:
+    """A directory with Spark's programs and jars, and without its Python; made if there is none, or one of another."""
+    import pyspark
+
+    installed = Path(pyspark.__file__).parent
+    _HOME.mkdir(exist_ok=True)
+    for name in ("bin", "jars"):
+        link = _HOME / name
+        if not link.exists() or not link.samefile(installed / name):
+            made = _HOME / f"{name}.{os.getpid()}"
+            made.symlink_to(installed / name)
+            made.replace(link)
+    return _HOME
 
 
 @contextmanager
 def archiving() -> Generator[None]:
     """Inside, the archive is being made, unless there is one."""
-    if _ARCHIVE.exists() or not os.access(_ARCHIVE.parent, os.W_OK):
+    if _ARCHIVE.exists() or not os.access(sys.prefix, os.W_OK):
         yield
         return
     nothing = subprocess.DEVNULL
@@ -73,12 +97,12 @@ def archiving() -> Generator[None]:
 def _archive() -> None:
     """A life of Spark with a query of each kind, whose Java leaves at its end what it loaded."""
     made = _ARCHIVE.with_suffix(f".{os.getpid()}")
-    session = _start(f"{_LIGHT} -XX:ArchiveClassesAtExit={made}")
+    session = open_session({_JAVA: f"{_LIGHT} -XX:ArchiveClassesAtExit={made}"})
     java: subprocess.Popen[bytes] = cast("Any", session.sparkContext)._gateway.proc
     rows = session.createDataFrame([(key, key) for key in range(9)], "key long, n long").groupBy("key").sum("n")
     rows.mapInArrow(lambda batches: batches, rows.schema).collect()
     stream = session.readStream.format("rate").load().writeStream.format("memory").queryName("rates").start()
-    stream.processAllAvailable()
+    wait_for(lambda: bool(stream.lastProgress and stream.lastProgress["batchId"] > 0))  # Rows come without end.
     stream.stop()
     session.stop()
     java.communicate()  # It ends when nobody can tell it anything any more.

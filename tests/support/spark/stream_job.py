@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the name that everybody who writes Spark jobs gives it
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.support.spark.session import SPARK_SETTINGS
+from tests.support.spark.session import open_session
 
 __all__ = ["StreamJob"]
 
@@ -118,12 +118,7 @@ def _start(job: StreamJob, rows: DataFrame) -> StreamingQuery:
 def main() -> None:
     """Run one life."""
     job = StreamJob(**json.loads(sys.argv[1]))
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in {**SPARK_SETTINGS, "spark.driver.memory": "512m", "spark.jars": ",".join(job.jars)}.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    spark = open_session({"spark.driver.memory": "512m", "spark.jars": ",".join(job.jars)}, log_level="OFF")
     rows = spark.readStream.format("statelog").options(**job.options).load()
     query = _start(job, rows)
     query.awaitTermination(_TIMEOUT_S)

@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,13 +21,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for
-
-
-def _until(happened: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60.0
-    while not happened():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.001)
+from tests.support.waiting import wait_for
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -43,10 +36,10 @@ def test_a_second_signal_gives_the_round_up_before_its_put(
 
     def upload_slowly(local: Path, path: str) -> None:
         os.kill(os.getpid(), number)
-        _until(lambda: control.is_stopped)
+        wait_for(lambda: control.is_stopped)
         assert not control.is_abandoned
         os.kill(os.getpid(), number)
-        _until(lambda: control.is_abandoned)
+        wait_for(lambda: control.is_abandoned)
         upload(local, path)
 
     monkeypatch.setattr(log.store, "upload", upload_slowly)

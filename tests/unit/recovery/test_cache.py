@@ -10,7 +10,8 @@ import pytest
 
 from statelog.errors import ClosedError, ConfigError, CorruptRun, NotFound, StorageFull, StoreUnavailable
 from statelog.recovery.run_cache import CacheDirectory, CachedRun, RunCache
-from tests.support.rigs.cache import CacheRig, Gate, janitors, run_of, until
+from tests.support.rigs.cache import CacheRig, Gate, janitors, run_of
+from tests.support.waiting import wait_for
 
 READERS = 8
 
@@ -72,7 +73,7 @@ def test_an_open_retains_where_it_looks(tmp_path: Path, monkeypatch: pytest.Monk
         asked: list[None] = []
         rig.on_clock = lambda: asked.append(None)
         rig.read(run)
-        until(lambda: len(asked) == 2)  # The reader that left, and the janitor, which holds the lock until it waits.
+        wait_for(lambda: len(asked) == 2)  # The reader that left, and the janitor, which holds the lock until it waits.
         with lock:
             rig.now_s += 1e6
         lock.is_armed = True
@@ -90,7 +91,7 @@ def test_a_failed_download_fails_its_waiters_and_is_tried_again(tmp_path: Path) 
     rig.disk.remove(f"rig/{run.path}")
     with rig.cache, ThreadPoolExecutor(READERS) as pool:
         reading = [pool.submit(rig.read, run) for _ in range(READERS)]
-        until(lambda: rig.cache.statistics().readers == READERS)
+        wait_for(lambda: rig.cache.statistics().readers == READERS)
         gate.open()
         errors = [future.exception() for future in reading]
         assert {type(error) for error in errors} == {NotFound}
@@ -182,7 +183,7 @@ def test_the_janitor_comes_by_itself(tmp_path: Path) -> None:
     for run in runs:
         cache.open(rig.store, run).close()
     assert len(janitors()) == before + 1
-    until(lambda: cache.statistics().removed == len(runs))
+    wait_for(lambda: cache.statistics().removed == len(runs))
     assert cache.statistics().files == 0
     cache.close()
     assert len(janitors()) == before
@@ -257,7 +258,7 @@ def test_a_copy_that_nobody_can_open_is_dropped_once(tmp_path: Path, monkeypatch
     with rig.cache, ThreadPoolExecutor(2) as pool, monkeypatch.context() as full:
         full.setattr(rig.directory, "open", refuse)
         reading = [pool.submit(rig.read, run) for _ in range(2)]
-        until(lambda: rig.cache.statistics().readers == 2)
+        wait_for(lambda: rig.cache.statistics().readers == 2)
         gate.open()
         assert [type(future.exception()) for future in reading] == [CorruptRun] * 2
         full.undo()
@@ -295,7 +296,7 @@ def test_close_waits_for_a_download(tmp_path: Path) -> None:
         reading = pool.submit(rig.read, run)
         gate.await_reached()
         closing = pool.submit(rig.cache.close)
-        until(lambda: _is_closed(rig))
+        wait_for(lambda: _is_closed(rig))
         assert not closing.done()
         gate.open()
         assert isinstance(reading.exception(), ClosedError)

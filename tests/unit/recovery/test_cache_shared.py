@@ -25,10 +25,11 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.processes.starts import in_fork
-from tests.support.rigs.cache import janitors, until
+from tests.support.rigs.cache import janitors
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE
 from tests.support.told import told
+from tests.support.waiting import wait_for
 
 RECOVERIES = 4
 
@@ -305,7 +306,7 @@ def test_a_failure_during_a_download_leaves_no_reader(tmp_path: Path) -> None:
             failed.set()
             raise RuntimeError("the caller's own")
 
-    world.reads.before_download = lambda _: until(failed.is_set)
+    world.reads.before_download = lambda _: wait_for(failed.is_set)
     cache = CacheSettings(directory=world.base)
     with RunOpener(world.rig.log, cache) as holder:
         settings = RecoverySettings(cache=cache, progress_interval_s=0.0)
@@ -341,7 +342,7 @@ def test_a_lease_is_renewed_during_a_download(tmp_path: Path) -> None:
     def slowly(_: Path) -> None:
         before = wrote["leases"]
         now_s[0] += 100.0
-        until(lambda: wrote["leases"] > before)
+        wait_for(lambda: wrote["leases"] > before)
 
     world.reads.before_download = slowly
     world.rig.log.store.put = counted_put  # type: ignore[method-assign]  # counts what the twin is asked

@@ -18,9 +18,9 @@ from statelog.recovery.settings import CacheSettings, RecoverySettings, terms_of
 from statelog.storage.claims import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
-from tests.support.rigs.cache import until
 from tests.support.rigs.history import Reader, history_rig
 from tests.support.told import told
+from tests.support.waiting import wait_for
 
 _PATIENCE_S = 30.0
 _V1 = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
@@ -202,10 +202,10 @@ def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) ->
         assert stream.wait_fetched(_PATIENCE_S)
         for number in range(1, 5):
             rig.commit(writer, number, [(b"a", b"%d" % number * 40_000)])
-        until(lambda: stream.statistics().memory_bytes > 30_000)
+        wait_for(lambda: stream.statistics().memory_bytes > 30_000)
         for now[0] in (1100.0, 1200.0, 1300.0):
             puts.clear()
-            until(lambda: len(puts) > 0)
+            wait_for(lambda: len(puts) > 0)
         (held,) = list_leases(rig.log.store)
         assert held.lease.position < rig.end()
 

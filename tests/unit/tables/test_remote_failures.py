@@ -1,7 +1,6 @@
 """Tables on a snapshot whose store fails them, or whose snapshot goes, behind a commit or in the middle of a read."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +15,7 @@ from statelog.tables import Loading, Table
 from statelog.testing.store import Fault, MemoryStore
 from tests.support.rigs.log import twin_rig
 from tests.support.rigs.table import content
+from tests.support.waiting import wait_for
 from tests.unit.tables.test_remote_tables import KEYS, Gate, Rolled
 
 
@@ -55,13 +55,6 @@ def _forget_what_was_read(table: Table[Any, Any]) -> None:
         run._handles._idle.clear()
 
 
-def _await(is_true: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
-
-
 def test_a_load_that_is_refused(rolled: Rolled, directory: Path | None) -> None:
     """It ends the table with the next commit, which is history by then: that is no refusal to go on behind."""
     gate, refusing = Gate(), _Refusing()
@@ -71,7 +64,7 @@ def test_a_load_that_is_refused(rolled: Rolled, directory: Path | None) -> None:
         refusing.error = StoreRefused("403")
         _forget_what_was_read(table)
         gate.open()
-        _await(lambda: _inside(table)._failure is not None)
+        wait_for(lambda: _inside(table)._failure is not None)
         rolled.put(table, {b"n": b"1"})
         with pytest.raises(StoreRefused):
             table.commit({"n": 1})
@@ -127,9 +120,9 @@ def test_all_comes_in_the_middle_of_a_read(rolled: Rolled, directory: Path | Non
 
         def come() -> None:
             gate.open()
-            _await(lambda: inside._base._held is None)
+            wait_for(lambda: inside._base._held is None)
 
-        _await(lambda: len(inside.store.missing) < 16)
+        wait_for(lambda: len(inside.store.missing) < 16)
         inside.store.missing = _LastLook(inside.store.missing, come)
         key = next(key for key in rolled.model if inside.store.get(key) is None)
         assert table.get(key) == rolled.model[key]

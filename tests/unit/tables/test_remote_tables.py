@@ -3,7 +3,6 @@ of them when runs go, are damaged, or are rolled up further.
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from statelog.tables.state.base import Eligibility
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import told
+from tests.support.waiting import wait_for
 
 KEYS = [b"k%03d" % i for i in range(60)]
 TTL_S = 30.0
@@ -124,13 +124,6 @@ class Gate:
         self._steps.release(1_000)
 
 
-def _wait_until(is_true: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 30
-    while not is_true():
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
-
-
 @pytest.fixture
 def gate() -> Iterator[Gate]:
     """Open at the end, so that no thread is left."""
@@ -175,10 +168,10 @@ def test_behind_loads_all_and_overwrites_nothing(rolled: Rolled, directory: Path
         next(scan)
         gate.open()
         assert dict(scan).keys() <= rolled.model.keys()
-        _wait_until(lambda: table.is_local)
+        wait_for(lambda: table.is_local)
         rolled.check(table)
         with rolled.rig.open() as log:
-            _wait_until(lambda: not list_leases(log.store))
+            wait_for(lambda: not list_leases(log.store))
         rolled.put(table, {KEYS[0]: b"after"})
         table.commit({"turn": 9})
     with rolled.open(Loading.BEHIND, directory) as table:
@@ -213,9 +206,9 @@ def test_the_base_moves_on(rolled: Rolled, either: Path | None) -> None:
             for _ in range(3):
                 rolled.now_s += TTL_S / 2
                 table.get(KEYS[4])
-                _wait_until(lambda: list_leases(log.store) != first)
+                wait_for(lambda: list_leases(log.store) != first)
             rolled.check(table)
-        _wait_until(lambda: len(list_leases(log.store)) == 1)
+        wait_for(lambda: len(list_leases(log.store)) == 1)
         newest = log.manifests.numbers()[-1]
         (lease,) = list_leases(log.store)
         assert lease.lease.manifest_number >= newest - 1 > first[0].lease.manifest_number

@@ -1,7 +1,6 @@
 """A standby in trouble: what it is made anew for, what it bears, what ends it, and how a promotion fails."""
 
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from statelog.testing.kafka import MemoryKafka, MemoryProducer
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import told
+from tests.support.waiting import wait_for
 
 STATE = {b"k%d" % i: b"%d" % i for i in range(20)}
 SCHEMA = '{"type": "record", "name": "V", "fields": [{"name": "a", "type": "int"}%s]}'
@@ -96,11 +96,8 @@ def _check_all(standby: Standby[Any, Any] | Table[Any, Any], table: Table[Any, A
 
 def _await_no_lease(tables: TableRig) -> None:
     """Its lease is removed behind a promotion's back."""
-    deadline_s = time.monotonic() + 60
     with tables.rig.open() as log:
-        while list(log.store.list("leases/")):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.001)
+        wait_for(lambda: not list(log.store.list("leases/")))
 
 
 # ---- made anew

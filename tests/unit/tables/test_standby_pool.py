@@ -3,8 +3,6 @@
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
@@ -15,6 +13,7 @@ from statelog.tables import Standby
 from statelog.tables.group.standby_pool import StandbyPool
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.told import told
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -33,13 +32,6 @@ def _standby(rig: TwinRig, partition: int) -> Standby[bytes, bytes]:
     return statelog.standby("log", rig.where(), key_group=partition, poll_s=0.01)
 
 
-def _await(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-
-
 def test_kept_and_promoted(rig: TwinRig) -> None:
     """They are made once the group has settled, for what is wanted and not held; and become the table."""
     now_s = [0.0]
@@ -50,7 +42,7 @@ def test_kept_and_promoted(rig: TwinRig) -> None:
     assert not pool.open
     now_s[0] = 5.0
     pool.keep(lambda partition: partition == 2)
-    _await(lambda: len(pool.open) == 2)
+    wait_for(lambda: len(pool.open) == 2)
     assert [standby[b"k"] for standby in pool.open.values()] == [b"0", b"1"]
     assert pool.promote(2) is None
     table = pool.promote(1)
@@ -62,7 +54,7 @@ def test_kept_and_promoted(rig: TwinRig) -> None:
     table.close()
     now_s[0] = 100.0
     pool.keep(lambda partition: partition == 2)
-    _await(lambda: len(pool.open) == 2)
+    wait_for(lambda: len(pool.open) == 2)
     assert pool.open[1][b"k"] == b"2"
     pool.close()
     assert not pool.open
@@ -83,13 +75,13 @@ def test_what_does_not_open(rig: TwinRig) -> None:
     for turn in (1, 2):
         now_s[0] = 20.0 * turn
         pool.keep(lambda _: False)
-        _await(lambda: len(asked) == turn)  # noqa: B023 - it is over before the next turn
+        wait_for(lambda: len(asked) == turn)  # noqa: B023 - it is over before the next turn
         with told("no answer"):
             assert pool.promote(0) is None
     is_broken[0] = False
     now_s[0] = 60.0
     pool.keep(lambda _: False)
-    _await(lambda: len(pool.open) == 1)
+    wait_for(lambda: len(pool.open) == 1)
     pool.close()
 
 
@@ -107,10 +99,10 @@ def test_an_end_that_is_interrupted(rig: TwinRig) -> None:
     pool.decided()
     now_s[0] = 10.0
     pool.keep(lambda _: False)
-    _await(lambda: len(pool.open) == 1)
+    wait_for(lambda: len(pool.open) == 1)
     threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     with pytest.raises(KeyboardInterrupt):
         pool.close()
     assert made[0].life is Life.CLOSED
     may_go_on.set()
-    _await(lambda: len(made) == 2 and made[1].life is Life.CLOSED)
+    wait_for(lambda: len(made) == 2 and made[1].life is Life.CLOSED)
