@@ -36,16 +36,21 @@ def _wait_for_a_batch(query: StreamingQuery) -> None:
 def test_the_first_programs_run_as_printed(
     broker: Broker, spark: SparkSession, log_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The table goes on when its program is run again; a writer and the Spark program go on in the same log."""
+    """The tables go on when their programs are run again; a writer and the Spark program go on in the same log."""
     places = {"127.0.0.1:9092": broker.bootstrap, '"visits"': f'"{log_name}"'}
     local = f'Where.local("{tmp_path / "root"}", "{broker.bootstrap}")'
-    first = _program(0, {'"visits"': f'"{log_name}"', 'Where.local("/tmp/statelog")': local})
     names: dict[str, Any] = {}
+    shortest = _program(0, {'"hits"': f'"{log_name}-0"', 'Where.local("/tmp/statelog")': local})
+    for printed in ("{b'docs': b'1', b'home': b'2'}", "{b'docs': b'2', b'home': b'4'}"):
+        assert printed in _README.read_text(encoding="utf-8")
+        exec(shortest, names)
+        assert capsys.readouterr().out.splitlines() == [printed]
+    first = _program(1, {'"visits"': f'"{log_name}"'})
     for printed in ("0 {b'alice': b'1', b'bob': b'1'}", "2 {b'alice': b'2', b'bob': b'1', b'carol': b'1'}"):
         assert printed in _README.read_text(encoding="utf-8")
         exec(first, names)
         assert capsys.readouterr().out.splitlines() == [printed]
-    second = _program(1, {'"visits"': f'"{log_name}"'})
+    second = _program(2, {'"visits"': f'"{log_name}"'})
     exec(second, names)
     assert capsys.readouterr().out.splitlines() == said(second)
 
@@ -54,7 +59,7 @@ def test_the_first_programs_run_as_printed(
     wait = {"query.awaitTermination(30)": "wait_for_a_batch(query)"}
     third: dict[str, Any] = {"wait_for_a_batch": _wait_for_a_batch}
     try:
-        exec(_program(2, {**places, **wait}), third)
+        exec(_program(3, {**places, **wait}), third)
         found = {bytes(row.key): bytes(row.value) for row in third["state"].collect()}
     finally:
         for query in spark.streams.active:
