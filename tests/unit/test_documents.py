@@ -16,9 +16,10 @@ from tests.support.rooms import ROOMS, SOURCE
 _ELSEWHERE = {"statelog.toml", "./statelog.toml", "leases/", "runs/", "manifests/", "truncation/"}
 """Mentioned files that are the user's, or a log's."""
 _WORD = re.compile(r"\b(?!Test)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b")
-_FOREIGN = {"CreateTime", "DeleteRecords", "DescribeConfigs", "ListOffsets", "PySpark", "StateStores", "WarpStream"}
-_FOREIGN |= {"MirrorMaker"}
-_FOREIGN |= {  # IAM's actions on Amazon MSK
+_FOREIGN = {
+    "CreateTime", "DeleteRecords", "DescribeConfigs", "ListOffsets", "MirrorMaker", "PySpark", "StateStores",
+    "WarpStream",
+    # IAM's actions on Amazon MSK.
     "AlterGroup", "CreateTopic", "DeleteTopic", "DescribeGroup", "DescribeTopic", "DescribeTopicDynamicConfiguration",
     "ReadData", "WriteData", "WriteDataIdempotently",
 }  # fmt: skip

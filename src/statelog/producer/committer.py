@@ -340,7 +340,9 @@ def next_checkpoint_id(wanted: int | None, last_id: int, **facts: str) -> int:
     Raises CheckpointMismatch, with these facts, for an id that is not later, or that no checkpoint can have.
     """
     checkpoint_id = last_id + 1 if wanted is None else wanted
-    if not isinstance(checkpoint_id, int) or isinstance(checkpoint_id, bool) or not 0 < checkpoint_id < 1 << 63:
+    is_bool = isinstance(checkpoint_id, bool)
+    is_whole = isinstance(checkpoint_id, int) and not is_bool  # pyright: ignore[reportUnnecessaryIsInstance]  # untyped callers
+    if not is_whole or not 0 < checkpoint_id < 1 << 63:
         raise CheckpointMismatch(f"a checkpoint id is a whole number from 1 to 2^63 - 1, and not {checkpoint_id!r}")
     if checkpoint_id <= last_id:
         raise CheckpointMismatch(

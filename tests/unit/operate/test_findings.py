@@ -51,7 +51,7 @@ GOOD = KafkaAnswers(
 def judged(need: Need, error: StatelogError | None = None, **changed: Any) -> Finding:
     """What is found of a need where all is well but for this."""
     errors = {} if error is None else {need: error}
-    return next(one for one in findings(replace(GOOD, errors=errors, **changed)) if one.name == need)
+    return next(one for one in findings(replace(GOOD, errors=errors, **changed)) if one.name == need.value)
 
 
 def with_replicas(count: int) -> tuple[TopicAnswer, ...]:
