@@ -1,8 +1,8 @@
 """Ctrl-C, or no memory, at any moment of a table or a standby: nothing stays open, and the process opens it again.
 
 The moments are all that a life asks Kafka, the store, the disk and its machine for, and its named points. What was
-raised is kept until the end, and with it every frame that it came through: what is closed is closed by somebody, and
-not because it was dropped.
+raised is kept meanwhile, and with it every frame that it came through: what is closed is closed by somebody, and not
+because it was dropped.
 """
 
 import shutil
@@ -108,10 +108,11 @@ class _World:
     scratch: Path
     loading: Loading
     is_kept: bool
-    breaker: _Breaker = field(default_factory=_Breaker)
+    breaker: _Breaker
     rig: TwinRig = field(init=False)
 
     def __post_init__(self) -> None:
+        self.scratch.mkdir()
         cluster = MemoryCluster(questions=self.breaker.question)
         self.rig = twin_rig("log", cluster=cluster, disk=MemoryDisk(lambda: 0.0))
         with self.tables(None).open() as table:
@@ -177,26 +178,30 @@ def _work(table: Table[Any, Any]) -> None:
     table.commit({"n": 4})
 
 
-def _sweep(world: _World, act: Act) -> None:
-    """Break it off at every moment that there is, and open again."""
-    raised: list[BaseException] = []
-    at, breaker = 0, world.breaker
-    while breaker.moments >= at:
+def _sweep(world_at: Callable[[int], _World], act: Act) -> int:
+    """Break it off at every moment that there is, each time in another world, and open again. Returns how many."""
+    for at in count():
+        world = world_at(at)
+        breaker = world.breaker
+        kafka = _Watched(world.rig.cluster)
+        store = MemoryStore(world.rig.disk, "log", faults=breaker.file)
+        raised: list[BaseException] = []
         with world.place() as directory:
             tables = world.tables(directory)
-            kafka = _Watched(world.rig.cluster)
-            store = MemoryStore(world.rig.disk, "log", faults=breaker.file)
             breaker.at, breaker.moments = at, 0
             try:
                 act(tables, {"kafka": kafka, "root": store, **world.environment})
             except breaker.what as error:
                 raised.append(error)
+            is_over = breaker.moments <= at
             breaker.at = None
             assert kafka.left == [], f"broken off at moment {at}"
             with tables.open() as table:
                 assert content(table).keys() == STATE.keys() - {b"k1"}, f"broken off at moment {at}"
-        at += 1
-    assert len(raised) > 4
+        shutil.rmtree(world.scratch)
+        if is_over:
+            break
+    return at
 
 
 WAYS = [
@@ -208,9 +213,11 @@ WAYS = [
 @pytest.mark.parametrize(("act", "loading"), [(_own, Loading.BEHIND), *WAYS[-2:]])
 def test_at_named_points(act: Act, loading: Loading, tmp_path: Path) -> None:
     """In a directory that is behind, and as an owner's lacks a part of the state."""
-    world = _World(tmp_path, loading, is_kept=True)
-    world.breaker.is_coarse = True
-    _sweep(world, act)
+
+    def world_at(at: int) -> _World:
+        return _World(tmp_path / str(at), loading, is_kept=True, breaker=_Breaker(is_coarse=True))
+
+    assert _sweep(world_at, act) > 4
 
 
 @pytest.mark.soak
@@ -219,9 +226,11 @@ def test_at_named_points(act: Act, loading: Loading, tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", [KeyboardInterrupt, MemoryError])
 def test_at_every_moment(what: type[BaseException], act: Act, loading: Loading, is_kept: bool, tmp_path: Path) -> None:
     """In a directory that is kept, and in one that is made."""
-    world = _World(tmp_path, loading, is_kept)
-    world.breaker.what = what
-    _sweep(world, act)
+
+    def world_at(at: int) -> _World:
+        return _World(tmp_path / str(at), loading, is_kept, breaker=_Breaker(what))
+
+    assert _sweep(world_at, act) > 20
 
 
 def test_what_cannot_be_used_stays_until_its_successor_is_whole(tmp_path: Path) -> None:
