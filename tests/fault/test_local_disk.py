@@ -66,7 +66,7 @@ def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, raised: type[BaseException]
 ) -> None:
     """With segments and merges in it. No run is in the store that no manifest names, and the next round is whole."""
-    monkeypatch.setitem(engine.delta_tables.__kwdefaults__ or {}, "fold_bytes", 64)
+    monkeypatch.setattr(engine, "FOLD_BYTES", 64)
     twin = TwinLog(partitions=1)
     for i in range(4):
         twin.write({b"k%d" % (i % 3): b"%d" % i * 20, b"other%d" % i: bytes(40)})
