@@ -14,11 +14,11 @@ from statelog.errors import IdentityChanged, PersistFailed
 from statelog.materializer import run_round, tail_now
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, Cursor, plan_changes, recover
-from statelog.storage.kafka import Kafka, OffsetRange, TopicSpec
+from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
-from statelog.storage.log.producers import append_all
+from tests.support.faults.mirror import mirror
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.rigs.table import TableRig
 from tests.support.told import told
@@ -39,34 +39,18 @@ def fail_over(rig: LogRig, elsewhere: Elsewhere) -> dict[str, dict[int, OffsetRa
     """From now on another cluster answers. What its topics hold then."""
     kafka, found = rig.kafka(), dict[str, dict[int, OffsetRange]]()
     for topic in (rig.name, f"{rig.name}.ledger"):
-        _mirror(kafka, topic, elsewhere)
-        if elsewhere is not Elsewhere.NOTHING:
+        if elsewhere is Elsewhere.NOTHING:
+            kafka.delete_topic(topic)
+        else:
+            mirror(
+                kafka, topic, missing=2 * (elsewhere is Elsewhere.LATER), foreign=3 * (elsewhere is Elsewhere.BESIDE)
+            )
             spec = kafka.describe_topic(topic)
             assert spec is not None
             found[topic] = dict(kafka.offsets(topic, range(spec.partitions)))
     kafka.close()
     time.sleep(LOOK_AGAIN_S)
     return found
-
-
-def _mirror(kafka: Kafka, topic: str, elsewhere: Elsewhere) -> None:
-    spec = kafka.describe_topic(topic)
-    assert spec is not None
-    ranges = {p: OffsetRange(*there) for p, there in kafka.offsets(topic, range(spec.partitions)).items()}
-    reader = kafka.reader(topic)
-    records = [(found.partition, found.value) for found in reader.read(ranges, stall_timeout_s=WAIT_S)]
-    reader.close()
-    kafka.delete_topic(topic)
-    if elsewhere is Elsewhere.NOTHING:
-        return
-    kafka.create_topic(TopicSpec(name=topic, partitions=spec.partitions, replication_factor=1, config=spec.config))
-    producer = kafka.producer()
-    if elsewhere is Elsewhere.BESIDE:
-        for partition in range(spec.partitions):
-            append_all(producer, topic, partition, b"another's", 3)
-    for partition, value in records[2:] if elsewhere is Elsewhere.LATER else records:
-        append_all(producer, topic, partition, value, 1)
-    producer.close()
 
 
 def commit(writer: Writer) -> None:

@@ -12,32 +12,15 @@ from statelog.errors import BeyondEnd, BrokerUnavailable, IdentityChanged, NotFo
 from statelog.materializer import tail_now
 from statelog.producer.writer import Writer
 from statelog.recovery import RecoverySettings, recover
-from statelog.storage.kafka import Kafka, OffsetRange, TopicSpec
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
-from statelog.storage.log.producers import append_all
+from tests.support.faults.mirror import mirror
 from tests.support.rigs.log import LogRig, TwinRig, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.told import told
 from tests.support.waiting import wait_for
 
 WAIT_S = 60.0
-
-
-def mirror(kafka: Kafka, topic: str) -> None:
-    """Make the topic anew with the same records at the same offsets, as a failover to a mirrored cluster shows it."""
-    spec = kafka.describe_topic(topic)
-    assert spec is not None
-    ranges = {p: OffsetRange(*there) for p, there in kafka.offsets(topic, range(spec.partitions)).items()}
-    reader = kafka.reader(topic)
-    records = [(found.partition, found.value) for found in reader.read(ranges, stall_timeout_s=WAIT_S)]
-    reader.close()
-    kafka.delete_topic(topic)
-    kafka.create_topic(TopicSpec(name=topic, partitions=spec.partitions, replication_factor=1, config=spec.config))
-    producer = kafka.producer()
-    for partition, value in records:
-        append_all(producer, topic, partition, value, 1)
-    producer.close()
 
 
 def fail_over(rig: LogRig, name: str) -> None:
