@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import IdentityChanged, PersistFailed
-from statelog.materializer import run_round, tail_now
+from statelog.materializer import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, Cursor, plan_changes, recover
 from statelog.storage.kafka import OffsetRange
@@ -19,6 +19,7 @@ from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from tests.support.faults.mirror import mirror
+from tests.support.rigs.copies import DOORS
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.rigs.table import TableRig
 from tests.support.told import told
@@ -59,17 +60,11 @@ def commit(writer: Writer) -> None:
     writer.commit()
 
 
-BY_WHO_HAD_IT_OPEN: dict[str, Callable[[Log, Path], object]] = {
-    "recover": lambda log, _: recover(log).to_dict(),
-    "changes": lambda log, _: plan_changes(log, AtPosition(0)),
-    "write": lambda log, _: Writer(log, "w"),
-    "commits": lambda log, _: log.commits(),
-    "describe": lambda log, _: log.describe(),
-    "barrier": lambda log, _: log.barrier(),
-    "tail": lambda log, _: tail_now(log),
-    "round": lambda log, scratch: run_round(log, settings_for(scratch)),
-    "accept": lambda log, _: accept_ledger_loss(log, reason="r", operator="o"),
-}
+BY_WHO_HAD_IT_OPEN: tuple[Callable[[Log, Path], object], ...] = (
+    *DOORS,
+    lambda log, _: plan_changes(log, AtPosition(0)),
+    lambda log, _: accept_ledger_loss(log, reason="r", operator="o"),
+)
 
 
 @pytest.mark.parametrize("elsewhere", Elsewhere)
@@ -91,7 +86,7 @@ def test_another_cluster_is_refused_at_every_door(rig: LogRig, elsewhere: Elsewh
         follower = opened.enter_context(recover(log).follow(poll_s=0.01))
         follower.take(WAIT_S)
         before = fail_over(rig, elsewhere)
-        for door in BY_WHO_HAD_IT_OPEN.values():
+        for door in BY_WHO_HAD_IT_OPEN:
             with pytest.raises(IdentityChanged):
                 door(log, tmp_path)
         with pytest.raises(IdentityChanged):

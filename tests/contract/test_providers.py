@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import AlreadyExists, ConfigError, Damaged, NotFound, UnsafeTopic
-from statelog.materializer import CompletedRound, run_round
-from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.schemas.topic_policy import TopicRole, Waiver, topic_config
 from statelog.storage.log import topics
@@ -31,7 +29,7 @@ from statelog.testing.provider import (
 )
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.kafka import broker_world
-from tests.support.rigs.log import settings_for
+from tests.support.rigs.log import live
 from tests.support.services.broker import Broker
 from tests.support.told import lines, told
 
@@ -51,16 +49,7 @@ class Twin:
 
     def live(self, tmp_path: Path, *waived: str) -> dict[object, object]:
         """Make a log, write, roll up, write again; returns what is read of it."""
-        Log.create("x", self.where(*waived), LogOptions(partitions=2)).close()
-        with Log.open("x", self.where(*waived)) as log:
-            for number in range(3):
-                with Writer(log, "w") as writer:
-                    writer.put(b"k%d" % number, b"v")
-                    writer.commit({"offset": number})
-                if number < 2:
-                    assert isinstance(run_round(log, settings_for(tmp_path)), CompletedRound)
-        with Log.open("x", self.where(*waived)) as log, recover(log) as recovery:
-            return recovery.to_dict()
+        return live("x", lambda: self.where(*waived), tmp_path, writes=3)
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,16 @@ from typing import NamedTuple
 import pytest
 
 from statelog.errors import StatelogError
-from statelog.materializer import CompletedRound, run_round
-from statelog.producer import Writer
-from statelog.recovery import recover
 from statelog.schemas.topic_policy import NO_TOPIC_ID, TopicRole, topic_config
 from statelog.storage.kafka import Kafka, TopicSpec
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
+from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.provider import SERVICES, Provider
 from statelog.testing.proxy import ProviderProxy
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.kafka import broker_world
-from tests.support.rigs.log import UNSAFE, settings_for
+from tests.support.rigs.log import UNSAFE, live
 from tests.support.services.broker import Broker
 from tests.support.told import lines
 
@@ -55,16 +51,7 @@ def _meet(name: str, where: Callable[[], Where], tmp_path: Path, heard: Sequence
     error: StatelogError | None = None
     state: dict[object, object] = {}
     try:
-        Log.create(name, where(), LogOptions(partitions=2)).close()
-        with Log.open(name, where()) as log:
-            for number in range(2):
-                with Writer(log, "w") as writer:
-                    writer.put(b"k%d" % number, b"v")
-                    writer.commit({"offset": number})
-                if number == 0:
-                    assert isinstance(run_round(log, settings_for(tmp_path)), CompletedRound)
-        with Log.open(name, where()) as log, recover(log) as recovery:
-            state = recovery.to_dict()
+        state = live(name, where, tmp_path, writes=2)
     except StatelogError as met:
         error = met
     by_client = str(error.facts.get("kafka_error", "")) if error else ""

@@ -2,7 +2,7 @@
 and then goes on as the log would have. On the twins, as two clusters with a store each.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -36,7 +36,7 @@ from statelog.recovery import AtPosition, plan_changes, read_changes, recover, r
 from statelog.schemas.names import COPIER
 from statelog.storage.log.log import Log, open_snapshots
 from statelog.storage.log.where import Where
-from statelog.testing import Crash
+from statelog.testing import Crash, crash_at
 from statelog.testing.cluster import MemoryCluster
 from tests.support.faults.death import Death, dying
 from tests.support.rigs.copies import Move, begun
@@ -376,16 +376,6 @@ def test_a_copy_does_not_go_back_to_a_snapshot(move: Move) -> None:
         copy_log(alone, "new", move.new.where(), is_alone=True, settings=settings_for(move.scratch))
     finish_copy("new", move.new.where(), settings=settings_for(move.scratch))
     move.check_goes_on()
-
-
-def crash_at(point: str) -> Callable[[str], None]:
-    """The end of a process at a named point."""
-
-    def crash(name: str) -> None:
-        if name == point:
-            raise Crash
-
-    return crash
 
 
 # ---- refusals

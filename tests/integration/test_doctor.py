@@ -1,11 +1,8 @@
 """`statelog doctor --kafka` on a real broker: what it finds, what it exits with, and that no topic is left behind."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import admin
 
 from statelog.operate.kafka_needs import Need
 from statelog.schemas.topic_policy import TopicRole, topic_config
 from statelog.storage.kafka import TopicSpec
 from tests.support.rigs.kafka import broker_world
-from tests.support.rigs.shell import Shell
+from tests.support.rigs.shell import Shell, doctors_topics
 from tests.support.services.broker import Broker
 from tests.support.waiting import wait_for
 
@@ -31,12 +27,6 @@ def shell(broker: Broker, tmp_path: Path) -> Iterator[Shell]:
     """A shell without a log; no topic may be left behind."""
     yield Shell(broker.bootstrap, tmp_path / "root", "unused")
     assert doctors_topics(broker.bootstrap) == []
-
-
-def doctors_topics(bootstrap: str) -> list[str]:
-    """Those that a doctor made."""
-    topics = admin.AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=60).topics
-    return [name for name in topics if name.startswith("statelog-doctor-")]
 
 
 def examined(shell: Shell, *args: object, code: int = 0, **environment: Any) -> dict[str, Any]:
@@ -89,19 +79,11 @@ def test_topics_of_somebody_else(shell: Shell) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: str(one.name))
 def test_an_interrupted_doctor_leaves_no_topic(shell: Shell, number: signal.Signals) -> None:
     """Once its topics are there, and however often it is interrupted."""
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    code += "from statelog.cli import main; main()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, "doctor", "--kafka"],
-        env={**os.environ, **shell.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    with shell.start("doctor", "--kafka") as process:
         wait_for(lambda: len(doctors_topics(shell.bootstrap)) == 2, tick_s=0.01)
         process.send_signal(number)
         process.send_signal(number)
-        printed, _ = process.communicate(timeout=120)
+        printed = "".join(process.communicate(timeout=120))
     assert process.returncode == 130, printed
     assert "Traceback" not in printed
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import admin
 
 import statelog
 from statelog.errors import Fenced
@@ -22,7 +21,7 @@ from statelog.operate.kafka_needs import Need
 from statelog.producer import Writer
 from statelog.recovery import recover
 from tests.support.rigs.log import LogRig, ports_closed, real_rig, settings_for
-from tests.support.rigs.shell import Shell
+from tests.support.rigs.shell import Shell, doctors_topics
 from tests.support.services.emulators import Unobtainable, open_kfake
 
 
@@ -84,8 +83,7 @@ def test_a_doctor_is_content(kfake: str, tmp_path: Path) -> None:
     found = {one["name"]: one for one in shell.json("doctor", "--kafka")["findings"]}
     notes = {name: one["severity"] for name, one in found.items() if one["severity"] != "ok"}
     assert notes == {Need.REPLICAS: "note", Need.CLOCK: "note"}
-    topics = admin.AdminClient({"bootstrap.servers": kfake}).list_topics(timeout=60).topics
-    assert [name for name in topics if name.startswith("statelog-doctor-")] == []
+    assert doctors_topics(kfake) == []
 
 
 @pytest.mark.parametrize("backend", ["dict", "rocksdb"])

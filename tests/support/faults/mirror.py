@@ -4,10 +4,9 @@ from contextlib import closing
 
 from statelog.storage.kafka import Kafka, OffsetRange, TopicSpec
 from statelog.storage.log.producers import append_all
+from tests.support.rigs.kafka import read_all
 
 __all__ = ["mirror"]
-
-_WAIT_S = 60.0
 
 
 def mirror(kafka: Kafka, topic: str, *, missing: int = 0, foreign: int = 0) -> None:
@@ -17,13 +16,11 @@ def mirror(kafka: Kafka, topic: str, *, missing: int = 0, foreign: int = 0) -> N
     spec = kafka.describe_topic(topic)
     assert spec is not None
     ranges = {p: OffsetRange(*there) for p, there in kafka.offsets(topic, range(spec.partitions)).items()}
-    with closing(kafka.reader(topic)) as reader:
-        records = [(found.partition, found.value) for found in reader.read(ranges, stall_timeout_s=_WAIT_S)]
+    records = read_all(kafka, topic, ranges)
     kafka.delete_topic(topic)
     kafka.create_topic(TopicSpec(name=topic, partitions=spec.partitions, replication_factor=1, config=spec.config))
     with closing(kafka.producer()) as producer:
-        if foreign:
-            for partition in range(spec.partitions):
-                append_all(producer, topic, partition, b"another's", foreign)
-        for partition, value in records[missing:]:
-            append_all(producer, topic, partition, value, 1)
+        for partition in range(spec.partitions):
+            append_all(producer, topic, partition, b"another's", foreign)
+        for record in records[missing:]:
+            append_all(producer, topic, record.partition, record.value, 1)

@@ -19,7 +19,7 @@ from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import State, TwinRig, settings_for, state_of, twin_rig
 
-__all__ = ["Move", "begun"]
+__all__ = ["DOORS", "Move", "begun"]
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Move:
         """Nobody reads the copy, nor writes to it, and what is in it does not move."""
         with self.new.open() as log:
             end = log.ledger.end()
-            for door in DOORS.values():
+            for door in DOORS:
                 with pytest.raises(OffsetGone, match=r"copy|snapshot"):
                     door(log, self.scratch)
             assert log.ledger.end() == end
@@ -97,12 +97,13 @@ def begun(scratch: Path) -> Move:
     return made
 
 
-DOORS: dict[str, Callable[[Log, Path], object]] = {
-    "recover": lambda log, _: recover(log).to_dict(),
-    "write": lambda log, _: Writer(log, "w"),
-    "describe": lambda log, _: log.describe(),
-    "commits": lambda log, _: log.commits(),
-    "barrier": lambda log, _: log.barrier(),
-    "round": lambda log, scratch: run_round(log, settings_for(scratch)),
-    "tail": lambda log, _: tail_now(log),
-}
+DOORS: tuple[Callable[[Log, Path], object], ...] = (
+    lambda log, _: recover(log).to_dict(),
+    lambda log, _: Writer(log, "w"),
+    lambda log, _: log.describe(),
+    lambda log, _: log.commits(),
+    lambda log, _: log.barrier(),
+    lambda log, scratch: run_round(log, settings_for(scratch)),
+    lambda log, _: tail_now(log),
+)
+"""Ways to read an open log, or to write to it, which a log that is not what it was has to refuse."""

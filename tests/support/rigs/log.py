@@ -17,10 +17,12 @@ import pyarrow as pa
 from confluent_kafka import admin
 
 from statelog.environment import Environment
+from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.reading.replay import replay
+from statelog.recovery import recover
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.descriptor import HashRule
@@ -50,6 +52,7 @@ __all__ = [
     "TwinRig",
     "apply_tail",
     "key_in",
+    "live",
     "ports_closed",
     "real_rig",
     "rolled_up",
@@ -230,6 +233,20 @@ class TwinLog:
 
     def _rig(self) -> TwinRig:
         return twin_rig(self.name, cluster=self.cluster, disk=self.disk)
+
+
+def live(name: str, where: Callable[[], Where], scratch: Path, writes: int) -> State:
+    """Make a log, and write, with a round between two writes; returns what another life reads of it."""
+    Log.create(name, where(), LogOptions(partitions=2)).close()
+    with Log.open(name, where()) as log:
+        for number in range(writes):
+            if number:
+                assert isinstance(run_round(log, settings_for(scratch)), CompletedRound)
+            with Writer(log, "w") as writer:
+                writer.put(b"k%d" % number, b"v")
+                writer.commit({"offset": number})
+    with Log.open(name, where()) as log, recover(log) as recovery:
+        return recovery.to_dict()
 
 
 def settings_for(scratch: Path, *, keep: int = 2, **changed: Any) -> MaterializerSettings:

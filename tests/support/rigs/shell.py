@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from confluent_kafka import admin
 
 from statelog.cli.program import program
 from statelog.storage.log.log import Log
@@ -18,7 +19,7 @@ from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 
-__all__ = ["Shell", "shell", "write_lines", "writer_row"]
+__all__ = ["Shell", "doctors_topics", "shell", "write_lines", "writer_row"]
 
 
 @dataclass(slots=True)
@@ -99,3 +100,9 @@ def writer_row(shell: Shell, writer: str) -> Mapping[str, Any] | None:
     """A writer's row of describe."""
     rows = shell.json("describe", shell.name)["writers"]
     return next((row for row in rows if row["writer"] == writer), None)
+
+
+def doctors_topics(bootstrap: str) -> list[str]:
+    """Those that a doctor made, and has not removed."""
+    topics = admin.AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=60).topics
+    return [name for name in topics if name.startswith("statelog-doctor-")]

@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 import time
-from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
@@ -59,10 +58,6 @@ class TcpProxy(FrameProxy):
     """Listens at once, on `port`; forwards to the broker at `upstream`, host and port."""
 
     def __init__(self, upstream: tuple[str, int]) -> None:
-        self.hits = 0
-        """How many requests something was done to."""
-        self.seen: Counter[int] = Counter()
-        """Requests by API key since `reset`."""
         self.bytes_per_s = 0
         """How many bytes of requests pass in a second; 0: all."""
         self._rules: list[_Rule] = []
@@ -93,11 +88,9 @@ class TcpProxy(FrameProxy):
         return one in self._frozen
 
     def reset(self) -> None:
-        """Forget all rules and counts, and let everything flow."""
+        """Forget all rules, and let everything flow."""
         with self._deciding:
             self._rules.clear()
-            self.seen.clear()
-            self.hits = 0
         self.bytes_per_s = 0
         self._open.set()
 
@@ -115,14 +108,12 @@ class TcpProxy(FrameProxy):
     def deed(self, api_key: int) -> _Rule | None:
         """What is to be done to a request that has just come."""
         with self._deciding:
-            self.seen[api_key] += 1
             for rule in self._rules:
                 if rule.api_key != api_key:
                     continue
                 rule.at -= 1
                 if rule.at <= 0 and rule.count > 0:
                     rule.count -= 1
-                    self.hits += 1
                     return rule
         return None
 
