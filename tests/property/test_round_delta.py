@@ -7,7 +7,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.materializer.engine import delta_tables
+from statelog.environment import Environment
+from statelog.materializer.engine import RoundWork, delta_tables
 from statelog.materializer.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.reading.replay import Converter
@@ -34,7 +35,10 @@ def test_the_delta_is_the_last_change_of_every_key_in_order(
     bodies = [found.commit.read_body() for found in log.ledger.client().read_end()]
     plan = plan_replay(bodies, range(twin.partitions))
     with TemporaryDirectory() as scratch:
-        tables = list(delta_tables(log, plan, Converter(log), Path(scratch), drop_deletes=False, fold_bytes=fold_bytes))
+        work = RoundWork(
+            log=log, scratch=Path(scratch), go_on=lambda: None, environment=Environment(), fold_bytes=fold_bytes
+        )
+        tables = list(delta_tables(log, plan, Converter(log), work, drop_deletes=False))
         assert list(Path(scratch).iterdir()) == []
     if not tables:
         assert last == {}

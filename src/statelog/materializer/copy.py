@@ -42,24 +42,23 @@ from statelog.materializer.target import RoundTarget
 from statelog.materializer.tasks import TaskOutput
 from statelog.reading.hold import HeldPlan, Hold, Terms
 from statelog.reading.plan import AtPosition, Plan
-from statelog.reading.planner import plan_changes, planned_anew
+from statelog.reading.planner import plan_changes
 from statelog.reading.replay import Converter
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.copied import Origin, copied_state
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.ledger.records import Restart, decode
+from statelog.schemas.ledger.records import Restart
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import COPIER
-from statelog.schemas.snapshot.run_ref import RunRef, in_order
+from statelog.schemas.snapshot.run_ref import in_order
 from statelog.schemas.topic_policy import LEDGER_WRITING
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log, create_closed
 from statelog.storage.log.loss import append_restarts
+from statelog.storage.log.topics import record_at
 from statelog.storage.log.where import LogOptions, Where
-from statelog.storage.run_reader import RunReader
+from statelog.storage.run_reader import open_run
 
 _LOG = logging.getLogger("statelog.storage")
 _TERMS = Terms("statelog copy", 300.0)
@@ -239,7 +238,7 @@ class LogCopy(Round):
         """What is new since the origin; the whole state if there is none, or the source was truncated since."""
         if origin is not None and not self._is_alone:
             try:
-                return planned_anew(partial(self._changes, source, origin.place))
+                return self._changes(source, origin.place)
             except (NotFound, OffsetGone) as error:
                 _LOG.warning("%s: the whole state is copied again: %s", self._log.name, error)
         plan = self._state(source, None)
@@ -311,16 +310,14 @@ class LogCopy(Round):
         """What a plan of the source reads, sorted. The lease is renewed between two tables."""
         assert self._source is not None, "a plan is the source's"
         source, converter = self._source, Converter(self._source, value_schema_id)
-        work = self._work
-        tail = delta_tables(
-            source, plan.replay, converter, work.scratch, drop_deletes=False, disk=work.environment.disk
-        )
-        runs = [part.run for part in plan.runs]
+        tail = delta_tables(source, plan.replay, converter, self._work, drop_deletes=False)
+        runs, opening = [part.run for part in plan.runs], partial(open_run, source.store)
         try:
-            for table in merged_runs(runs, _ALL, converter, _opener(source), [tail], drop_deletes=drop_deletes):
-                if self._hold is not None:
-                    self._hold.renew()
-                yield table
+            with closing(tail):
+                for table in merged_runs(runs, _ALL, converter, opening, [tail], drop_deletes=drop_deletes):
+                    if self._hold is not None:
+                        self._hold.renew()
+                    yield table
         except NotFound as error:
             hint = "Restore it from a copy of the store, or run a round on the log first"
             raise DataLoss(
@@ -351,8 +348,8 @@ class LogCopy(Round):
         plan = self._state(source, AtPosition(position))
         with closing(self._read(plan, schema.id, drop_deletes=True)) as tables:
             expected = _digest_of(tables, source, schema.id)
-        own = Converter(self._log, schema.id)
-        with closing(merged_runs(self._runs, _ALL, own, _opener(self._log), drop_deletes=True)) as tables:
+        own, opening = Converter(self._log, schema.id), partial(open_run, self._log.store)
+        with closing(merged_runs(self._runs, _ALL, own, opening, drop_deletes=True)) as tables:
             found = _digest_of(tables, self._log, schema.id)
         if found != expected:
             raise Corrupt(
@@ -390,17 +387,11 @@ def _options_of(source: Log) -> LogOptions:
 
 def _is_begun(log: Log) -> bool:
     """Whether a log without a manifest was made to be copied into: its first record says so."""
-    with closing(log.kafka.reader(log.ledger_topic)) as reader:
-        try:
-            first = next(reader.read({0: OffsetRange(0, 1)}, stall_timeout_s=STALL_TIMEOUT_S), None)
-        except OffsetGone:
-            return False
-    record = decode(first.value) if first else None
-    return isinstance(record, Restart) and record.operator == COPIER
-
-
-def _opener(log: Log) -> Callable[[RunRef], RunReader]:
-    return lambda run: RunReader(log.store.open(run.path), run)
+    try:
+        first = record_at(log.kafka, log.ledger_topic, 0)
+    except OffsetGone:
+        return False
+    return isinstance(first, Restart) and first.operator == COPIER
 
 
 def _digest_of(tables: Iterable[pa.Table], log: Log, value_schema_id: int) -> StateDigest:

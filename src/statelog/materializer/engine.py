@@ -43,7 +43,7 @@ from statelog.storage.local.own_directory import make_own
 from statelog.storage.local.spill import NamelessFile
 from statelog.storage.log.log import Log
 from statelog.storage.merge import merge_streams
-from statelog.storage.run_reader import RunReader, open_local, read_back
+from statelog.storage.run_reader import RunReader, open_local, open_run, read_back
 from statelog.storage.run_writer import RunWriter, WrittenRun, upload_run, write_cut
 
 FOLD_BYTES = 64 << 20
@@ -66,7 +66,8 @@ class Written:
 class RoundWork:
     """What an engine gets for one round. `scratch` is a directory of the round on this machine.
 
-    `go_on` raises once the round is given up. `threads` is how many tasks may go on here at the same time.
+    `go_on` raises once the round is given up. `threads` is how many tasks may go on here at the same time,
+    and `fold_bytes` how many changes a fold sorts at once.
     """
 
     log: Log
@@ -74,6 +75,7 @@ class RoundWork:
     go_on: Callable[[], None]
     environment: Environment
     threads: int = 1
+    fold_bytes: int = FOLD_BYTES
 
 
 OpenRun = Callable[[RunRef], RunReader]
@@ -126,11 +128,9 @@ class LocalEngine:
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are local files."""
         fold_bytes = FOLD_BYTES // min(self._work.threads, max(1, len(tasks)))
-
-        def write(task: Task, work: RoundWork) -> list[LocalRunRef]:
-            return write_runs(task, work, self._open, fold_bytes=fold_bytes)
-
-        done, seconds = self._in_threads(write, tasks)
+        done, seconds = self._in_threads(
+            lambda task, work: write_runs(task, replace(work, fold_bytes=fold_bytes), self._open), tasks
+        )
         return self._kept([one for runs in done for one in runs], seconds)
 
     def write_tables(self, tables: Iterable[pa.Table], output: TaskOutput) -> Written:
@@ -159,8 +159,7 @@ class LocalEngine:
 
     def _open(self, run: RunRef) -> RunReader:
         written = self._local.get(run.path)
-        opened = open_local(written.local, run.path) if written else self._log.store.open(run.path)
-        return RunReader(opened, run)
+        return RunReader(open_local(written.local, run.path), run) if written else open_run(self._log.store, run)
 
     def _in_threads(self, do: Callable[[P, RoundWork], T], parts: Sequence[P]) -> tuple[list[T], float]:
         """What `do` returns for each, and the seconds that they took, one after the other."""
@@ -185,13 +184,13 @@ class LocalRunRef(NamedTuple):
     written: WrittenRun
 
 
-def write_runs(task: Task, work: RoundWork, open_run: OpenRun, *, fold_bytes: int = FOLD_BYTES) -> list[LocalRunRef]:
+def write_runs(task: Task, work: RoundWork, opening: OpenRun) -> list[LocalRunRef]:
     """Do a task. Returns local runs that tile what the task covers.
 
     Raises Damaged, NotFound (a run was deleted meanwhile: the manifest is no longer the newest), Unavailable, and what
     `go_on` raises.
     """
-    with closing(_tables(task, work, open_run, fold_bytes)) as tables:
+    with closing(_tables(task, work, opening)) as tables:
         return write_tables(tables, task.output, work)
 
 
@@ -207,13 +206,12 @@ def delta_tables(
     log: Log,
     plan: ReplayPlan,
     converter: Converter,
-    scratch: Path,
+    work: RoundWork,
     *,
     drop_deletes: bool,
-    fold_bytes: int = FOLD_BYTES,
-    disk: DiskHook = no_faults,
-) -> Iterator[pa.Table]:
-    """Sorted tables with the last change of every key of the plan, values in the converter's schema.
+) -> Generator[pa.Table]:
+    """Sorted tables with the last change of every key of the plan, values in the converter's schema. The log may be
+    another one than the work's.
 
     `drop_deletes` leaves deletes out: only right where no older run exists. Raises Damaged,
     OffsetGone, BrokerUnavailable.
@@ -224,7 +222,14 @@ def delta_tables(
             chunks = replay(
                 reader, log.data_topic, only(plan, [partition]), log.change_schema, stall_timeout_s=STALL_TIMEOUT_S
             )
-            yield from fold(chunks, converter, scratch, drop_deletes=drop_deletes, fold_bytes=fold_bytes, disk=disk)
+            yield from fold(
+                chunks,
+                converter,
+                work.scratch,
+                drop_deletes=drop_deletes,
+                fold_bytes=work.fold_bytes,
+                disk=work.environment.disk,
+            )
     finally:
         reader.close()
 
@@ -258,28 +263,20 @@ def not_whole(error: StatelogError) -> StoreUnavailable:
     )
 
 
-def _tables(task: Task, work: RoundWork, open_run: OpenRun, fold_bytes: int) -> Generator[pa.Table]:
+def _tables(task: Task, work: RoundWork, opening: OpenRun) -> Generator[pa.Table]:
     output = task.output
     converter = Converter(work.log, output.value_schema_id)
     if isinstance(task, FoldTask):
-        yield from delta_tables(
-            work.log,
-            task.replay,
-            converter,
-            work.scratch,
-            drop_deletes=output.drop_deletes,
-            fold_bytes=fold_bytes,
-            disk=work.environment.disk,
-        )
+        yield from delta_tables(work.log, task.replay, converter, work, drop_deletes=output.drop_deletes)
         return
-    yield from merged_runs(task.runs, output.key_groups, converter, open_run, drop_deletes=output.drop_deletes)
+    yield from merged_runs(task.runs, output.key_groups, converter, opening, drop_deletes=output.drop_deletes)
 
 
 def merged_runs(
     runs: Iterable[RunRef],
     key_groups: range,
     converter: Converter,
-    open_run: OpenRun,
+    opening: OpenRun,
     newer: Sequence[Iterable[pa.Table]] = (),
     *,
     drop_deletes: bool,
@@ -288,15 +285,15 @@ def merged_runs(
     them. Raises Damaged, NotFound, Unavailable, and what the streams raise.
     """
     with ExitStack() as opened:
-        streams = [opened.enter_context(closing(_lane(lane, key_groups, converter, open_run))) for lane in lanes(runs)]
+        streams = [opened.enter_context(closing(_lane(lane, key_groups, converter, opening))) for lane in lanes(runs)]
         yield from merge_streams([*streams, *newer], drop_deletes=drop_deletes)
 
 
-def _lane(lane: Iterable[RunRef], key_groups: range, converter: Converter, open_run: OpenRun) -> Generator[pa.Table]:
+def _lane(lane: Iterable[RunRef], key_groups: range, converter: Converter, opening: OpenRun) -> Generator[pa.Table]:
     """The rows of runs one after the other, each open only while it is read."""
     for run in lane:
         is_whole = key_groups.start <= run.first_key_group and run.end_key_group <= key_groups.stop
-        with open_run(run) as reader:
+        with opening(run) as reader:
             for table in reader.tables(None if is_whole else key_groups):
                 yield converter.table(table, run.value_schema_id)
 

@@ -305,11 +305,11 @@ class Round:
         """Write what was committed, unless no change set was."""
         plan = plan_replay(target.commits, range(self._log.descriptor.partitions), target.state.accepted)
         output = self._output(target)
-        if not plan.listed:
-            return Delta(Written(runs=(), seconds=0.0), plan.changes, plan.size_bytes), output
-        most_tasks = engine.tasks_for(plan.size_bytes)
-        written = engine.write(fold_tasks(plan, self._partition_starts, self._runs, output, most_tasks))
-        self._runs = in_order((*self._runs, *written.runs))
+        written = Written(runs=(), seconds=0.0)
+        if plan.listed:
+            most_tasks = engine.tasks_for(plan.size_bytes)
+            written = engine.write(fold_tasks(plan, self._partition_starts, self._runs, output, most_tasks))
+            self._runs = in_order((*self._runs, *written.runs))
         return Delta(written, plan.changes, plan.size_bytes), output
 
     @property

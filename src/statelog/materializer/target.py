@@ -97,11 +97,11 @@ def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
     AnchorMismatch, BrokerUnavailable.
     """
     needed, accepted = _needed(newest), target.state.accepted
-    first = _first_listed(target) if log.retention_s is not None else {}
+    first = _first_listed(target) if log.retention_s is not None else None
     for partition, held in target.there.items():
         end = needed.get(partition, 0)
         # Where Kafka deletes by age, it deletes what no commit lists, too: nobody misses that.
-        is_unlisted = log.retention_s is not None and first.get(partition, held.start) >= held.start > end
+        is_unlisted = first is not None and first.get(partition, held.start) >= held.start > end
         _check(log.data_topic, partition, held.start if is_unlisted else end, held, accepted)
     check_data_anchors(log, newest, range(log.descriptor.partitions), accepted, target.there)
 

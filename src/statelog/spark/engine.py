@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -39,7 +40,7 @@ from statelog.spark.options import LogAddress, address_options, log_address
 from statelog.spark.reported import error_of, reported
 from statelog.spark.session import require_spark
 from statelog.storage import Log, Where
-from statelog.storage.run_reader import RunReader, read_back
+from statelog.storage.run_reader import open_run, read_back
 from statelog.storage.run_writer import upload_run
 
 _LOOK_S = 0.5
@@ -98,7 +99,7 @@ class TaskWork:
         with scratch_directory(self.scratch, environment) as scratch:
             work = RoundWork(log=log, scratch=scratch, go_on=_go_on, environment=environment)
             started_s = time.monotonic()
-            found = write_runs(task, work, lambda run: RunReader(log.store.open(run.path), run))
+            found = write_runs(task, work, partial(open_run, log.store))
             written_s = time.monotonic()
             for one in found:
                 upload_run(log.store, one.written)

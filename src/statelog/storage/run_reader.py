@@ -207,12 +207,17 @@ class RunReader(Closing):
         return CorruptRun(message, hint=hint, path=self.run.path, **facts)
 
 
+def open_run(store: Store, run: RunFile) -> RunReader:
+    """A run for reading, where it lies in the store. Raises CorruptRun, NotFound, StoreUnavailable."""
+    return RunReader(store.open(run.path), run)
+
+
 def read_back(store: Store, run: RunFile) -> None:
     """Read a whole run once more and check everything: length, sha256, every checksum, every row group.
 
     Raises CorruptRun, NotFound, StoreUnavailable.
     """
-    with RunReader(store.open(run.path), run) as reader:
+    with open_run(store, run) as reader:
         reader.verify()
 
 

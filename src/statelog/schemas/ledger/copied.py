@@ -10,7 +10,7 @@ Invariants:
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from statelog.errors import Corrupt
 from statelog.schemas.ledger.handle import Checkpoint
@@ -48,9 +48,7 @@ class Origin:
         """As the metadata of a commit."""
         return {
             "log": self.log,
-            "cluster_id": self.identity.cluster_id,
-            "data_topic_id": self.identity.data_topic_id,
-            "ledger_topic_id": self.identity.ledger_topic_id,
+            **asdict(self.identity),
             "place": json.dumps(self.place.to_json()),
             "is_finished": self.is_finished,
         }

@@ -456,9 +456,7 @@ def _create(name: str, where: Where, options: LogOptions, mark: Callable[..., Ma
     new, replicas = new_log(options), where.replication_factor
     check_replicas(replicas)
     with opened_ports(name, where) as (client, store, waived):
-        made = make_log(
-            client, store, name, new, replication_factor=replicas, waived=waived, mark=lambda one: mark(digest=one)
-        )
+        made = make_log(client, store, name, new, replication_factor=replicas, waived=waived, mark=mark)
     return Log(made, client, store, waived=waived)
 
 

@@ -35,7 +35,7 @@ from statelog.errors import (
 )
 from statelog.schemas.descriptor import Descriptor, verify
 from statelog.schemas.ledger.place import LogIdentity
-from statelog.schemas.ledger.records import Mark, Restart, decode
+from statelog.schemas.ledger.records import LedgerRecord, Mark, Restart, decode
 from statelog.schemas.names import DESCRIPTOR_PATH, data_topic, ledger_topic
 from statelog.schemas.topic_policy import (
     LEAST_NEEDS,
@@ -96,9 +96,7 @@ def make_topic(
     """Create the topic, or take over an empty one: of a create that died before its descriptor, or made by somebody
     else for a client that may not create any.
     """
-    config = topic_config(role, replication_factor)
-    if needs.retention_ms != -1:
-        config["retention.ms"] = str(needs.retention_ms)
+    config = {**topic_config(role, replication_factor), "retention.ms": str(needs.retention_ms)}
     check_topic(
         topic,
         role,
@@ -106,7 +104,7 @@ def make_topic(
         replication_factor=replication_factor,
         config=config,
         waived=waived,
-        needs=TopicNeeds(retention_ms=needs.retention_ms),
+        needs=needs,
     )
     try:
         create_topic(
@@ -232,11 +230,16 @@ def owner_of(client: Kafka, topic: str) -> bytes | None:
         return None  # A round truncated the ledger since the question above.
 
 
-def _digest_at(client: Kafka, topic: str, offset: int) -> bytes | None:
-    """The digest of the descriptor that the ledger's record at `offset` names, if it names one. Raises as a reader."""
+def record_at(client: Kafka, topic: str, offset: int) -> LedgerRecord | None:
+    """The ledger's record at `offset`; None if there is none, or it is not ours. Raises as a reader."""
     with closing(client.reader(topic)) as reader:
         found = next(reader.read({0: OffsetRange(offset, offset + 1)}, stall_timeout_s=STALL_TIMEOUT_S), None)
-    record = decode(found.value) if found else None
+    return decode(found.value) if found else None
+
+
+def _digest_at(client: Kafka, topic: str, offset: int) -> bytes | None:
+    """The digest of the descriptor that the record names, if it names one."""
+    record = record_at(client, topic, offset)
     return record.digest if isinstance(record, Mark | Restart) else None
 
 
@@ -344,7 +347,7 @@ def make_log(
     *,
     replication_factor: int,
     waived: frozenset[Waiver],
-    mark: Callable[[bytes], Mark | Restart] = Mark,
+    mark: Callable[..., Mark | Restart] = Mark,
 ) -> Descriptor:
     """Make a log, or finish one whose create died; returns its descriptor. `mark` makes the ledger's first record of
     the descriptor's digest.
@@ -388,7 +391,7 @@ def make_log(
         hint = "Create it with the same settings, or delete it first"
         raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
     try:
-        mark_ledger(client, ledger.name, mark(descriptor.digest))
+        mark_ledger(client, ledger.name, mark(digest=descriptor.digest))
     except UnsafeTopic:
         store.delete(DESCRIPTOR_PATH)  # Else the next open would find a log, and believe what is acknowledged.
         raise
