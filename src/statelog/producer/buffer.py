@@ -59,7 +59,7 @@ class ChangeLists:
         "values",
     )
 
-    def __init__(self, quick_class: type, *, roll_rows: int, list_bytes: int, large_bytes: int = LARGE) -> None:
+    def __init__(self, quick_class: type, *, roll_rows: int, list_bytes: int, large_bytes: int) -> None:
         self._list_bytes = list_bytes
         self.large_bytes = large_bytes
         self.quick_class = quick_class

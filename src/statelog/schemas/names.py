@@ -14,6 +14,7 @@ DESCRIPTOR_PATH = "descriptor.avro"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _LEDGER = ".ledger"
 TRUNCATION_FOLDER = "truncation/"
+_TRUNCATION = re.compile(r"truncation/(\d{20})\.avro\Z")
 _MANIFEST = re.compile(r"manifests/(\d{20})\.avro\Z")
 _RUN = re.compile(r"runs/([^/]+)\.parquet\Z")
 _SUBSCRIPTION = re.compile(r"subscriptions/([^/]+)\.(\d{20})\.avro\Z")
@@ -81,6 +82,12 @@ def manifest_number(path: str) -> int | None:
 def truncation_path(number: int) -> str:
     """Path of a file that says who truncates, below the log's directory; numbers start at 1."""
     return f"{TRUNCATION_FOLDER}{number:020d}.avro"
+
+
+def truncation_number(path: str) -> int | None:
+    """The number in the path of a file that says who truncates, or None for any other path."""
+    match = _TRUNCATION.match(path)
+    return int(match.group(1)) if match else None
 
 
 def run_path(run_id: str) -> str:

@@ -123,5 +123,13 @@ WARPSTREAM_LIGHTNING = Provider(
     lacks=frozenset({"DeleteRecords"}),
     places_late=True,
 )
-SERVICES = (APACHE, CONFLUENT_CLOUD, MSK_EXPRESS, REDPANDA, WARPSTREAM, WARPSTREAM_LIGHTNING)
+SERVICES = (
+    APACHE,
+    CONFLUENT_CLOUD,
+    CONFLUENT_CLOUD_STANDARD,
+    MSK_EXPRESS,
+    REDPANDA,
+    WARPSTREAM,
+    WARPSTREAM_LIGHTNING,
+)
 """All that are described here."""

@@ -8,7 +8,7 @@ out is missed where it is read, as everything is.
 
 import logging
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,18 +77,15 @@ def oldest_need(log: "Log", needs: list[Need], *, now_s: float, made_s: float) -
 
 def _times_s(log: "Log", topic: str, offsets: Mapping[int, int]) -> dict[int, float]:
     """The broker's time of one record of each partition, or a negative number; a partition is absent if it is gone."""
-    times_s: dict[int, float] = {}
-    there = log.kafka.offsets(topic, sorted(offsets)) if offsets else {}
-    held = {p: OffsetRange(offset, offset + 1) for p, offset in offsets.items() if there[p].start <= offset}
-    with closing(log.kafka.reader(topic)) as reader:
-        for partition, wanted in held.items():
-            times_s[partition] = -1.0  # A gap has no time.
-            try:
-                for record in reader.read({partition: wanted}, stall_timeout_s=STALL_TIMEOUT_S):
-                    times_s[partition] = record.timestamp_ms / 1000
-            except OffsetGone:
-                del times_s[partition]  # Since it was asked.
-    return times_s
+    while offsets:
+        there = log.kafka.offsets(topic, sorted(offsets))
+        held = {p: OffsetRange(offset, offset + 1) for p, offset in offsets.items() if there[p].start <= offset}
+        times_s = dict.fromkeys(held, -1.0)  # A gap has no time.
+        with closing(log.kafka.reader(topic)) as reader, suppress(OffsetGone):  # Since it was asked: it is asked again.
+            for record in reader.read(held, stall_timeout_s=STALL_TIMEOUT_S):
+                times_s[record.partition] = record.timestamp_ms / 1000
+            return times_s
+    return {}
 
 
 def warn_of_age(log: "Log", committed_ms: int, now_s: float) -> None:

@@ -27,6 +27,7 @@ from statelog.schemas.names import (
     manifest_number,
     manifest_path,
     schema_path,
+    truncation_number,
     truncation_path,
 )
 from statelog.schemas.snapshot.manifest import Manifest
@@ -55,19 +56,25 @@ def put_descriptor(store: Store, descriptor: Descriptor) -> None:
 
 def truncation_of(store: Store, descriptor: Descriptor) -> Truncation:
     """Who truncates, by the newest of the log's files that says so. Raises Corrupt, UnknownFormat, StoreUnavailable."""
-    for path in sorted((info.path for info in store.list(TRUNCATION_FOLDER)), reverse=True):
-        digest, found = Truncation.from_bytes(store.read(path), path)
-        if digest == descriptor.digest:  # Else a create that died left it, or the file was copied here.
-            return found
-    return Truncation()
+    return _truncation_of(store, descriptor)[1]
 
 
 def put_truncation(store: Store, descriptor: Descriptor, wanted: Truncation) -> None:
     """Say from now on who truncates the log. Raises StoreUnavailable, after which the same call is safe."""
-    while truncation_of(store, descriptor) != wanted:
-        numbers = [int(info.path[len(TRUNCATION_FOLDER) :].partition(".")[0]) for info in store.list(TRUNCATION_FOLDER)]
+    while (said := _truncation_of(store, descriptor))[1] != wanted:
         with suppress(AlreadyExists):  # Another process said something at the same moment: what counts is looked at.
-            store.put_if_absent(truncation_path(max(numbers, default=0) + 1), wanted.to_bytes(descriptor.digest))
+            store.put_if_absent(truncation_path(said[0] + 1), wanted.to_bytes(descriptor.digest))
+
+
+def _truncation_of(store: Store, descriptor: Descriptor) -> tuple[int, Truncation]:
+    """The number of the newest file, 0 without one, and what the newest one of the log says."""
+    numbers = [number for info in store.list(TRUNCATION_FOLDER) if (number := truncation_number(info.path))]
+    for number in sorted(numbers, reverse=True):
+        path = truncation_path(number)
+        digest, found = Truncation.from_bytes(store.read(path), path)
+        if digest == descriptor.digest:  # Else a create that died left it, or the file was copied here.
+            return max(numbers), found
+    return max(numbers, default=0), Truncation()
 
 
 def put_first_schema(store: Store, avsc: str) -> None:
