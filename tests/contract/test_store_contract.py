@@ -243,6 +243,16 @@ def test_a_listing_is_of_one_prefix_of_one_log(place: Place) -> None:
     assert len(_paths(store)) == 5
 
 
+def test_the_directories_of_a_root_are_listed(place: Place) -> None:
+    """Those of all logs below it, seen from any of them, also from one that is not there; and no file of theirs."""
+    nobody = place.open("nobody")
+    assert nobody.siblings() == []
+    for log in (LOG, "orders.more", "visits"):
+        place.open(log).put_if_absent("manifests/1.avro", b"bytes")
+        place.open(log).put_if_absent("descriptor.avro", b"bytes")
+    assert sorted(nobody.siblings()) == sorted(place.open(LOG).siblings()) == [LOG, "orders.more", "visits"]
+
+
 def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:
     """Reading a missing file in any way is NotFound, next to other files or in no directory at all."""
     store.put_if_absent("runs/a.parquet", b"x")

@@ -4,9 +4,10 @@ import re
 
 import click
 
-from statelog.cli.output import Report, confirm
+from statelog.cli.output import confirm
 from statelog.cli.session import Session, connected
 from statelog.errors import ConfigError, IdentityChanged
+from statelog.operate.report import Report
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage.log.loss import TopicLoss, accept_data_loss, accept_ledger_loss, accept_topic_loss
 

@@ -10,12 +10,12 @@ import click
 from statelog.cli.appender import Appended, Appender, open_input, writer_name
 from statelog.cli.exit_codes import INTERRUPTED
 from statelog.cli.fields import Fields
-from statelog.cli.output import Report
 from statelog.cli.progress import open_bar
 from statelog.cli.session import Session, connected
 from statelog.cli.which_state import bytes_option
 from statelog.errors import StatelogError
 from statelog.formatting import show_count
+from statelog.operate.report import Report
 from statelog.schemas.descriptor import HashRule
 
 _EVERY = 100_000

@@ -9,11 +9,11 @@ import click
 
 from statelog.cli.log import TRUNCATION_MODES
 from statelog.cli.materialize import materializer_settings
-from statelog.cli.output import Report
 from statelog.cli.progress import open_bar
 from statelog.cli.session import Session, connected
 from statelog.errors import ConfigError
 from statelog.materializer.copy import Copied, copy_log, finish_copy
+from statelog.operate.report import Report
 from statelog.storage.config import file_layer, merge, read_text
 from statelog.storage.log.log import Log, open_snapshots
 

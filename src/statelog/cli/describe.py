@@ -2,25 +2,14 @@
 truncation while they are stopped, too, and the removal of one.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from operator import attrgetter
-
 import click
 
-from statelog.cli.log import shape_of
 from statelog.cli.materialize import materializer_settings
-from statelog.cli.output import Listing, Report, confirm
+from statelog.cli.output import confirm
 from statelog.cli.session import Session, connected
-from statelog.formatting import show_time
-from statelog.materializer import tail_now
-from statelog.materializer.tail import Tail
-from statelog.schemas.ledger.place import shown_id
-from statelog.schemas.names import data_topic, ledger_topic
-from statelog.schemas.snapshot.claims import SubscriptionFile, expired, holding, newest_files
-from statelog.schemas.snapshot.retention import truncation_floor
-from statelog.storage.claims import HeldLease, StoredSubscriptions, list_leases, list_subscriptions, remove_subscription
-from statelog.storage.log.log import Log, LogDescription
+from statelog.operate.description import describe_log, subscriptions_listing
+from statelog.operate.report import Report
+from statelog.storage.claims import list_subscriptions, remove_subscription
 
 _SUBSCRIPTIONS_HELP = """Show the subscriptions of the log NAME: readers that hold truncation back, also while they are
 stopped.
@@ -34,116 +23,8 @@ A removed one holds nothing any more. Its reader is told when it asks next, and 
 def command(session: Session, name: str) -> None:
     """Show a log."""
     with session.open_log(name) as log:
-        tail, leases, subscriptions = tail_now(log), list_leases(log.store), list_subscriptions(log.store)
-        held_by = _held_by(log, leases, subscriptions, materializer_settings(session.config).lease_cap_s)
-        session.output.report(describe(log.describe(), tail, leases, subscriptions, held_by))
-
-
-def describe(
-    found: LogDescription,
-    tail: Tail,
-    leases: Sequence[HeldLease],
-    subscriptions: StoredSubscriptions,
-    held_by: str,
-) -> Report:
-    """A log's description as a report. `lag` counts what the newest snapshot does not cover yet; `held_by` names what
-    holds truncation back now.
-    """
-    listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found))
-    return Report(
-        found.descriptor.name,
-        {**_facts(found, tail), "truncation_held_by": held_by or None},
-        (*listings, _leases(leases), subscriptions_listing(subscriptions)),
-    )
-
-
-def _held_by(log: Log, leases: Sequence[HeldLease], subscriptions: StoredSubscriptions, lease_cap_s: float) -> str:
-    """The manifest, lease or subscription that the ledger cannot be truncated past now; empty without a snapshot."""
-    if subscriptions.unreadable:
-        return f"subscription {subscriptions.unreadable[0].reader}, which cannot be read"
-    now_s = log.store.now_s()
-    live = [held.lease for held in leases if not expired(held.lease, held.modified_s, now_s, lease_cap_s)]
-    listed = log.manifests.numbers()
-    if not listed:
-        return ""
-    oldest = log.manifests.read(listed[0]).manifest
-    return truncation_floor([oldest], [*live, *holding(subscriptions.files, log.descriptor.identity)]).ledger_held_by
-
-
-def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
-    descriptor, identity, manifest = found.descriptor, found.descriptor.identity, found.manifest
-    runs = manifest.runs if manifest else ()
-    covered = manifest.next_offsets if manifest else {}
-    committed = found.state.committed_positions
-    return {
-        "log": descriptor.name,
-        "url": found.url,
-        "cluster": identity.cluster_id,
-        "data_topic": data_topic(descriptor.name),
-        "ledger_topic": ledger_topic(descriptor.name),
-        "data_topic_id": shown_id(identity.data_topic_id),
-        "ledger_topic_id": shown_id(identity.ledger_topic_id),
-        **shape_of(descriptor),
-        "truncation": str(found.truncation),
-        "position": found.state.position,
-        "ledger_start": found.ledger_offsets.start,
-        "manifests": found.manifests,
-        "newest_manifest": manifest.number if manifest else None,
-        "manifest_position": manifest.position if manifest else None,
-        "manifest_time": show_time(manifest.created_s) if manifest else None,
-        "snapshot_rows": sum(run.rows for run in runs),
-        "snapshot_bytes": sum(run.size_bytes for run in runs),
-        "lag_ledger_records": found.state.position - (manifest.position if manifest else 0),
-        "lag_data_records": sum(end - covered.get(partition, 0) for partition, end in committed.items()),
-        "accepted_losses": len(found.state.accepted),
-        "lag_commits": tail.commits,
-        "lag_changes": tail.changes,
-        "lag_bytes": tail.size_bytes,
-        "lag_age_s": tail.age_s,
-    }
-
-
-def _partitions(found: LogDescription) -> Listing:
-    covered = found.manifest.next_offsets if found.manifest else {}
-    committed = found.state.committed_positions
-    rows = [
-        (partition, offsets.start, offsets.end, committed.get(partition, 0), covered.get(partition, 0))
-        for partition, offsets in sorted(found.data_offsets.items())
-    ]
-    columns = ("partition", "log_start", "log_end", "committed_position", "snapshot_next_offset")
-    return Listing("data_partitions", columns, rows)
-
-
-def _writers(found: LogDescription) -> Listing:
-    live = {epoch.writer: epoch.epoch for epoch in found.state.live}
-    rows = [
-        (row.name, row.checkpoint.id, row.commit_offset, live.get(row.name), dict(row.metadata))
-        for row in found.state.writers
-    ]
-    return Listing("writers", ("writer", "checkpoint", "commit_offset", "live_epoch", "metadata"), rows)
-
-
-def _value_schemas(found: LogDescription) -> Listing:
-    rows = [(one.id, one.avsc) for one in found.value_schemas if not one.is_opaque]
-    return Listing("value_schemas", ("id", "schema"), rows)
-
-
-def _runs(found: LogDescription) -> Listing:
-    runs = found.manifest.runs if found.manifest else ()
-    head = ("path", "level", "start_position", "end_position", "first_key_group", "end_key_group")
-    columns = (*head, "value_schema_id", "rows", "size_bytes")
-    shown = [replace(run, end_key_group=min(run.end_key_group, found.descriptor.key_groups)) for run in runs]
-    return Listing("runs", columns, list(map(attrgetter(*columns), shown)))
-
-
-def _leases(leases: Sequence[HeldLease]) -> Listing:
-    """Who holds what back. A lease counts until its holder was silent for `ttl_s`, by the store's time."""
-    rows = [
-        (one.holder, one.position, one.manifest_number or None, show_time(held.modified_s), one.ttl_s, held.path)
-        for held in leases
-        for one in [held.lease]
-    ]
-    return Listing("leases", ("holder", "position", "manifest", "renewed", "ttl_s", "path"), rows)
+        lease_cap_s = materializer_settings(session.config).lease_cap_s
+        session.output.report(describe_log(log, lease_cap_s))
 
 
 @click.command("subscriptions", help=_SUBSCRIPTIONS_HELP)
@@ -163,21 +44,3 @@ def subscriptions(session: Session, name: str, reader: str | None, yes: bool) ->
         done = "ended already" if was.ended else "removed"
         facts = {"reader": reader, "position": was.position, "ended": was.ended or done}
         session.output.report(Report(f"subscription of {reader}: {done}", facts))
-
-
-def subscriptions_listing(found: StoredSubscriptions) -> Listing:
-    """How the subscription of every reader stands; one that cannot be read says so."""
-    columns = ("reader", "status", "position", "holder", "created", "moved", "path")
-    rows = [_subscription_row(one) for one in newest_files(found.files).values()]
-    rows += [(one.reader, f"UNREADABLE: {one.problem}", None, None, None, None, one.path) for one in found.unreadable]
-    return Listing("subscriptions", columns, sorted(rows))
-
-
-def _subscription_row(file: SubscriptionFile) -> tuple[str | int | None, ...]:
-    found = file.subscription
-    holds = "holds" if found.is_taken_up else "holds, not taken up"
-    status = f"ended: {found.ended}" if found.ended else holds
-    return (
-        found.reader, status, found.position, found.holder, show_time(found.created_s), show_time(found.moved_s),
-        found.path,
-    )  # fmt: skip

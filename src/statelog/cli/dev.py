@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from statelog.cli.output import Output, Report
+from statelog.cli.output import Output
 from statelog.errors import BrokerUnavailable, NotFound
+from statelog.operate.report import Report
 from statelog.testing.broker import cache_directory
 from statelog.testing.dev import DevSettings, start, status, stop
 

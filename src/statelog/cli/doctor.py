@@ -11,12 +11,13 @@ from types import FrameType
 import click
 
 from statelog.cli import exit_codes
-from statelog.cli.output import Listing, Report, as_typed
+from statelog.cli.output import as_typed
 from statelog.cli.session import Session, connected
 from statelog.environment import current_environment
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.kafka_needs import KafkaAnswers, findings, times
 from statelog.operate.kafka_probe import ThrowAwayTopics, ask_kafka
+from statelog.operate.report import Listing, Report
 from statelog.storage.log.where import configured_where, opened_ports
 
 _HELP = """Try everything that a log needs of this Kafka, and measure how long a commit takes.

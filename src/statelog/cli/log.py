@@ -5,9 +5,11 @@ from typing import Any
 
 import click
 
-from statelog.cli.output import Listing, Report, confirm
+from statelog.cli.output import confirm
 from statelog.cli.session import Session, connected
-from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.operate.description import shape_of
+from statelog.operate.report import Listing, Report
+from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.truncation import Truncation, TruncationMode
 from statelog.schemas.values.schema import ValueSchema
@@ -70,19 +72,6 @@ def _init_report(log: Log, replication_factor: int) -> Report:
             "replication_factor": replication_factor,
         },
     )
-
-
-def shape_of(descriptor: Descriptor) -> dict[str, object]:
-    """What is fixed for the life of a log, as facts of a report."""
-    return {
-        "partitions": descriptor.partitions,
-        "key_groups": descriptor.key_groups,
-        "key_type": descriptor.key_type.value,
-        "values": "typed" if descriptor.value_schema_id else "bytes",
-        "hash": descriptor.hash_rule.value,
-        "prefix_bytes": descriptor.prefix_bytes,
-        "record_bytes_max": descriptor.record_bytes_max,
-    }
 
 
 @click.command("evolve", help=_EVOLVE_HELP)

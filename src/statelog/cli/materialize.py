@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 import click
 
 from statelog.cli.exit_codes import OTHER
-from statelog.cli.output import Report
 from statelog.cli.session import Session, connected
 from statelog.cli.streams import give_up_stdout
 from statelog.errors import ConfigError, NotFound
@@ -27,6 +26,7 @@ from statelog.materializer import (
 from statelog.materializer import claim_root as claim
 from statelog.materializer.engine import EngineMaker, LocalEngine
 from statelog.materializer.outcome import RoundOutcome
+from statelog.operate.report import Report
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.config import Config

@@ -7,22 +7,18 @@ is shown with its control characters escaped, so that no log can play with a ter
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
 from statelog.cli.streams import tell
-from statelog.formatting import show_bytes, show_count, show_duration
+from statelog.operate.report import Report, shown_number, words
 
 if TYPE_CHECKING:
     from statelog.errors import StatelogError
 from statelog.errors import ConfigError
 
-_NO_COUNTS = ("pid", "offset", "key", "value")
-"""Numbers that people see as they are."""
-_PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
 _OPTIONS = {
     "replication_factor": "--replication-factor",
     "allow_unsafe": "--allow-unsafe",
@@ -35,33 +31,6 @@ _OPTIONS = {
 }
 _NAMED = re.compile(rf'\b(?!truncation(?!=))({"|".join(_OPTIONS)})\b(?:=(\[[^]]*\]|"[\w,.-]+"|[\w,.-]+))?')
 _MADE_BY_OPENING = re.compile(r"Pass create=True(?:, or (\w))?")
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A table: the names of its columns, and its rows."""
-
-    name: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[object, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of a command: facts by name, and tables. Programs see names and values as they are; people see names
-    with spaces, and numbers in the unit that the end of their name tells (`_bytes`, `_s`, `_per_s`).
-    """
-
-    title: str
-    facts: Mapping[str, object]
-    listings: tuple[Listing, ...] = ()
-
-    def to_json(self) -> dict[str, object]:
-        """For programs: facts by name, listings as lists of objects."""
-        return {
-            **self.facts,
-            **{one.name: [dict(zip(one.columns, row, strict=True)) for row in one.rows] for one in self.listings},
-        }
 
 
 class Output:
@@ -135,15 +104,8 @@ def _is_terminal() -> bool:
 
 
 def _shown(name: str, value: object) -> str:
-    if value is None:
-        return "-"
-    if not isinstance(value, int | float) or isinstance(value, bool) or name in _NO_COUNTS:
-        return clean(in_text(value))
-    if name.endswith("_per_s"):
-        return f"{_shown(name.removesuffix('_per_s'), value)}/s"
-    if name.endswith("bytes"):
-        return show_bytes(value)
-    return show_duration(value) if name.endswith("_s") else show_count(value)
+    number = shown_number(name, value)
+    return clean(in_text(value)) if number is None else number
 
 
 def in_text(value: object) -> str:
@@ -151,16 +113,10 @@ def in_text(value: object) -> str:
     return value if isinstance(value, str) else as_json(value)
 
 
-def _words(name: str) -> str:
-    if name in _PHRASES:
-        return _PHRASES[name]
-    return name.removesuffix("_s").replace("_", " ") if not name.endswith("_per_s") else name.replace("_", " ")
-
-
 def _plain_lines(report: Report) -> list[str]:
-    lines = [f"{_words(name)}: {_shown(name, value)}" for name, value in report.facts.items()]
+    lines = [f"{words(name)}: {_shown(name, value)}" for name, value in report.facts.items()]
     for one in report.listings:
-        lines += ["", f"{_words(one.name)}:", "\t".join(one.columns)]
+        lines += ["", f"{words(one.name)}:", "\t".join(one.columns)]
         lines += ["\t".join(map(_shown, one.columns, row)) for row in one.rows]
     return lines
 
@@ -176,13 +132,13 @@ def _show_rich(report: Report, *, to_stderr: bool) -> None:
     facts.add_column(style="bold", overflow="fold")
     facts.add_column(overflow="fold")
     for name, value in report.facts.items():
-        facts.add_row(_words(name), Text(_shown(name, value)))
+        facts.add_row(words(name), Text(_shown(name, value)))
     console.print(facts)
     for one in report.listings:
-        table = RichTable(title=_words(one.name), title_justify="left")
+        table = RichTable(title=words(one.name), title_justify="left")
         for name, *values in zip(one.columns, *one.rows, strict=True):
             is_text = any(isinstance(value, str | dict) for value in values)
-            table.add_column(_words(name), justify="left" if is_text else "right", overflow="fold")
+            table.add_column(words(name), justify="left" if is_text else "right", overflow="fold")
         for row in one.rows:
             table.add_row(*[Text(cell) for cell in map(_shown, one.columns, row)])
         console.print(table)

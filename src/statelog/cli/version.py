@@ -5,7 +5,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from statelog.cli.output import Output, Report
+from statelog.cli.output import Output
+from statelog.operate.report import Report
 
 
 @click.command("version", help="Print the versions of statelog and its dependencies.")

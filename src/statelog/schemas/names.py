@@ -51,11 +51,16 @@ def check_writer_name(name: object) -> str:
 def check_log_name(name: object) -> str:
     """Return `name`, or raise InvalidName. A log whose data topic could be another one's ledger is refused, too."""
     checked = check_name("log", name)
-    if checked.endswith(_LEDGER):
+    if not is_log_name(checked):
         raise InvalidName(
             f"log {name!r} has the name of a ledger", hint=f"Choose a name that does not end in {_LEDGER}"
         )
     return checked
+
+
+def is_log_name(text: str) -> bool:
+    """Whether it is a valid name of a log."""
+    return is_name(text) and not text.endswith(_LEDGER)
 
 
 def data_topic(log: str) -> str:

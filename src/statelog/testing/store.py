@@ -184,6 +184,11 @@ class MemoryStore(Store):
     def _delete(self, path: str) -> None:
         self._effect("delete", path, lambda: self.disk.remove(self._prefix + path))
 
+    def siblings(self) -> Sequence[str]:
+        """The first parts of all paths on the disk."""
+        self._ask("list", "..")
+        return sorted({info.path.partition("/")[0] for info in self.disk.files("")})
+
     def _files(self, prefix: str) -> Sequence[FileInfo]:
         self._ask("list", prefix)
         found, cut = self.disk.files(self._prefix + prefix), len(self._prefix)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 from statelog.errors import ConfigError, Misuse
 from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
 from statelog.schemas.key_groups import KeyType
-from statelog.schemas.names import check_log_name, parse_enum
+from statelog.schemas.names import check_log_name, is_log_name, parse_enum
 from statelog.schemas.topic_policy import Waiver, parse_waivers
 from statelog.schemas.truncation import Truncation
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
@@ -183,6 +183,11 @@ def opened_store(name: str, where: Where) -> Store:
     if isinstance(where.root, str):
         return open_store(where.root, name, where.storage_options)
     return where.root(name) if callable(where.root) else where.root
+
+
+def log_names(where: Where) -> list[str]:
+    """What may be a log below the root, by name: opening one tells. Raises StoreUnavailable, ConfigError."""
+    return sorted(name for name in opened_store("any", where).siblings() if is_log_name(name))
 
 
 def _client(config: ClientConfig, waived: frozenset[Waiver]) -> ConfluentKafka:

@@ -93,6 +93,13 @@ class Store(ABC):
         """
         return iter([info for info in self._files(check_prefix(prefix)) if not is_temporary(info.path)])
 
+    @abstractmethod
+    def siblings(self) -> Sequence[str]:
+        """The names of the directories below the root that this log's own lies in, its own included, in any order.
+
+        What is a log among them is told by opening it. Whole or an error, as `list`. Raises StoreUnavailable.
+        """
+
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there counts as deleted. Raises StoreUnavailable."""
         self._delete(check_path(path))

@@ -186,6 +186,19 @@ class FsspecStore(Store):
         reader = GuardedReader(source, lambda: self._guard("read", path, reading=True), self._repeats)
         return io.BufferedReader(reader, _READ_BYTES)
 
+    def siblings(self) -> Sequence[str]:
+        """The names of the directories in the root, with one request, or one per page."""
+        root = self._connected().base.rpartition("/")[0]
+        with self._guard("list", "..", reading=False):
+            try:
+                entries = self._entries(root)
+            except FileNotFoundError as error:
+                if not is_missing(error):
+                    raise
+                return []
+        names = [str(entry["name"]).rstrip("/") for entry in entries if entry["type"] == "directory"]
+        return [name.rpartition("/")[2] for name in names if name != root]
+
     def now_s(self) -> float:
         """The store's clock: the time that it stamps on a small object written now. Three small requests.
 

@@ -162,6 +162,15 @@ class LocalStore(Store):
             with suppress(OSError):  # Most often that something is in it: perhaps a log that is being made just now.
                 Path(directory).rmdir()
 
+    def siblings(self) -> Sequence[str]:
+        """The names of the directories in the root."""
+        with self._guard("list", "..", reading=False):
+            try:
+                with os.scandir(self._root) as entries:
+                    return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            except FileNotFoundError:
+                return []
+
     def now_s(self) -> float:
         """The time of the file system that holds the log: what it stamps on a file written now (three system calls)."""
         with self._guard("ask the time of", ".", reading=False):

@@ -1,0 +1,156 @@
+"""What a log is, and its current status, as a report: what `statelog describe` prints and the page shows.
+
+Owns the names of the facts. Reads the log, its leases and its subscriptions; writes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+from statelog.formatting import show_time
+from statelog.materializer import tail_now
+from statelog.materializer.tail import Tail
+from statelog.operate.report import Listing, Report
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.place import shown_id
+from statelog.schemas.names import data_topic, ledger_topic
+from statelog.schemas.snapshot.claims import SubscriptionFile, expired, holding, newest_files
+from statelog.schemas.snapshot.retention import truncation_floor
+from statelog.storage.claims import HeldLease, StoredSubscriptions, list_leases, list_subscriptions
+from statelog.storage.log.log import Log, LogDescription
+
+
+def describe_log(log: Log, lease_cap_s: float) -> Report:
+    """The log at this moment. `lag` counts what the newest snapshot does not cover yet; `held_by` names what holds
+    truncation back now, where no lease counts for longer than `lease_cap_s`. Raises Damaged, Unavailable, ConfigError
+    without the right to read both topics.
+    """
+    tail, leases, subscriptions = tail_now(log), list_leases(log.store), list_subscriptions(log.store)
+    held_by = _held_by(log, leases, subscriptions, lease_cap_s)
+    found = log.describe()
+    listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found))
+    return Report(
+        found.descriptor.name,
+        {**_facts(found, tail), "truncation_held_by": held_by or None},
+        (*listings, _leases(leases), subscriptions_listing(subscriptions)),
+    )
+
+
+def _held_by(log: Log, leases: Sequence[HeldLease], subscriptions: StoredSubscriptions, lease_cap_s: float) -> str:
+    """The manifest, lease or subscription that the ledger cannot be truncated past now; empty without a snapshot."""
+    if subscriptions.unreadable:
+        return f"subscription {subscriptions.unreadable[0].reader}, which cannot be read"
+    now_s = log.store.now_s()
+    live = [held.lease for held in leases if not expired(held.lease, held.modified_s, now_s, lease_cap_s)]
+    listed = log.manifests.numbers()
+    if not listed:
+        return ""
+    oldest = log.manifests.read(listed[0]).manifest
+    return truncation_floor([oldest], [*live, *holding(subscriptions.files, log.descriptor.identity)]).ledger_held_by
+
+
+def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
+    descriptor, identity, manifest = found.descriptor, found.descriptor.identity, found.manifest
+    runs = manifest.runs if manifest else ()
+    covered = manifest.next_offsets if manifest else {}
+    committed = found.state.committed_positions
+    return {
+        "log": descriptor.name,
+        "url": found.url,
+        "cluster": identity.cluster_id,
+        "data_topic": data_topic(descriptor.name),
+        "ledger_topic": ledger_topic(descriptor.name),
+        "data_topic_id": shown_id(identity.data_topic_id),
+        "ledger_topic_id": shown_id(identity.ledger_topic_id),
+        **shape_of(descriptor),
+        "truncation": str(found.truncation),
+        "position": found.state.position,
+        "ledger_start": found.ledger_offsets.start,
+        "manifests": found.manifests,
+        "newest_manifest": manifest.number if manifest else None,
+        "manifest_position": manifest.position if manifest else None,
+        "manifest_time": show_time(manifest.created_s) if manifest else None,
+        "snapshot_rows": sum(run.rows for run in runs),
+        "snapshot_bytes": sum(run.size_bytes for run in runs),
+        "lag_ledger_records": found.state.position - (manifest.position if manifest else 0),
+        "lag_data_records": sum(end - covered.get(partition, 0) for partition, end in committed.items()),
+        "accepted_losses": len(found.state.accepted),
+        "lag_commits": tail.commits,
+        "lag_changes": tail.changes,
+        "lag_bytes": tail.size_bytes,
+        "lag_age_s": tail.age_s,
+    }
+
+
+def _partitions(found: LogDescription) -> Listing:
+    covered = found.manifest.next_offsets if found.manifest else {}
+    committed = found.state.committed_positions
+    rows = [
+        (partition, offsets.start, offsets.end, committed.get(partition, 0), covered.get(partition, 0))
+        for partition, offsets in sorted(found.data_offsets.items())
+    ]
+    columns = ("partition", "log_start", "log_end", "committed_position", "snapshot_next_offset")
+    return Listing("data_partitions", columns, rows)
+
+
+def _writers(found: LogDescription) -> Listing:
+    live = {epoch.writer: epoch.epoch for epoch in found.state.live}
+    rows = [
+        (row.name, row.checkpoint.id, row.commit_offset, live.get(row.name), dict(row.metadata))
+        for row in found.state.writers
+    ]
+    return Listing("writers", ("writer", "checkpoint", "commit_offset", "live_epoch", "metadata"), rows)
+
+
+def _value_schemas(found: LogDescription) -> Listing:
+    rows = [(one.id, one.avsc) for one in found.value_schemas if not one.is_opaque]
+    return Listing("value_schemas", ("id", "schema"), rows)
+
+
+def _runs(found: LogDescription) -> Listing:
+    runs = found.manifest.runs if found.manifest else ()
+    head = ("path", "level", "start_position", "end_position", "first_key_group", "end_key_group")
+    columns = (*head, "value_schema_id", "rows", "size_bytes")
+    shown = [replace(run, end_key_group=min(run.end_key_group, found.descriptor.key_groups)) for run in runs]
+    return Listing("runs", columns, list(map(attrgetter(*columns), shown)))
+
+
+def _leases(leases: Sequence[HeldLease]) -> Listing:
+    """Who holds what back. A lease counts until its holder was silent for `ttl_s`, by the store's time."""
+    rows = [
+        (one.holder, one.position, one.manifest_number or None, show_time(held.modified_s), one.ttl_s, held.path)
+        for held in leases
+        for one in [held.lease]
+    ]
+    return Listing("leases", ("holder", "position", "manifest", "renewed", "ttl_s", "path"), rows)
+
+
+def shape_of(descriptor: Descriptor) -> dict[str, object]:
+    """What is fixed for the life of a log, as facts of a report."""
+    return {
+        "partitions": descriptor.partitions,
+        "key_groups": descriptor.key_groups,
+        "key_type": descriptor.key_type.value,
+        "values": "typed" if descriptor.value_schema_id else "bytes",
+        "hash": descriptor.hash_rule.value,
+        "prefix_bytes": descriptor.prefix_bytes,
+        "record_bytes_max": descriptor.record_bytes_max,
+    }
+
+
+def subscriptions_listing(found: StoredSubscriptions) -> Listing:
+    """How the subscription of every reader stands; one that cannot be read says so."""
+    columns = ("reader", "status", "position", "holder", "created", "moved", "path")
+    rows = [_subscription_row(one) for one in newest_files(found.files).values()]
+    rows += [(one.reader, f"UNREADABLE: {one.problem}", None, None, None, None, one.path) for one in found.unreadable]
+    return Listing("subscriptions", columns, sorted(rows))
+
+
+def _subscription_row(file: SubscriptionFile) -> tuple[str | int | None, ...]:
+    found = file.subscription
+    holds = "holds" if found.is_taken_up else "holds, not taken up"
+    status = f"ended: {found.ended}" if found.ended else holds
+    return (
+        found.reader, status, found.position, found.holder, show_time(found.created_s), show_time(found.moved_s),
+        found.path,
+    )  # fmt: skip

@@ -1,0 +1,61 @@
+"""`Report`: facts by name, and tables, the same for a command, for JSON and for a page. Pure.
+
+Invariant: programs see names and values as they are; people see `words` and numbers in the unit that the end of their
+name tells.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from statelog.formatting import show_bytes, show_count, show_duration
+
+_NO_COUNTS = ("pid", "offset", "key", "value")
+"""Numbers that people see as they are."""
+_PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A table: the names of its columns, and its rows."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[object, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a command: facts by name, and tables. Programs see names and values as they are; people see names
+    with spaces, and numbers in the unit that the end of their name tells (`_bytes`, `_s`, `_per_s`).
+    """
+
+    title: str
+    facts: Mapping[str, object]
+    listings: tuple[Listing, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """For programs: facts by name, listings as lists of objects."""
+        return {
+            **self.facts,
+            **{one.name: [dict(zip(one.columns, row, strict=True)) for row in one.rows] for one in self.listings},
+        }
+
+
+def shown_number(name: str, value: object) -> str | None:
+    """A number, or that there is none, as people read it; None for what is no number, or is seen as it is."""
+    if value is None:
+        return "-"
+    if not isinstance(value, int | float) or isinstance(value, bool) or name in _NO_COUNTS:
+        return None
+    if name.endswith("_per_s"):
+        return f"{shown_number(name.removesuffix('_per_s'), value)}/s"
+    if name.endswith("bytes"):
+        return show_bytes(value)
+    return show_duration(value) if name.endswith("_s") else show_count(value)
+
+
+def words(name: str) -> str:
+    """The name of a fact, or of a table, for people."""
+    if name in _PHRASES:
+        return _PHRASES[name]
+    return name.removesuffix("_s").replace("_", " ") if not name.endswith("_per_s") else name.replace("_", " ")
