@@ -11,8 +11,8 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.cli.state_rows import BytesText
 from statelog.errors import ConfigError, InvalidChange
+from statelog.operate.rows import BytesText
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import ValueSchema
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 from statelog.cli.exit_codes import ABSENT
 from statelog.cli.output import clean, in_text
 from statelog.cli.session import Session, connected
-from statelog.cli.state_rows import BytesText, json_column, json_lines
-from statelog.cli.which_state import at_options, bytes_option, lease_option, read_keys, rows_of
+from statelog.cli.which_state import at_options, bytes_option, lease_option
 from statelog.errors import ConfigError
+from statelog.operate.rows import BytesText, json_column, json_lines, read_keys, rows_of
 from statelog.reading.plan import At
 from statelog.recovery import RecoverySettings, recover
 from statelog.schemas.descriptor import Descriptor, HashRule

@@ -20,8 +20,8 @@ import pyarrow.json as pj
 from numpy.typing import NDArray
 
 from statelog.cli.fields import Fields
-from statelog.cli.state_rows import BytesText
 from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
+from statelog.operate.rows import BytesText
 from statelog.schemas.values.arrow import default_array
 from statelog.schemas.values.types import ValueType
 

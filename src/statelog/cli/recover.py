@@ -13,11 +13,11 @@ import pyarrow as pa
 from statelog.cli.output import Output
 from statelog.cli.progress import PlainBar, open_bar
 from statelog.cli.session import Session, connected
-from statelog.cli.state_rows import BytesText, json_lines, shown_rows, whole_file
 from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_key_groups
 from statelog.errors import ConfigError
 from statelog.formatting import show_bytes, show_duration
 from statelog.operate.report import Listing, Report
+from statelog.operate.rows import BytesText, json_lines, shown_rows, whole_file
 from statelog.reading.plan import At
 from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
 from statelog.schemas.descriptor import HashRule

@@ -1,25 +1,18 @@
 """Which state of a log, or which part of it, a command is asked for: the options, the keys, and what they say. Pure."""
 
-import base64
-import binascii
 import functools
-import os
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 import click
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from statelog.cli.state_rows import BytesText
-from statelog.errors import ConfigError, InvalidChange
+from statelog.errors import ConfigError
+from statelog.operate.rows import BytesText
 from statelog.reading.plan import At
 from statelog.recovery import AtCheckpoint, AtPosition, AtTime
-from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.storage.config_keys import duration_s
 
 
@@ -32,7 +25,6 @@ class From(StrEnum):
 
 
 Start = From | AtPosition | AtTime
-_NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 def _bytes_text(_context: click.Context, _option: click.Parameter, text: str) -> BytesText:
@@ -135,36 +127,3 @@ def _time(text: str, now_s: float) -> AtTime | None:
         except ConfigError:
             return None
     return AtTime(max(0, int(moment_s * 1000)))
-
-
-def read_keys(texts: Sequence[str], key_type: KeyType, bytes_text: BytesText) -> pa.Array:
-    """The keys as a column, in their order. Bytes are UTF-8, or whatever bytes the shell gave; or base64.
-
-    Raises InvalidChange for a text that is no such key.
-    """
-    keys = [_read_key(text, key_type, bytes_text) for text in texts]
-    for key in keys:
-        key_bytes(key, key_type)  # Which refuses what no key can be.
-    return pa.array(keys, key_type.arrow_type)
-
-
-def rows_of(table: pa.Table, keys: pa.Array) -> pa.Table:
-    """The rows of these keys, in the table's order."""
-    return table.filter(pc.is_in(table.column("key"), value_set=keys))
-
-
-def _read_key(text: str, key_type: KeyType, bytes_text: BytesText) -> Any:
-    match key_type:
-        case KeyType.STRING:
-            return text
-        case KeyType.LONG if _NUMBER.fullmatch(text):
-            return int(text)
-        case KeyType.LONG:
-            raise InvalidChange("this log has numbers as keys", key=text, hint="Write digits, negative ones behind --")
-        case KeyType.BYTES if bytes_text is BytesText.BASE64:
-            try:
-                return base64.b64decode(text, validate=True)
-            except (binascii.Error, ValueError):
-                raise InvalidChange("a key is not base64", key=text, hint="Check --bytes") from None
-        case KeyType.BYTES:
-            return os.fsencode(text)

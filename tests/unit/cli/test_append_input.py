@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from statelog.cli.appender import Appended, Appender
 from statelog.cli.fields import Fields
 from statelog.cli.json_lines import JsonLines
-from statelog.cli.state_rows import BytesText
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange
+from statelog.operate.rows import BytesText
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import parse_value_schema
 from tests.support.samples.append_rows import BYTES, GOOD, TYPED, lines_of, reader, rows_of

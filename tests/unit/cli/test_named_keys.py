@@ -7,9 +7,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from statelog.cli.state_rows import BytesText
-from statelog.cli.which_state import From, at_options, parse_from, read_keys
+from statelog.cli.which_state import From, at_options, parse_from
 from statelog.errors import ConfigError, InvalidChange
+from statelog.operate.rows import BytesText, read_keys
 from statelog.reading.plan import At
 from statelog.recovery import AtPosition, AtTime
 from statelog.schemas.key_groups import KeyType

@@ -1,26 +1,32 @@
-"""State as rows: keys and values as JSON or for people.
+"""State as rows: keys as people type them, keys and values as JSON or for people.
 
 Pure, but for `whole_file`, which writes.
 """
 
 import base64
+import binascii
 import datetime
 import decimal
 import json
+import os
+import re
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from statelog.errors import InvalidChange
+from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.schemas.values.schema import columns_of
 from statelog.storage.local.disk import local_disk, sync
 
 _BATCH_ROWS = 10_000
+_NUMBER = re.compile(r"[+-]?[0-9]+")
 Shown = Callable[[object], object]
 
 
@@ -51,6 +57,39 @@ def shown_rows(table: pa.Table, rows: int) -> list[tuple[object, ...]]:
         for batch in table.slice(0, rows).to_batches()
         for row in zip(*[json_column(batch.column(name), None) for name in ("key_group", "key", "value")], strict=True)
     ]
+
+
+def read_keys(texts: Sequence[str], key_type: KeyType, bytes_text: BytesText) -> pa.Array:
+    """The keys as a column, in their order. Bytes are UTF-8, or whatever bytes the shell gave; or base64.
+
+    Raises InvalidChange for a text that is no such key.
+    """
+    keys = [_read_key(text, key_type, bytes_text) for text in texts]
+    for key in keys:
+        key_bytes(key, key_type)  # Which refuses what no key can be.
+    return pa.array(keys, key_type.arrow_type)
+
+
+def rows_of(table: pa.Table, keys: pa.Array) -> pa.Table:
+    """The rows of these keys, in the table's order."""
+    return table.filter(pc.is_in(table.column("key"), value_set=keys))
+
+
+def _read_key(text: str, key_type: KeyType, bytes_text: BytesText) -> Any:
+    match key_type:
+        case KeyType.STRING:
+            return text
+        case KeyType.LONG if _NUMBER.fullmatch(text):
+            return int(text)
+        case KeyType.LONG:
+            raise InvalidChange("this log has numbers as keys", key=text, hint="Write digits, negative ones behind --")
+        case KeyType.BYTES if bytes_text is BytesText.BASE64:
+            try:
+                return base64.b64decode(text, validate=True)
+            except (binascii.Error, ValueError):
+                raise InvalidChange("a key is not base64", key=text, hint="Check --bytes") from None
+        case KeyType.BYTES:
+            return os.fsencode(text)
 
 
 @contextmanager
