@@ -31,10 +31,13 @@ def merge_secrets(weaker: Mapping[str, V], stronger: Mapping[str, V], secret_of:
 
 def read_secrets(given: Mapping[str, V], secret_of: SecretOf) -> dict[str, V | str]:
     """The settings with what is in the files that some of them name. Raises ConfigError for one that has no secret."""
-    return {secret_of(name) or name: _read(name, value) if secret_of(name) else value for name, value in given.items()}
+    return {
+        secret_of(name) or name: read_secret(name, value) if secret_of(name) else value for name, value in given.items()
+    }
 
 
-def _read(name: str, path: object) -> str:
+def read_secret(name: str, path: object) -> str:
+    """What is in the file that the setting of this name says. Raises ConfigError if that is no secret."""
     try:
         secret = Path(str(path)).read_text(encoding="utf-8").rstrip("\r\n")
         problem = "" if secret else "it is empty"

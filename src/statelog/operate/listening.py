@@ -1,0 +1,107 @@
+"""`Listening`: where a server of ours listens, and who may ask it: this machine alone, or who has a token, over TLS.
+
+Owns the address, the certificate and the token. Invariants: beyond this machine nothing is served without both; a token
+is compared in constant time, and is in no repr and in no error.
+"""
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from statelog.errors import ConfigError
+from statelog.storage.secret_files import read_secret
+
+_HINT = "Write HOST:PORT, as 127.0.0.1:9400 or [::1]:9400"
+_LEAST_TOKEN_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """An address, checked. `token` is what a client has to show; empty on this machine, if none was asked for."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+    token: str = field(default="", repr=False)
+
+    @property
+    def url(self) -> str:
+        """What a browser is pointed at."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.certificate else 'http'}://{host}:{self.port}"
+
+    def context(self) -> ssl.SSLContext | None:
+        """The server's side of TLS; None without. Raises ConfigError for a certificate or a key that is none."""
+        if self.certificate is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+        except (OSError, ssl.SSLError) as error:
+            problem = error.strerror or str(error)
+            hint = "Name PEM files: the certificate with its chain, and its key without a password"
+            raise ConfigError(
+                f"the certificate cannot be used: {problem}", hint=hint, certificate=str(self.certificate)
+            ) from error
+        return context
+
+    def admits(self, authorization: str) -> bool:
+        """Whether a request with this header is answered: `Bearer TOKEN`, or the token as the password of a browser."""
+        if not self.token:
+            return True
+        kind, _, given = authorization.partition(" ")
+        if kind.lower() == "basic":
+            try:
+                given = base64.b64decode(given, validate=True).decode().partition(":")[2]
+            except (binascii.Error, ValueError):
+                return False
+        elif kind.lower() != "bearer":
+            return False
+        return hmac.compare_digest(given.strip().encode(), self.token.encode())
+
+
+def listening_at(
+    address: str, *, certificate: Path | None = None, key: Path | None = None, token_file: Path | None = None
+) -> Listening:
+    """The place that is named, HOST:PORT; the token is what is in the file.
+
+    Raises ConfigError for an address that is none, half of a certificate, a token that is guessed easily, and for
+    an address that others reach without a certificate and a token.
+    """
+    host, port = _address(address)
+    if (certificate is None) != (key is None):
+        raise ConfigError("a certificate and its key belong together", hint="Give both, or none")
+    token = read_secret("the token", token_file) if token_file else ""
+    if token and len(token) < _LEAST_TOKEN_CHARS:
+        hint = "Make one with: openssl rand -hex 32"
+        raise ConfigError(f"the token has fewer than {_LEAST_TOKEN_CHARS} characters", hint=hint, file=str(token_file))
+    if not _is_loopback(host) and not (certificate and token):
+        raise ConfigError(
+            "others than this machine reach this address, and it has no certificate, or no token",
+            listen=address,
+            hint="Listen on 127.0.0.1, or give a certificate, its key, and a file with a token",
+        )
+    return Listening(host=host, port=port, certificate=certificate, key=key, token=token)
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{text!r} is no address to listen on", hint=_HINT)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"{text!r} is no address to listen on", hint=_HINT)
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

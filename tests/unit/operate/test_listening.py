@@ -1,0 +1,90 @@
+"""Where a server of ours may listen, and who is answered."""
+
+import base64
+from pathlib import Path
+
+import pytest
+import trustme
+
+from statelog.errors import ConfigError
+from statelog.operate.listening import Listening, listening_at
+
+TOKEN = "a token of some length"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    """A file with a token, as an editor leaves it."""
+    path = tmp_path / "token"
+    path.write_text(f"{TOKEN}\n", "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("127.0.0.1:9400", "http://127.0.0.1:9400"),
+        ("[::1]:9401", "http://[::1]:9401"),
+        ("localhost:0", "http://localhost:0"),
+        ("127.8.8.8:1", "http://127.8.8.8:1"),
+    ],
+)
+def test_this_machine_needs_neither_certificate_nor_token(address: str, url: str) -> None:
+    """Whoever is on the machine is answered."""
+    found = listening_at(address)
+    assert found.url == url
+    assert found.admits("")
+    assert found.context() is None
+
+
+@pytest.mark.parametrize("address", ["9400", ":9400", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:70000", "::1:9400"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    """With what to write instead."""
+    with pytest.raises(ConfigError, match="no address") as refused:
+        listening_at(address)
+    assert "HOST:PORT" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9400", "[::]:9400", "10.1.2.3:9400", "example.test:9400"])
+def test_nothing_is_served_to_others_without_certificate_and_token(address: str, token_file: Path) -> None:
+    """A name may be anybody's, too."""
+    half = {"certificate": token_file, "key": token_file}
+    for given in ({}, {"token_file": token_file}, half):
+        with pytest.raises(ConfigError, match="others than this machine") as refused:
+            listening_at(address, **given)
+        assert refused.value.facts["listen"] == address
+    assert listening_at(address, token_file=token_file, **half).url.startswith("https://")
+
+
+def test_a_certificate_is_used_with_its_key(tmp_path: Path) -> None:
+    """Half of it, or what is none, is refused."""
+    issued = trustme.CA().issue_cert("localhost")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    issued.private_key_pem.write_to_path(key)
+    for part in issued.cert_chain_pems:
+        part.write_to_path(certificate, append=True)
+    assert listening_at("127.0.0.1:1", certificate=certificate, key=key).context() is not None
+    with pytest.raises(ConfigError, match="belong together"):
+        listening_at("127.0.0.1:1", certificate=certificate)
+    for wrong in (key, tmp_path / "not there"):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            listening_at("127.0.0.1:1", certificate=wrong, key=key).context()
+
+
+def test_a_token_is_asked_for_where_there_is_one(token_file: Path) -> None:
+    """As a bearer's, or as the password that a browser asks its user for; it is never shown."""
+    found = listening_at("127.0.0.1:1", token_file=token_file)
+    assert TOKEN not in repr(found)
+
+    def basic(user_and_password: str) -> str:
+        return f"Basic {base64.b64encode(user_and_password.encode()).decode()}"
+
+    assert found.admits(f"Bearer {TOKEN}")
+    assert found.admits(f"bearer {TOKEN}")
+    assert found.admits(basic(f"anybody:{TOKEN}"))
+    for header in ("", TOKEN, "Bearer", "Bearer wrong", f"Digest {TOKEN}", "Basic !", basic(TOKEN), basic("a:b")):
+        assert not found.admits(header), header
+    token_file.write_text("short", "utf-8")
+    with pytest.raises(ConfigError, match="fewer than"):
+        listening_at("127.0.0.1:1", token_file=token_file)
+    assert Listening(host="127.0.0.1", port=1).admits("anything")
