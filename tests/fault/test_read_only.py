@@ -6,7 +6,7 @@ import pytest
 
 from statelog.errors import StoreRefused, StoreUnavailable
 from statelog.producer.writer import Writer
-from statelog.recovery import recover
+from statelog.recovery import newest_changes, plan_changes, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
@@ -15,6 +15,7 @@ from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import UNSAFE
+from tests.support.samples.folds import apply_to_dict
 from tests.support.services.s3_faulty import FaultyS3, Told, faulty_s3
 from tests.support.told import told
 
@@ -87,6 +88,15 @@ def test_without_a_lease_truncation_is_noticed(rig: HistoryRig) -> None:
         assert recovery.statistics().plans == 2
         assert not recovery.statistics().has_lease
         assert recovery.warnings == ()
+
+
+def test_newest_changes_that_want_no_lease_write_nothing(rig: HistoryRig) -> None:
+    """As a recovery: every write to the store would fail."""
+    log = _reader(rig, StoreUnavailable("silence"))
+    state = dict[bytes, bytes]()
+    for table in newest_changes(log, plan_changes(log), settings=RecoverySettings(lease=False)):
+        apply_to_dict(table, state)
+    assert state == rig.state_at(rig.end())
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from statelog.environment import Environment, current_environment
 from statelog.errors import IdentityChanged, Misuse
-from statelog.reading.hold import Hold, Terms
+from statelog.reading.hold import Hold
 from statelog.reading.plan import CommitFacts, CommitSpan, Plan
 from statelog.reading.replay import CommittedChunk, Converter
-from statelog.recovery.settings import RecoverySettings, sorted_tail
+from statelog.recovery.settings import RecoverySettings, sorted_tail, terms_of
 from statelog.recovery.tail import ReadCount, committed_chunks
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
@@ -240,7 +240,7 @@ def newest_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = 
 def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> Generator[pa.Table]:
     check_identity(log, plan)
     with sorted_tail(settings, environment.open_spill_file) as tail:
-        converter, terms = Converter(log, plan.value_schema_id), Terms(settings.holder, settings.lease_ttl_s)
+        converter, terms = Converter(log, plan.value_schema_id), terms_of(settings)
         with (
             Hold(log.store, terms, environment=environment).on(log, plan) as hold,
             closing(planned_chunks(log, plan, converter, settings, environment)) as chunks,
