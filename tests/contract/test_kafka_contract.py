@@ -30,6 +30,7 @@ class TestTopics:
         described = kafka.describe_topic(topic)
         assert described is not None
         assert (described.name, described.partitions, described.replication_factor) == (topic, 3, 1)
+        assert described.in_sync == (1, 1, 1)
         assert described.config["retention.ms"] == "-1"
         assert described.config["cleanup.policy"] == "delete"
         assert int(described.config["max.message.bytes"]) > 0

@@ -371,6 +371,13 @@ def test_the_clock_is_the_one_that_stamps_files(store: Store) -> None:
     assert after - before < 60
 
 
+def test_room_is_told_or_is_not_known(store: Store) -> None:
+    """Asked of a log that has a file: its disk has some left, or nobody tells."""
+    store.put("leases/a.avro", b"x")
+    free_bytes = store.free_bytes()
+    assert free_bytes is None or free_bytes > 0
+
+
 def test_the_url_names_the_log_and_no_secret(store: Store) -> None:
     """The URL ends with the log's name; neither it nor the repr shows what must stay secret."""
     assert store.url.endswith(f"/{LOG}")

@@ -37,6 +37,7 @@ class TopicPartitionInfo:
     id: int
     leader: Node | None
     replicas: list[Node]
+    isr: list[Node]
 
 TIMESTAMP_LOG_APPEND_TIME: int
 

@@ -1,9 +1,12 @@
-"""`statelog doctor --kafka`: what a log needs of a Kafka, tried on the one at hand; `operate` asks and judges."""
+"""`statelog doctor`: what is wrong with a log; with `--kafka`, what a log needs of a Kafka, tried on the one at hand.
+
+`operate` asks and judges.
+"""
 
 import signal
 import sys
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
@@ -11,18 +14,23 @@ from types import FrameType
 import click
 
 from statelog.cli import exit_codes
+from statelog.cli.materialize import materializer_settings
 from statelog.cli.output import as_typed
 from statelog.cli.session import Session, connected
 from statelog.environment import current_environment
+from statelog.errors import ConfigError
+from statelog.operate.examination import Examined, examine
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.kafka_needs import KafkaAnswers, findings, times
 from statelog.operate.kafka_probe import ThrowAwayTopics, ask_kafka
 from statelog.operate.report import Listing, Report
 from statelog.storage.log.where import configured_where, opened_ports
 
-_HELP = """Try everything that a log needs of this Kafka, and measure how long a commit takes.
+_HELP = """Look for everything that can be wrong with the log NAME, and write nothing: topics, files, what is committed,
+who holds truncation back, ages, clocks.
 
-Two topics are made for it, and removed. Without the right to make topics, let somebody make two empty ones, NAME and
+Without NAME, or with `--kafka`: try everything that a log needs of this Kafka, and measure how long a commit takes. Two
+topics are made for it, and removed. Without the right to make topics, let somebody make two empty ones, NAME and
 NAME.ledger, and name them with --topics NAME; they stay.
 
 `--kafka` alone says that Kafka is meant; with NAME=VALUE it is a setting of the client, as for every command."""
@@ -34,6 +42,7 @@ _CODES = {
     Severity.DAMAGED: exit_codes.DAMAGED,
 }
 _COLUMNS = ("needed", "severity", "answered", "what follows", "what to set")
+_OF_LOG = ("looked at", "severity", "found", "why it matters", "what to do")
 _FIELDS = ("name", "severity", "found", "why", "hint", "facts")
 
 
@@ -47,15 +56,33 @@ class _Doctor(click.Command):
             arg == "--kafka" and (after[:1] in ("-", "") or "=" not in after)
             for arg, after in zip(args, behind, strict=False)
         ]
-        return super().parse_args(ctx, [arg for arg, bare in zip(args, is_bare, strict=True) if not bare])
+        rest = super().parse_args(ctx, [arg for arg, bare in zip(args, is_bare, strict=True) if not bare])
+        if any(is_bare) and ctx.params["log"]:
+            ctx.fail(f"Got unexpected extra argument ({ctx.params['log']})")
+        return rest
 
 
 @click.command("doctor", cls=_Doctor, help=_HELP)
+@click.argument("log", metavar="[NAME]", required=False)
+@click.option("--deep", is_flag=True, help="Read and compare every run, and what is in none yet.")
+@click.option("--prove-store", is_flag=True, help="Try put-if-absent, by two files that are removed.")
 @click.option("--topics", "named", metavar="NAME", help="Use the empty topics NAME and NAME.ledger.")
 @click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
 @connected
-def command(session: Session, named: str | None) -> None:
-    """Examine a Kafka."""
+def command(session: Session, log: str | None, deep: bool, prove_store: bool, named: str | None) -> None:
+    """Examine a log, or a Kafka."""
+    if log is not None:
+        if named is not None:
+            raise ConfigError("--topics is for a Kafka", hint="Leave NAME out")
+        how = Examined(settings=materializer_settings(session.config), deep=deep, proves=prove_store)
+        with session.warnings_shown():
+            found = examine(log, session.where(), how)
+        facts = {"log": log, "worst": worst(found).value}
+        return _end(session, log, facts, found, _OF_LOG)
+    return _examine_kafka(session, named)
+
+
+def _examine_kafka(session: Session, named: str | None) -> None:
     name = named or f"statelog-doctor-{current_environment().new_id()[:12]}"
     with tempfile.TemporaryDirectory(prefix="statelog-doctor-") as root:
         where = configured_where(replace(session.config, root=root, storage={}))
@@ -71,7 +98,18 @@ def command(session: Session, named: str | None) -> None:
             with _removed(topics, session):
                 answers = ask_kafka(topics, store, waived)
     found = findings(answers)
-    session.output.report(_report(answers, found, as_json=session.output.as_json))
+    _end(session, "Kafka", _facts(answers, found), found, _COLUMNS)
+
+
+def _end(
+    session: Session, title: str, facts: Mapping[str, object], found: Sequence[Finding], columns: tuple[str, ...]
+) -> None:
+    """Show what was found; exit by the worst."""
+    rows = [(one.name, one.severity.value, one.found, one.why, as_typed(one.hint)) for one in found]
+    with_facts = [(*row, one.facts) for row, one in zip(rows, found, strict=True)]
+    as_json = session.output.as_json
+    listing = Listing("findings", _FIELDS, with_facts) if as_json else Listing("findings", columns, rows)
+    session.output.report(Report(title, facts, (listing,)))
     if code := exit_code_of(worst(found)):
         sys.exit(code)
 
@@ -107,16 +145,12 @@ def _removed(topics: ThrowAwayTopics, session: Session) -> Generator[None]:
             signal.signal(number, handler)
 
 
-def _report(answers: KafkaAnswers, found: Sequence[Finding], *, as_json: bool) -> Report:
+def _facts(answers: KafkaAnswers, found: Sequence[Finding]) -> dict[str, object]:
     produce, commit = times(answers.sent.latencies_s if answers.sent else ()), times(answers.commits_s or ())
-    facts = {
+    return {
         "cluster": answers.cluster_id,
         "replication_factor": answers.topics[0].found.replication_factor if answers.topics else None,
         "worst": worst(found).value,
         **{f"produce_{name}": produce.get(name) for name in ("p50_s", "p99_s")},
         **{f"commit_{name}": commit.get(name) for name in ("p50_s", "p99_s")},
     }
-    rows = [(one.name, one.severity.value, one.found, one.why, as_typed(one.hint)) for one in found]
-    with_facts = [(*row, one.facts) for row, one in zip(rows, found, strict=True)]
-    listing = Listing("findings", _FIELDS, with_facts) if as_json else Listing("findings", _COLUMNS, rows)
-    return Report("Kafka", facts, (listing,))

@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "copy": "Copy a log into a new one, on another cluster or below another root.",
     "accept-loss": "Accept what a log has lost, so that it can go on.",
     "delete": "Delete a log for good.",
-    "doctor": "Try everything that a log needs of a Kafka.",
+    "doctor": "Find what is wrong with a log; or try everything that a log needs of a Kafka.",
     "dev": "Start, stop or show the development broker.",
     "version": "Print the versions of statelog and its dependencies.",
 }

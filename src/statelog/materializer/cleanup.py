@@ -196,7 +196,7 @@ def run_cleanup(
     links = verified.manifests(log.manifests, log.manifests.listed(), cleanup_plan.kept)
     kept = [link.manifest for link in links]
     subscriptions = list_subscriptions(log.store)
-    held_back = _check_oldest(log, own, kept, verified) or _check_links(links) or _check_readable(subscriptions)
+    held_back = _check_oldest(log, own, kept, verified) or check_links(links) or _check_readable(subscriptions)
     environment.crash("after-check")
     if held_back:
         return Cleanup(held_back=held_back)
@@ -214,7 +214,7 @@ def run_cleanup(
         live, _ = _leases(log, now_s, settings.lease_cap_s)
         floor = truncation_floor(kept, [*live, *holding(subscriptions.files, log.descriptor.identity)])
         log.manifests.check_place()
-        oldest = _oldest_need(log, own, kept, floor, environment.wall_clock())
+        oldest = aging_need(log, own, kept, floor, environment.wall_clock())
         truncated = _truncate(log, floor, environment.crash) if cleanup_plan.truncates else 0
     for path in cleanup_plan.condemned:
         log.store.delete(path)
@@ -235,7 +235,7 @@ def run_cleanup(
     )
 
 
-def _oldest_need(log: Log, own: Manifest, kept: Collection[Manifest], floor: Floor, now_s: float) -> AgingNeed | None:
+def aging_need(log: Log, own: Manifest, kept: Collection[Manifest], floor: Floor, now_s: float) -> AgingNeed | None:
     """The oldest record that is needed from the floor up to `own`. What no commit lists yet is no need."""
     if log.retention_s is None:
         return None
@@ -298,7 +298,7 @@ def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: Verif
     return ""
 
 
-def _check_links(links: Iterable[KeptManifest]) -> str:
+def check_links(links: Iterable[KeptManifest]) -> str:
     """Why two kept neighbours do not belong to one chain, or an empty string if all do.
 
     One of them is another directory's, or a stalled process put it into a slot that was free again; it goes in its

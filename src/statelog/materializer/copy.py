@@ -217,7 +217,7 @@ class LogCopy(Round):
         """What was copied so far. Raises AlreadyExists, IdentityChanged, NotFound."""
         origin = Origin.of(newest.manifest.state) if newest else None
         name = self._log.name
-        if origin is None and (newest is not None or not _is_begun(self._log)):
+        if origin is None and (newest is not None or not is_begun_copy(self._log)):
             raise AlreadyExists(f"the log {name} is there, and is no copy", log=name, hint="Choose another name")
         if origin is None and self._source is None:
             raise NotFound(f"nothing was copied into {name} yet", log=name, hint="Copy the log, or delete this one")
@@ -385,7 +385,7 @@ def _options_of(source: Log) -> LogOptions:
     )
 
 
-def _is_begun(log: Log) -> bool:
+def is_begun_copy(log: Log) -> bool:
     """Whether a log without a manifest was made to be copied into: its first record says so."""
     try:
         first = record_at(log.kafka, log.ledger_topic, 0)

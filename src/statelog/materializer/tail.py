@@ -27,6 +27,7 @@ from statelog.materializer.events import Event, EventKind
 from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look_every_s, outlook
 from statelog.materializer.settings import MaterializerSettings
 from statelog.reading.commits import Commits
+from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
@@ -56,13 +57,34 @@ class Tail:
     size_bytes: int = 0
     oldest_s: float | None = None
 
+    @classmethod
+    def behind(cls, manifest: Manifest | None) -> "Tail":
+        """The one that nothing was seen of yet; None: there is no manifest."""
+        if manifest is None:
+            return cls(number=0, position=0, snapshot_bytes=0)
+        size_bytes = sum(run.size_bytes for run in manifest.runs)
+        return cls(number=manifest.number, position=manifest.position, snapshot_bytes=size_bytes)
+
     @property
     def age_s(self) -> float:
         """How old the oldest of the commits was at the look; 0 without one."""
         return 0.0 if self.oldest_s is None else max(0.0, self.looked_s - self.oldest_s)
 
-
-_NOTHING = Tail(number=0, position=0, snapshot_bytes=0)
+    def with_commits(self, commits: Sequence[ValidCommit], position: int, now_s: float) -> "Tail":
+        """The tail with further commits, seen at `now_s`. A commit without a timestamp is as old as its first look, and
+        so is one from a time to come. A writer's clock tells nothing: see `kafka.Record`.
+        """
+        handles = [handle for found in commits for handle in found.body.handles]
+        times = [min(now_s, found.timestamp_ms / 1000) if found.timestamp_ms >= 0 else now_s for found in commits]
+        return replace(
+            self,
+            position=position,
+            looked_s=now_s,
+            commits=self.commits + len(commits),
+            changes=self.changes + sum(handle.changes for handle in handles),
+            size_bytes=self.size_bytes + sum(handle.size_bytes for handle in handles),
+            oldest_s=min(times if self.oldest_s is None else [self.oldest_s, *times], default=None),
+        )
 
 
 class TailGauge:
@@ -77,7 +99,7 @@ class TailGauge:
         self._ledger: Commits | None = None
         self._looking = threading.Lock()
         self._is_closed = False
-        self._tail = _NOTHING
+        self._tail = Tail.behind(None)
 
     def look(self) -> Tail:
         """The tail now. Raises OffsetGone if the ledger was truncated past the gauge, Damaged, Unavailable."""
@@ -107,17 +129,14 @@ class TailGauge:
         ledger = self._ledger or self._start()
         end_position = min(ledger.end_position(), ledger.position + _LOOK_RECORDS)
         commits = ledger.read_to(end_position, most_bytes=_LOOK_BYTES)
-        self._tail = _with(self._tail, commits, ledger.position, self._clock())
+        self._tail = self._tail.with_commits(commits, ledger.position, self._clock())
         return self._tail
 
     def _start(self) -> Commits:
         stored = self._log.manifests.newest()
         manifest = stored.manifest if stored else None
         self._ledger = Commits(self._log, manifest)
-        self._tail = _NOTHING
-        if manifest:
-            size_bytes = sum(run.size_bytes for run in manifest.runs)
-            self._tail = Tail(number=manifest.number, position=manifest.position, snapshot_bytes=size_bytes)
+        self._tail = Tail.behind(manifest)
         return self._ledger
 
 
@@ -140,23 +159,6 @@ def tail_now(log: Log) -> Tail:
         return tail
     finally:
         gauge.close()
-
-
-def _with(tail: Tail, commits: Sequence[ValidCommit], position: int, now_s: float) -> Tail:
-    """The tail with further commits, seen at `now_s`. A commit without a timestamp is as old as its first look, and so
-    is one from a time to come. A writer's clock tells nothing: see `kafka.Record`.
-    """
-    handles = [handle for found in commits for handle in found.body.handles]
-    times = [min(now_s, found.timestamp_ms / 1000) if found.timestamp_ms >= 0 else now_s for found in commits]
-    return replace(
-        tail,
-        position=position,
-        looked_s=now_s,
-        commits=tail.commits + len(commits),
-        changes=tail.changes + sum(handle.changes for handle in handles),
-        size_bytes=tail.size_bytes + sum(handle.size_bytes for handle in handles),
-        oldest_s=min(times if tail.oldest_s is None else [tail.oldest_s, *times], default=None),
-    )
 
 
 class TailWatch:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple, Self
 
 from statelog.errors import AlreadyExists, Damaged, Fact, Misuse, NotFound, StatelogError, Unsafe
 
@@ -21,11 +22,32 @@ class Severity(StrEnum):
     NOTE = "note"
     """Good to know; nothing has to be done."""
     REFUSED = "refused"
-    """Something has to be set, granted or waived first."""
+    """Somebody has to set, grant, waive or do something first."""
     UNAVAILABLE = "unavailable"
     """No answer: it may be there at another time."""
     DAMAGED = "damaged"
     """What was stored is not what is there."""
+
+
+class Explained(StrEnum):
+    """What is looked at, by the name that documents give it; `why` says what follows where it is not as it should."""
+
+    why: str
+
+    def __new__(cls, name: str, why: str) -> Self:
+        """A member: its name is its value."""
+        member = str.__new__(cls, name)
+        member._value_, member.why = name, why
+        return member
+
+
+class Verdict(NamedTuple):
+    """What an answer means, in the words of `Finding`."""
+
+    severity: Severity
+    found: str
+    hint: str = ""
+    facts: Mapping[str, Fact] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +64,17 @@ class Finding:
     facts: Mapping[str, Fact] = field(default_factory=dict[str, Fact])
     why: str = ""
     hint: str = ""
+
+    @classmethod
+    def of(cls, asked: Explained, verdict: Verdict | None) -> "Finding":
+        """The finding of what was asked; None: it was not, because of what another one says."""
+        if verdict is None:
+            return cls(
+                name=asked.value, severity=Severity.NOTE, found="not asked", why="Nobody knows before it is asked"
+            )
+        severity, found, hint, facts = verdict
+        why = "" if severity is Severity.OK else asked.why
+        return cls(name=asked.value, severity=severity, found=found, facts=facts, why=why, hint=hint)
 
 
 def worst(findings: Iterable[Finding]) -> Severity:

@@ -6,12 +6,11 @@ for every log; here it is only sorted by needs.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from statelog.errors import Fact, StatelogError
 from statelog.formatting import show_bytes, show_duration
-from statelog.operate.finding import Finding, Severity, severity_of
+from statelog.operate.finding import Explained, Finding, Severity, Verdict, severity_of
 from statelog.schemas.topic_policy import EARLY, TopicRole, Waiver, objections
 from statelog.storage.kafka import OffsetRange, TopicDescription
 from statelog.storage.kafka.errors import MISSING_REQUEST
@@ -20,16 +19,8 @@ _ODD_CLOCK_S = 1.0
 _SERVICE = "Ask the service: docs/kafka.md lists what a log needs"
 
 
-class Need(StrEnum):
+class Need(Explained):
     """What is asked of a cluster, by its name in `docs/kafka.md`; `why` says what follows where it is missing."""
-
-    why: str
-
-    def __new__(cls, name: str, why: str) -> Self:
-        """A member: its name is its value."""
-        member = str.__new__(cls, name)
-        member._value_, member.why = name, why
-        return member
 
     TOPICS = "the right to create topics", "Without it a log is made on topics that somebody else made, empty"
     CLUSTER_ID = "the cluster's id", "It is the log's identity: nothing works without"
@@ -119,13 +110,6 @@ class KafkaAnswers:
     truncated: tuple[OffsetRange, ...] | None = None
 
 
-class _Verdict(NamedTuple):
-    severity: Severity
-    found: str
-    hint: str = ""
-    facts: Mapping[str, Fact] = {}
-
-
 def findings(answers: KafkaAnswers) -> tuple[Finding, ...]:
     """One for each need."""
     return tuple(_finding(need, answers) for need in Need)
@@ -133,17 +117,10 @@ def findings(answers: KafkaAnswers) -> tuple[Finding, ...]:
 
 def _finding(need: Need, answers: KafkaAnswers) -> Finding:
     error = answers.errors.get(need)
-    verdict = _of_error(need, error) if error else _JUDGES[need](answers)
-    if verdict is None:
-        return Finding(
-            name=need.value, severity=Severity.NOTE, found="not asked", why="Nobody knows before it is asked"
-        )
-    severity, found, hint, facts = verdict
-    why = "" if severity is Severity.OK else need.why
-    return Finding(name=need.value, severity=severity, found=found, facts=facts, why=why, hint=hint)
+    return Finding.of(need, _of_error(need, error) if error else _JUDGES[need](answers))
 
 
-def _of_error(need: Need, error: StatelogError) -> _Verdict:
+def _of_error(need: Need, error: StatelogError) -> Verdict:
     severity, hint, reason = severity_of(error), error.hint, str(error.facts.get("reason", ""))
     is_ungranted = error.facts.get("kafka_error") in _UNGRANTED
     if need is Need.TOPICS and is_ungranted:
@@ -155,28 +132,28 @@ def _of_error(need: Need, error: StatelogError) -> _Verdict:
     if reason.startswith(_NO_CODEC):
         hint = "Set the client's compression.type to none"
     found = f"{error.message}: {reason}" if reason else error.message
-    return _Verdict(severity, found, hint, error.facts)
+    return Verdict(severity, found, hint, error.facts)
 
 
 # ---- judges: each says what an answer means; None if there is no answer
 
 
-def _of_topics(answers: KafkaAnswers) -> _Verdict | None:
+def _of_topics(answers: KafkaAnswers) -> Verdict | None:
     names = [topic.found.name for topic in answers.topics or ()]
-    return _Verdict(Severity.OK, " and ".join(names)) if names else None
+    return Verdict(Severity.OK, " and ".join(names)) if names else None
 
 
-def _of_cluster_id(answers: KafkaAnswers) -> _Verdict:
-    return _Verdict(Severity.OK, answers.cluster_id)
+def _of_cluster_id(answers: KafkaAnswers) -> Verdict:
+    return Verdict(Severity.OK, answers.cluster_id)
 
 
-def _by_policy(need: Need) -> Callable[[KafkaAnswers], _Verdict | None]:
-    def judge(answers: KafkaAnswers) -> _Verdict | None:
+def _by_policy(need: Need) -> Callable[[KafkaAnswers], Verdict | None]:
+    def judge(answers: KafkaAnswers) -> Verdict | None:
         if answers.topics is None:
             return None
         against = dict(_objections(need, answers.topics))
         if not against:
-            return _Verdict(Severity.OK, _as_found(need, answers.topics))
+            return Verdict(Severity.OK, _as_found(need, answers.topics))
         names = sorted(waiver for waiver in against.values() if waiver and waiver not in answers.waived)
         has_fewer = answers.topics[0].found.replication_factor < answers.wanted_replicas
         hints = [
@@ -186,7 +163,7 @@ def _by_policy(need: Need) -> Callable[[KafkaAnswers], _Verdict | None]:
         ]
         hint = "; ".join(filter(None, hints))
         found = "; ".join(against)
-        return _Verdict(Severity.REFUSED, found, hint) if hint else _Verdict(Severity.NOTE, f"{found} (waived)")
+        return Verdict(Severity.REFUSED, found, hint) if hint else Verdict(Severity.NOTE, f"{found} (waived)")
 
     return judge
 
@@ -220,91 +197,91 @@ def _as_found(need: Need, topics: Sequence[TopicAnswer]) -> str:
     return ", ".join([f"{found.replication_factor} replicas", *settings] if need is Need.REPLICAS else settings)
 
 
-def _of_spare(answers: KafkaAnswers) -> _Verdict | None:
+def _of_spare(answers: KafkaAnswers) -> Verdict | None:
     if answers.topics is None:
         return None
     refused = sorted({
         f"{name} is {topic.found.config.get(name, 'not told')}" for topic in answers.topics for name in topic.refused
     })  # fmt: skip
     if refused:
-        return _Verdict(Severity.NOTE, f"not taken: {', '.join(refused)}")
-    return _Verdict(Severity.OK, "all taken")
+        return Verdict(Severity.NOTE, f"not taken: {', '.join(refused)}")
+    return Verdict(Severity.OK, "all taken")
 
 
-def _of_sent(answers: KafkaAnswers) -> _Verdict | None:
+def _of_sent(answers: KafkaAnswers) -> Verdict | None:
     return _timed("records acknowledged", answers.sent.latencies_s) if answers.sent else None
 
 
-def _of_log(answers: KafkaAnswers) -> _Verdict | None:
+def _of_log(answers: KafkaAnswers) -> Verdict | None:
     return _timed("commits on a log that was made", answers.commits_s) if answers.commits_s else None
 
 
-def _timed(what: str, latencies_s: Sequence[float]) -> _Verdict:
-    return _Verdict(Severity.OK, f"{len(latencies_s)} {what}", facts=times(latencies_s))
+def _timed(what: str, latencies_s: Sequence[float]) -> Verdict:
+    return Verdict(Severity.OK, f"{len(latencies_s)} {what}", facts=times(latencies_s))
 
 
-def _by_reason(need: Need, reason: str, found: str) -> Callable[[KafkaAnswers], _Verdict | None]:
+def _by_reason(need: Need, reason: str, found: str) -> Callable[[KafkaAnswers], Verdict | None]:
     """Whether records were acknowledged, or were not for this reason."""
 
-    def judge(answers: KafkaAnswers) -> _Verdict | None:
+    def judge(answers: KafkaAnswers) -> Verdict | None:
         error = answers.errors.get(Need.IDEMPOTENCE)
         if error and str(error.facts.get("reason", "")).startswith(reason):
             return _of_error(need, error)
-        return _Verdict(Severity.OK, found) if answers.sent else None
+        return Verdict(Severity.OK, found) if answers.sent else None
 
     return judge
 
 
-def _of_places(answers: KafkaAnswers) -> _Verdict | None:
+def _of_places(answers: KafkaAnswers) -> Verdict | None:
     against = [text for text, _ in _objections(Need.PLACES, answers.topics or ())]
     count, misplaced = len(answers.sent.offsets if answers.sent else ()), answers.read.misplaced if answers.read else 0
     if misplaced:
         against.append(f"{misplaced} of {count} records are not where their acknowledgements say")
     if against:
         hint = "Use topics, or a service, that acknowledge a record once its place is known"
-        return _Verdict(Severity.REFUSED, "; ".join(dict.fromkeys(against)), hint, {"misplaced": misplaced})
-    return _Verdict(Severity.OK, f"{count} records are where their acknowledgements say") if answers.read else None
+        return Verdict(Severity.REFUSED, "; ".join(dict.fromkeys(against)), hint, {"misplaced": misplaced})
+    return Verdict(Severity.OK, f"{count} records are where their acknowledgements say") if answers.read else None
 
 
-def _of_largest(answers: KafkaAnswers) -> _Verdict | None:
+def _of_largest(answers: KafkaAnswers) -> Verdict | None:
     size = answers.largest_bytes
     if size is None:
         return None
-    return _Verdict(Severity.OK, f"one of {show_bytes(size)} acknowledged and read", facts={"largest_bytes": size})
+    return Verdict(Severity.OK, f"one of {show_bytes(size)} acknowledged and read", facts={"largest_bytes": size})
 
 
-def _of_list_offsets(answers: KafkaAnswers) -> _Verdict | None:
+def _of_list_offsets(answers: KafkaAnswers) -> Verdict | None:
     if answers.sent is None or answers.listed is None:
         return None
     start, end = answers.listed
     acknowledged_end = max(answers.sent.offsets) + 1
     facts: dict[str, Fact] = {"start_offset": start, "end_offset": end, "acknowledged_end_offset": acknowledged_end}
     if end < acknowledged_end:
-        return _Verdict(Severity.REFUSED, f"the end is {end}, below what is acknowledged", _SERVICE, facts)
-    return _Verdict(Severity.OK, f"from {start} to {end}", facts=facts)
+        return Verdict(Severity.REFUSED, f"the end is {end}, below what is acknowledged", _SERVICE, facts)
+    return Verdict(Severity.OK, f"from {start} to {end}", facts=facts)
 
 
-def _of_delete_records(answers: KafkaAnswers) -> _Verdict | None:
+def _of_delete_records(answers: KafkaAnswers) -> Verdict | None:
     if answers.truncated is None:
         return None
     left = sum(offsets.end - offsets.start for offsets in answers.truncated)
     if left:
-        return _Verdict(Severity.REFUSED, f"{left} records are still there", _SERVICE, {"left": left})
-    return _Verdict(Severity.OK, "both topics are truncated to their ends")
+        return Verdict(Severity.REFUSED, f"{left} records are still there", _SERVICE, {"left": left})
+    return Verdict(Severity.OK, "both topics are truncated to their ends")
 
 
-def _of_clock(answers: KafkaAnswers) -> _Verdict | None:
+def _of_clock(answers: KafkaAnswers) -> Verdict | None:
     if answers.read is None or answers.read.misplaced:
         return None
     skew_s = answers.read.skew_s
     if skew_s is None:
         hint = "Set message.timestamp.type to LogAppendTime, for ages by the brokers' clocks"
-        return _Verdict(Severity.NOTE, "records bear no times of the brokers", hint)
+        return Verdict(Severity.NOTE, "records bear no times of the brokers", hint)
     if abs(skew_s) < _ODD_CLOCK_S:
-        return _Verdict(Severity.OK, "as this machine's", facts={"skew_s": skew_s})
+        return Verdict(Severity.OK, "as this machine's", facts={"skew_s": skew_s})
     side = "ahead of" if skew_s > 0 else "behind"
     found = f"{show_duration(abs(skew_s))} {side} this machine's clock, or more"
-    return _Verdict(Severity.NOTE, found, "Set this machine's clock, or the brokers'", {"skew_s": skew_s})
+    return Verdict(Severity.NOTE, found, "Set this machine's clock, or the brokers'", {"skew_s": skew_s})
 
 
 def times(latencies_s: Sequence[float]) -> dict[str, Fact]:
@@ -315,7 +292,7 @@ def times(latencies_s: Sequence[float]) -> dict[str, Fact]:
     return {"p50_s": ordered[len(ordered) // 2], "p99_s": ordered[len(ordered) * 99 // 100]}
 
 
-_JUDGES: Mapping[Need, Callable[[KafkaAnswers], _Verdict | None]] = {
+_JUDGES: Mapping[Need, Callable[[KafkaAnswers], Verdict | None]] = {
     Need.TOPICS: _of_topics,
     Need.CLUSTER_ID: _of_cluster_id,
     **{need: _by_policy(need) for need in (Need.DESCRIBE, Need.TOPIC_IDS, Need.KEPT, Need.REPLICAS)},

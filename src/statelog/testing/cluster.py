@@ -71,6 +71,8 @@ class PartitionLog:
     """The ends that it had before, oldest first: what a deposed leader may still believe."""
     spoilt: list[OffsetRange] = field(default_factory=list[OffsetRange])
     """Batches that no client unpacks."""
+    lagging: int = 0
+    """So many replicas are not in sync."""
 
     def append(self, value: bytes, timestamp_ms: int = -1) -> int:
         """Append a record; returns its offset."""
@@ -220,6 +222,7 @@ class MemoryCluster:
             partitions=len(found.logs),
             replication_factor=found.spec.replication_factor,
             config=self.provider.told({**_DEFAULT_TOPIC_CONFIG, **found.spec.config}),
+            in_sync=tuple(max(0, found.spec.replication_factor - log.lagging) for log in found.logs),
         )
 
     def log(self, topic: str, partition: int) -> PartitionLog:

@@ -170,6 +170,12 @@ class MemoryStore(Store):
         """A reader over the bytes that the file has now."""
         return io.BytesIO(self._bytes_of("open", check_path(path)))
 
+    def free_bytes(self) -> int | None:
+        """What the disk has left, if it is bounded."""
+        self._ask("free_bytes", "")
+        limit = self.disk.capacity_bytes
+        return None if limit is None else max(0, limit - self.disk.used_bytes())
+
     def now_s(self) -> float:
         """The disk's clock."""
         self._ask("now_s", "")

@@ -78,10 +78,11 @@ class LogRig:
     kafka: Callable[[], Kafka]
     store: Callable[[], Store]
     bootstrap: str = ""
+    replicas: int = 1
 
     def where(self) -> Where:
         """Where another process sees it."""
-        return Where(self.kafka(), self.store(), allow_unsafe=UNSAFE, replication_factor=1)
+        return Where(self.kafka(), self.store(), allow_unsafe=UNSAFE, replication_factor=self.replicas)
 
     def create(
         self,
@@ -140,12 +141,17 @@ class TwinRig(LogRig):
 
 
 def twin_rig(
-    name: str, faults: Faults | None = None, *, cluster: MemoryCluster | None = None, disk: MemoryDisk | None = None
+    name: str,
+    faults: Faults | None = None,
+    *,
+    cluster: MemoryCluster | None = None,
+    disk: MemoryDisk | None = None,
+    replicas: int = 1,
 ) -> TwinRig:
     """A rig on the twins: with `faults`, or on a cluster and a disk of the test's own."""
     cluster, disk = cluster or MemoryCluster(faults=faults), disk or MemoryDisk(lambda: 0.0)
     kafka, store = lambda: MemoryKafka(cluster=cluster), lambda: MemoryStore(disk, name)
-    return TwinRig(name, kafka, store, cluster=cluster, disk=disk)
+    return TwinRig(name, kafka, store, replicas=replicas, cluster=cluster, disk=disk)
 
 
 def real_rig(
@@ -185,6 +191,7 @@ class TwinLog:
     partitions: int = 3
     now_s: float = 1_000.0
     stamps: bool = True
+    replicas: int = 1
     model: State = field(default_factory=dict[Any, Any])
     cluster: MemoryCluster = field(init=False)
     disk: MemoryDisk = field(init=False)
@@ -202,6 +209,10 @@ class TwinLog:
     def environment(self) -> Environment:
         """Those of a round that tells this clock's time."""
         return Environment(wall_clock=self.clock)
+
+    def where(self) -> Where:
+        """Where another process sees it."""
+        return self._rig().where()
 
     def open(self, faults: FaultHook | None = None) -> Log:
         """The log as another process sees it."""
@@ -232,7 +243,7 @@ class TwinLog:
         return {info.path.removeprefix(prefix) for info in self.disk.files(f"{prefix}runs/")}
 
     def _rig(self) -> TwinRig:
-        return twin_rig(self.name, cluster=self.cluster, disk=self.disk)
+        return twin_rig(self.name, cluster=self.cluster, disk=self.disk, replicas=self.replicas)
 
 
 def live(name: str, where: Callable[[], Where], scratch: Path, writes: int) -> State:

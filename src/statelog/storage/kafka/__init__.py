@@ -115,6 +115,7 @@ class TopicDescription:
     """A topic as the cluster describes it. `config` holds every effective setting, defaults included.
 
     `operations` are those that this client may do with it, by Kafka's names; None if the cluster does not tell.
+    `in_sync` is how many replicas of each partition are in sync; a partition without a leader has 0.
     """
 
     name: str
@@ -123,6 +124,7 @@ class TopicDescription:
     replication_factor: int
     config: Mapping[str, str]
     operations: frozenset[str] | None = None
+    in_sync: tuple[int, ...] = ()
 
 
 class Producer(Protocol):

@@ -160,6 +160,7 @@ class ConfluentKafka:
             replication_factor=min((len(p.replicas) for p in described.partitions), default=0),
             config={name: entry.value for name, entry in entries.items() if entry.value is not None},
             operations=None if allowed is None else frozenset(operation.name for operation in allowed),
+            in_sync=tuple(len(p.isr) if p.leader is not None else 0 for p in described.partitions),
         )
 
     def create_topic(self, spec: TopicSpec) -> None:

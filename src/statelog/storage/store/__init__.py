@@ -121,6 +121,10 @@ class Store(ABC):
 
     # ---- what it is worth
 
+    def free_bytes(self) -> int | None:
+        """How much more can be written; None where the store does not tell. Raises StoreUnavailable."""
+        return None
+
     def check(self) -> None:
         """Prove that this store honours put-if-absent, and sweep it.
 

@@ -171,6 +171,11 @@ class LocalStore(Store):
             except FileNotFoundError:
                 return []
 
+    def free_bytes(self) -> int:
+        """What the file system has left for this user."""
+        with self._guard("ask the room of", ".", reading=True):
+            return shutil.disk_usage(self._directory).free
+
     def now_s(self) -> float:
         """The time of the file system that holds the log: what it stamps on a file written now (three system calls)."""
         with self._guard("ask the time of", ".", reading=False):

@@ -1,0 +1,398 @@
+"""`examine`: asks a log, its topics and its files for everything that can be wrong with them, and writes nothing.
+
+It opens no log, because that refuses what is to be looked at. What is asked is what every reader asks, by the same
+functions; what it means is said by `log_checks`.
+
+Invariants:
+- Nothing is written on either port, but where the caller asks to `prove` the store: two files of a temporary name. So
+  ages are by this machine's clock; the store's own is only told by a write.
+- A question that ends with an error is a finding, and the next one is asked, unless it rests on that answer.
+- A round may run meanwhile: what it dropped since it was listed is not missing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from statelog.environment import Environment, current_environment
+from statelog.errors import CorruptDescriptor, CorruptRun, Fact, IdentityChanged, NotFound, StatelogError, UnsafeTopic
+from statelog.formatting import show_bytes, show_count
+from statelog.materializer.cleanup import KeptManifest, VerifiedRuns, aging_need, check_links, other_root
+from statelog.materializer.copy import is_begun_copy
+from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.tail import Tail
+from statelog.operate import log_checks
+from statelog.operate.finding import Finding, Severity, Verdict, severity_of
+from statelog.operate.log_checks import BadRun, Check
+from statelog.operate.versions import versions
+from statelog.reading.commits import Commits, Folding
+from statelog.reading.plan import Plan
+from statelog.reading.planner import LogOffsets, check_reach, data_offsets, plan_of
+from statelog.reading.replay import Converter
+from statelog.recovery.changes import planned_chunks
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.copied import Origin
+from statelog.schemas.names import manifest_path
+from statelog.schemas.snapshot.claims import expired, holding
+from statelog.schemas.snapshot.manifest import Manifest, sha256
+from statelog.schemas.snapshot.retention import truncation_floor
+from statelog.schemas.snapshot.run_ref import RunRef
+from statelog.schemas.topic_policy import TopicNeeds, TopicRole, objections
+from statelog.storage.claims import list_leases, list_subscriptions
+from statelog.storage.ledger_client import ValidCommit
+from statelog.storage.log.evidence import check_data_anchors
+from statelog.storage.log.files import descriptor_or_none
+from statelog.storage.log.log import Log
+from statelog.storage.log.topics import IdentifiedTopics, check_made, check_owner, identify, topics_in_force
+from statelog.storage.log.where import Ports, Where, opened_ports
+from statelog.storage.run_reader import read_back
+
+_BAD = frozenset({Severity.REFUSED, Severity.UNAVAILABLE, Severity.DAMAGED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """How thoroughly to look. `deep` reads every run, and the tail behind the newest snapshot. `proves` tries whether
+    the store honours put-if-absent, by two files of a temporary name, the only thing that is ever written. `settings`
+    are the materializer's: its alarms, caps and bounds are those that count.
+    """
+
+    settings: MaterializerSettings
+    deep: bool = False
+    proves: bool = False
+
+
+def examine(name: str, where: Where, how: Examined) -> tuple[Finding, ...]:
+    """One finding for each check. Raises NotFound if there is no such log, InvalidName, ConfigError."""
+    with opened_ports(name, where, keeps=False) as ports:
+        return _Examination(name, ports, how, current_environment()).findings()
+
+
+class _Examination:
+    """The answers, as far as they were asked for."""
+
+    def __init__(self, name: str, ports: Ports, how: Examined, environment: Environment) -> None:
+        self._name = name
+        self._kafka, self._store, self._waived = ports
+        self._how = how
+        self._environment = environment
+        self._now_s = environment.wall_clock()
+        self._topics: IdentifiedTopics | None = None
+        self._links: list[KeptManifest] = []
+        self._commits: Sequence[ValidCommit] = ()
+        self._plan: Plan | None = None
+        self._there: LogOffsets | None = None
+        self._log: Log
+
+    def findings(self) -> tuple[Finding, ...]:
+        """One for each check, in their order."""
+        found: dict[Check, Finding] = {}
+        for check in Check:
+            ask, *rests_on = _QUESTIONS[check]
+            is_open = all(found[other].severity not in _BAD and found[other].found != "not asked" for other in rests_on)
+            found[check] = Finding.of(check, self._asked(ask) if is_open else None)
+        return tuple(found.values())
+
+    def _asked(self, ask: "_Question") -> Verdict | None:
+        try:
+            return ask(self)
+        except NotFound as error:
+            if ask is _Examination.descriptor:
+                raise
+            return _of_error(error)
+        except StatelogError as error:
+            return _of_error(error)
+        except Exception as error:  # noqa: BLE001 - a defect of one check must not hide what the others find
+            return Verdict(
+                Severity.UNAVAILABLE, f"the check failed: {error!r}", "Report this: it is a defect of statelog"
+            )
+
+    @property
+    def _newest(self) -> Manifest | None:
+        return self._links[-1].manifest if self._links else None
+
+    # ---- the store
+
+    def descriptor(self) -> Verdict:
+        """What the log is."""
+        made = descriptor_or_none(self._store)
+        if made is None and not list(self._store.list()):
+            raise NotFound(f"there is no log {self._name}", url=self._store.url, hint="Check the name and the root")
+        if made is None:
+            hint = "Restore it from a copy of the store: nothing ever deletes it but the log's own deletion"
+            raise CorruptDescriptor("the descriptor is gone, and other files are there", url=self._store.url, hint=hint)
+        self._log = self._of(made)
+        facts: dict[str, Fact] = {"url": self._store.url, "partitions": made.partitions, "key_groups": made.key_groups}
+        return Verdict(Severity.OK, f"{made.partitions} partitions, {made.key_groups} key groups", facts=facts)
+
+    def _of(self, descriptor: Descriptor) -> Log:
+        """Not closed: that would close the port, which is the caller's."""
+        return Log(descriptor, self._kafka, self._store, waived=self._waived)
+
+    def put_if_absent(self) -> Verdict:
+        """Only tried if the caller asks for it."""
+        if not self._how.proves:
+            return Verdict(
+                Severity.OK, "not tried, as that writes (--prove-store); the manifest chain shows overwriting"
+            )
+        self._store.check()
+        return Verdict(Severity.OK, "the second of two creates is refused")
+
+    def manifests(self) -> Verdict:
+        """Every manifest, and the links between them."""
+        chain, bad = self._log.manifests, dict[int, StatelogError]()
+        for number in chain.numbers():
+            try:
+                stored = chain.read(number)
+            except StatelogError as error:
+                bad[number] = error
+            else:
+                self._links.append(KeptManifest(stored.manifest, sha256(stored.data)))
+        there = chain.numbers() if bad else ()
+        errors = {number: error for number, error in bad.items() if number in there}
+        count = len(self._links)
+        if errors:
+            number, worst = max(errors.items())
+            hint = "Restore the file from a copy of the store"
+            facts = {**worst.facts, "manifest": number, "bad": len(errors), "path": manifest_path(number)}
+            return Verdict(severity_of(worst), f"manifest {number}: {worst.message}", worst.hint or hint, facts)
+        if problem := check_links(self._links):
+            hint = "One of them is of a round that stalled, or of another directory: compare with a copy of the store"
+            return Verdict(Severity.DAMAGED, problem, hint, {"manifests": count})
+        newest = self._newest
+        found = f"{count} snapshots, the newest at position {newest.position}" if newest else "no snapshot yet"
+        return Verdict(Severity.OK, found, facts={"manifests": count})
+
+    def runs(self) -> Verdict:
+        """All that manifests name, and with `deep` every byte of them."""
+        named = self._named()
+        sizes = {info.path: info.size_bytes for info in self._store.list("runs/")}
+        bad = [one for path, run in named.items() if (one := self._looked_at(run, sizes.get(path)))]
+        if bad:
+            numbers = self._log.manifests.numbers()  # What a round dropped meanwhile is not missed.
+            still = {run.path for one in self._links if one.manifest.number in numbers for run in one.manifest.runs}
+            bad = [one for one in bad if one.path in still]
+        size_bytes = sum(run.size_bytes for run in named.values())
+        return log_checks.of_runs(len(named), size_bytes, bad, deep=self._how.deep)
+
+    def _named(self) -> dict[str, RunRef]:
+        return {run.path: run for one in self._links for run in one.manifest.runs}
+
+    def _looked_at(self, run: RunRef, size_bytes: int | None) -> BadRun | None:
+        if size_bytes != run.size_bytes:
+            is_gone = size_bytes is None
+            return BadRun(run.path, "is gone" if is_gone else f"has {size_bytes} bytes, not {run.size_bytes}")
+        try:
+            if self._how.deep:
+                read_back(self._store, run)
+        except (CorruptRun, NotFound) as error:
+            return BadRun(run.path, error.message)
+        return None
+
+    def value_schemas(self) -> Verdict:
+        """All of them."""
+        known = self._log.value_schemas.all()
+        return Verdict(Severity.OK, "values are bytes" if known[0].is_opaque else f"{len(known)}")
+
+    def files(self) -> Verdict:
+        """What is in use, and what is not."""
+        return log_checks.of_files(list(self._store.list()), self._named().keys(), self._now_s)
+
+    def room(self) -> Verdict:
+        """Where the store is a local path."""
+        return log_checks.of_room(self._store.free_bytes(), Tail.behind(self._newest).snapshot_bytes)
+
+    # ---- the topics
+
+    def identity(self) -> Verdict:
+        """Descriptor, cluster, ledger and newest manifest belong together."""
+        accepted = topics_in_force(self._kafka, self._store, self._log.descriptor)
+        self._log = self._of(accepted)
+        self._topics = identify(self._kafka, self._store, accepted)
+        check_owner(self._kafka, accepted, self._log.manifests, self._store.url)
+        newest = self._newest
+        if newest is not None and newest.identity != accepted.identity:
+            hint = "Restore this log's own files, or accept the loss of its topics: `statelog accept-loss --ledger`"
+            raise IdentityChanged("the newest manifest is of other topics", manifest=newest.number, hint=hint)
+        if self._topics.warning:
+            return Verdict(Severity.NOTE, self._topics.warning, "Nothing has to be done")
+        return Verdict(Severity.OK, f"cluster {accepted.identity.cluster_id}, both topics are the log's")
+
+    def topics(self) -> Verdict | None:
+        """Settings, as every open judges them."""
+        if self._topics is None:
+            return None
+        needs = TopicNeeds(self._log.descriptor.record_bytes_max, self._log.truncation().retention_ms)
+        refused: list[UnsafeTopic] = []
+        waived: list[str] = []
+        for role, topic in zip(TopicRole, self._topics[:2], strict=True):
+            try:
+                check_made(topic, role, self._waived, needs)
+            except UnsafeTopic as error:
+                refused.append(error)
+            against = objections(
+                role, partitions=topic.partitions, replication_factor=topic.replication_factor,
+                config=topic.config, topic_id=topic.topic_id, needs=needs,
+            )  # fmt: skip
+            waived += [f"{topic.name}: {text} (waived)" for text, _ in against]
+        if refused:
+            found = "; ".join(f"{error.facts['topic']}: {error.message}" for error in refused)
+            return Verdict(Severity.REFUSED, found, refused[0].hint, refused[0].facts)
+        if waived:
+            return Verdict(Severity.NOTE, "; ".join(waived), "Nothing has to be done on a test cluster")
+        return Verdict(Severity.OK, "as a log needs them")
+
+    def in_sync(self) -> Verdict | None:
+        """Replicas of every partition."""
+        return log_checks.of_in_sync(self._topics[:2]) if self._topics else None
+
+    def ledger(self) -> Verdict:
+        """The fold from the newest snapshot that can be read, and all that speaks against it."""
+        log, newest = self._log, self._newest
+        origin = Origin.of(newest.state) if newest else None
+        if (origin and not origin.is_finished) or (newest is None and is_begun_copy(log)):
+            hint = "Finish it with `statelog copy --finish`, or delete it"
+            return Verdict(Severity.NOTE, "this is a copy that is not finished: it is closed", hint)
+        with Commits(log, newest) as ledger:
+            commits = ledger.read_end()
+            plan = plan_of(log, Folding(newest, commits, ledger.folded), None)
+            there = data_offsets(log, plan)
+            ledger.check(there=there)
+        self._commits, self._plan = commits, plan
+        self._there = LogOffsets(there, log.ledger.range(at_least=plan.position))
+        state = plan.state
+        facts = {"position": plan.position, "writers": len(state.writers), "accepted_losses": len(state.accepted)}
+        return Verdict(Severity.OK, f"folded up to position {plan.position}, {len(state.writers)} writers", facts=facts)
+
+    def data(self) -> Verdict | None:
+        """Whether what is committed is there, and is what snapshots were built on."""
+        if self._plan is None or self._there is None:
+            return None
+        check_reach(self._plan, self._there, self._name)
+        accepted = self._plan.state.accepted
+        check_data_anchors(self._log, self._newest, self._plan.partitions, accepted, self._there.data)
+        return Verdict(Severity.OK, "up to the committed position of every partition")
+
+    def tail(self) -> Verdict | None:
+        """Every chunk behind the newest snapshot, with `deep`."""
+        plan, log = self._plan, self._log
+        if plan is None:
+            return None
+        commits, size = len(self._commits), show_bytes(plan.size_bytes)
+        if not self._how.deep:
+            return Verdict(Severity.OK, f"{show_count(commits)} commits, {size} (--deep reads them)")
+        changes = 0
+        with closing(planned_chunks(log, plan, Converter(log), RecoverySettings(), self._environment)) as chunks:
+            for chunk in chunks:
+                changes += chunk.changes.num_rows
+        facts = {"commits": commits, "changes": changes}
+        return Verdict(Severity.OK, f"{show_count(commits)} commits, {size}, all read and compared", facts=facts)
+
+    def log_start(self) -> Verdict:
+        """What snapshots need of both topics. Offsets first: a round drops manifests before it truncates."""
+        log = self._log
+        data, ledger = log.data_offsets(), self._kafka.offsets(log.ledger_topic, [0])[0]
+        numbers = set(log.manifests.numbers())
+        kept = [one.manifest for one in self._links if one.manifest.number in numbers]
+        own = [one for one in kept if one.identity == log.descriptor.identity]
+        return log_checks.of_log_start(own, data, ledger)
+
+    # ---- ages, and who holds what
+
+    def age(self) -> Verdict | None:
+        """Of what no snapshot has."""
+        if self._plan is None:
+            return None
+        tail = Tail.behind(self._newest).with_commits(self._commits, self._plan.position, self._now_s)
+        return log_checks.of_tail(tail, self._how.settings.alarm_age_s)
+
+    def aging(self) -> Verdict | None:
+        """Where Kafka deletes records by their age."""
+        log, newest = self._log, self._newest
+        log.verify()
+        need = None
+        if newest is not None and log.retention_s is not None:
+            kept = [one.manifest for one in self._links]
+            now_s, cap_s = self._now_s, self._how.settings.lease_cap_s
+            live = [held.lease for held in list_leases(self._store) if not expired(*held[:2], now_s, cap_s)]
+            files = list_subscriptions(self._store).files
+            floor = truncation_floor(kept, [*live, *holding(files, log.descriptor.identity)])
+            need = aging_need(log, newest, kept, floor, now_s)
+        return log_checks.of_aging(need, log.retention_s)
+
+    def root(self) -> Verdict:
+        """Whether a round of another root was the last to be published."""
+        newest = self._newest
+        problem = other_root(self._log, newest, VerifiedRuns()) if newest else ""
+        if problem:
+            hint = "Stop the materializers of the other root, and claim this one: `statelog materialize --claim-root`"
+            return Verdict(Severity.REFUSED, problem, hint)
+        return Verdict(Severity.OK, "no other one has published a round")
+
+    def leases(self) -> Verdict:
+        """Who holds truncation back while it runs."""
+        listed = len(list(self._store.list("leases/")))
+        position = self._newest.position if self._newest else 0
+        return log_checks.of_leases(list_leases(self._store), listed, position, self._now_s)
+
+    def subscriptions(self) -> Verdict:
+        """Who holds truncation back while it is stopped, too."""
+        found, cap = list_subscriptions(self._store), self._how.settings.subscriptions
+        return log_checks.of_subscriptions(found, self._newest, cap, self._now_s)
+
+    def clocks(self) -> Verdict:
+        """By the times that others have stamped."""
+        times_s: dict[str, float] = {}
+        if stamped := [one.timestamp_ms / 1000 for one in self._commits if one.timestamp_ms >= 0]:
+            times_s["broker"] = max(stamped)
+        if newest := self._newest:
+            times_s["materializer"] = newest.created_s
+            times_s["store"] = max(info.modified_s for info in self._log.manifests.listed().values())
+        return log_checks.of_clocks(self._now_s, times_s)
+
+    def versions(self) -> Verdict:
+        """Of clients."""
+        found = {name: text for name, text in versions().items() if text is not None}
+        return Verdict(Severity.OK, ", ".join(f"{name} {text}" for name, text in found.items()), facts=found)
+
+
+_Question = Callable[[_Examination], Verdict | None]
+_TOPICS = (Check.DESCRIPTOR, Check.IDENTITY)
+_QUESTIONS: Mapping[Check, tuple[_Question, *tuple[Check, ...]]] = {
+    Check.DESCRIPTOR: (_Examination.descriptor,),
+    Check.STORE: (_Examination.put_if_absent, Check.DESCRIPTOR),
+    Check.MANIFESTS: (_Examination.manifests, Check.DESCRIPTOR),
+    Check.RUNS: (_Examination.runs, Check.DESCRIPTOR),
+    Check.VALUE_SCHEMAS: (_Examination.value_schemas, Check.DESCRIPTOR),
+    Check.IDENTITY: (_Examination.identity, Check.DESCRIPTOR),
+    Check.TOPICS: (_Examination.topics, *_TOPICS),
+    Check.IN_SYNC: (_Examination.in_sync, *_TOPICS),
+    Check.LEDGER: (_Examination.ledger, *_TOPICS),
+    Check.DATA: (_Examination.data, *_TOPICS, Check.LEDGER),
+    Check.TAIL: (_Examination.tail, *_TOPICS, Check.DATA),
+    Check.LOG_START: (_Examination.log_start, *_TOPICS),
+    Check.AGE: (_Examination.age, *_TOPICS, Check.LEDGER),
+    Check.AGING: (_Examination.aging, *_TOPICS, Check.TOPICS),
+    Check.ROOT: (_Examination.root, *_TOPICS, Check.MANIFESTS),
+    Check.LEASES: (_Examination.leases, Check.DESCRIPTOR),
+    Check.SUBSCRIPTIONS: (_Examination.subscriptions, Check.DESCRIPTOR),
+    Check.FILES: (_Examination.files, Check.DESCRIPTOR, Check.MANIFESTS),
+    Check.ROOM: (_Examination.room, Check.DESCRIPTOR),
+    Check.CLOCKS: (_Examination.clocks, Check.DESCRIPTOR),
+    Check.VERSIONS: (_Examination.versions,),
+}
+"""How each check is asked, and the checks whose answers it rests on."""
+
+
+_HINTS = {
+    Severity.UNAVAILABLE: "Look at it, and ask again",
+    Severity.DAMAGED: "Restore it from a copy; what cannot be restored: docs/protocol-losses.md",
+}
+"""For errors that say nothing themselves."""
+
+
+def _of_error(error: StatelogError) -> Verdict:
+    facts = ", ".join(f"{name}={value}" for name, value in error.facts.items())
+    severity, found = severity_of(error), f"{error.message} ({facts})" if facts else error.message
+    return Verdict(severity, found, error.hint or _HINTS.get(severity, ""), error.facts)

@@ -1,0 +1,258 @@
+"""What a doctor looks at in a log, check by check, and what the answers mean for it. Pure.
+
+`docs/doctor.md` has the checks by the same names. What is valid, kept, held or safe is decided in `schemas`, as for
+everybody; here it is only put into words.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from statelog.errors import Fact
+from statelog.formatting import show_bytes, show_count, show_duration, show_time
+from statelog.materializer.tail import Tail
+from statelog.operate.finding import Explained, Severity, Verdict
+from statelog.schemas.names import DESCRIPTOR_PATH, is_run_path
+from statelog.schemas.snapshot.claims import SubscriptionCap, SubscriptionFile, newest_files, over_cap
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.claims import HeldLease, StoredSubscriptions
+from statelog.storage.kafka import OffsetRange, TopicDescription
+from statelog.storage.log.aging import AgingNeed
+from statelog.storage.store import STALE_AFTER_S, FileInfo
+
+ODD_CLOCK_S = 1.0
+_STUCK_LEASE_S = 2 * 3600.0
+"""A reader that moves on has a new lease every hour."""
+_SHOWN = 3
+_OWN_FOLDERS = ("schemas/", "manifests/", "leases/", "subscriptions/", "truncation/", "losses/")
+
+
+class Check(Explained):
+    """What is looked at, by its name in `docs/doctor.md`; `why` says what follows where it is not as it should."""
+
+    DESCRIPTOR = "descriptor", "It says what the log is: nobody opens the log without"
+    STORE = "put-if-absent", "Two materializers that win one slot delete each other's runs"
+    MANIFESTS = (
+        "manifest chain",
+        "Recovery falls back to an older snapshot, where the log reaches back to it; nothing is truncated until then",
+    )
+    RUNS = "runs", "A restore needs them; it falls back to an older snapshot, where the log reaches back to it"
+    VALUE_SCHEMAS = "value schemas", "Values that were written in one that is gone cannot be read"
+    IDENTITY = "identity", "Nobody reads or writes, because it would be another log"
+    TOPICS = "topic settings", "Kafka may delete, rewrite or lose what is committed"
+    IN_SYNC = "replicas in sync", "What is on one broker alone is lost with it; with too few, nothing can be written"
+    LEDGER = "ledger", "It says what is committed: nobody reads or writes until a person decides"
+    DATA = "committed records", "Commits list what is not there: every reader stops"
+    TAIL = "tail", "A restore reads it behind the snapshot, and stops there; so do rounds"
+    LOG_START = (
+        "log start",
+        "Somebody other than the materializer deletes records: next time those of the last snapshot",
+    )
+    AGE = "age of what is in no snapshot", "Kafka grows, and a restore takes ever longer"
+    AGING = "age of what is needed", "Kafka deletes records by their age, needed or not"
+    ROOT = "root", "Rounds truncate and delete nothing while another root may be the log's"
+    LEASES = "leases", "They hold truncation back: Kafka and the store grow"
+    SUBSCRIPTIONS = "subscriptions", "They hold truncation back: Kafka and the store grow"
+    FILES = "files", "They take room, and nothing ever reads them"
+    ROOM = "room on the store", "A round that merges everything writes the whole state once more"
+    CLOCKS = "clocks", "Ages, alarms and the ends of leases are off by so much; nothing else goes by clocks"
+    VERSIONS = "versions", ""
+
+
+def shown(items: Collection[object]) -> str:
+    """The first few, and how many more there are."""
+    first = ", ".join(str(item) for item in list(items)[:_SHOWN])
+    return f"{first} and {len(items) - _SHOWN} more" if len(items) > _SHOWN else first
+
+
+# ---- the store
+
+
+class BadRun(NamedTuple):
+    """A run that a manifest names, and what is wrong with it."""
+
+    path: str
+    problem: str
+
+
+def of_runs(count: int, size_bytes: int, bad: Sequence[BadRun], *, deep: bool) -> Verdict:
+    """`bad` are those of the `count` runs that are missing or damaged."""
+    facts: dict[str, Fact] = {"runs": count, "size_bytes": size_bytes, "bad": len(bad), "deep": deep}
+    if bad:
+        hint = "Restore the files from a copy of the store; a round that merges them fails until then"
+        found = shown([f"{run.path}: {run.problem}" for run in bad])
+        return Verdict(Severity.DAMAGED, found, hint, {**facts, "path": bad[0].path})
+    how = "every byte read and compared" if deep else "all there, in their size (--deep reads them)"
+    return Verdict(Severity.OK, f"{count} runs, {show_bytes(size_bytes)}: {how}", facts=facts)
+
+
+def of_files(files: Collection[FileInfo], named: Collection[str], now_s: float) -> Verdict:
+    """`named` are the runs that manifests name. A run of the last day may be that of a round under way."""
+    runs = [one for one in files if is_run_path(one.path)]
+    orphans = [one for one in runs if one.path not in named and now_s - one.modified_s > STALE_AFTER_S]
+    strange = [
+        one.path
+        for one in files
+        if not (is_run_path(one.path) or one.path == DESCRIPTOR_PATH or one.path.startswith(_OWN_FOLDERS))
+    ]
+    size_bytes = sum(one.size_bytes for one in orphans)
+    facts: dict[str, Fact] = {"files": len(files), "orphans": len(orphans), "orphan_bytes": size_bytes}
+    if orphans:
+        paths = shown([one.path for one in orphans])
+        found = f"{len(orphans)} runs, {show_bytes(size_bytes)}, that no manifest has named for a day: {paths}"
+        return Verdict(Severity.NOTE, found, "The next round that cleans up deletes them", facts)
+    if strange:
+        hint = "Move them away, if they are not needed: statelog never deletes them"
+        return Verdict(Severity.NOTE, f"not the log's: {shown(sorted(strange))}", hint, facts)
+    return Verdict(Severity.OK, f"{len(files)} files, each one in use or just written", facts=facts)
+
+
+def of_room(free_bytes: int | None, snapshot_bytes: int) -> Verdict:
+    """Whether the state fits once more."""
+    if free_bytes is None:
+        return Verdict(Severity.OK, "the store does not tell")
+    facts: dict[str, Fact] = {"free_bytes": free_bytes, "snapshot_bytes": snapshot_bytes}
+    found = f"{show_bytes(free_bytes)} free, {show_bytes(snapshot_bytes)} of snapshot"
+    if free_bytes >= 2 * snapshot_bytes and free_bytes > 0:
+        return Verdict(Severity.OK, found, facts=facts)
+    severity = Severity.NOTE if free_bytes > snapshot_bytes else Severity.REFUSED
+    return Verdict(severity, found, "Make room, or move the log to a larger store (`statelog copy`)", facts)
+
+
+# ---- what holds truncation back
+
+
+def of_leases(held: Sequence[HeldLease], listed: int, position: int, now_s: float) -> Verdict:
+    """`listed` files lie there, of which `held` could be read; `position` is the newest snapshot's."""
+    stuck = [one.lease.name for one in held if _is_stuck(one, position, now_s)]
+    facts: dict[str, Fact] = {"leases": len(held), "stuck": len(stuck), "unreadable": listed - len(held)}
+    if len(held) < listed:
+        hint = "Delete the files: a lease that cannot be read holds nothing back"
+        return Verdict(Severity.NOTE, f"{listed - len(held)} of {listed} cannot be read", hint, facts)
+    if stuck:
+        hint = "Look at these readers, or stop them: the materializer's lease_cap_s ends their leases"
+        found = f"for {show_duration(_STUCK_LEASE_S)} and more without moving on: {shown(stuck)}"
+        return Verdict(Severity.NOTE, found, hint, facts)
+    return Verdict(Severity.OK, f"{len(held)}", facts=facts)
+
+
+def _is_stuck(one: HeldLease, position: int, now_s: float) -> bool:
+    is_alive = now_s <= one.modified_s + one.lease.ttl_s
+    return is_alive and one.lease.position < position and now_s - one.lease.created_s > _STUCK_LEASE_S
+
+
+def of_subscriptions(
+    found: StoredSubscriptions, newest: Manifest | None, cap: SubscriptionCap, now_s: float
+) -> Verdict:
+    """What the next round ends, and what it cannot read."""
+    files = newest_files(found.files)
+    facts: dict[str, Fact] = {"subscriptions": len(files), "unreadable": len(found.unreadable)}
+    if found.unreadable:
+        names = shown(sorted({one.reader for one in found.unreadable}))
+        hint = "Upgrade statelog, or remove it: `statelog subscriptions NAME --remove READER`"
+        return Verdict(Severity.REFUSED, f"cannot be read, and hold everything: {names}", hint, facts)
+    over = {reader: why for reader, one in files.items() if newest and (why := _over(one, newest, cap, now_s))}
+    if over:
+        reader, why = next(iter(over.items()))
+        hint = "Start the reader, or remove its subscription; the next round ends it"
+        return Verdict(Severity.NOTE, f"{reader}: {why}", hint, facts)
+    return Verdict(Severity.OK, f"{sum(not one.subscription.ended for one in files.values())} hold", facts=facts)
+
+
+def _over(file: SubscriptionFile, newest: Manifest, cap: SubscriptionCap, now_s: float) -> str:
+    return over_cap(file, cap, position=newest.position, next_offsets=newest.next_offsets, now_s=now_s)
+
+
+# ---- the topics
+
+
+def of_in_sync(topics: Sequence[TopicDescription]) -> Verdict:
+    """Every partition's replicas against how many there are, and how many a write needs."""
+    least = min((count for topic in topics for count in topic.in_sync), default=None)
+    behind = [
+        f"{topic.name}[{partition}]: {count} of {topic.replication_factor}"
+        for topic in topics
+        for partition, count in enumerate(topic.in_sync)
+        if count < topic.replication_factor
+    ]
+    facts: dict[str, Fact] = {"behind": len(behind), "least": least}
+    if not behind:
+        return Verdict(Severity.OK, "all" if least is not None else "the brokers do not tell", facts=facts)
+    is_short = any(
+        min(topic.in_sync, default=1) < int(topic.config.get("min.insync.replicas", "1")) for topic in topics
+    )
+    severity = Severity.UNAVAILABLE if is_short else Severity.NOTE
+    return Verdict(severity, shown(behind), "Start the brokers that are down, or replace their disks", facts)
+
+
+def of_log_start(kept: Sequence[Manifest], data: Mapping[int, OffsetRange], ledger: OffsetRange) -> Verdict:
+    """Log start against what every snapshot needs. The offsets were asked for before the snapshots were listed, so
+    that no round was in between.
+    """
+    facts: dict[str, Fact] = {"ledger_start": ledger.start, "snapshots": len(kept)}
+    for manifest in reversed(kept):
+        gone = [p for p, there in sorted(data.items()) if there.start > manifest.next_offsets.get(p, 0)]
+        is_behind = ledger.start > manifest.position
+        if not (gone or is_behind):
+            continue
+        is_newest = manifest is kept[-1]
+        where = "the ledger" if is_behind else f"partition {gone[0]}"
+        found = f"{where} starts above what snapshot {manifest.number} needs"
+        hint = "Look who deletes records: a setting of the topic, a person, a materializer of another root"
+        if is_newest:
+            hint = f"Restore the topic. {hint}. What is gone for good: `statelog accept-loss`"
+        severity = Severity.DAMAGED if is_newest else Severity.REFUSED
+        partition = None if is_behind else gone[0]
+        return Verdict(severity, found, hint, {**facts, "manifest": manifest.number, "partition": partition})
+    return Verdict(Severity.OK, f"{len(kept)} snapshots have what they need", facts=facts)
+
+
+# ---- ages
+
+
+def of_tail(tail: Tail, alarm_age_s: float) -> Verdict:
+    """How old what no snapshot has may get is the materializer's own alarm."""
+    facts: dict[str, Fact] = {
+        "lag_commits": tail.commits,
+        "lag_changes": tail.changes,
+        "lag_bytes": tail.size_bytes,
+        "lag_age_s": tail.age_s,
+    }
+    found = f"{show_count(tail.commits)} commits, the oldest {show_duration(tail.age_s)} old"
+    if tail.age_s < alarm_age_s:
+        return Verdict(Severity.OK, found if tail.commits else "nothing", facts=facts)
+    hint = "Start the materializer, or look in its log why no round completes"
+    return Verdict(Severity.REFUSED, found, hint, facts)
+
+
+def of_aging(need: AgingNeed | None, retention_s: float | None) -> Verdict:
+    """`need` is the oldest record that a snapshot or a reader still needs."""
+    if retention_s is None:
+        return Verdict(Severity.OK, "Kafka keeps records for ever")
+    if need is None or not need.is_alarming:
+        return Verdict(
+            Severity.OK, f"Kafka deletes after {show_duration(retention_s)}", facts={"retention_s": retention_s}
+        )
+    facts: dict[str, Fact] = {
+        "topic": need.topic,
+        "partition": need.partition,
+        "offset": need.offset,
+        "age_s": need.age_s,
+    }
+    found = f"{need.topic}[{need.partition}] at {need.offset}, for {need.held_by}, of {show_duration(retention_s)}"
+    hint = "Run the materializer now, or raise retention.ms with Kafka's own tools"
+    if need.is_gone:
+        return Verdict(Severity.DAMAGED, f"gone: {found}", hint, facts)
+    return Verdict(Severity.REFUSED, f"{show_duration(need.age_s)} old: {found}", hint, facts)
+
+
+def of_clocks(now_s: float, times_s: Mapping[str, float]) -> Verdict:
+    """`times_s` are times that clocks have stamped, by whose; none of them can lie ahead."""
+    ahead = {who: then_s - now_s for who, then_s in times_s.items() if then_s - now_s > ODD_CLOCK_S}
+    facts: dict[str, Fact] = {f"{who}_s": round(skew_s, 3) for who, skew_s in ahead.items()}
+    if not ahead:
+        return Verdict(Severity.OK, "none is seen to be ahead of this machine's", facts=facts)
+    who, skew_s = max(ahead.items(), key=lambda one: one[1])
+    found = (
+        f"the {who}'s clock is {show_duration(skew_s)} ahead of this machine's: it stamped {show_time(times_s[who])}"
+    )
+    return Verdict(Severity.NOTE, found, "Set this machine's clock, or that one", facts)

@@ -1,0 +1,401 @@
+"""A doctor of logs: every damage that can be done to a log on twins has its finding, and a healthy log has none."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import pytest
+
+from statelog.environment import Environment
+from statelog.errors import NotFound
+from statelog.materializer.copy import copy_log
+from statelog.materializer.round import run_round
+from statelog.operate.examination import Examined, examine
+from statelog.operate.finding import Finding, Severity, worst
+from statelog.operate.log_checks import Check
+from statelog.reading.hold import Hold, Needs, Terms
+from statelog.schemas.names import manifest_path
+from statelog.schemas.snapshot.claims import SubscriptionCap
+from statelog.storage.claims import HeldSubscription
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
+from statelog.storage.store import Store
+from statelog.testing.kafka import MemoryKafka, MemoryProducer
+from statelog.testing.store import MemoryStore
+from tests.support.documents import DOCS
+from tests.support.rigs.log import UNSAFE, TwinLog, TwinRig, key_in, settings_for, twin_rig
+from tests.support.told import told
+
+DAY_S = 86_400.0
+WRITES = {
+    MemoryKafka: ("create_topic", "delete_topic", "delete_records", "publish_offset", "producer"),
+    MemoryProducer: ("send",),
+    MemoryStore: ("put_if_absent", "put", "upload", "delete", "check", "sweep", "now_s"),
+}
+
+
+@pytest.fixture
+def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
+    """A log with three snapshots, of which two are kept, and a tail; each partition has something in both."""
+    monkeypatch.setattr(Log, "patience_s", 0.0)
+    made = TwinLog(replicas=3)
+    with made.open() as log:
+        keys = [key_in(log, partition) for partition in range(made.partitions)]
+    for number in range(3):
+        made.write(dict.fromkeys(keys, b"%d" % number))
+        with made.open() as log:
+            made.environment.run(run_round, log, settings_for(tmp_path))
+    for _ in range(2):
+        made.write(dict.fromkeys(keys, b"tail"))
+    return made
+
+
+def examined(
+    twin: TwinLog, *, where: Where | None = None, now_s: float | None = None, **how: Any
+) -> dict[str, Finding]:
+    """The findings, by name. Times are the twin's."""
+    settings = settings_for(Path(), subscriptions=SubscriptionCap(idle_s=3600.0))
+    environment = Environment(wall_clock=twin.clock if now_s is None else lambda: now_s)
+    place = replace(where or twin.where(), allow_unsafe=())
+    found = environment.run(examine, twin.name, place, Examined(settings=settings, **how))
+    assert [one.name for one in found] == list(Check)
+    return {one.name: one for one in found}
+
+
+def bad(found: dict[str, Finding]) -> dict[str, Severity]:
+    """What was asked, and is not as it should be."""
+    return {
+        name: one.severity
+        for name, one in found.items()
+        if one.severity is not Severity.OK and one.found != "not asked"
+    }
+
+
+def test_a_healthy_log_has_no_findings(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is written on either port, however deep it is looked into."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a doctor only reads")
+
+    for port, names in WRITES.items():
+        for name in names:
+            monkeypatch.setattr(port, name, refuse)
+    for deep in (False, True):
+        found = examined(twin, deep=deep)
+        assert bad(found) == {}
+        assert {one.severity for one in found.values()} == {Severity.OK}
+        assert {(one.why, one.hint) for one in found.values()} == {("", "")}
+    assert found[Check.RUNS].facts["deep"] is True
+    assert found[Check.TAIL].facts == {"commits": 2, "changes": 6}
+    assert found[Check.LEDGER].facts["accepted_losses"] == 0
+
+
+def test_a_log_that_was_just_made_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no snapshot, and needs none yet."""
+    monkeypatch.setattr(Log, "patience_s", 0.0)
+    assert bad(examined(TwinLog(replicas=3))) == {}
+
+
+def newest_run(twin: TwinLog) -> str:
+    """The path on the disk of a run that the newest manifest names."""
+    with twin.open() as log:
+        stored = log.manifests.newest()
+        assert stored is not None
+        return f"log/{stored.manifest.runs[-1].path}"
+
+
+def manifest(number: int) -> str:
+    """The path on the disk of a manifest: 3 is the newest, and 2 the other one that is kept."""
+    return f"log/{manifest_path(number)}"
+
+
+def rewrite(twin: TwinLog, path: str, data: bytes) -> None:
+    """Somebody writes over a file."""
+    twin.disk.write(path, data, absent=False)
+
+
+def other_chain(twin: TwinLog) -> None:
+    """A manifest of another directory is copied over ours."""
+    data = twin.disk.get(manifest(3))
+    with twin.open() as log:
+        newest = log.manifests.read(3).manifest
+    changed = replace(newest, previous_sha256=bytes(32)).to_bytes()
+    assert changed != data
+    rewrite(twin, manifest(3), changed)
+
+
+def restored_ledger(twin: TwinLog) -> None:
+    """The ledger was put back, and grew again by somebody's junk, beyond where it was."""
+    end = twin.cluster.log("log.ledger", 0).end
+    twin.cluster.lose_tail("log.ledger", 0, 4)
+    append(twin, "log.ledger", end)
+
+
+def append(twin: TwinLog, topic: str, count: int, partition: int = 0) -> None:
+    """Records of somebody who knows nothing of the log."""
+    producer = MemoryKafka(cluster=twin.cluster).producer()
+    for _ in range(count):
+        producer.send(topic, partition, b"somebody's", lambda _: None)
+    producer.poll(1)
+    producer.close()
+
+
+def restored_data(twin: TwinLog) -> None:
+    """A partition lost its tail and grew again."""
+    end = twin.cluster.log("log", 0).end
+    twin.cluster.lose_tail("log", 0, 0)
+    append(twin, "log", end)
+
+
+def spoilt_tail(twin: TwinLog) -> None:
+    """A batch of the tail, which no client unpacks."""
+    end = twin.cluster.log("log", 1).end
+    twin.cluster.spoil("log", 1, end - 1, end)
+
+
+def torn_chunk(twin: TwinLog) -> None:
+    """A chunk of the tail is another one."""
+    twin.cluster.overwrite("log", 1, twin.cluster.log("log", 1).end - 1, b"not a chunk")
+
+
+def corrupt_ledger(twin: TwinLog) -> None:
+    """A record of the ledger behind the snapshot is not what was written."""
+    end = twin.cluster.log("log.ledger", 0).end
+    value = twin.cluster.records("log.ledger", 0)[-1].value
+    twin.cluster.overwrite("log.ledger", 0, end - 1, value[:-1] + bytes([value[-1] ^ 1]))
+
+
+def lease_of(twin: TwinLog, ttl_s: float = 120.0) -> str:
+    """A reader's lease, which it leaves behind; its path on the disk."""
+    environment = Environment(wall_clock=twin.clock)
+    hold = Hold(MemoryStore(twin.disk, "log"), Terms("a reader", ttl_s), environment=environment)
+    hold.claim(Needs(1, {0: 0}))
+    return next(info.path for info in twin.disk.files("log/leases/"))
+
+
+def stuck_reader(twin: TwinLog) -> None:
+    """It renews its lease, and does not move on."""
+    lease_of(twin, ttl_s=4 * 3600.0)
+    twin.now_s += 3 * 3600.0
+    with twin.open() as log:
+        twin.environment.run(run_round, log, settings_for(Path(gettempdir())))
+
+
+def unreadable_lease(twin: TwinLog) -> None:
+    """A lease that lost its end."""
+    twin.disk.truncate(lease_of(twin), 20)
+
+
+def subscription_of(twin: TwinLog) -> str:
+    """A reader's subscription at the first snapshot that is kept; its path on the disk."""
+    with twin.open() as log:
+        state = log.manifests.read(2).manifest.state
+        HeldSubscription(log, "lake", holder_id="1", holder="a query").hold(state, None, take_up=True)
+    return next(info.path for info in twin.disk.files("log/subscriptions/"))
+
+
+def forgotten_reader(twin: TwinLog) -> None:
+    """It is stopped for longer than the materializer allows."""
+    subscription_of(twin)
+    twin.now_s += 3601.0
+    with twin.open() as log:
+        twin.environment.run(run_round, log, settings_for(Path(gettempdir())))
+
+
+def unreadable_subscription(twin: TwinLog) -> None:
+    """A subscription that lost its end."""
+    twin.disk.truncate(subscription_of(twin), 20)
+
+
+def copied_root(twin: TwinLog) -> None:
+    """The root was copied, and a round of the copy was published last."""
+    group, text = "statelog.log.materializer", MemoryKafka(cluster=twin.cluster)
+    published = text.published(group, "log.ledger", 0)
+    text.publish_offset(group, "log.ledger", 0, 1, published.replace("memory://twin", "memory://elsewhere"))
+
+
+def full_disk(twin: TwinLog) -> None:
+    """Nothing is left."""
+    twin.disk.capacity_bytes = twin.disk.used_bytes()
+
+
+def lagging(count: int) -> Callable[[TwinLog], None]:
+    """So many replicas of a partition are not in sync."""
+
+    def strike(twin: TwinLog) -> None:
+        twin.cluster.log("log", 2).lagging = count
+
+    return strike
+
+
+def setting(topic: str, **settings: str) -> Callable[[TwinLog], None]:
+    """Somebody changes a setting."""
+
+    def strike(twin: TwinLog) -> None:
+        twin.cluster.set_topic_config(topic, {name.replace("_", "."): value for name, value in settings.items()})
+
+    return strike
+
+
+def deleted(*topics: str) -> Callable[[TwinLog], None]:
+    """Somebody deletes topics."""
+
+    def strike(twin: TwinLog) -> None:
+        for topic in topics:
+            twin.cluster.delete(topic)
+
+    return strike
+
+
+def no_materializer(twin: TwinLog) -> None:
+    """None has run for hours."""
+    twin.now_s += 2 * 3600.0
+
+
+def skewed(twin: TwinLog) -> None:
+    """The brokers' clock is ahead, and this machine's stands."""
+    twin.now_s += 60.0
+    twin.write({b"k": b"later"})
+    twin.now_s -= 60.0
+
+
+def truncated_to_the_end(twin: TwinLog) -> None:
+    """Somebody deletes all records of a partition, those of the tail, too."""
+    twin.cluster.truncate("log", 0, twin.cluster.log("log", 0).end)
+
+
+def truncated_to_the_newest(twin: TwinLog) -> None:
+    """Somebody deletes what only the older one of two snapshots needs."""
+    with twin.open() as log:
+        twin.cluster.truncate("log.ledger", 0, log.manifests.read(3).manifest.position)
+
+
+D, U, R, N = Severity.DAMAGED, Severity.UNAVAILABLE, Severity.REFUSED, Severity.NOTE
+DAMAGES: dict[str, tuple[Callable[[TwinLog], object], dict[Check, Severity]]] = {
+    "the data topic lost its tail": (lambda twin: twin.cluster.lose_tail("log", 0, 3), {Check.DATA: D}),
+    "the data topic was put back, and grew": (restored_data, {Check.DATA: D}),
+    "records of the tail cannot be unpacked": (spoilt_tail, {Check.TAIL: D}),
+    "a chunk of the tail is another one": (torn_chunk, {Check.TAIL: D}),
+    "records of the tail were deleted": (truncated_to_the_end, {Check.DATA: D, Check.LOG_START: D}),
+    "records that an older snapshot needs were deleted": (truncated_to_the_newest, {Check.LOG_START: R}),
+    "the ledger lost its tail": (lambda twin: twin.cluster.lose_tail("log.ledger", 0, 4), {Check.LEDGER: D}),
+    "the ledger was put back, and grew": (restored_ledger, {Check.LEDGER: D}),
+    "a ledger record is damaged": (corrupt_ledger, {Check.LEDGER: D}),
+    "the ledger topic is gone": (deleted("log.ledger"), {Check.IDENTITY: D}),
+    "the ledger topic was made anew": (lambda twin: twin.cluster.recreate_topic("log.ledger"), {Check.IDENTITY: D}),
+    "the data topic is gone": (deleted("log"), {Check.IDENTITY: D}),
+    "the data topic was made anew": (lambda twin: twin.cluster.recreate_topic("log"), {Check.IDENTITY: D}),
+    "another cluster answers": (lambda twin: setattr(twin.cluster, "cluster_id", "other"), {Check.IDENTITY: D}),
+    "no broker answers": (lambda twin: twin.cluster.set_down(is_down=True), {Check.IDENTITY: U}),
+    "a run is gone": (lambda twin: twin.disk.remove(newest_run(twin)), {Check.RUNS: D}),
+    "a run was cut off": (lambda twin: twin.disk.truncate(newest_run(twin), 100), {Check.RUNS: D}),
+    "a byte of a run flipped": (lambda twin: twin.disk.flip_byte(newest_run(twin), 40), {Check.RUNS: D}),
+    "the newest manifest is damaged": (lambda twin: twin.disk.flip_byte(manifest(3), -30), {Check.MANIFESTS: D}),
+    "an older manifest is damaged": (lambda twin: twin.disk.flip_byte(manifest(2), -30), {Check.MANIFESTS: D}),
+    "a manifest of another chain": (other_chain, {Check.MANIFESTS: D}),
+    "the descriptor is gone": (lambda twin: twin.disk.remove("log/descriptor.avro"), {Check.DESCRIPTOR: D}),
+    "the descriptor is damaged": (lambda twin: twin.disk.flip_byte("log/descriptor.avro", -30), {Check.DESCRIPTOR: D}),
+    "Kafka deletes by age": (setting("log", retention_ms="1000"), {Check.TOPICS: R}),
+    "Kafka compacts": (setting("log.ledger", cleanup_policy="compact"), {Check.TOPICS: R}),
+    "unclean elections": (setting("log", unclean_leader_election_enable="true"), {Check.TOPICS: R}),
+    "a replica is behind": (lagging(1), {Check.IN_SYNC: N}),
+    "too few replicas are in sync": (lagging(2), {Check.IN_SYNC: U}),
+    "no round completes": (no_materializer, {Check.AGE: R}),
+    "the root was copied": (copied_root, {Check.ROOT: R}),
+    "a reader is stuck": (stuck_reader, {Check.LEASES: N}),
+    "a lease is damaged": (unreadable_lease, {Check.LEASES: N}),
+    "a reader was forgotten": (forgotten_reader, {Check.SUBSCRIPTIONS: N}),
+    "a subscription is damaged": (unreadable_subscription, {Check.SUBSCRIPTIONS: R}),
+    "files that nothing knows": (lambda twin: rewrite(twin, "log/notes.txt", b"x"), {Check.FILES: N}),
+    "the disk is full": (full_disk, {Check.ROOM: R}),
+    "clocks are apart": (skewed, {Check.CLOCKS: N}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damage_has_its_finding(twin: TwinLog, damage: str) -> None:
+    """That one and no other, with why it matters and what to do."""
+    strike, expected = DAMAGES[damage]
+    strike(twin)
+    if damage == "a lease is damaged":
+        with told("cannot be read"):
+            found = examined(twin, deep=True)
+    else:
+        found = examined(twin, deep=True)
+    assert bad(found) == expected
+    for check in expected:
+        assert found[check].found
+        assert found[check].why == check.why
+        assert found[check].hint, check
+    assert worst(found.values()) is max(expected.values(), key=list(Severity).index)
+
+
+def test_a_run_that_nothing_names(twin: TwinLog) -> None:
+    """For a day it may be that of a round under way."""
+    rewrite(twin, "log/runs/left.parquet", b"x")
+    assert bad(examined(twin)) == {}
+    found = examined(twin, now_s=twin.now_s + DAY_S + 1)
+    assert found[Check.FILES].severity is Severity.NOTE
+    assert "runs/left.parquet" in found[Check.FILES].found
+
+
+def test_a_copy_that_is_not_finished(twin: TwinLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closed, not damaged; before and after its first round."""
+    rig = twin_rig("copy", cluster=twin.cluster, disk=twin.disk, replicas=3)
+    with twin.open() as log:
+        twin.environment.run(copy_log, log, "copy", rig.where(), settings=settings_for(tmp_path))
+    copy = replace_name(twin, rig)
+    assert bad(examined(copy, where=rig.where())) == {Check.LEDGER: Severity.NOTE}
+
+
+def replace_name(twin: TwinLog, rig: TwinRig) -> TwinLog:
+    """The other log of the same cluster."""
+    twin.name = rig.name
+    return twin
+
+
+def test_a_name_without_a_log(twin: TwinLog) -> None:
+    """Is no finding: there is nothing to look at."""
+    with pytest.raises(NotFound):
+        examine("other", replace(twin_rig("other", cluster=twin.cluster, disk=twin.disk).where(), allow_unsafe=UNSAFE),
+                Examined(settings=settings_for(Path())))  # fmt: skip
+
+
+def test_a_check_that_fails_is_a_finding(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect of one hides nothing that the others find."""
+
+    def fail(_: Store) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("statelog.operate.examination.list_leases", fail)
+    twin.disk.remove(newest_run(twin))
+    found = examined(twin)
+    assert bad(found) == {Check.RUNS: Severity.DAMAGED, Check.LEASES: Severity.UNAVAILABLE}
+    assert "ZeroDivisionError" in found[Check.LEASES].found
+
+
+def test_the_store_is_only_tried_when_asked_to(twin: TwinLog) -> None:
+    """A store that overwrites is found by two files of a temporary name, which go."""
+    before = {info.path for info in twin.disk.files("")}
+    assert bad(examined(twin, proves=True)) == {}
+    twin.disk.honours_absence = False
+    assert bad(examined(twin, proves=True)) == {Check.STORE: Severity.REFUSED}
+    assert {info.path for info in twin.disk.files("")} == before
+
+
+def test_the_page_has_every_check_and_every_damage() -> None:
+    """By their names, and in their order."""
+    page = (DOCS / "doctor.md").read_text(encoding="utf-8")
+    looked_at, found = page.split("## What it looks at")[1].split("## What it finds")
+    assert _rows(looked_at) == [check.value for check in Check]
+    assert _rows(found) == list(DAMAGES)
+    for name, (_, expected) in DAMAGES.items():
+        findings = ", ".join(f"{check.value}: {severity.value}" for check, severity in expected.items())
+        assert f"| {name} | {findings} |" in found
+
+
+def _rows(text: str) -> list[str]:
+    return re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE)[1:]
