@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := test,dev,spark,s3,gcs,azure,msk,demo,check
+EXTRAS := test,dev,spark,s3,gcs,azure,msk,demo,check,docs
 # Options for pytest: make test ARGS='-k fold'.
 ARGS ?=
 # Processes of `make test`: half of the time a test waits for a broker or for Spark, so that three keep two cores busy; the long ones
@@ -15,8 +15,6 @@ PROCESSES ?= 3
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
 STAMP := $(VENV)/.made-of-$(shell { cat pyproject.toml; echo '$(EXTRAS)'; } | cksum | cut -d' ' -f1)
-
-DOCS_STAMP := $(subst .made-of-,.docs-of-,$(STAMP))
 
 .PHONY: help venv java demo test check bench soak docs constraints clean
 .DEFAULT_GOAL := help
@@ -52,11 +50,11 @@ check: venv
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/unit/test_style.py
 
-docs: $(DOCS_STAMP)
+docs: venv
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build $(ARGS)
 
 # The newest versions that these ranges allow: make clean first. PIP_CONSTRAINT=constraints.txt make ... installs those named.
-constraints: $(DOCS_STAMP)
+constraints: venv
 	$(BIN)/python -m tests.support.constraints
 
 clean:
@@ -64,12 +62,6 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 venv: $(STAMP)
-
-# The site's own tools, for those who build it.
-$(DOCS_STAMP): $(STAMP)
-	@rm -f $(VENV)/.docs-of-*
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
-	@touch $@
 
 # The new stamp is written last, so that an interrupted installation is done again.
 $(STAMP):

@@ -2,6 +2,9 @@
 
 Documents link by paths of the source tree. On the site, a link to a document becomes a link to its page, and a link to
 any other file becomes plain text. A link to a file that does not exist is left alone, and fails the build.
+
+A picture is put into the page itself, so that it follows the page's light and dark; and every line of code is an
+element that wraps behind its own indent.
 """
 
 import ast
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-__all__ = ["OUTSIDE", "on_files", "on_page_markdown", "on_post_build"]
+__all__ = ["OUTSIDE", "on_files", "on_page_content", "on_page_markdown", "on_post_build"]
 
 ROOT = Path(__file__).parents[1]
 ROOMS = (
@@ -46,6 +49,9 @@ OUTSIDE = {
 
 _SOURCES = {page: path for path, page in OUTSIDE.items()}
 _PIECES = re.compile(r"^```.*?^```$|`[^`\n]+`(?!\])|\[([^\]]*)\]\(([^)\s]+)\)", re.MULTILINE | re.DOTALL)
+_IMAGE = re.compile(r'<img alt="[^"]*" src="[^"]*pictures/([\w-]+)\.svg" />')
+_CODE = re.compile(r"(<pre[^>]*>(?:<span></span>)?<code[^>]*>)(.*?)(</code></pre>)", re.DOTALL)
+_SCHEME = re.compile(r"@media \(prefers-color-scheme: dark\) \{ (svg\.sl \{[^}]*\}) \}")
 
 
 def on_files(files: "Files", *, config: Any) -> "Files":
@@ -64,6 +70,11 @@ def on_page_markdown(markdown: str, *, page: "Page", **_: Any) -> str:
     return _PIECES.sub(lambda found: _link(found, path, site_path), markdown)
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """The page with its pictures in it, and with its code in lines."""
+    return _CODE.sub(lambda found: found[1] + _lines(found[2]) + found[3], _IMAGE.sub(_picture, html))
+
+
 def on_post_build(*, config: Any) -> None:
     """Warn, which fails the build, of each name that a room exports and that its API page does not describe."""
     for page in sorted((ROOT / "docs" / "api").glob("*.md")):
@@ -73,6 +84,21 @@ def on_post_build(*, config: Any) -> None:
             for name in _exported(face):
                 if not re.search(rf'id="statelog\.[\w.]*\b{name}"', html):
                     logging.getLogger("mkdocs.hooks").warning("api/%s does not describe %s", page.name, name)
+
+
+def _picture(found: re.Match[str]) -> str:
+    svg = (ROOT / "docs" / "pictures" / f"{found[1]}.svg").read_text(encoding="utf-8")
+    svg = _SCHEME.sub(r"[data-md-color-scheme=slate] \1", svg)
+    return f'<span class="picture" data-search-exclude>{svg}</span>'
+
+
+def _lines(code: str) -> str:
+    lines: list[str] = []
+    for line in code.removesuffix("\n").split("\n"):
+        text = re.sub(r"<[^>]+>", "", line)
+        indent = len(text) - len(text.lstrip(" "))
+        lines.append(f'<span class="line" style="--indent:{min(indent, 12) + 4}ch">{line}\n</span>')
+    return "".join(lines)
 
 
 def _exported(face: Path) -> list[str]:

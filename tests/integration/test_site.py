@@ -1,0 +1,106 @@
+"""The documentation as a site, looked at in a browser: nothing is cut off, search finds, pictures follow the scheme."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.documents import ROOT
+from tests.support.services.browser import WHERE_TO_HAVE_IT, chromium, look
+
+_LOOK = """<!doctype html><title>look</title><script>
+const pages = PAGES, width = WIDTH;
+const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+async function open(page) {
+  const frame = document.createElement("iframe");
+  frame.style = `border: 0; width: ${width}px; height: 900px`;
+  frame.src = page;
+  const loaded = new Promise((done) => (frame.onload = done));
+  document.body.append(frame);
+  await loaded;
+  return frame;
+}
+const isWide = (element) => element.scrollWidth > element.clientWidth + 1;
+function look(page) {
+  const found = [];
+  const root = page.documentElement;
+  if (isWide(root)) found.push(`page: ${root.scrollWidth}`);
+  for (const code of page.querySelectorAll("article pre, article pre > code"))
+    if (isWide(code)) found.push(`code: ${code.textContent.slice(0, 60)}`);
+  for (const svg of page.querySelectorAll("article svg.sl")) {
+    const { width, height } = svg.viewBox.baseVal;
+    for (const text of svg.querySelectorAll("text")) {
+      const box = text.getBBox();
+      if (box.x < -1 || box.x + box.width > width + 1 || box.y + box.height > height)
+        found.push(`picture: ${text.textContent}`);
+    }
+  }
+  return found;
+}
+async function search(page) {
+  const input = page.querySelector(".md-search__input");
+  page.querySelector("#__search").click();
+  input.focus();
+  input.value = "truncation";
+  const titles = () => [...page.querySelectorAll(".md-search-result__item h1, .md-search-result__item h2")];
+  for (let tries = 0; tries < 300 && !titles().length; tries++) {
+    input.dispatchEvent(new KeyboardEvent("keyup", { bubbles: true }));
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+    await wait(100);
+  }
+  return titles().map((title) => title.textContent.trim());
+}
+function scheme(page, name) {
+  page.body.setAttribute("data-md-color-scheme", name);
+  const box = page.querySelector("article svg.sl .box");
+  return page.defaultView.getComputedStyle(box).fill;
+}
+onload = async () => {
+  const found = {};
+  for (const page of pages) {
+    const frame = await open(page);
+    const wide = look(frame.contentDocument);
+    if (wide.length) found[page] = wide;
+    frame.remove();
+  }
+  const home = (await open("index.html")).contentDocument;
+  const schemes = [scheme(home, "default"), scheme(home, "slate")];
+  const body = JSON.stringify({ found, schemes, titles: await search(home) });
+  await fetch("/found", { method: "POST", body });
+};
+</script><body></body>"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it."""
+    if find_spec("mkdocs") is None or find_spec("material") is None:
+        pytest.skip("the site cannot be built here: pip install '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        check=True,
+    )
+    return folder
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_cut_off(site: Path, width: int) -> None:
+    """On every page, on a laptop and on a phone: no page scrolls sideways, no line of code and no word of a picture is
+    wider than its place; search finds pages; and pictures are drawn otherwise in the dark."""
+    browser = chromium()
+    if browser is None:
+        pytest.skip(WHERE_TO_HAVE_IT)
+    pages = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+    assert len(pages) > 60
+    page = _LOOK.replace("PAGES", repr(pages)).replace("WIDTH", str(width))
+    seen: dict[str, Any] = look(browser, site, page, width=max(width, 1280))
+    assert seen["found"] == {}
+    assert len(set(seen["schemes"])) == 2
+    assert seen["titles"]

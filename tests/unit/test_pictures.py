@@ -1,0 +1,37 @@
+"""The pictures of the documents are those that `docs/pictures.py` draws, and a page shows each of them."""
+
+import re
+import runpy
+from typing import Any
+
+import pytest
+
+from tests.support.documents import DOCS, ROOT, documents
+
+_DRAWN: dict[str, Any] = runpy.run_path(str(DOCS / "pictures.py"))
+_PICTURES: dict[str, Any] = _DRAWN["PICTURES"]
+
+
+@pytest.mark.parametrize("name", list(_PICTURES))
+def test_a_picture_is_as_it_is_drawn(name: str) -> None:
+    """Its file is what `python docs/pictures.py` writes, and a page shows it with words for those who do not see it."""
+    draw, title, says = _PICTURES[name]
+    assert (DOCS / "pictures" / f"{name}.svg").read_text(encoding="utf-8") == draw().svg(title, says)
+    shown = re.compile(rf"!\[[^\]]+\]\((?:\.\./|docs/)?pictures/{name}\.svg\)")
+    assert any(shown.search(page.read_text(encoding="utf-8")) for page in documents())
+
+
+def test_no_picture_is_left_over() -> None:
+    """Every file in the folder is drawn."""
+    assert {path.stem for path in (DOCS / "pictures").iterdir()} == set(_PICTURES)
+
+
+def test_the_plot_has_the_figures_of_the_readme() -> None:
+    """Each figure of the README's table stands in the plot, beside its baseline, and the plot has no other."""
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Figures\n")[2].partition("\n## ")[0]
+    table = re.sub(r"^\| \|.*folded first.*\n", "", table, flags=re.MULTILINE)  # statelog's own fold, beside itself
+    rows = re.findall(r"^\| (.*?) ?\| (?:([\d.]+) (?:M changes/s|ms))? ?\| ([\d.]+)", table, re.MULTILINE)
+    told = [float(ours) for _, ours, _ in rows if ours] + [float(beside) for *_, beside in rows]
+    svg = (DOCS / "pictures" / "figures.svg").read_text(encoding="utf-8")
+    drawn = [float(number) for number in re.findall(r">([\d.]+)(?: ms)?</text>", svg)]
+    assert sorted(drawn) == sorted(told)
