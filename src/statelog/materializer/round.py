@@ -174,8 +174,7 @@ class Round:
         return self._base.number if self._base else 0
 
     def _roll_up_newest(self) -> RoundOutcome:
-        self._log.verify_anew(READING)
-        if not self._log.truncation_verified.is_by_kafka:
+        if not self._log.verify_anew(READING).is_by_kafka:
             self._check_may_truncate()
         self._newest = self._log.manifests.newest()
         self._passed("after-newest")

@@ -274,7 +274,7 @@ class LedgerClient:
         kept, self._valid, keeps, self._keeps = self._valid, [], self._keeps, False
         return kept if keeps else None
 
-    def verdict(self, offset: int, record: LedgerRecord, *, verify: Callable[[], None] | None = None) -> Void | None:
+    def verdict(self, offset: int, record: LedgerRecord, *, verify: Callable[[], object] | None = None) -> Void | None:
         """Why the record that we appended at `offset` is void, or None if it is valid.
 
         If nothing can lie between what is folded and our record, this needs no read, unless the last one is too old.
@@ -306,7 +306,7 @@ class LedgerClient:
         if self._is_over_due(self._verified_s):
             self._ask_who_answers(self._verify)
 
-    def _ask_who_answers(self, verify: Callable[[], None]) -> None:
+    def _ask_who_answers(self, verify: Callable[[], object]) -> None:
         asked_s = self._clock()
         verify()
         self._verified_s = asked_s

@@ -101,10 +101,13 @@ class LogDescription:
 
 
 class Verified(NamedTuple):
-    """What the cluster said of a log's topics, which are the descriptor's, and when it was asked."""
+    """What the cluster said of a log's topics, which are the descriptor's, and when it was asked; and who truncates
+    them, once it was seen that they may be used. The store is only asked where they keep nothing for ever.
+    """
 
     topics: IdentifiedTopics
     asked_s: float
+    truncation: Truncation | None = None
 
 
 class Log(Closing):
@@ -137,8 +140,6 @@ class Log(Closing):
         self._verified: Verified | None = None
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
-        self.truncation_verified = Truncation()
-        """Who truncates, as the topics were verified last. It is only asked where they keep nothing for ever."""
 
     # ---- life
 
@@ -182,34 +183,37 @@ class Log(Closing):
         with opened_ports(name, where, keeps=False) as (client, store, _):
             delete_log(client, store, name)
 
-    def verify(self, rights: Rights = NO_RIGHTS) -> None:
+    def verify(self, rights: Rights = NO_RIGHTS) -> Truncation:
         """Compare descriptor, cluster and topic settings, as every open, round and recovery does. What the cluster has
-        answered through this object within `look_again_s` it is not asked again.
+        answered through this object within `look_again_s` it is not asked again. Returns who truncates.
 
         `rights` are those that this client is going to need. Raises ConfigError if one is missing,
         NotFound for a log that was deleted, IdentityChanged, UnsafeTopic, Unavailable. Partitions that were added later
         are a log line only.
         """
-        data, ledger, warning = self._identify(self.look_again_s)
-        verified, self._verified = self._verified, None  # What is refused here is asked anew.
-        if warning:
-            _LOG.warning(warning)
-        is_kept = retention_s(data.config, ledger.config) is None
-        self.truncation_verified = Truncation() if is_kept else self.truncation()
-        self._check_made(data, ledger, self.truncation_verified)
+        verified, self._verified = self._identify(self.look_again_s), None  # What is refused here is asked anew.
+        data, ledger, warning = verified.topics
+        truncation = verified.truncation
+        if truncation is None:
+            if warning:
+                _LOG.warning(warning)
+            is_kept = retention_s(data.config, ledger.config) is None
+            truncation = Truncation() if is_kept else self.truncation()
+            self._check_made(data, ledger, truncation)
         needed = {data.name: rights.data, ledger.name: rights.ledger}
         check_rights(needed, {topic.name: topic.operations for topic in (data, ledger)})
-        self._verified = verified
+        self._verified = verified._replace(truncation=truncation)
+        return truncation
 
     def _check_made(self, data: TopicDescription, ledger: TopicDescription, truncation: Truncation) -> None:
         needs = TopicNeeds(self.descriptor.record_bytes_max, truncation.retention_ms)
         for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
             check_made(topic, role, self._waived, needs)
 
-    def verify_anew(self, rights: Rights = NO_RIGHTS) -> None:
+    def verify_anew(self, rights: Rights = NO_RIGHTS) -> Truncation:
         """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""
         self._verified = None
-        self.verify(rights)
+        return self.verify(rights)
 
     @contextmanager
     def asking_who_answers(self) -> Generator[None]:
@@ -229,12 +233,12 @@ class Log(Closing):
     def _verify_identity(self) -> None:
         self._identify(0.0)
 
-    def _identify(self, max_age_s: float) -> IdentifiedTopics:
+    def _identify(self, max_age_s: float) -> Verified:
         now_s = self._clock()
         verified = self._verified
         if verified is None or now_s - verified.asked_s >= max_age_s:
             verified = self._verified = Verified(identify(self.kafka, self.store, self.descriptor), now_s)
-        return verified.topics
+        return verified
 
     @property
     def retention_s(self) -> float | None:
@@ -303,7 +307,7 @@ class Log(Closing):
         it, ConfigError, also where records cannot be deleted; Unavailable.
         """
         wanted = Truncation.named(truncation, retention_days)
-        data, ledger, _ = self._identify(0.0)
+        data, ledger, _ = self._identify(0.0).topics
         self._check_made(data, ledger, wanted)
         if not wanted.is_by_kafka:
             check_rights(

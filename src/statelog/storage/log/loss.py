@@ -63,7 +63,7 @@ from statelog.storage.log.evidence import check_anchors, furthest_witness
 from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_or_none, truncation_of
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
-from statelog.storage.log.topics import check_made, identity_of, look_for, make_topic, owned_elsewhere, owner_of
+from statelog.storage.log.topics import check_made, identity_of, identity_shown, look_for, make_topic, owned_elsewhere, owner_of
 from statelog.storage.log.where import Where, opened_ports
 from statelog.storage.store import Store
 
@@ -301,7 +301,8 @@ class _Acceptance:
         or the snapshot is not the log's.
         """
         ids = stored.manifest.identity
-        if ids != self.made.identity and self._is_as_made():
+        # With the topics that the log was made with no others can have been accepted.
+        if ids != self.made.identity == identity_shown(self.client, self.made.name):
             raise IdentityChanged(
                 "the newest manifest was made for another log",
                 log=self.made.name,
@@ -327,7 +328,7 @@ class _Acceptance:
         before = self.made.at(base.identity)
         ledger = self._topic(TopicRole.LEDGER, ledger_topic(name), 1)
         data = self._topic(TopicRole.DATA, data_topic(name), self.made.partitions)
-        identity = identity_of(self.client, data, ledger)
+        identity = identity_of(self.client.cluster_id(), data, ledger)
         log = Log(self.made.at(identity), self.client, self.store, waived=self.waived)
         if identity == base.identity:
             return log  # Another process was faster.
@@ -364,12 +365,6 @@ class _Acceptance:
                 hint="Check bootstrap.servers. If the log's cluster is gone, copy its newest snapshot into a new log"
                 " (`statelog copy --snapshot --finish`)",
             )
-
-    def _is_as_made(self) -> bool:
-        """Whether the topics are those that the log was made with: then no others can have been accepted."""
-        names = (data_topic(self.made.name), ledger_topic(self.made.name))
-        data, ledger = (self.client.describe_topic(name) for name in names)
-        return data is not None and ledger is not None and identity_of(self.client, data, ledger) == self.made.identity
 
     def _fate(self, topic: str, topic_id: str) -> TopicFate:
         found = look_for(self.client, topic)

@@ -168,8 +168,7 @@ def identify(client: Kafka, store: Store, descriptor: Descriptor) -> IdentifiedT
     names = (data_topic(name), ledger_topic(name))
     cluster_id, found = client.identify(names)
     data, ledger = (one or _find(client, store, name, topic) for topic, one in zip(names, found, strict=True))
-    identity = LogIdentity(cluster_id=cluster_id, data_topic_id=data.topic_id, ledger_topic_id=ledger.topic_id)
-    return IdentifiedTopics(data, ledger, verify(descriptor, identity, data.partitions))
+    return IdentifiedTopics(data, ledger, verify(descriptor, identity_of(cluster_id, data, ledger), data.partitions))
 
 
 def _find(client: Kafka, store: Store, name: str, topic: str) -> TopicDescription:
@@ -211,9 +210,18 @@ def check_made(topic: TopicDescription, role: TopicRole, waived: frozenset[Waive
     )
 
 
-def identity_of(client: Kafka, data: TopicDescription, ledger: TopicDescription) -> LogIdentity:
-    """The ids that the cluster shows now. Raises BrokerUnavailable."""
-    return LogIdentity(cluster_id=client.cluster_id(), data_topic_id=data.topic_id, ledger_topic_id=ledger.topic_id)
+def identity_of(cluster_id: str, data: TopicDescription, ledger: TopicDescription) -> LogIdentity:
+    """The identity of a log with these topics on this cluster."""
+    return LogIdentity(cluster_id=cluster_id, data_topic_id=data.topic_id, ledger_topic_id=ledger.topic_id)
+
+
+def identity_shown(client: Kafka, name: str) -> LogIdentity | None:
+    """The identity of the log of this name, as the cluster shows it now; None if a topic is not there.
+
+    Raises BrokerUnavailable.
+    """
+    cluster_id, (data, ledger) = client.identify((data_topic(name), ledger_topic(name)))
+    return None if data is None or ledger is None else identity_of(cluster_id, data, ledger)
 
 
 def owner_of(client: Kafka, topic: str) -> bytes | None:
@@ -231,7 +239,10 @@ def owner_of(client: Kafka, topic: str) -> bytes | None:
 
 
 def record_at(client: Kafka, topic: str, offset: int) -> LedgerRecord | None:
-    """The ledger's record at `offset`; None if there is none, or it is not ours. Raises as a reader."""
+    """The ledger's record at `offset`; None if there is none, or it is not ours.
+
+    Raises OffsetGone, BeyondEnd, CorruptLedger, UnknownFormat, BrokerUnavailable.
+    """
     with closing(client.reader(topic)) as reader:
         found = next(reader.read({0: OffsetRange(offset, offset + 1)}, stall_timeout_s=STALL_TIMEOUT_S), None)
     return decode(found.value) if found else None
@@ -306,13 +317,10 @@ def owned_elsewhere(topic: str) -> AlreadyExists:
 
 def is_begun(client: Kafka, descriptor: Descriptor) -> bool:
     """Whether a create died between the descriptor and the mark: both topics are still there, and empty."""
-    name = descriptor.name
-    data, ledger = client.describe_topic(data_topic(name)), client.describe_topic(ledger_topic(name))
-    if data is None or ledger is None or identity_of(client, data, ledger) != descriptor.identity:
+    if identity_shown(client, descriptor.name) != descriptor.identity:
         return False
-    return not any(
-        end for topic in (data, ledger) for _, end in client.offsets(topic.name, range(topic.partitions)).values()
-    )
+    partitions = {data_topic(descriptor.name): descriptor.partitions, ledger_topic(descriptor.name): 1}
+    return not any(end for topic, count in partitions.items() for _, end in client.offsets(topic, range(count)).values())
 
 
 def topics_in_force(client: Kafka, store: Store, made: Descriptor) -> Descriptor:
@@ -320,11 +328,8 @@ def topics_in_force(client: Kafka, store: Store, made: Descriptor) -> Descriptor
 
     Raises StoreUnavailable, UnknownFormat, BrokerUnavailable.
     """
-    data, ledger = client.describe_topic(data_topic(made.name)), client.describe_topic(ledger_topic(made.name))
-    if data is None or ledger is None:
-        return made
-    found = identity_of(client, data, ledger)
-    if found == made.identity or found.cluster_id != made.identity.cluster_id:
+    found = identity_shown(client, made.name)
+    if found is None or found == made.identity or found.cluster_id != made.identity.cluster_id:
         return made
     chain = ManifestChain(store, made)
     for number in reversed(chain.numbers()):
@@ -371,7 +376,7 @@ def make_log(
         prove_truncation(client, (data.name, ledger.name), needs_right=False)
     descriptor = Descriptor(
         name=name,
-        identity=identity_of(client, data, ledger),
+        identity=identity_of(client.cluster_id(), data, ledger),
         partitions=new.partitions,
         key_groups=new.key_groups,
         hash_rule=new.hash_rule,
