@@ -2,14 +2,16 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import StatelogError, StoreRefused, StoreUnavailable
+from statelog.errors import IdentityChanged, StatelogError, StoreRefused, StoreUnavailable
 from statelog.producer.guard import Life
+from statelog.schemas.snapshot.manifest import next_manifest
 from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading, Table
 from statelog.testing.store import Fault, MemoryStore
@@ -127,3 +129,30 @@ def test_all_comes_in_the_middle_of_a_read(rolled: Rolled, directory: Path | Non
         key = next(key for key in rolled.model if inside.store.get(key) is None)
         assert table.get(key) == rolled.model[key]
         assert table.is_local
+
+
+def test_the_newest_snapshot_is_of_other_topics(rolled: Rolled, directory: Path | None) -> None:
+    """A person accepted that the table's topics were lost, and its snapshot is gone: it takes none of the new ones, and
+    tells so from then on.
+    """
+    with rolled.open(Loading.ON_DEMAND, directory) as table:
+        log = _inside(table)._base._log
+        stored = log.manifests.newest()
+        old = stored.manifest
+        anew = next_manifest(
+            old,
+            stored.data,
+            nonce=bytes(16),
+            identity=replace(old.identity, ledger_topic_id="another"),
+            state=old.state,
+            anchors=old.anchors,
+            runs=old.runs,
+            created_s=old.created_s,
+        )
+        assert log.manifests.put(anew)
+        for run in old.runs:
+            log.store.delete(run.path)
+        _forget_what_was_read(table)
+        for _ in range(2):
+            with pytest.raises(IdentityChanged, match="made for another log"):
+                table.get(KEYS[4])
