@@ -63,7 +63,15 @@ from statelog.storage.log.evidence import check_anchors, furthest_witness
 from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_or_none, truncation_of
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
-from statelog.storage.log.topics import check_made, identity_of, identity_shown, look_for, make_topic, owned_elsewhere, owner_of
+from statelog.storage.log.topics import (
+    check_made,
+    identity_of,
+    identity_shown,
+    look_for,
+    make_topic,
+    owned_elsewhere,
+    owner_of,
+)
 from statelog.storage.log.where import Where, opened_ports
 from statelog.storage.store import Store
 

@@ -317,10 +317,11 @@ def owned_elsewhere(topic: str) -> AlreadyExists:
 
 def is_begun(client: Kafka, descriptor: Descriptor) -> bool:
     """Whether a create died between the descriptor and the mark: both topics are still there, and empty."""
-    if identity_shown(client, descriptor.name) != descriptor.identity:
+    name = descriptor.name
+    if identity_shown(client, name) != descriptor.identity:
         return False
-    partitions = {data_topic(descriptor.name): descriptor.partitions, ledger_topic(descriptor.name): 1}
-    return not any(end for topic, count in partitions.items() for _, end in client.offsets(topic, range(count)).values())
+    topics = ((data_topic(name), descriptor.partitions), (ledger_topic(name), 1))
+    return not any(end for topic, count in topics for _, end in client.offsets(topic, range(count)).values())
 
 
 def topics_in_force(client: Kafka, store: Store, made: Descriptor) -> Descriptor:
