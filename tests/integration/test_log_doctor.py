@@ -124,3 +124,14 @@ def test_a_broker_that_is_away(rolled_up: Shell, tmp_path: Path) -> None:
     by_name = {one["name"]: one for one in found["findings"]}
     assert bad(by_name) == {Check.IDENTITY: "unavailable"}
     assert by_name[Check.RUNS]["severity"] == "ok"
+
+
+def test_a_drill(rolled_up: Shell) -> None:
+    """Both ways lead to the state that verify reads; once the log was truncated, one begins at the oldest snapshot."""
+    found = rolled_up.json("drill", rolled_up.name)
+    assert found["restored_from"] == "snapshot 2 and the tail behind it"
+    assert found["compared_with"] == "snapshot 1 and the tail behind it"
+    assert found["digest"] == found["compared_digest"] == rolled_up.json("verify", rolled_up.name)["digest"]
+    assert (found["rows"], found["compared_rows"]) == (20, 20)
+    assert found["has_lease"]
+    assert list(rolled_up.root.rglob("leases/*")) == []

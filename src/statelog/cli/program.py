@@ -29,17 +29,26 @@ COMMANDS: Mapping[str, str] = {
     "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
     "get": "Read the committed values of some keys.",
     "follow": "Show the commits of a log as they come.",
+    "verify": "Read a state of a log whole, compare every checksum, and print its digest.",
     "describe": "Show what a log is, and its current status.",
     "subscriptions": "Show the readers that hold truncation back, or remove one.",
     "copy": "Copy a log into a new one, on another cluster or below another root.",
     "accept-loss": "Accept what a log has lost, so that it can go on.",
     "delete": "Delete a log for good.",
     "doctor": "Find what is wrong with a log; or try everything that a log needs of a Kafka.",
+    "drill": "Restore a log into nothing, timed, in two ways, and compare.",
     "dev": "Start, stop or show the development broker.",
     "version": "Print the versions of statelog and its dependencies.",
 }
 """Name to what the overview says about it."""
-_HOMES = {"init": "log", "evolve": "log", "truncation": "log", "delete": "log", "subscriptions": "describe"}
+_HOMES = {
+    "init": "log",
+    "evolve": "log",
+    "truncation": "log",
+    "delete": "log",
+    "subscriptions": "describe",
+    "verify": "drill",
+}
 """The modules that hold more than one command, each under its name."""
 
 

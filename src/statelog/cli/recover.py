@@ -59,7 +59,7 @@ def command(
     with ExitStack() as opened, open_bar(f"recover {name}", as_json=as_json) as bar:
         options: dict[str, Any] = {
             "key_groups": groups,
-            "progress": partial(_show, bar),
+            "progress": partial(show_progress, bar),
             "settings": RecoverySettings(holder="statelog recover", lease=lease),
         }
         if snapshot:
@@ -112,7 +112,8 @@ def _write(table: pa.Table, target: str, bytes_text: BytesText, *, with_groups: 
         file.writelines(f"{line}\n" for line in lines)
 
 
-def _show(bar: PlainBar, now: Progress) -> None:
+def show_progress(bar: PlainBar, now: Progress) -> None:
+    """Show how far a recovery is."""
     left = "" if now.eta_s is None else f", {show_duration(now.eta_s)} left"
     text = f"{now.phase.value}: {show_bytes(now.bytes_done)} of {show_bytes(now.bytes_total)}"
     bar.update(now.fraction, f"{text}, {show_bytes(now.rate_bytes_s)}/s{left}")

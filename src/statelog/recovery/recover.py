@@ -42,7 +42,8 @@ from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.recovery.runs import RunOpener
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.recovery.stream import Stream
-from statelog.recovery.targets import Target, fill_dict, fill_parquet, fill_table, require_file
+from statelog.recovery.targets import Target, fill_dict, fill_digest, fill_parquet, fill_table, require_file
+from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
@@ -203,6 +204,15 @@ class Recovery(Closing):
             raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
         require_absent(Path(path))
         return self._fill(partial(fill_rocksdb, path=Path(path), sst_bytes=sst_bytes))
+
+    def digest(self) -> StateDigest:
+        """Read all of it, verify it and keep nothing: how many rows there are, and a digest of them in no order.
+
+            recover(log).digest() == recover(other_log).digest()
+
+        Equal states have equal digests, in one version of statelog. Memory and errors as `to_parquet`.
+        """
+        return self._fill(fill_digest)
 
     # ---- streams
 

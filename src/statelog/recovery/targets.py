@@ -1,4 +1,4 @@
-"""The targets of a recovery in memory and as a file: a dict, an Arrow table, Parquet. `Recovery` fills them.
+"""The targets of a recovery in memory and as a file: a dict, an Arrow table, a digest, Parquet. `Recovery` fills them.
 
 Invariants:
 - A file appears under its name whole or not at all, and only after every check has passed. What a kill leaves beside it
@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from statelog.environment import DiskHook, Environment
 from statelog.errors import AlreadyExists
 from statelog.recovery.plan_reader import PlanReader
+from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.values.schema import columns_of
 from statelog.storage.local.disk import local_disk, make_parents, sync
 from statelog.storage.local.own_directory import make_own
@@ -65,6 +66,14 @@ def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
     found = [table.select(_STATE_COLUMNS) for table in tables]
     table = pa.concat_tables(found) if found else _state_schema(reader.schema).empty_table()
     return table, table.num_rows
+
+
+def fill_digest(reader: PlanReader) -> tuple[StateDigest, int]:
+    """Nothing is kept of the rows but their digest."""
+    digest = StateDigest()
+    for table in reader.sorted_tables():
+        digest = digest.of_more(table, reader.value_schema)
+    return digest, digest.rows
 
 
 def _state_schema(schema: pa.Schema) -> pa.Schema:

@@ -1,0 +1,115 @@
+"""`drill`: restores a log's newest state into nothing, timed, and once more by another way, and compares the two.
+
+The way of every recovery is the newest snapshot and the tail behind it. The other one is the log alone, from its first
+record; or, where that was truncated, the oldest snapshot that is kept, and the longer tail behind that. Both are read
+to one position, and every byte is verified, as in any recovery.
+
+Invariants:
+- It writes nothing but leases, as any reader does, and none where the settings say so.
+- Two ways are compared only if they have to be equal: what a person gave up is missing in one of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from statelog.errors import Corrupt, NotFound, OffsetGone
+from statelog.reading.commits import Commits, Folding
+from statelog.reading.hold import HeldPlan
+from statelog.reading.plan import AtPosition, Plan
+from statelog.reading.planner import check_plan, plan_of
+from statelog.recovery import RecoverySettings, RecoveryStatistics, recover
+from statelog.recovery.progress import OnProgress
+from statelog.recovery.recover import Recovery
+from statelog.recovery.settings import terms_of
+from statelog.schemas.changes.digest import StateDigest
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.log.log import Log
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to a state: what it took, and what came out. Manifest 0: the log alone."""
+
+    statistics: RecoveryStatistics
+    digest: StateDigest
+
+    @property
+    def name(self) -> str:
+        """What was read, for people."""
+        number = self.statistics.manifest
+        return f"snapshot {number} and the tail behind it" if number else "the log alone, from its first record"
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """The way of every recovery, and the other one; None, and `why`, if there is none to compare with."""
+
+    restored: Way
+    other: Way | None
+    why: str = ""
+
+    def check(self) -> None:
+        """Raise Corrupt unless both ways, if there are two, lead to one state."""
+        if self.other is not None and self.other.digest != self.restored.digest:
+            raise Corrupt(
+                "two ways to one state lead to different ones",
+                position=self.restored.statistics.position,
+                restored_from=self.restored.name,
+                rows=self.restored.digest.rows,
+                compared_with=self.other.name,
+                compared_rows=self.other.digest.rows,
+                hint="Keep both topics and the store as they are, stop the materializer, and report it: it is a defect,"
+                " or memory that fails",
+            )
+
+
+def drill(log: Log, settings: RecoverySettings, progress: OnProgress | None = None) -> Drilled:
+    """Restore the newest state in both ways. Raises Damaged, StorageFull, Unavailable."""
+    same = replace(settings, value_schema_id=log.value_schemas.newest().id)
+    with recover(log, progress=progress, settings=same) as recovery:
+        restored = _taken(recovery)
+        plan = recovery.plan
+    for other in _other_plans(log, plan):
+        base = other.manifest.next_offsets if other.manifest else {}
+        if any(lost.end_offset > base.get(lost.partition, 0) for lost in plan.state.accepted):
+            return Drilled(restored, None, "a loss was accepted in what only one way reads")
+        held = HeldPlan(log, terms_of(same), AtPosition(plan.position), plan=other)
+        with Recovery(held, same, progress) as recovery:
+            try:
+                found = _taken(recovery)
+            except NotFound:
+                break  # Truncated past this state meanwhile.
+        if found.statistics.manifest == other.manifest_number:
+            return Drilled(restored, found)
+    return Drilled(restored, None, "the log reaches back to no older snapshot, and not to its first record")
+
+
+def _taken(recovery: Recovery) -> Way:
+    digest = recovery.digest()
+    return Way(recovery.statistics(), digest)
+
+
+def _other_plans(log: Log, plan: Plan) -> Iterator[Plan]:
+    """Plans for the same position, the one that reads the most of the log first."""
+    for base in (None, *_older(log, plan.manifest_number)):
+        try:
+            with Commits(log, base) as ledger:
+                commits = ledger.read_to(plan.position)
+                found = plan_of(log, Folding(base, commits, ledger.folded), None)
+            check_plan(log, found)
+        except OffsetGone:
+            continue  # The log does not reach back to it.
+        if found.manifest_number != plan.manifest_number:
+            yield found
+
+
+def _older(log: Log, number: int) -> Iterator[Manifest]:
+    """The snapshots before this one, oldest first."""
+    for one in log.manifests.numbers():
+        if one < number:
+            try:
+                manifest = log.manifests.read(one).manifest
+            except NotFound:
+                continue
+            if manifest.identity == log.descriptor.identity:
+                yield manifest

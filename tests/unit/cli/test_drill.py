@@ -1,0 +1,88 @@
+"""`statelog drill` and `statelog verify`: what is printed, and what they exit with."""
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statelog.cli.exit_codes import DAMAGED, OK
+from statelog.cli.program import program
+from statelog.cli.session import Session
+from statelog.operate.drill import Drilled
+from statelog.storage.log.log import Log
+from tests.support.rigs.log import TwinLog, rolled_up
+
+HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
+
+
+@pytest.fixture
+def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
+    """A log with a snapshot and a tail that every command opens."""
+    twin = rolled_up(tmp_path)
+
+    @contextmanager
+    def open_log(_session: Session, _name: str) -> Generator[Log]:
+        with twin.open() as log:
+            yield log
+
+    monkeypatch.setattr(Session, "open_log", open_log)
+    return twin
+
+
+def run(command: str, *arguments: object) -> Result:
+    """The command."""
+    return CliRunner().invoke(program, [command, "log", *HERE, *map(str, arguments)])
+
+
+def facts(command: str, *arguments: object) -> dict[str, Any]:
+    """What it printed, for programs."""
+    result = run(command, "--json", *arguments)
+    assert result.exit_code == OK, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_a_drill_says_how_long_and_from_what(twin: TwinLog) -> None:
+    """With the digests of both ways, which verify prints, too."""
+    found = facts("drill")
+    assert found["restore_s"] > 0
+    assert found["compared_s"] > 0
+    assert found["digest"] == found["compared_digest"] == facts("verify")["digest"]
+    assert (found["manifest"], found["rows"], found["compared_rows"]) == (1, len(twin.model), len(twin.model))
+    assert "compared with: the log alone" in run("drill").stdout
+
+
+def test_a_difference_is_printed_and_damage(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured, on standard output, and what differs, on the other."""
+
+    def differ(_: Drilled) -> None:
+        from statelog.errors import Corrupt
+
+        raise Corrupt("two ways to one state lead to different ones")
+
+    monkeypatch.setattr(Drilled, "check", differ)
+    result = run("drill")
+    assert result.exit_code == DAMAGED
+    assert f"rows: {len(twin.model)}" in result.stdout
+    assert "different ones" in result.stderr
+
+
+def test_an_earlier_state_is_verified(twin: TwinLog) -> None:
+    """Its digest is another one; no lease is left."""
+    with twin.open() as log:
+        position = log.manifests.read(1).manifest.position
+    now, then = facts("verify"), facts("verify", "--at-position", position, "--no-lease")
+    assert (then["position"], then["has_lease"]) == (position, False)
+    assert then["digest"] != now["digest"]
+    assert twin.disk.files("log/leases/") == []
+
+
+def test_damage_ends_it(twin: TwinLog) -> None:
+    """With the code that scripts know."""
+    end = twin.cluster.log("log", 0).end
+    twin.cluster.spoil("log", 0, end - 1, end)
+    assert run("verify").exit_code == DAMAGED

@@ -1,0 +1,114 @@
+"""A drill: the state of a log is restored in two ways, and a difference is damage."""
+
+from pathlib import Path
+
+import pytest
+
+from statelog.errors import Corrupt
+from statelog.materializer.round import run_round
+from statelog.operate.drill import Drilled, drill
+from statelog.recovery import Recovery, RecoverySettings, recover
+from statelog.schemas.changes.digest import StateDigest
+from statelog.schemas.ledger.records import LossRange
+from statelog.storage.log.loss import accept_data_loss
+from tests.support.rigs.log import TwinLog, settings_for
+
+KEYS = [b"k%d" % number for number in range(30)]
+
+
+def drilled(twin: TwinLog, *, lease: bool = True) -> Drilled:
+    """A drill of it, as another process does it."""
+    with twin.open() as log:
+        return twin.environment.run(drill, log, RecoverySettings(lease=lease))
+
+
+def rolled_up(twin: TwinLog, tmp_path: Path, *, keep: int = 2) -> None:
+    """Another commit, and a round."""
+    twin.write({key: b"%d" % len(twin.run_paths()) for key in KEYS} | {KEYS[0]: None})
+    with twin.open() as log:
+        twin.environment.run(run_round, log, settings_for(tmp_path, keep=keep))
+
+
+def test_the_log_alone_is_the_other_way_while_it_reaches_back(tmp_path: Path) -> None:
+    """Nothing was truncated after one round; both have the state, and lease and scratch are gone."""
+    twin = TwinLog()
+    rolled_up(twin, tmp_path)
+    twin.write({KEYS[1]: b"tail"})
+    done = drilled(twin)
+    assert done.other is not None
+    assert (done.restored.statistics.manifest, done.other.statistics.manifest) == (1, 0)
+    assert done.restored.digest == done.other.digest
+    assert done.restored.digest.rows == len(twin.model)
+    assert done.restored.statistics.total_s > 0
+    assert done.restored.name == "snapshot 1 and the tail behind it"
+    assert done.other.name == "the log alone, from its first record"
+    assert twin.disk.files("log/leases/") == []
+    done.check()
+
+
+def test_an_older_snapshot_is_the_other_way_afterwards(tmp_path: Path) -> None:
+    """The oldest one that is kept; with no lease nothing is written."""
+    twin = TwinLog()
+    for _ in range(4):
+        rolled_up(twin, tmp_path, keep=3)
+    before = twin.disk.files("")
+    done = drilled(twin, lease=False)
+    assert done.other is not None
+    assert (done.restored.statistics.manifest, done.other.statistics.manifest) == (4, 2)
+    assert not done.restored.statistics.has_lease
+    assert twin.disk.files("") == before
+    done.check()
+
+
+def test_a_log_without_a_snapshot_has_one_way() -> None:
+    """The log alone."""
+    twin = TwinLog()
+    twin.write({KEYS[0]: b"v"})
+    done = drilled(twin)
+    assert done.other is None
+    assert "no older snapshot" in done.why
+    assert done.restored.digest.rows == 1
+    done.check()
+
+
+def test_a_difference_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names both ways, and how many rows each has."""
+    twin = TwinLog()
+    rolled_up(twin, tmp_path)
+
+    sound = Recovery.digest
+
+    def one_less(recovery: Recovery) -> StateDigest:
+        digest = sound(recovery)
+        return digest if recovery.plan.manifest is None else StateDigest(digest.rows - 1, digest.first, digest.second)
+
+    monkeypatch.setattr(Recovery, "digest", one_less)
+    done = drilled(twin)
+    with pytest.raises(Corrupt, match="different ones") as caught:
+        done.check()
+    assert caught.value.facts["rows"] == len(twin.model) - 1
+    assert caught.value.facts["compared_rows"] == len(twin.model)
+    assert caught.value.hint
+
+
+def test_what_was_given_up_is_not_compared(tmp_path: Path) -> None:
+    """The snapshot has it, and the log alone does not."""
+    twin = TwinLog(partitions=1)
+    rolled_up(twin, tmp_path)
+    with twin.open() as log:
+        accept_data_loss(log, [LossRange(0, 0, 1)], reason="a disk died", operator="ann")
+    done = drilled(twin)
+    assert done.other is None
+    assert "a loss was accepted" in done.why
+
+
+def test_a_digest_is_the_states(tmp_path: Path) -> None:
+    """Of whatever portions it came in: equal to that of the table, and of an earlier position another one."""
+    twin = TwinLog()
+    rolled_up(twin, tmp_path)
+    with twin.open() as log:
+        earlier = recover(log).digest()
+        twin.write({KEYS[2]: b"more"})
+    with twin.open() as log, recover(log) as recovery:
+        table = recovery.to_arrow()
+        assert recovery.digest() == StateDigest().of_more(table, log.value_schemas.newest()) != earlier
