@@ -5,18 +5,25 @@ it. `statelog.testing.environment` sets another one, in which a simulation runs 
 when, and stops or breaks the work between any two steps. It holds for the thread that sets it, and for those that are
 begun from there; a process that is started has the real one.
 
-Invariant: a frozen value that pickles if what it was given does.
+Observers are told through it, too: who watches nothing pays nothing. `watch` is for the whole process, as logging is,
+so that what Spark or a worker makes on threads of its own is seen as well.
+
+Invariant: a frozen value that pickles if what it was given does; who watches stays behind.
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
+
+from statelog.observing import Observer, Step
 
 __all__ = [
     "CURRENT",
@@ -36,6 +43,7 @@ __all__ = [
     "no_faults",
     "random_nonce",
     "start_thread",
+    "watch",
 ]
 
 P = ParamSpec("P")
@@ -129,6 +137,7 @@ class Environment:
     disk             asked at each step on the files of caches, scratch directories and targets
     open_spill_file  opens the files of a recovery that needs more than memory; None: nameless ones
     boot_id          names the machine's present boot
+    observers        are told what is done
     """
 
     clock: Clock = time.monotonic
@@ -140,6 +149,7 @@ class Environment:
     disk: DiskHook = no_faults
     open_spill_file: OpenSpillFile | None = None
     boot_id: Callable[[], str] = boot_id
+    observers: tuple[Observer, ...] = ()
 
     def new_id(self) -> str:
         """32 fresh hex digits: the name of a lease, a run or a directory."""
@@ -156,6 +166,32 @@ class Environment:
     def begin(self, work: Callable[[], T]) -> "Future[T]":
         """Begin a piece of work; what it returns or raises is the future's."""
         return begin(self.start, work)
+
+    def made(self, thing: object, log: str, name: str = "") -> None:
+        """Tell the observers that something was made."""
+        for one in self.observers:
+            one.made(thing, log, name)
+
+    @contextmanager
+    def step(self, name: str, log: str, since_s: float | None = None) -> Generator[None]:
+        """Tell the observers of what the block does, as a step; it began earlier if `since_s` says so, on `clock`."""
+        if not self.observers:
+            yield
+            return
+        started_s, error = self.clock() if since_s is None else since_s, ""
+        try:
+            yield
+        except BaseException as raised:
+            error = type(raised).__name__
+            raise
+        finally:
+            seconds = self.clock() - started_s
+            for one in self.observers:
+                one.step(Step(name, log, self.wall_clock() - seconds, seconds, error))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        parts = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "observers"}
+        return partial(Environment, **parts), ()
 
 
 def begin(start: Start, work: Callable[[], T]) -> "Future[T]":
@@ -174,10 +210,25 @@ def begin(start: Start, work: Callable[[], T]) -> "Future[T]":
     return future
 
 
-CURRENT: ContextVar[Environment] = ContextVar("statelog environment", default=Environment())  # noqa: B039 - frozen
+_real = Environment()
+CURRENT: ContextVar[Environment | None] = ContextVar("statelog environment", default=None)
 """Set by `Environment.run` and `statelog.testing.environment`."""
 
 
 def current_environment() -> Environment:
     """That of this thread: the real one, unless a test has set another."""
-    return CURRENT.get()
+    return CURRENT.get() or _real
+
+
+def watch(observer: Observer) -> Callable[[], None]:
+    """Tell the observer what this process does with what it makes from now on. Returns a function that ends it for
+    what is made after that. Tests that have an environment of their own set its observers.
+    """
+    global _real  # noqa: PLW0603 - replaced as a whole, so that who reads it needs no lock
+    _real = replace(_real, observers=(*_real.observers, observer))
+    return lambda: _forget(observer)
+
+
+def _forget(observer: Observer) -> None:
+    global _real  # noqa: PLW0603 - as above
+    _real = replace(_real, observers=tuple(one for one in _real.observers if one is not observer))

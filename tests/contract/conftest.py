@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import pytest
 
 from statelog.storage.kafka import Kafka
 from statelog.storage.log.log import Log
+from statelog.storage.measured import MeasuredKafka
 from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading
 from statelog.testing.provider import Provider
@@ -101,10 +103,14 @@ def log(rig: LogRig) -> Iterator[Log]:
         yield created
 
 
-@pytest.fixture(scope="module", params=["memory", pytest.param("confluent", marks=pytest.mark.broker), *_NETWORKS])
+@pytest.fixture(
+    scope="module", params=["memory", "measured", pytest.param("confluent", marks=pytest.mark.broker), *_NETWORKS]
+)
 def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Each implementation in turn; the real one on the session's broker, near or far."""
-    made = memory_world() if request.param == "memory" else broker_world(_bootstrap(request))
+    made = memory_world() if request.param in ("memory", "measured") else broker_world(_bootstrap(request))
+    if request.param == "measured":
+        made = replace(made, kafka=MeasuredKafka(made.kafka, []))
     yield made
     made.kafka.close()
 

@@ -11,6 +11,7 @@ import pytest
 from docker.errors import DockerException
 
 from statelog.errors import AlreadyExists, InvalidName, NotFound, StoreRefused, UnsafeStore
+from statelog.storage.measured import MeasuredStore
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
 from statelog.testing.store import MemoryDisk, MemoryStore
@@ -64,6 +65,11 @@ def _memory_twin(_request: pytest.FixtureRequest) -> Place:
     return Place(open=lambda log: MemoryStore(disk, log), race_rounds=20)
 
 
+def _measured(request: pytest.FixtureRequest) -> Place:
+    twin = _memory_twin(request)
+    return Place(open=lambda log: MeasuredStore(twin.open(log), []), race_rounds=5)
+
+
 def _local(request: pytest.FixtureRequest) -> Place:
     root: Path = request.getfixturevalue("tmp_path")
     return Place(open=lambda log: open_store(str(root / "store"), log), race_rounds=20)
@@ -104,6 +110,7 @@ def _emulated(name: str) -> Callable[[pytest.FixtureRequest], Place]:
 @pytest.fixture(
     params=[
         pytest.param(_memory_twin, id="memory-twin"),
+        pytest.param(_measured, id="measured"),
         pytest.param(_local, id="local"),
         pytest.param(_fsspec_memory, id="fsspec-memory"),
         pytest.param(_hdfs, id="hdfs"),

@@ -8,7 +8,6 @@ from statelog.materializer.outcome import CompletedRound, LostRound, SkippedRoun
 from statelog.materializer.round import run_round
 from statelog.materializer.schedule import Rates
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.statistics import MaterializerStatistics
 from statelog.materializer.tail import tail_now
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "LostRound",
     "Materializer",
     "MaterializerSettings",
-    "MaterializerStatistics",
     "Rates",
     "SkippedRound",
     "claim_root",

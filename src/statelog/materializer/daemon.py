@@ -91,6 +91,7 @@ class Materializer:
         self._due_s = environment.clock()
         self._ended_s: float | None = None
         self._failing_since_s = 0.0
+        environment.made(self, log.name)
 
     # ---- from any thread
 

@@ -145,7 +145,8 @@ class Round:
     def run(self) -> RoundOutcome:
         """Run it to its end, once. Raises what `run_round` names, and RoundGivenUp."""
         try:
-            return self._roll_up_newest()
+            with self._environment.step("round", self._log.name):
+                return self._roll_up_newest()
         except Damaged:
             self._log.manifests.check_place()  # In another directory, all that the log needs is missing.
             raise

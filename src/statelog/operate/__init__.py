@@ -1,3 +1,5 @@
-"""Operate: what is asked about a cluster, and what the answers say. Its findings are shown by `statelog doctor`."""
+"""Operate: what is asked about a cluster or a log, what the answers say, and what a process tells of itself."""
 
-__all__: list[str] = []
+from statelog.operate.exporting import export_metrics, export_traces
+
+__all__ = ["export_metrics", "export_traces"]

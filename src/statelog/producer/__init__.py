@@ -3,7 +3,7 @@
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.epoch import Grant, TaskGrant
 from statelog.producer.guard import Life
-from statelog.producer.settings import WriterSettings, WriterStatistics
+from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 
 __all__ = [
@@ -14,5 +14,4 @@ __all__ = [
     "TaskWriter",
     "Writer",
     "WriterSettings",
-    "WriterStatistics",
 ]

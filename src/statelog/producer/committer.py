@@ -63,6 +63,7 @@ class _UnderWay:
     commit: Commit
     handles: Sequence[Handle]
     metadata: Metadata
+    sent_s: float
     appended: Pending[int]
 
 
@@ -136,7 +137,10 @@ class Committer:
         self.attempts = 0
         self._environment.crash("commit-made")
         self._end = _End.IN_DOUBT
-        self._under_way = _UnderWay(commit=commit, handles=handles, metadata=metadata, appended=self._send(commit))
+        sent_s = self._environment.clock()
+        self._under_way = _UnderWay(
+            commit=commit, handles=handles, metadata=metadata, sent_s=sent_s, appended=self._send(commit)
+        )
 
     def is_answered(self, timeout_s: float) -> bool:
         """Whether `finish` would find the answer to the Commit that is under way. Waits for it so long."""
@@ -146,6 +150,10 @@ class Committer:
         """The outcome of the pending Commit. Raises Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable."""
         assert self._under_way is not None, "nothing is under way"
         sent, self._under_way = self._under_way, None
+        with self._environment.step("commit", self._log.name, sent.sent_s):
+            return self._finish(sent, settle=settle)
+
+    def _finish(self, sent: _UnderWay, *, settle: bool) -> LastCommit:
         is_overtaken = False
         try:
             offset = self._valid_append(sent.appended, sent.commit)

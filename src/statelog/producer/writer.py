@@ -91,6 +91,7 @@ class Writer(GrantHolder, ChangeWriter):
         except BaseException:
             opened.close()
             raise
+        self._environment.made(self, log.name, self.name)
 
     # ---- what it is
 

@@ -127,7 +127,7 @@ class Monitor:
         self._held = held
         self._on_progress = on_progress
         self._interval_s = interval_s
-        self._clock = held.environment.clock
+        self._clock, self._observers = held.environment.clock, held.environment.observers
         self._asked_s = self._started_s = self._reported_s = 0.0
         self._phase = Phase.READ
         self._statistics: RecoveryStatistics | None = None
@@ -154,20 +154,22 @@ class Monitor:
         """
         now_s = self._clock()
         is_due = phase is not self._phase or now_s - self._reported_s >= self._interval_s
-        if self._on_progress is None or not is_due:
+        if not is_due or (self._on_progress is None and not self._observers):
             return
         self._reported_s, self._phase = now_s, phase
-        self._on_progress(
-            progress_of(
-                phase,
-                bytes_done=reader.runs_read.size_bytes + reader.tail_read.size_bytes,
-                bytes_total=reader.plan.size_bytes,
-                changes_done=reader.runs_read.changes + reader.tail_read.changes,
-                changes_total=reader.plan.changes,
-                loaded=loaded,
-                elapsed_s=now_s - self._started_s,
-            )
+        found = progress_of(
+            phase,
+            bytes_done=reader.runs_read.size_bytes + reader.tail_read.size_bytes,
+            bytes_total=reader.plan.size_bytes,
+            changes_done=reader.runs_read.changes + reader.tail_read.changes,
+            changes_total=reader.plan.changes,
+            loaded=loaded,
+            elapsed_s=now_s - self._started_s,
         )
+        for one in self._observers:
+            one.progress(self._held.log.name, found.fraction, found.eta_s)
+        if self._on_progress is not None:
+            self._on_progress(found)
 
     def done(self, reader: PlanReader, rows: int) -> None:
         """All of it was loaded: report that, and keep the numbers."""

@@ -318,8 +318,9 @@ class Recovery(Closing):
             raise Misuse("what is resumed is the rest of a state", hint="Use stream or follow")
         self._monitor.start()
         try:
-            reader, (result, rows) = self._held.carry_out(lambda plan: self._read(plan, target))
-            self._monitor.done(reader, rows)
+            with self._held.environment.step("recovery", self._held.log.name):
+                reader, (result, rows) = self._held.carry_out(lambda plan: self._read(plan, target))
+                self._monitor.done(reader, rows)
             return result
         finally:
             self._let_go()

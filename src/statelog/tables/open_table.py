@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from os import PathLike
 from typing import Any
 
+from statelog.environment import current_environment
 from statelog.storage import LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.tables.opening import StateOpening, Wanted
@@ -53,7 +54,7 @@ def table(
     Unavailable, StorageFull.
     """
     check_directory(backend, directory)
-    with ExitStack() as failing:
+    with current_environment().step("table_open", name), ExitStack() as failing:
         log = failing.enter_context(open_log(name, where, create=create))
         share = Share.of(log.descriptor, partitions, key_group)
         setup = TableSetup.of(log, share, writer, directory, settings or TableSettings())

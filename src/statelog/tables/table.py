@@ -69,6 +69,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         self._count = 0
         self._is_lent = False
         self._commits = CommitScheduler(setup, writer, state, self._layers, self._advance)
+        setup.environment.made(self, setup.log.name, writer.name)
 
     # ---- what it is
 

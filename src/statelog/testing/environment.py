@@ -66,8 +66,9 @@ def environment(**parts: Any) -> Generator[Environment]:
     """
     if "clock" in parts:
         parts = {"wall_clock": parts["clock"], **parts}
-    token = CURRENT.set(replace(current_environment(), **parts))
+    made = replace(current_environment(), **parts)
+    token = CURRENT.set(made)
     try:
-        yield CURRENT.get()
+        yield made
     finally:
         CURRENT.reset(token)

@@ -157,7 +157,7 @@ class Log(Closing):
 
         Raises NotFound, IdentityChanged, UnsafeTopic, CorruptDescriptor, UnknownFormat, Unavailable, ConfigError.
         """
-        with opened_ports(name, where) as (client, store, waived):
+        with current_environment().step("open", name), opened_ports(name, where) as (client, store, waived):
             descriptor = descriptor_or_none(store)
             if descriptor is None:
                 hint = "Pass create=True, or make it with `statelog init`"

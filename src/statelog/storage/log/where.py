@@ -15,6 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, cast
 
+from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse
 from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
 from statelog.schemas.key_groups import KeyType
@@ -33,6 +34,7 @@ from statelog.storage.kafka.config import (
     client_config,
 )
 from statelog.storage.kafka.token import TokenFunction, check_travels
+from statelog.storage.measured import MeasuredKafka, MeasuredStore
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
 from statelog.storage.store.url import mask_options, mask_url
@@ -170,7 +172,7 @@ def opened_ports(name: str, where: Where, *, keeps: bool = True) -> Generator[Po
     client = _client(where.client_config(), waived) if isinstance(where.kafka, Mapping) else where.kafka
     is_kept = client is where.kafka
     try:
-        yield Ports(client, opened_store(name, where), waived)
+        yield Ports(_watched_kafka(client), opened_store(name, where), waived)
         is_kept = is_kept or keeps
     finally:
         if not is_kept:
@@ -181,8 +183,18 @@ def opened_store(name: str, where: Where) -> Store:
     """The port of a log's directory alone. Raises ConfigError, InvalidName."""
     check_log_name(name)
     if isinstance(where.root, str):
-        return open_store(where.root, name, where.storage_options)
-    return where.root(name) if callable(where.root) else where.root
+        return _watched_store(open_store(where.root, name, where.storage_options))
+    return _watched_store(where.root(name) if callable(where.root) else where.root)
+
+
+def _watched_kafka(kafka: Kafka) -> Kafka:
+    observers = current_environment().observers
+    return MeasuredKafka(kafka, observers) if observers and not isinstance(kafka, MeasuredKafka) else kafka
+
+
+def _watched_store(store: Store) -> Store:
+    observers = current_environment().observers
+    return MeasuredStore(store, observers) if observers and not isinstance(store, MeasuredStore) else store
 
 
 def log_names(where: Where) -> list[str]:

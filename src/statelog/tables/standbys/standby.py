@@ -122,6 +122,7 @@ class Standby(Closing, Keyed[K, V]):
         self._is_called = False
         self._follower.start()
         self._forgotten = weakref.finalize(self, _drop_forgotten, follower, self._owner)
+        self._setup.environment.made(self, self._setup.log.name, self._setup.owner)
 
     # ---- what it is
 

@@ -1,0 +1,54 @@
+"""What watches a process, if anything does: it is told of requests, steps, progress, and what is made. Types only.
+
+    request    one call of a port: `kafka` or `store`, which operation, how many bytes, how long, and its error
+    step       an open, a commit, a round, a recovery: of which log, how long, and its error
+    progress   how far a recovery is, also that of a table or a worker that opens
+    made       a writer, a table, a standby, a materializer: to be asked for its statistics later
+
+Whoever has an environment tells: `environment.watch` sets who is told. Metrics and traces are observers; `operate` has
+them. An observer must be quick and thread-safe, must not raise, and never changes what it is told of.
+"""
+
+from typing import NamedTuple, Protocol
+
+__all__ = ["Observer", "Request", "Step"]
+
+
+class Request(NamedTuple):
+    """One call of a port. `error` is the name of the error that it ended with, empty if it ended well."""
+
+    port: str
+    operation: str
+    seconds: float
+    size_bytes: int = 0
+    error: str = ""
+
+
+class Step(NamedTuple):
+    """What took its time: its name, of which log, and the error that it ended with. `began_s` is since 1970."""
+
+    name: str
+    log: str
+    began_s: float
+    seconds: float
+    error: str = ""
+
+
+class Observer(Protocol):
+    """Who watches."""
+
+    def request(self, request: Request) -> None:
+        """A request of a port is over."""
+        ...
+
+    def step(self, step: Step) -> None:
+        """A step is over."""
+        ...
+
+    def progress(self, log: str, fraction: float, left_s: float | None) -> None:
+        """A recovery of the log is that far, from 0 to 1; `left_s` is estimated."""
+        ...
+
+    def made(self, thing: object, log: str, name: str) -> None:
+        """Something of a log was made, of this name within it; to be held weakly."""
+        ...

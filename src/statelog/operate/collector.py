@@ -1,0 +1,151 @@
+"""`Metrics`: what this process does with statelog, for Prometheus. Needs the extra `metrics`.
+
+An observer that keeps what it is told of requests and steps in the client's own histograms and counters, and asks
+whatever is open for its statistics when it is scraped.
+
+Invariants:
+- What it was told of is held weakly, and is forgotten once it is closed: a scrape shows what is open.
+- A scrape asks no broker and no store.
+"""
+
+import shutil
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from os import PathLike, fspath
+from typing import Any, NamedTuple
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from statelog.errors import StatelogError
+from statelog.materializer import Materializer
+from statelog.observing import Request, Step
+from statelog.operate.metrics import METRICS, STEPS, Kind, Metric, Sample, of_rounds, of_standby, of_table, of_writer
+from statelog.producer import Life, Writer
+from statelog.tables import Standby, Table
+
+_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+
+
+class _Made(NamedTuple):
+    """Something that is asked for its statistics, while it is there."""
+
+    of: "weakref.ref[object]"
+    log: str
+    name: str
+
+
+class Metrics(Collector):
+    """An observer, and a collector. Thread-safe."""
+
+    def __init__(self, directories: Sequence[str | PathLike[str]] = ()) -> None:
+        self._directories = [fspath(one) for one in directories]
+        self._lock = threading.Lock()
+        self._made: list[_Made] = []
+        self._progress: dict[str, tuple[float, float | None]] = {}
+        self._last_s: dict[str, float] = {}
+        self._requests = _histogram("statelog_request_seconds")
+        self._bytes = _counter("statelog_request_bytes_total")
+        self._request_errors = _counter("statelog_request_errors_total")
+        self._steps = {name: _histogram(f"statelog_{name}_seconds") for name in STEPS}
+        self._step_errors = _counter("statelog_step_errors_total")
+
+    # ---- as an observer
+
+    def request(self, request: Request) -> None:
+        """A request of a port is over."""
+        self._requests.labels(request.port, request.operation).observe(request.seconds)
+        self._bytes.labels(request.port, request.operation).inc(request.size_bytes)
+        if request.error:
+            self._request_errors.labels(request.port, request.operation, request.error).inc()
+
+    def step(self, step: Step) -> None:
+        """A step is over."""
+        self._steps[step.name].labels(step.log).observe(step.seconds)
+        if step.error:
+            self._step_errors.labels(step.log, step.name, step.error).inc()
+        if step.name == "recovery":
+            with self._lock:
+                self._progress.pop(step.log, None)
+                if not step.error:
+                    self._last_s[step.log] = step.seconds
+
+    def progress(self, log: str, fraction: float, left_s: float | None) -> None:
+        """A recovery is that far."""
+        with self._lock:
+            self._progress[log] = fraction, left_s
+
+    def made(self, thing: object, log: str, name: str) -> None:
+        """Something was made, to be asked for its statistics."""
+        with self._lock:
+            self._made = [one for one in self._made if one.of() is not None]
+            self._made.append(_Made(weakref.ref(thing), log, name))
+
+    # ---- as a collector
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing: what there is depends on what is open."""
+        return iter(())
+
+    def collect(self) -> Iterator[Family]:
+        """What Prometheus sees now."""
+        for one in (self._requests, self._bytes, self._request_errors, *self._steps.values(), self._step_errors):
+            yield from one.collect()
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        for sample in self._samples():  # Of two with the same labels the newer one counts: the other is closing.
+            found.setdefault(sample.metric, {})[sample.labels] = sample.value
+        for name, values in found.items():
+            yield _family(name, METRICS[name], values)
+
+    def _samples(self) -> Iterator[Sample]:
+        with self._lock:
+            made, progress, last_s = list(self._made), dict(self._progress), dict(self._last_s)
+        for one in made:
+            with suppress(StatelogError):  # Closed just now.
+                yield from _of(one)
+        for log, (fraction, left_s) in progress.items():
+            yield Sample("statelog_recovery_progress_ratio", (log,), fraction)
+            if left_s is not None:
+                yield Sample("statelog_recovery_left_seconds", (log,), left_s)
+        for log, seconds in last_s.items():
+            yield Sample("statelog_recovery_last_seconds", (log,), seconds)
+        for path in self._directories:
+            with suppress(OSError):
+                disk = shutil.disk_usage(path)
+                yield Sample("statelog_disk_free_bytes", (path,), disk.free)
+                yield Sample("statelog_disk_bytes", (path,), disk.total)
+
+
+_ASKED: Mapping[type, Callable[[str, str, Any], Iterator[Sample]]] = {
+    Materializer: of_rounds,
+    Writer: of_writer,
+    Table: of_table,
+    Standby: of_standby,
+}
+
+
+def _of(made: _Made) -> Iterator[Sample]:
+    thing: Any = made.of()
+    for kind, samples in _ASKED.items():
+        if isinstance(thing, kind) and getattr(thing, "life", Life.OPEN) is Life.OPEN:
+            yield from samples(made.log, made.name, thing)
+
+
+def _family(name: str, metric: Metric, values: dict[tuple[str, ...], float]) -> Family:
+    make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    family = make(name, metric.text, labels=metric.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def _histogram(name: str) -> Histogram:
+    return Histogram(name, METRICS[name].text, METRICS[name].labels, buckets=_BUCKETS_S, registry=None)
+
+
+def _counter(name: str) -> Counter:
+    return Counter(name, METRICS[name].text, METRICS[name].labels, registry=None)

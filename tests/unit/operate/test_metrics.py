@@ -1,0 +1,212 @@
+"""What a process tells of itself: each request of its ports and each step, by the names that the documents have."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from statelog.environment import current_environment
+from statelog.errors import ConfigError, NotFound
+from statelog.materializer import Materializer
+from statelog.materializer.outcome import Cleanup
+from statelog.materializer.statistics import MaterializerStatistics
+from statelog.operate import export_metrics, export_traces
+from statelog.operate.metrics import METRICS, of_rounds
+from statelog.producer import Writer
+from statelog.recovery import recover
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
+from tests.support.rigs.log import TwinLog, settings_for, twin_rig
+from tests.support.rigs.table import TableRig
+from tests.support.rooms import ROOT
+
+Scrape = Callable[[], dict[str, dict[tuple[str, ...], float]]]
+
+
+@pytest.fixture
+def scrape(tmp_path: Path) -> Iterator[Scrape]:
+    """What Prometheus reads: by the name of a sample, the values by those of the labels."""
+    registry = CollectorRegistry()
+    end = export_metrics(registry, directories=[tmp_path])
+
+    def read() -> dict[str, dict[tuple[str, ...], float]]:
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        assert b"statelog_" in generate_latest(registry)  # It can be written down, too.
+        for family in registry.collect():
+            for sample in family.samples:
+                found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+        return found
+
+    yield read
+    end()
+
+
+def test_the_page_has_every_metric() -> None:
+    """The table of the page is the table of the code."""
+    rows = [f"| `{name}` | {one.kind.value} | {', '.join(one.labels)} | {one.text} |" for name, one in METRICS.items()]
+    page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
+    assert [line for line in page.splitlines() if line.startswith("| `statelog_")] == rows
+
+
+def test_names_follow_the_conventions() -> None:
+    """Counters end in total, times are in seconds and sizes in bytes; and every name is ours."""
+    for name, one in METRICS.items():
+        assert name.startswith("statelog_")
+        assert name.endswith("_total") == (one.kind == "counter"), name
+        assert not name.endswith(("_s", "_ms", "_kb")), name
+
+
+def test_a_life_of_a_log_is_seen(scrape: Scrape, tmp_path: Path) -> None:
+    """A writer, a round, a recovery, a table and its standby: each with its statistics, requests and times."""
+    twin = TwinLog()
+    name = twin.name
+    with twin.open() as log:
+        writer = Writer(log, "web")
+        writer.put(b"a", b"1")
+        writer.commit()
+        daemon = Materializer(log, settings_for(tmp_path))
+        daemon.run_once()
+        with recover(log) as recovery:
+            assert recovery.to_dict() == {b"a": b"1"}
+        found = scrape()
+        assert found["statelog_writer_commits_total"] == {(name, "web"): 1}
+        assert found["statelog_writer_changes_total"] == {(name, "web"): 1}
+        assert found["statelog_rounds_total"][name, "completed"] == 1
+        assert found["statelog_rolled_up_changes_total"] == {(name,): 1}
+        for step in ("open", "commit", "round", "recovery"):
+            assert found[f"statelog_{step}_seconds_count"][(name,)] >= 1, step
+        assert found["statelog_recovery_last_seconds"][(name,)] > 0
+        assert "statelog_recovery_progress_ratio" not in found  # None goes on.
+        requests = found["statelog_request_seconds_count"]
+        assert requests["kafka", "send"] >= 2
+        assert requests["store", "put_if_absent"] >= 1
+        assert requests["store", "upload"] == 1
+        assert found["statelog_request_bytes_total"]["store", "upload"] > 100
+        assert requests["store", "read_range"] >= 1
+        assert found["statelog_disk_free_bytes"][(str(tmp_path),)] > 0
+        writer.close()
+    assert "statelog_writer_commits_total" not in scrape()
+
+
+@pytest.mark.parametrize(
+    ("held_by", "shown"), [("", []), ("manifest 12", ["manifest"]), ("lease of loader", ["lease of loader"])]
+)
+def test_what_holds_truncation_is_named(held_by: str, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader by its name; a manifest not by its number, which would be another series after each round."""
+    with TwinLog().open() as log:
+        daemon = Materializer(log)
+        found = MaterializerStatistics(cleanup=Cleanup(held_by=held_by, held_back="x"))
+        monkeypatch.setattr(daemon, "statistics", lambda: found)
+        samples = list(of_rounds("visits", "", daemon))
+    assert [one.labels for one in samples if one.metric == "statelog_truncation_held"] == [
+        ("visits", by) for by in shown
+    ]
+    assert [one.value for one in samples if one.metric == "statelog_cleanup_held_back"] == [1]
+
+
+def test_a_table_and_its_standby_are_seen(scrape: Scrape) -> None:
+    """While they are open: where their states are, and how they were opened."""
+    tables = TableRig(twin_rig("table"), None)
+    here = current_environment()
+    with tables.open(environment=here) as table:
+        table[b"a"] = b"1"
+        table.commit()
+        with tables.standby(environment=here) as standby:
+            found = scrape()
+            assert set(found["statelog_table_position"].values()) == {table.position}
+            assert set(found["statelog_table_changes_total"].values()) == {1}
+            assert set(found["statelog_standby_position"].values()) == {standby.position}
+            assert "statelog_standby_age_seconds" in found
+            assert found["statelog_table_open_seconds_count"]
+    assert "statelog_table_position" not in scrape()
+
+
+def test_errors_are_counted_by_their_names(scrape: Scrape) -> None:
+    """Of a request, and of the step that it was part of."""
+    rig = twin_rig("missing")
+    with pytest.raises(NotFound):
+        Log.open("missing", rig.where())
+    found = scrape()
+    assert found["statelog_request_errors_total"] == {("store", "read", "NotFound"): 1}
+    assert found["statelog_step_errors_total"] == {("missing", "open", "NotFound"): 1}
+
+
+def test_a_recovery_shows_how_far_it_is(scrape: Scrape) -> None:
+    """From its first report to its end."""
+    twin = TwinLog()
+    twin.write({b"a": b"1"})
+    seen: list[float] = []
+    with twin.open() as log, recover(log, progress=lambda _: seen.extend(_progress(scrape()))) as recovery:
+        recovery.to_dict()
+    assert seen
+    assert all(0 <= one <= 1 for one in seen)
+
+
+def _progress(found: dict[str, dict[tuple[str, ...], float]]) -> list[float]:
+    return list(found["statelog_recovery_progress_ratio"].values())
+
+
+def test_nobody_watches_unless_asked(scrape: Scrape) -> None:
+    """Ports are wrapped for who watches, and not again; who has stopped to watch is told nothing more."""
+    assert current_environment().observers
+    rig = twin_rig("watched")
+    with rig.create() as log:
+        assert type(log.kafka).__name__ == "MeasuredKafka"
+        with Log.open(log.name, Where(log.kafka, log.store, allow_unsafe=("replication", "min-insync"))) as again:
+            assert again.kafka is log.kafka
+            assert again.store is log.store
+
+
+def test_a_process_that_is_not_watched_has_its_own_ports() -> None:
+    """No wrapper, and neither library is loaded, however much of statelog is."""
+    assert not current_environment().observers
+    with twin_rig("plain").create() as log:
+        assert type(log.kafka).__name__ == "MemoryKafka"
+    program = (
+        "import sys, statelog, statelog.operate, statelog.cli.materialize, statelog.cli.program\n"
+        "sys.exit(any(name.split('.')[0] in ('prometheus_client', 'opentelemetry') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to type."""
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
+    for export in (export_metrics, export_traces):
+        with pytest.raises(ConfigError) as caught:
+            export()
+        assert "pip install 'statelog[" in caught.value.hint
+    assert not current_environment().observers
+
+
+def test_spans_of_steps(tmp_path: Path) -> None:
+    """An open, a commit and a round have one each, of the log, with the error of one that failed."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    end = export_traces(provider)
+    try:
+        twin = TwinLog()
+        twin.write({b"a": b"1"})
+        with pytest.raises(NotFound):
+            Log.open("missing", twin_rig("missing").where())
+    finally:
+        end()
+    twin.write({b"a": b"2"})
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert {"statelog.open", "statelog.commit"} == set(spans)
+    attributes = spans["statelog.open"].attributes
+    assert attributes is not None
+    assert (attributes["statelog.log"], attributes["error.type"]) == ("missing", "NotFound")
+    assert not spans["statelog.open"].status.is_ok
+    span = spans["statelog.commit"]
+    assert span.start_time is not None
+    assert span.end_time is not None
+    assert span.end_time >= span.start_time
