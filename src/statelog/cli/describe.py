@@ -23,8 +23,7 @@ A removed one holds nothing any more. Its reader is told when it asks next, and 
 def command(session: Session, name: str) -> None:
     """Show a log."""
     with session.open_log(name) as log:
-        lease_cap_s = materializer_settings(session.config).lease_cap_s
-        session.output.report(describe_log(log, lease_cap_s))
+        session.output.report(describe_log(log, materializer_settings(session.config)))
 
 
 @click.command("subscriptions", help=_SUBSCRIPTIONS_HELP)

@@ -5,10 +5,13 @@ from typing import Any
 
 import click
 
+from statelog.cli.materialize import materializer_settings
 from statelog.cli.output import confirm
 from statelog.cli.session import Session, connected
-from statelog.operate.description import shape_of
+from statelog.materializer import MaterializerSettings
+from statelog.operate.description import shape_of, truncation_facts
 from statelog.operate.report import Listing, Report
+from statelog.operate.truncation import held
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.truncation import Truncation, TruncationMode
@@ -28,7 +31,10 @@ _TRUNCATION_HELP = """Show who deletes the records that the log NAME needs no mo
 now on: the materializer (delete-records), or Kafka, by their age (retention).
 
 For retention the topics get their retention.ms afterwards, with Kafka's own tools; for delete-records they get back -1
-before."""
+before.
+
+With --explain, show what holds truncation back: of each partition and of the ledger every snapshot, lease and
+subscription that still needs it, which of them holds, and what would free it."""
 
 
 @click.command("init", help="Create the log NAME: its two topics and its directory.")
@@ -108,12 +114,24 @@ def _evolve_report(log: Log, before: int, found: ValueSchema) -> Report:
 @click.argument("name")
 @click.option("--truncation", "mode", type=TRUNCATION_MODES, help="Who deletes records from now on.")
 @click.option("--retention-days", type=int, help="With retention: after how many days. Default 7.")
+@click.option(
+    "--explain", is_flag=True, help="Show every bound of every partition, which one holds, and what frees it."
+)
 @connected
-def truncation(session: Session, name: str, mode: str | None, retention_days: int | None) -> None:
-    """Show or change who truncates."""
+def truncation(session: Session, name: str, mode: str | None, retention_days: int | None, explain: bool) -> None:
+    """Show or change who truncates, or what holds that back."""
     with session.open_log(name) as log:
+        if explain:
+            session.output.report(_explained(log, materializer_settings(session.config)))
+            return
         found = log.truncation() if mode is None else log.set_truncation(mode, retention_days)
         session.output.report(_truncation_report(log, found, is_said=mode is not None))
+
+
+def _explained(log: Log, settings: MaterializerSettings) -> Report:
+    bounds = held(log, settings)
+    facts = {"log": log.name, "truncation": str(log.truncation()), **truncation_facts(bounds)}
+    return Report(f"what holds truncation of {log.name} back", facts, (bounds.listing(), bounds.by_partition()))
 
 
 def _truncation_report(log: Log, found: Truncation, *, is_said: bool) -> Report:

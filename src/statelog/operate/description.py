@@ -9,44 +9,38 @@ from operator import attrgetter
 
 from statelog.formatting import show_time
 from statelog.materializer import tail_now
+from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
 from statelog.operate.report import Listing, Report
+from statelog.operate.truncation import Held, held
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.names import data_topic, ledger_topic
-from statelog.schemas.snapshot.claims import SubscriptionFile, expired, holding, newest_files
-from statelog.schemas.snapshot.retention import truncation_floor
+from statelog.schemas.snapshot.claims import SubscriptionFile, newest_files
 from statelog.storage.claims import HeldLease, StoredSubscriptions, list_leases, list_subscriptions
 from statelog.storage.log.log import Log, LogDescription
 
+_OLDEST = 2
+"""So many snapshots are shown as bounds: the one that holds, and the one that would."""
 
-def describe_log(log: Log, lease_cap_s: float) -> Report:
-    """The log at this moment. `lag` counts what the newest snapshot does not cover yet; `held_by` names what holds
-    truncation back now, where no lease counts for longer than `lease_cap_s`. Raises Damaged, Unavailable, ConfigError
-    without the right to read both topics.
+
+def describe_log(log: Log, settings: MaterializerSettings) -> Report:
+    """The log at this moment. `lag` counts what the newest snapshot does not cover yet; what holds truncation back is
+    by the materializer's `settings`. Raises Damaged, Unavailable, ConfigError without the right to read both topics.
     """
     tail, leases, subscriptions = tail_now(log), list_leases(log.store), list_subscriptions(log.store)
-    held_by = _held_by(log, leases, subscriptions, lease_cap_s)
-    found = log.describe()
-    listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found))
+    bounds, found = held(log, settings, most_snapshots=_OLDEST), log.describe()
+    listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found), bounds.listing())
     return Report(
         found.descriptor.name,
-        {**_facts(found, tail), "truncation_held_by": held_by or None},
+        {**_facts(found, tail), **truncation_facts(bounds)},
         (*listings, _leases(leases), subscriptions_listing(subscriptions)),
     )
 
 
-def _held_by(log: Log, leases: Sequence[HeldLease], subscriptions: StoredSubscriptions, lease_cap_s: float) -> str:
-    """The manifest, lease or subscription that the ledger cannot be truncated past now; empty without a snapshot."""
-    if subscriptions.unreadable:
-        return f"subscription {subscriptions.unreadable[0].reader}, which cannot be read"
-    now_s = log.store.now_s()
-    live = [held.lease for held in leases if not expired(held.lease, held.modified_s, now_s, lease_cap_s)]
-    listed = log.manifests.numbers()
-    if not listed:
-        return ""
-    oldest = log.manifests.read(listed[0]).manifest
-    return truncation_floor([oldest], [*live, *holding(subscriptions.files, log.descriptor.identity)]).ledger_held_by
+def truncation_facts(bounds: Held) -> dict[str, object]:
+    """Who holds the ledger back, and why nothing at all is truncated, if that is so."""
+    return {"truncation_held_by": bounds.held_by or None, "truncation_held_back": bounds.held_back or None}
 
 
 def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:

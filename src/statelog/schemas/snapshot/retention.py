@@ -105,32 +105,44 @@ def truncation_floor(kept: Collection[Manifest], claims: Iterable[Claim]) -> Flo
     `kept` are durable manifests, read again after the put; there is at least one. A manifest needs every partition,
     from 0 where it has committed nothing; a claim only those that it names.
     """
-    needs = [_Need(f"manifest {one.number}", one.position, one.next_offsets, 0) for one in kept]
-    if not needs:
+    if not kept:
         raise ConfigError("there is no kept manifest to truncate to")
-    partitions = sorted({partition for need in needs for partition in need.next_offsets})
-    needs += [_Need(claim.name, claim.position, claim.next_offsets, None) for claim in claims]
-    ledger = min(needs, key=lambda need: need.position)
-    lowest = {partition: _lowest(needs, partition) for partition in partitions}
+    bounds = bounds_of(kept, claims)
+    partitions = sorted({partition for one in kept for partition in one.next_offsets})
+    ledger = min(bounds, key=lambda bound: bound.position)
+    lowest = {partition: lowest_bound(bounds, partition) for partition in partitions}
     return Floor(
-        data={partition: offset for partition, (offset, _) in lowest.items()},
+        data={partition: bound.needs_of(partition) or 0 for partition, bound in lowest.items()},
         ledger=ledger.position,
-        held_by={partition: name for partition, (_, name) in lowest.items()},
+        held_by={partition: bound.name for partition, bound in lowest.items()},
         ledger_held_by=ledger.name,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Need:
+class Bound:
+    """How far somebody lets the log be truncated; `otherwise` is for a partition that is not in `next_offsets`."""
+
     name: str
     position: int
     next_offsets: Mapping[int, int]
-    otherwise: int | None  # what it needs of a partition that it does not name
+    otherwise: int | None
+
+    def needs_of(self, partition: int) -> int | None:
+        """From which offset on a partition is needed; None if nothing of it is."""
+        return self.next_offsets.get(partition, self.otherwise)
 
 
-def _lowest(needs: Iterable[_Need], partition: int) -> tuple[int, str]:
-    offers = [(need.next_offsets.get(partition, need.otherwise), need.name) for need in needs]
-    return min(((offset, name) for offset, name in offers if offset is not None), key=lambda offer: offer[0])
+def bounds_of(kept: Iterable[Manifest], claims: Iterable[Claim]) -> list[Bound]:
+    """Of kept manifests, and of readers' claims, in this order."""
+    manifests = [Bound(f"manifest {one.number}", one.position, one.next_offsets, 0) for one in kept]
+    return [*manifests, *(Bound(claim.name, claim.position, claim.next_offsets, None) for claim in claims)]
+
+
+def lowest_bound(bounds: Iterable[Bound], partition: int) -> Bound:
+    """The first of those that hold a partition back furthest; a manifest holds every partition."""
+    offers = [(offset, bound) for bound in bounds if (offset := bound.needs_of(partition)) is not None]
+    return min(offers, key=lambda offer: offer[0])[1]
 
 
 # ---- files

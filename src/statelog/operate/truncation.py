@@ -1,0 +1,215 @@
+"""What holds truncation back: every bound, whose it is, how far it lets the log be truncated, and what would free it.
+
+Read as a round reads it, by the functions that decide for a round; `describe`, `truncation --explain`, metrics and the
+page show it by these names. Truncates nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from statelog.errors import NotFound
+from statelog.formatting import show_duration
+from statelog.materializer.settings import MaterializerSettings
+from statelog.operate.report import Listing
+from statelog.schemas.snapshot.claims import Lease, Subscription, expired, holding, newest_files
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.snapshot.retention import (
+    Bound,
+    bounds_of,
+    kept_numbers,
+    lowest_bound,
+    stood_at,
+    superseded_times,
+)
+from statelog.storage.claims import HeldLease, StoredSubscriptions, list_leases, list_subscriptions
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.log.log import Log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Somebody who holds truncation back: a snapshot, a lease or a subscription, `age_s` after it was made. `frees`
+    says what ends that.
+    """
+
+    kind: str
+    bound: Bound
+    owner: str | None
+    age_s: float | None
+    frees: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Every holder, and where both topics start and end. `held_back` says why nothing at all is truncated, or is
+    empty.
+    """
+
+    holders: tuple[Holder, ...]
+    data: Mapping[int, OffsetRange]
+    ledger: OffsetRange
+    held_back: str
+
+    @property
+    def held_by(self) -> str:
+        """Who holds the ledger back; empty without a snapshot."""
+        return min(self._bounds, key=lambda one: one.position).name if self.holders else ""
+
+    def listing(self) -> Listing:
+        """A row for each holder: of what it is the lowest, and how many records only it keeps."""
+        columns = ("held_by", "kind", "owner", "age_s", "position", "holds", "frees_records", "frees")
+        lowest = self._lowest()
+        return Listing("truncation_bounds", columns, [self._row(holder, lowest) for holder in self.holders])
+
+    def by_partition(self) -> Listing:
+        """A row for each holder of each partition and of the ledger; `holds` marks the one that counts."""
+        columns = ("topic", "partition", "log_start", "held_by", "offset", "holds", "frees")
+        return Listing("truncation_bounds_by_partition", columns, list(self._partition_rows()))
+
+    @property
+    def _bounds(self) -> list[Bound]:
+        return [one.bound for one in self.holders]
+
+    def _lowest(self) -> dict[int, Bound]:
+        bounds = self._bounds
+        return {partition: lowest_bound(bounds, partition) for partition in self.data} if bounds else {}
+
+    def _row(self, holder: Holder, lowest: Mapping[int, Bound]) -> tuple[object, ...]:
+        bound = holder.bound
+        partitions = [partition for partition, one in lowest.items() if one is bound]
+        is_ledger = bound.name == self.held_by
+        holds = [*["ledger"] * is_ledger, *[f"{len(partitions)} of {len(self.data)} partitions"] * bool(partitions)]
+        return (
+            bound.name, holder.kind, holder.owner, holder.age_s, bound.position, " and ".join(holds) or None,
+            self._freed(bound, partitions), holder.frees,
+        )  # fmt: skip
+
+    def _freed(self, bound: Bound, partitions: list[int]) -> int:
+        """How many records of both topics could go if this one were gone, and all others stayed."""
+        rest = [one for one in self._bounds if one is not bound]
+        if not rest:
+            return 0
+        count = max(0, min(one.position for one in rest) - max(bound.position, self.ledger.start))
+        for partition in partitions:
+            needed = [offset for one in rest if (offset := one.needs_of(partition)) is not None]
+            start = max(bound.needs_of(partition) or 0, self.data[partition].start)
+            count += max(0, min(needed) - start) if needed else 0
+        return count
+
+    def _partition_rows(self) -> Iterator[tuple[object, ...]]:
+        lowest = self._lowest()
+        for one in self.holders:
+            mark = "holds" if one.bound.name == self.held_by else None
+            yield "ledger", 0, self.ledger.start, one.bound.name, one.bound.position, mark, one.frees
+        for partition, there in sorted(self.data.items()):
+            for one in self.holders:
+                offset, mark = one.bound.needs_of(partition), "holds" if lowest[partition] is one.bound else None
+                if offset is not None:
+                    yield "data", partition, there.start, one.bound.name, offset, mark, one.frees
+
+
+def held(log: Log, settings: MaterializerSettings, *, most_snapshots: int | None = None) -> Held:
+    """All that holds the log back now, by the materializer's `settings`; of the snapshots only the `most_snapshots`
+    oldest, because newer ones hold nothing that these do not. Raises Damaged, Unavailable.
+    """
+    store, listed = log.store, log.manifests.listed()
+    now_s = store.now_s()
+    manifests = [one for number in sorted(listed)[:most_snapshots] if (one := _read(log, number))]
+    subscriptions = list_subscriptions(store)
+    claims = holding(subscriptions.files, log.descriptor.identity)
+    live = [one for one in list_leases(store) if not expired(one.lease, one.modified_s, now_s, settings.lease_cap_s)]
+    leases = [one.lease for one in live]
+    bounds = bounds_of(manifests, [*leases, *claims])
+    snapshots = _Snapshots(
+        settings=settings,
+        superseded_s=superseded_times({number: info.modified_s for number, info in listed.items()}, max(listed), now_s),
+        leases=leases,
+        stood_at=stood_at(manifests, [*leases, *claims]),
+        now_s=now_s,
+    ) if listed else None  # fmt: skip
+    makers = [
+        *(partial(snapshots.holder, one) for one in manifests if snapshots),
+        *(partial(_lease, one, settings.lease_cap_s, now_s) for one in live),
+        *(partial(_subscription, one, subscriptions, settings, now_s) for one in claims),
+    ]
+    made = [make(bound) for make, bound in zip(makers, bounds, strict=True)]
+    return Held(
+        holders=(*(made if manifests else ()), *_unreadable(subscriptions)),
+        data=log.data_offsets(),
+        ledger=log.kafka.offsets(log.ledger_topic, [0])[0],
+        held_back=_held_back(log, len(listed), settings, subscriptions),
+    )
+
+
+def _read(log: Log, number: int) -> Manifest | None:
+    try:
+        return log.manifests.read(number).manifest
+    except NotFound:
+        return None  # A round dropped it since it was listed.
+
+
+def _held_back(log: Log, count: int, settings: MaterializerSettings, subscriptions: StoredSubscriptions) -> str:
+    if log.truncation().is_by_kafka:
+        return "Kafka deletes records by their age, not the materializer"
+    if subscriptions.unreadable:
+        return "nothing is truncated while a subscription cannot be read"
+    keep = settings.retention.keep
+    return f"nothing is truncated before there are {keep} snapshots; now: {count}" if count < keep else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshots:
+    """Why each snapshot is kept."""
+
+    settings: MaterializerSettings
+    superseded_s: Mapping[int, float | None]
+    leases: list[Lease]
+    stood_at: frozenset[int]
+    now_s: float
+
+    def holder(self, manifest: Manifest, bound: Bound) -> Holder:
+        since_s = self.superseded_s[manifest.number]
+        age_s = max(0.0, self.now_s - manifest.created_s)
+        frees = self._frees(manifest.number, since_s)
+        return Holder(kind="snapshot", bound=bound, owner=None, age_s=age_s, frees=frees)
+
+    def _frees(self, number: int, since_s: float | None) -> str:
+        policy, newest = self.settings.retention, sorted(self.superseded_s)
+        kept = kept_numbers(self.superseded_s, policy, self.leases, self.now_s)
+        if number in newest[-policy.keep :]:
+            rounds = policy.keep - (len(newest) - 1 - newest.index(number))
+            return f"{rounds} more rounds with something new (keep={policy.keep})"
+        pinned = [lease.name for lease in self.leases if lease.manifest_number == number]
+        if pinned:
+            return f"the end of {pinned[0]}"
+        if number in kept and since_s is not None:
+            left_s = max(0.0, policy.min_age_s - (self.now_s - since_s))
+            return f"a round in {show_duration(left_s)} or later (min_age={show_duration(policy.min_age_s)})"
+        if number in self.stood_at:
+            return "a reader that stands at its position, once it moves on"
+        return "the next round"
+
+
+def _lease(one: HeldLease, cap_s: float, now_s: float, bound: Bound) -> Holder:
+    age_s = max(0.0, now_s - one.lease.created_s)
+    silence, left = show_duration(one.lease.ttl_s), show_duration(max(0.0, cap_s - age_s))
+    frees = f"its reader's end, or {silence} of silence; at the latest in {left}"
+    return Holder(kind="lease", bound=bound, owner=one.lease.holder, age_s=age_s, frees=frees)
+
+
+def _subscription(
+    one: Subscription, found: StoredSubscriptions, settings: MaterializerSettings, now_s: float, bound: Bound
+) -> Holder:
+    idle_s = now_s - newest_files(found.files)[one.reader].modified_s
+    left = show_duration(max(0.0, settings.subscriptions.idle_s - idle_s))
+    frees = f"its reader's next move, or `statelog subscriptions NAME --remove {one.reader}`; the cap in {left}"
+    age_s = max(0.0, now_s - one.created_s)
+    return Holder(kind="subscription", bound=bound, owner=one.holder, age_s=age_s, frees=frees)
+
+
+def _unreadable(found: StoredSubscriptions) -> Iterator[Holder]:
+    for one in found.unreadable:
+        bound = Bound(f"subscription {one.reader}, which cannot be read", 0, {}, 0)
+        frees = f"a newer statelog, or `statelog subscriptions NAME --remove {one.reader}`"
+        yield Holder(kind="subscription", bound=bound, owner=None, age_s=None, frees=frees)

@@ -1,0 +1,173 @@
+"""What holds truncation back is shown as a round sees it: by partition, with whose it is and what frees it."""
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from statelog.cli.program import program
+from statelog.cli.session import Session
+from statelog.environment import Environment
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
+from statelog.materializer.settings import MaterializerSettings
+from statelog.operate.truncation import Held, held
+from statelog.reading.hold import Hold, Needs, Terms
+from statelog.schemas.snapshot.retention import RetentionPolicy, truncation_floor
+from statelog.storage.claims import HeldSubscription
+from statelog.storage.log.log import Log
+from statelog.testing.store import MemoryStore
+from tests.support.rigs.log import TwinLog, key_in, settings_for
+
+HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
+
+
+def rolled_up(tmp_path: Path, rounds: int, **settings: Any) -> TwinLog:
+    """A log with so many rounds behind it, each with a commit in every partition."""
+    twin = TwinLog(partitions=2)
+    for _ in range(rounds):
+        more(twin, tmp_path, **settings)
+    return twin
+
+
+def more(twin: TwinLog, tmp_path: Path, **settings: Any) -> CompletedRound:
+    """Another commit in every partition, and a round."""
+    with twin.open() as log:
+        twin.write({key_in(log, partition): b"v" for partition in range(twin.partitions)})
+        twin.now_s += 1.0
+        done = twin.environment.run(run_round, log, settings_for(tmp_path, **settings))
+    assert isinstance(done, CompletedRound)
+    return done
+
+
+def shown(twin: TwinLog, **settings: Any) -> Held:
+    """What holds, by these settings."""
+    with twin.open() as log:
+        return held(log, settings_for(Path(), **settings))
+
+
+def rows(found: Held) -> dict[str, dict[str, Any]]:
+    """The listing, by holder."""
+    listing = found.listing()
+    return {str(row[0]): dict(zip(listing.columns, row, strict=True)) for row in listing.rows}
+
+
+def leased(twin: TwinLog, position: int, next_offsets: dict[int, int]) -> Hold:
+    """A reader's lease."""
+    hold = Hold(MemoryStore(twin.disk, "log"), Terms("web", 120.0), environment=Environment(wall_clock=twin.clock))
+    return hold.claim(Needs(position, next_offsets))
+
+
+def test_snapshots_hold(tmp_path: Path) -> None:
+    """The oldest one of those that are kept; what frees each is so many more rounds."""
+    twin = rolled_up(tmp_path, 4, keep=3)
+    found = shown(twin, keep=3)
+    named = rows(found)
+    assert list(named) == ["manifest 2", "manifest 3", "manifest 4"]
+    assert found.held_by == "manifest 2"
+    assert found.held_back == ""
+    assert named["manifest 2"]["holds"] == "ledger and 2 of 2 partitions"
+    assert named["manifest 3"]["holds"] is None
+    assert named["manifest 2"]["age_s"] == 2.0
+    assert [one["frees"].split(" more")[0] for one in named.values()] == ["1", "2", "3"]
+    with twin.open() as log:
+        kept = [log.manifests.read(number).manifest for number in (2, 3, 4)]
+        assert found.held_by == truncation_floor(kept, []).ledger_held_by
+
+
+def test_what_only_one_keeps_goes_when_it_is_gone(tmp_path: Path) -> None:
+    """So many records as are told; without a newer snapshot none of them holds, nothing goes."""
+    twin = rolled_up(tmp_path, 3)
+    lease = leased(twin, 0, {0: 0, 1: 0})
+    more(twin, tmp_path)
+    name = next(name for name in rows(shown(twin)) if name.startswith("lease"))
+    told = rows(shown(twin))[name]
+    assert (told["owner"], told["kind"]) == ("web", "lease")
+    assert told["holds"] == "ledger and 2 of 2 partitions"
+    assert "2 min 0 s of silence" in told["frees"]
+    lease.close()
+    before = {**shown(twin).data, -1: shown(twin).ledger}
+    now = rows(shown(twin))["manifest 3"]
+    assert now["holds"] == "ledger and 2 of 2 partitions"
+    more(twin, tmp_path)
+    after = {**shown(twin).data, -1: shown(twin).ledger}
+    # The round let manifest 3 go as well: what only it kept is the rest.
+    assert told["frees_records"] + now["frees_records"] == sum(after[p].start - before[p].start for p in after)
+
+
+def test_a_lease_of_one_partition(tmp_path: Path) -> None:
+    """It holds the ledger, and of the data what it names; an expired one is no bound."""
+    twin = rolled_up(tmp_path, 2)
+    leased(twin, 1, {1: 0})
+    named = rows(shown(twin))
+    lease = next(one for name, one in named.items() if name.startswith("lease"))
+    assert lease["holds"] == "ledger and 1 of 2 partitions"
+    assert named["manifest 1"]["holds"] == "1 of 2 partitions"
+    twin.now_s += 121.0
+    assert list(rows(shown(twin))) == ["manifest 1", "manifest 2"]
+
+
+def test_a_subscription_and_one_that_cannot_be_read(tmp_path: Path) -> None:
+    """Its command is said; the unreadable one holds everything, and nothing is truncated at all."""
+    twin = rolled_up(tmp_path, 3)
+    with twin.open() as log:
+        state = log.manifests.read(2).manifest.state
+        HeldSubscription(log, "lake", holder_id="1", holder="query 7").hold(state, None, take_up=True)
+    more(twin, tmp_path)
+    found = shown(twin)
+    lake = rows(found)["subscription lake of query 7"]
+    assert found.held_by == "manifest 2"
+    assert lake["frees"].startswith("its reader's next move, or `statelog subscriptions NAME --remove lake`")
+    assert rows(found)["manifest 2"]["frees"] == "a reader that stands at its position, once it moves on"
+    path = next(info.path for info in twin.disk.files("log/subscriptions/"))
+    twin.disk.truncate(path, 20)
+    found = shown(twin)
+    assert found.held_by == "subscription lake, which cannot be read"
+    assert "cannot be read" in found.held_back
+    assert rows(found)[found.held_by]["holds"] == "ledger and 2 of 2 partitions"
+
+
+def test_young_and_pinned_snapshots(tmp_path: Path) -> None:
+    """A minimum age and a reader's lease keep more than so many."""
+    twin = rolled_up(tmp_path, 3, retention=RetentionPolicy(keep=2, min_age_s=60.0))
+    settings = MaterializerSettings(retention=RetentionPolicy(keep=2, min_age_s=60.0))
+    with twin.open() as log:
+        named = rows(held(log, settings))
+        assert named["manifest 1"]["frees"] == "a round in 59.0 s or later (min_age=60.0 s)"
+        twin.now_s += 100.0
+        assert rows(held(log, settings))["manifest 1"]["frees"] == "the next round"
+        hold = Hold(log.store, Terms("web", 120.0), environment=Environment(wall_clock=twin.clock))
+        hold.claim(Needs(9, {}, manifest_number=1))
+        assert rows(held(log, settings))["manifest 1"]["frees"].startswith("the end of lease")
+
+
+def test_too_few_snapshots_and_none(tmp_path: Path) -> None:
+    """Nothing is truncated, and why."""
+    assert shown(TwinLog()).holders == ()
+    assert shown(TwinLog()).held_by == ""
+    assert shown(rolled_up(tmp_path, 1)).held_back == "nothing is truncated before there are 2 snapshots; now: 1"
+
+
+def test_the_command_shows_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`truncation --explain` of all partitions, and `describe` the two oldest snapshots, by the same names."""
+    twin = rolled_up(tmp_path, 4, keep=4)
+
+    @contextmanager
+    def open_log(_session: Session, _name: str) -> Generator[Log]:
+        with twin.open() as log:
+            yield log
+
+    monkeypatch.setattr(Session, "open_log", open_log)
+    found = json.loads(CliRunner().invoke(program, ["truncation", "log", "--explain", "--json", *HERE]).stdout)
+    described = json.loads(CliRunner().invoke(program, ["describe", "log", "--json", *HERE]).stdout)
+    assert found["truncation_held_by"] == described["truncation_held_by"] == "manifest 1"
+    assert [one["held_by"] for one in found["truncation_bounds"]] == [f"manifest {number}" for number in range(1, 5)]
+    assert [one["held_by"] for one in described["truncation_bounds"]] == ["manifest 1", "manifest 2"]
+    partitions = found["truncation_bounds_by_partition"]
+    assert len(partitions) == (2 + 1) * 4
+    holding = [(one["topic"], one["partition"], one["held_by"]) for one in partitions if one["holds"]]
+    assert holding == [("ledger", 0, "manifest 1"), ("data", 0, "manifest 1"), ("data", 1, "manifest 1")]
