@@ -3,8 +3,8 @@
 Documents link by paths of the source tree. On the site, a link to a document becomes a link to its page, and a link to
 any other file becomes plain text. A link to a file that does not exist is left alone, and fails the build.
 
-A picture is put into the page itself, so that it follows the page's light and dark; and every line of code is an
-element that wraps behind its own indent.
+A comment `file: PATH` becomes that file of the tree. A picture is put into the page itself, so that it follows the
+page's light and dark; and every line of code is an element that wraps behind its own indent.
 """
 
 import ast
@@ -49,6 +49,8 @@ OUTSIDE = {
 
 _SOURCES = {page: path for path, page in OUTSIDE.items()}
 _PIECES = re.compile(r"^```.*?^```$|`[^`\n]+`(?!\])|\[([^\]]*)\]\(([^)\s]+)\)", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)
+_LANGUAGES = {".py": "python", ".service": "ini"}
 _IMAGE = re.compile(r'<img alt="[^"]*" src="[^"]*pictures/([\w-]+)\.svg" />')
 _CODE = re.compile(r"(<pre[^>]*>(?:<span></span>)?<code[^>]*>)(.*?)(</code></pre>)", re.DOTALL)
 _SCHEME = re.compile(r"@media \(prefers-color-scheme: dark\) \{ (svg\.sl \{[^}]*\}) \}")
@@ -67,6 +69,7 @@ def on_page_markdown(markdown: str, *, page: "Page", **_: Any) -> str:
     """The page with its links as they are on the site."""
     site_path = page.file.src_uri
     path = _SOURCES.get(site_path, f"docs/{site_path}")
+    markdown = _FILE.sub(_shown_file, markdown)
     return _PIECES.sub(lambda found: _link(found, path, site_path), markdown)
 
 
@@ -84,6 +87,11 @@ def on_post_build(*, config: Any) -> None:
             for name in _exported(face):
                 if not re.search(rf'id="statelog\.[\w.]*\b{name}"', html):
                     logging.getLogger("mkdocs.hooks").warning("api/%s does not describe %s", page.name, name)
+
+
+def _shown_file(found: re.Match[str]) -> str:
+    path = ROOT / found[1]
+    return f"```{_LANGUAGES[path.suffix]}\n{path.read_text(encoding='utf-8')}```"
 
 
 def _picture(found: re.Match[str]) -> str:

@@ -19,6 +19,8 @@ _WORD = re.compile(r"\b(?!Test)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b")
 _FOREIGN = {
     "CreateTime", "DeleteRecords", "DescribeConfigs", "ListOffsets", "MirrorMaker", "OpenTelemetry", "PySpark",
     "StateStores", "WarpStream",
+    # Kubernetes' kinds.
+    "ServiceAccount", "StatefulSet",
     # IAM's actions on Amazon MSK.
     "AlterGroup", "CreateTopic", "DeleteTopic", "DescribeGroup", "DescribeTopic", "DescribeTopicDynamicConfiguration",
     "ReadData", "WriteData", "WriteDataIdempotently",
