@@ -77,7 +77,7 @@ def test_readers_of_a_lent_client_share_one_that_waits(broker: Broker, topic_nam
     """However many there are, one is kept between two reads, for whoever reads next; who reads meanwhile has another.
     The borrowers' ends leave it, and the lender's releases it.
     """
-    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}))
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}), keeps_consumers=True)
     kafka.create_topic(TopicSpec(name=topic_name, partitions=1, replication_factor=1))
     producer = kafka.producer()
     append_all(producer, topic_name, 0, b"x", 3)

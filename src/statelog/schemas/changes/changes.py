@@ -12,6 +12,7 @@ Invariants:
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple, cast
 
@@ -31,6 +32,7 @@ OPAQUE = pa.binary()
 _FRAMING = 1 << 10  # What a chunk's head, and Kafka's framing, take at most.
 
 
+@cache
 def change_schema(key_type: KeyType, value_type: pa.DataType = OPAQUE) -> pa.Schema:
     """The schema of changes: key_group uint16, op uint8, key in the log's key type, value in `value_type`.
 
@@ -41,6 +43,7 @@ def change_schema(key_type: KeyType, value_type: pa.DataType = OPAQUE) -> pa.Sch
     )
 
 
+@cache
 def change_bytes_max(record_bytes_max: int, schema: pa.Schema) -> int:
     """The largest change, as `row_sizes` measures it, of a log with records of this size: with room for the head,
     Kafka's framing, and Arrow's own metadata and padding, which grow with the number of columns.

@@ -68,6 +68,7 @@ class ConfluentKafka:
     """One cluster, as seen by one process; implements `kafka.Kafka`.
 
     Objects with the same brokers share what they have seen of the topics' ends, unless they are given their own `seen`.
+    Where it `keeps_consumers`, its readers hand one on between two reads, and `close` releases those.
     """
 
     _shared: dict[str, HighWater] = {}  # noqa: RUF012 - one for the process, on purpose
@@ -77,6 +78,7 @@ class ConfluentKafka:
         config: ClientConfig,
         *,
         request_timeout_s: float | None = None,
+        keeps_consumers: bool = False,
         seen: HighWater | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -88,7 +90,7 @@ class ConfluentKafka:
         self._sleep = sleep
         self._admin = AdminSession(config, self._timeout_s, clock)
         self._made: dict[str, float] = {}
-        self._idle: IdleConsumers | None = None
+        self._idle = IdleConsumers(clock) if keeps_consumers else None
         self._is_lent = False
 
     def __repr__(self) -> str:
@@ -331,10 +333,9 @@ class ConfluentKafka:
         return ConfluentReader(self._config, topic, self.offsets, self._clock, self._seen, self._idle)
 
     def lend(self) -> "ConfluentKafka":
-        """The same for many borrowers: their readers share consumers between two reads, and their `close` ends nothing.
-        A producer is each one's own, and once its outcome is unknown it is nobody else's trouble.
+        """The same for many borrowers, whose `close` ends nothing. A producer is each one's own, and is nobody else's
+        trouble once its outcome is unknown.
         """
-        self._idle = self._idle or IdleConsumers()
         lent = copy(self)
         lent._is_lent = True
         return lent

@@ -47,6 +47,8 @@ class ListOffsets(Protocol):
 _BATCH = 16
 """Records taken at once; the client waits for all of them if it may, so a batch is only taken from what is there."""
 _POLL_S = 0.1
+_FRESH_S = 60.0
+"""So long a connection that nobody uses is trusted: less than any load balancer drops one after."""
 _BY_BROKER = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
 _OF_THE_GROUP = frozenset({"GROUP_AUTHORIZATION_FAILED"})
 """The client asks for the coordinator of a group that a reader never joins: no right on it is needed to read."""
@@ -60,43 +62,56 @@ class IdleConsumer(NamedTuple):
     errors: deque[confluent_kafka.KafkaError]
 
 
-class IdleConsumers:
-    """Consumers between two reads, at most one a topic, for readers that are many and seldom read. Thread-safe."""
+class _Waiting(NamedTuple):
+    idle: IdleConsumer
+    guard: ProcessGuard
+    since_s: float
 
-    def __init__(self) -> None:
-        self._idle: dict[str, tuple[IdleConsumer, ProcessGuard]] = {}
+    def close(self) -> None:
+        if not self.guard.is_foreign:
+            self.guard.close()
+            with suppress(confluent_kafka.KafkaException):
+                native(self.idle.client.close)
+
+
+class IdleConsumers:
+    """Consumers between two reads, at most one a topic, for readers that are many and seldom read. Thread-safe.
+
+    One that has waited for long is closed instead of used: its connections may be gone without a word.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._waiting: dict[str, _Waiting] = {}
+        self._clock = clock
         self._is_closed = False
 
     def take(self, topic: str) -> IdleConsumer | None:
         """One that has read this topic, for the caller to give back or to close; None if there is none."""
-        found = self._idle.pop(topic, None)
-        if found is None or found[1].is_foreign:
+        found = self._waiting.pop(topic, None)
+        if found is None or found.guard.is_foreign:
             return None
-        found[1].close()
-        return found[0]
+        if self._clock() - found.since_s >= _FRESH_S:
+            found.close()
+            return None
+        found.guard.close()
+        return found.idle
 
     def give(self, topic: str, idle: IdleConsumer) -> None:
         """Keep it for the next, or close it."""
-        guard = ProcessGuard("reader")
-        guard.hold(idle.client)
-        if self._idle.setdefault(topic, (idle, guard))[0] is not idle:
-            _close(idle, guard)
+        waiting = _Waiting(idle, ProcessGuard("reader"), self._clock())
+        waiting.guard.hold(idle.client)
+        if self._waiting.setdefault(topic, waiting) is not waiting:
+            waiting.close()
         if self._is_closed:  # By another thread, which may have looked before.
             self.close()
 
     def close(self) -> None:
         """Release them. Idempotent."""
         self._is_closed = True
-        for topic in list(self._idle):
-            idle, guard = self._idle.pop(topic, (None, None))
-            if idle is not None and guard is not None and not guard.is_foreign:
-                _close(idle, guard)
-
-
-def _close(idle: IdleConsumer, guard: ProcessGuard) -> None:
-    guard.close()
-    with suppress(confluent_kafka.KafkaException):
-        native(idle.client.close)
+        for topic in list(self._waiting):
+            waiting = self._waiting.pop(topic, None)
+            if waiting is not None:
+                waiting.close()
 
 
 class ConfluentReader:

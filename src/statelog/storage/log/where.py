@@ -205,7 +205,7 @@ def log_names(where: Where) -> list[str]:
 def _client(config: ClientConfig, waived: frozenset[Waiver]) -> ConfluentKafka:
     if Waiver.CLEARTEXT not in waived:
         check_password_in_clear(config)
-    return ConfluentKafka(config)
+    return ConfluentKafka(config, keeps_consumers=True)
 
 
 # ---- how a log is

@@ -381,7 +381,7 @@ def _shared(where: Where, stack: ExitStack) -> Where:
     """Where the log is, by one client for all tables."""
     if isinstance(where.kafka, GroupKafka):
         return where
-    client = ConfluentKafka(where.client_config())
+    client = ConfluentKafka(where.client_config(), keeps_consumers=True)
     stack.callback(client.close)
     return replace(where, kafka=client.lend(), kafka_token=None)
 

@@ -1,0 +1,53 @@
+"""Consumers that wait between two reads."""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from statelog.storage.kafka.reader import IdleConsumer, IdleConsumers
+
+
+@dataclass
+class _Client:
+    closed: int = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def _idle(client: Any) -> IdleConsumer:
+    return IdleConsumer(client, deque())
+
+
+def test_one_that_waited_for_long_is_closed() -> None:
+    """A network drops idle connections without a word: a read over one would hang until it times out."""
+    now_s, client = [0.0], _Client()
+    waiting = IdleConsumers(lambda: now_s[0])
+    waiting.give("t", _idle(client))
+    now_s[0] = 59.0
+    taken = waiting.take("t")
+    assert taken is not None
+    assert client.closed == 0
+    waiting.give("t", taken)
+    now_s[0] = 119.0
+    assert waiting.take("t") is None
+    assert client.closed == 1
+    waiting.close()
+    assert client.closed == 1
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_one_waits_for_a_topic(is_late: bool) -> None:
+    """A second one is closed; so is one that comes back behind the end, and the one that waits at the end."""
+    first, second = _Client(), _Client()
+    waiting = IdleConsumers(lambda: 0.0)
+    if is_late:
+        waiting.close()
+    waiting.give("t", _idle(first))
+    waiting.give("t", _idle(second))
+    assert (first.closed, second.closed) == (int(is_late), 1)
+    waiting.close()
+    assert (first.closed, second.closed) == (1, 1)
+    assert waiting.take("t") is None
