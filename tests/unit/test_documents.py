@@ -19,6 +19,8 @@ _WORD = re.compile(r"\b(?!Test)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b")
 _FOREIGN = {
     "CreateTime", "DeleteRecords", "DescribeConfigs", "ListOffsets", "MirrorMaker", "OpenTelemetry", "PySpark",
     "StateStores", "WarpStream",
+    # The peers' words.
+    "KeyValueStore", "StreamingDataFrame",
     # Kubernetes' kinds.
     "ServiceAccount", "StatefulSet",
     # IAM's actions on Amazon MSK.
@@ -105,3 +107,11 @@ def test_the_front_door_is_described() -> None:
     """The page of `statelog` lists every name of it."""
     listed = {name.rpartition(".")[2] for name in _names(DOCS / "api" / "statelog.md")}
     assert set(statelog.__all__) <= listed
+
+
+def test_pages_for_machines_are_there() -> None:
+    """Every link of `llms.txt` leads to a page of the site."""
+    found = re.findall(r"\]\(([^)]+)\)", (DOCS / "llms.txt").read_text(encoding="utf-8"))
+    pages = {page.removesuffix("index.md").removesuffix(".md") for page in nav()}
+    assert len(found) > 30
+    assert [link for link in found if link.strip("./") not in pages] == []

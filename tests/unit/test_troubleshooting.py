@@ -1,0 +1,54 @@
+"""The page of messages quotes what the source really says, and names every error that there is."""
+
+import ast
+import re
+
+import pytest
+
+from statelog import errors
+from tests.support.documents import DOCS
+from tests.support.rooms import SOURCE
+
+_PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+_ROWS = re.findall(r"^\| (`.*?) \|", _PAGE.partition("## It does not start")[2], re.MULTILINE)
+_QUOTED = [quoted for row in _ROWS for quoted in re.findall(r"`([^`]+)`", row) if " " in quoted]
+_GAP = "\0"
+
+
+def _texts() -> list[str]:
+    """Every text of the source but docstrings, with a NUL for what is put into it."""
+    found: list[str] = []
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if id(node) in told:
+                continue
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(one.value) if isinstance(one, ast.Constant) else _GAP for one in node.values]
+                found.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+_TEXTS = "\n".join(_texts())
+
+
+@pytest.mark.parametrize("quoted", _QUOTED)
+def test_a_quoted_message_is_in_the_source(quoted: str) -> None:
+    """Word by word; three dots stand for what is put in, and for what follows at the end."""
+    pattern = "[^\n]*?".join(re.escape(part) for part in quoted.split("..."))
+    assert re.search(pattern, _TEXTS)
+
+
+def test_a_message_of_nobody_is_noticed() -> None:
+    """So the test above can fail; and the page quotes many."""
+    assert not re.search(re.escape("the log is on holiday"), _TEXTS)
+    assert len(_QUOTED) > 50
+
+
+def test_every_error_is_on_the_page() -> None:
+    """Each type of the tree is named, but for the roots that stand for no one thing."""
+    roots = {"Fact", "StatelogError", "StatelogWarning"}
+    assert {name for name in errors.__all__ if f"`{name}`" not in _PAGE} == roots
