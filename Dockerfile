@@ -16,7 +16,7 @@ WORKDIR /source
 COPY pyproject.toml .
 RUN python3 -c "import tomllib; t = tomllib.load(open('pyproject.toml', 'rb')); p = t['project']; \
       print(*t['build-system']['requires'], sep='\n', file=open('/tmp/tools', 'w')); \
-      print(*p['dependencies'], *p['optional-dependencies']['s3'], sep='\n', file=open('/tmp/needs', 'w'))" \
+      print(*p['dependencies'], *p['optional-dependencies']['s3'], *p['optional-dependencies']['metrics'], sep='\n', file=open('/tmp/needs', 'w'))" \
     && python3 -m venv /opt/statelog && /opt/statelog/bin/pip install --requirement /tmp/needs \
     && python3 -m pip install --requirement /tmp/tools
 COPY . .

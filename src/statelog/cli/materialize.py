@@ -4,12 +4,14 @@ import datetime
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar, cast
 
 import click
 
 from statelog.cli.exit_codes import OTHER
+from statelog.cli.observing import JsonLines, Observing, WatchedLog, observed
+from statelog.cli.output import Output
 from statelog.cli.session import Session, connected
 from statelog.cli.streams import give_up_stdout
 from statelog.errors import ConfigError, NotFound
@@ -71,30 +73,47 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 )
 @_setting("--restore-within", "restore_budget_s", "TIME", "Keep a restore within this time.")
 @_setting("--round-timeout", "round_timeout_s", "TIME", "Give up a round after this time. Default 6h.")
+@_setting("--hang", "hang_s", "TIME", "Not live after so long without a step. Default 15min.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Lines of words, or objects, warnings as well.")
+@observed
 @connected
-def command(session: Session, name: str, once: bool, now: bool, wait: bool, claim_root: bool) -> None:
+def command(
+    session: Session,
+    name: str,
+    once: bool,
+    now: bool,
+    wait: bool,
+    claim_root: bool,
+    log_format: str | None,
+    observing: Observing,
+) -> None:
     """Materialize a log."""
+    if log_format is not None:
+        session = replace(session, output=JsonLines() if log_format == "json" else Output(as_json=False))
     settings = materializer_settings(session.config)
     control = Control()
     restore = install_signal_handlers(control)
+    watched = WatchedLog(name, settings)
     try:
-        if wait and not _wait_for_log(session, name, control):
-            return
-        with session.open_log(name) as log:
-            engine = engine_for(session.config, name)
-            if claim_root:
-                claim(log)
-            if once:
-                outcome = Materializer(log, settings, control=control, make_engine=engine).run_once()
-                session.output.report(outcome_report(name, outcome))
+        with observing.started(session, watched, [settings.scratch]):
+            if wait and not _wait_for_log(session, name, control):
                 return
-            if now:
-                control.trigger()
-            events = _Events(session, control)
-            Materializer(log, settings, control=control, make_engine=engine, on_event=events.tell).run()
-            if events.are_unread:
-                session.output.warning("the daemon has ended because nobody reads its events any more")
-                sys.exit(OTHER)
+            watched.is_opening()
+            with session.open_log(name) as log:
+                engine = engine_for(session.config, name)
+                if claim_root:
+                    claim(log)
+                if once:
+                    outcome = Materializer(log, settings, control=control, make_engine=engine).run_once()
+                    session.output.report(outcome_report(name, outcome))
+                    return
+                if now:
+                    control.trigger()
+                events = _Events(session, control)
+                daemon = Materializer(log, settings, control=control, make_engine=engine, on_event=events.tell)
+                watched.is_driven_by(daemon)
+                daemon.run()
+                events.check()
     finally:
         restore()
 
@@ -120,17 +139,26 @@ class _Events:
     def __init__(self, session: Session, control: Control) -> None:
         self._output = session.output
         self._control = control
-        self.are_unread = False
+        self._are_unread = False
 
     def tell(self, event: Event) -> None:
         """Print an event."""
         now = datetime.datetime.now(datetime.UTC)
+        fields = event_fields(event, now)
+        if isinstance(self._output, JsonLines):
+            fields = {"time": fields["time"], "level": logging.getLevelName(event.level).lower(), **fields}
         try:
-            self._output.event(event_line(event, now), event_fields(event, now))
+            self._output.event(event_line(event, now), fields)
         except BrokenPipeError:
             give_up_stdout()
-            self.are_unread = True
+            self._are_unread = True
             self._control.stop()
+
+    def check(self) -> None:
+        """Once the daemon has ended: exit with an error if it ended because of that."""
+        if self._are_unread:
+            self._output.warning("the daemon has ended because nobody reads its events any more")
+            sys.exit(OTHER)
 
 
 def engine_for(config: Config, log: str) -> EngineMaker:

@@ -88,17 +88,28 @@ class Materializer:
         self._ended: deque[BackgroundTask[RoundOutcome]] = deque()
         self._round: BackgroundTask[RoundOutcome] | None = None
         self._tail_watch = TailWatch(log, settings, ring=self._control.ring, environment=environment)
+        self.watchdog = Watchdog(
+            log.name, settings.alarm_age_s, age_s=lambda: self.statistics().age_s, clock=self._clock, on_alarm=on_event
+        )
+        """Tells of changes that stay out of every snapshot: as a context manager on its own thread, or when asked."""
         self._due_s = environment.clock()
         self._ended_s: float | None = None
         self._failing_since_s = 0.0
+        self._awaited_s = math.inf  # When the loop turns again, at the latest.
+        self._began_s = self._stepped_s = 0.0  # The newest round, and its last step.
         environment.made(self, log.name)
 
     # ---- from any thread
 
     def statistics(self) -> MaterializerStatistics:
         """A snapshot of the statistics."""
-        known = self._statistics
-        return replace(known, age_s=self._clock() - known.since_s)
+        known, now_s = self._statistics, self._clock()
+        return replace(
+            known,
+            age_s=now_s - known.since_s,
+            late_s=max(0.0, now_s - self._awaited_s),
+            silent_s=0.0 if self._round is None else max(0.0, now_s - self._stepped_s),
+        )
 
     def trigger(self) -> None:
         """Ask for a round now; if one is in flight, for another one after it."""
@@ -124,19 +135,24 @@ class Materializer:
     def _begin(self, cause: RoundCause) -> float:
         self._control.take_trigger()
         self._statistics = replace(self._statistics, started=self._statistics.started + 1)
-        started_s = self._clock()
+        started_s = self._began_s = self._stepped_s = self._clock()
         self._tell(EventKind.ROUND_STARTED, started_s, cause=cause)
         return started_s
 
     def _run_round(self, started_s: float) -> RoundOutcome:
-        over_s = started_s + self._settings.round_timeout_s
+        def is_given_up() -> bool:
+            now_s = self._clock()
+            if self._began_s == started_s:  # One that was given up earlier says nothing of this one.
+                self._stepped_s = now_s
+            return now_s >= started_s + self._settings.round_timeout_s or self._is_grace_over()
+
         return self._environment.run(
             Round,
             self._log,
             self._settings,
             verified=self._verified,
             make_engine=self._make_engine,
-            is_given_up=lambda: self._clock() >= over_s or self._is_grace_over(),
+            is_given_up=is_given_up,
         ).run()
 
     def _is_grace_over(self) -> bool:
@@ -151,24 +167,53 @@ class Materializer:
         """Run rounds until stopped. Raises the last error when more rounds in a row fail than are tolerated, and any at
         once that retrying cannot fix: Damaged, Unsafe, Misuse.
         """
-        delay_s = ask_first_delay_s(self._log, self._settings)
-        self._due_s = self._clock() + delay_s
-        self._tell(EventKind.STARTED, first_round_s=0.0 if self._control.is_triggered else delay_s)
-        name, alarm_age_s = self._log.name, self._settings.alarm_age_s
+        self.begin(ask_first_delay_s(self._log, self._settings))
         try:
-            with Watchdog(
-                name, alarm_age_s, age_s=lambda: self.statistics().age_s, clock=self._clock, on_alarm=self._on_event
-            ):
-                while not (self._control.is_stopped and self._round is None):
-                    self._turn()
+            with self.watchdog:
+                while not self.is_over:
+                    wait_s = self.turn()
+                    if wait_s is not None:
+                        self._control.wait(wait_s)
         except Damaged as error:
             found = self._after_all(error)
             if found is error:
                 raise
             raise found from error
         finally:
-            self._tail_watch.drop()
-            self._tell(EventKind.STOPPED)
+            self.end()
+
+    def begin(self, delay_s: float) -> None:
+        """The first round is due after this delay. From now on whoever drives the daemon calls `turn` until it
+        `is_over`, and `end` then; `run` does.
+        """
+        self._due_s = self._clock() + delay_s
+        self._tell(EventKind.STARTED, first_round_s=0.0 if self._control.is_triggered else delay_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was asked to stop, and no round is in flight."""
+        return self._control.is_stopped and self._round is None
+
+    def turn(self) -> float | None:
+        """Collect what ended, and begin what is due; waits for nothing. Returns for how long nothing will be due, and
+        None if something is there already. Raises as `run`.
+        """
+        self._take_in()
+        if self._round is not None and self._clock() >= self._over_s(self._round):
+            self._give_up(self._round)
+        elif not self._control.is_stopped:
+            self._begin_what_is_due()
+        now_s = self._awaited_s = self._clock()
+        if self._ended or self._tail_watch.is_any_over or self.is_over:
+            return None
+        self._awaited_s = max(now_s, self._wake_s())
+        return self._awaited_s - now_s
+
+    def end(self) -> None:
+        """Release what is held, and say so. Idempotent but for the event."""
+        self._awaited_s = math.inf
+        self._tail_watch.drop()
+        self._tell(EventKind.STOPPED)
 
     def _after_all(self, error: StatelogError) -> StatelogError:
         """The error to raise for damage: a log that is being deleted loses its descriptor last, then it is NotFound."""
@@ -184,16 +229,6 @@ class Materializer:
             else:
                 break
         return error
-
-    def _turn(self) -> None:
-        """Collect what ended, begin what is due, and wait for the next event."""
-        self._take_in()
-        if self._round is not None and self._clock() >= self._over_s(self._round):
-            self._give_up(self._round)
-        elif not self._control.is_stopped:
-            self._begin_what_is_due()
-        if not (self._ended or self._tail_watch.is_any_over or (self._round is None and self._control.is_stopped)):
-            self._control.wait(max(0.0, self._wake_s() - self._clock()))
 
     def _begin_what_is_due(self) -> None:
         if self._clock() >= self._tail_watch.due_s:
@@ -310,7 +345,12 @@ class Materializer:
         if self._statistics.failures_in_a_row == 0:
             self._failing_since_s = self._clock()
         known = self._statistics
-        self._statistics = replace(known, failed=known.failed + 1, failures_in_a_row=known.failures_in_a_row + 1)
+        self._statistics = replace(
+            known,
+            failed=known.failed + 1,
+            failures_in_a_row=known.failures_in_a_row + 1,
+            error=f"{error.message} [{type(error).__name__}]",
+        )
         self._tell(
             EventKind.ROUND_FAILED,
             cause_of=error,

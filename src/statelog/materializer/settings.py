@@ -37,6 +37,8 @@ class MaterializerSettings:
     lease_cap_s           no lease holds anything back for longer
     subscriptions         when a reader's subscription that holds something back is ended
     alarm_age_s           alarm once a committed change is this old and in no snapshot
+    hang_s                a loop that is so late, or a round that reaches no next step for so long, hangs: the daemon is
+                          not live. Longer than the largest upload takes
     round_timeout_s       a round that takes longer is given up and counts as failed; must exceed the longest merge,
                           because the next round starts that merge over
     restore_budget_s      a round starts early when the estimate for a restore (download the snapshot, replay the tail)
@@ -66,12 +68,13 @@ class MaterializerSettings:
     lease_cap_s: float = 86_400.0
     subscriptions: SubscriptionCap = field(default_factory=SubscriptionCap)
     alarm_age_s: float = 3600.0
+    hang_s: float = 900.0
     round_timeout_s: float = 6 * 3600.0
     restore_budget_s: float | None = None
     restore_spacing_s: float = 5.0
 
     def __post_init__(self) -> None:
-        for name in ("interval_s", "lease_cap_s", "alarm_age_s", "round_timeout_s", "restore_spacing_s"):
+        for name in ("interval_s", "lease_cap_s", "alarm_age_s", "hang_s", "round_timeout_s", "restore_spacing_s"):
             _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "positive and finite")
         if self.restore_budget_s is not None:
             _require(

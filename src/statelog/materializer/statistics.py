@@ -16,6 +16,9 @@ class MaterializerStatistics:
     ended yet. `unpublished` rounds completed without publishing their group offset. `last_duration_s` is that of the
     last round that ended well, None before the first.
 
+    `error` is what the last round failed with, empty once one has ended well. `late_s`: that long ago the daemon's loop
+    should have turned; `silent_s`: that long ago the round in flight reached its last step. Both are 0 if all is well.
+
     `tail` is what stood in no snapshot at the last look, None before the first. `age_s`: that old, at this moment, is
     the oldest committed change that is in no snapshot; without one, that long ago was the last look. It grows from
     `since_s`, on the daemon's clock. `restore` is what a restore would take by `rates`. `cleanup` is the last one.
@@ -42,6 +45,9 @@ class MaterializerStatistics:
     rates: Rates = field(default_factory=Rates)
     since_s: float = 0.0
     age_s: float = 0.0
+    error: str = ""
+    late_s: float = 0.0
+    silent_s: float = 0.0
 
     @property
     def restore(self) -> RestoreEstimate | None:
@@ -67,7 +73,13 @@ def with_tail(counts: MaterializerStatistics, tail: Tail, *, looked_s: float) ->
 
 def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, duration_s: float) -> MaterializerStatistics:
     """A round ended well. One that was given up before may end late, after newer ones: numbers never go back."""
-    counts = replace(counts, failures_in_a_row=0, last_duration_s=duration_s, number=max(counts.number, outcome.number))
+    counts = replace(
+        counts,
+        failures_in_a_row=0,
+        error="",
+        last_duration_s=duration_s,
+        number=max(counts.number, outcome.number),
+    )
     match outcome:
         case CompletedRound():
             rates = counts.rates.after_download(outcome.size_bytes, outcome.read_back_s)

@@ -70,6 +70,8 @@ OF_ROUNDS = {
     "statelog_rounds_total": _count("Rounds that ended, as completed, skipped, lost or failed", "log", "outcome"),
     "statelog_round_failures_in_a_row": _gauge("Rounds that failed since the last one that ended well", *_OF_LOG),
     "statelog_rounds_hanging": _gauge("Rounds that were given up and have not ended yet", *_OF_LOG),
+    "statelog_round_silent_seconds": _gauge("Since the round in flight reached its last step", *_OF_LOG),
+    "statelog_loop_late_seconds": _gauge("Since the daemon's loop should have turned", *_OF_LOG),
     "statelog_rounds_unpublished_total": _count("Rounds whose position lag tools do not see", *_OF_LOG),
     "statelog_rolled_up_commits_total": _count("Commits that rounds put into snapshots", *_OF_LOG),
     "statelog_rolled_up_changes_total": _count("Changes in these", *_OF_LOG),
@@ -135,6 +137,8 @@ def of_rounds(log: str, _name: str, daemon: Materializer) -> Iterator[Sample]:
     values: dict[str, float] = {
         "round_failures_in_a_row": found.failures_in_a_row,
         "rounds_hanging": found.hanging,
+        "round_silent_seconds": found.silent_s,
+        "loop_late_seconds": found.late_s,
         "rounds_unpublished_total": found.unpublished,
         "rolled_up_commits_total": found.commits,
         "rolled_up_changes_total": found.changes,

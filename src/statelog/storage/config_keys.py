@@ -149,6 +149,7 @@ _ALL = (
     Key("subscription_idle_s", duration_s, MATERIALIZER),
     Key("subscription_records", _whole, MATERIALIZER),
     Key("alarm_age_s", duration_s, MATERIALIZER),
+    Key("hang_s", duration_s, MATERIALIZER),
     Key("round_timeout_s", duration_s, MATERIALIZER),
     Key("restore_budget_s", duration_s, MATERIALIZER),
     Key("restore_spacing_s", duration_s, MATERIALIZER),

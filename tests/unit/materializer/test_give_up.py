@@ -16,6 +16,7 @@ from statelog.materializer.round import CRASH_POINTS, Round
 from statelog.materializer.statistics import MaterializerStatistics, with_outcome
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import Rights
+from statelog.schemas.truncation import Truncation
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 
@@ -206,9 +207,10 @@ def test_a_single_round_is_given_up_as_well(tmp_path: Path) -> None:
     bench.twin.write({b"a": b"1"})
     verify = bench.log.verify
 
-    def verify_slowly(rights: Rights) -> None:
-        verify(rights)
+    def verify_slowly(rights: Rights) -> Truncation:
+        found = verify(rights)
         bench.now_s += 60
+        return found
 
     bench.log.verify = verify_slowly  # type: ignore[method-assign, assignment] # a cluster that answers late
     with pytest.raises(RoundGivenUp):

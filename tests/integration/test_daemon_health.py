@@ -1,0 +1,91 @@
+"""The daemon as a process on a real broker, asked over HTTP: does it live, is it ready, and what has it measured?"""
+
+import json
+import signal
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from statelog.testing.broker import free_port
+from tests.support.rigs.shell import Shell, shell, write_lines
+from tests.support.services.broker import OwnBroker
+from tests.support.waiting import wait_for
+
+__all__ = ["shell"]
+pytestmark = pytest.mark.broker
+
+
+def _ask(port: int, page: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{page}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+def test_a_daemon_tells_how_it_is(shell: Shell, tmp_path: Path) -> None:
+    """Live at once, with its rounds and requests at /metrics; its lines are objects with a time and a level."""
+    lines = write_lines(tmp_path / "lines.jsonl", [{"key": "a", "value": "1"}])
+    assert shell.run("append", shell.name, lines).exit_code == 0
+    port = free_port()
+    options = ["--listen", f"127.0.0.1:{port}", "--log-format", "json", "--now", "--traces"]
+    process = shell.start("materialize", shell.name, *options)
+    try:
+        completed = f'statelog_rounds_total{{log="{shell.name}",outcome="completed"}} 1.0'
+        wait_for(lambda: completed in _ask(port, "/metrics")[1], "no round was seen to complete")
+        assert _ask(port, "/livez") == (200, "live\n")
+        assert _ask(port, "/readyz") == (200, "ready\n")
+        _, metrics = _ask(port, "/metrics")
+        for wanted in (
+            'statelog_request_seconds_count{operation="upload",port="store"} 1.0',
+            f'statelog_rolled_up_changes_total{{log="{shell.name}"}} 1.0',
+            f'statelog_round_seconds_count{{log="{shell.name}"}} 1.0',
+            f'statelog_restore_estimate_seconds{{log="{shell.name}",part="snapshot"}}',
+            'statelog_disk_free_bytes{path="',
+        ):
+            assert wanted in metrics, metrics
+    finally:
+        process.send_signal(signal.SIGTERM)
+        told, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    events = [json.loads(line) for line in told.splitlines()]
+    assert [one["event"] for one in events[:3]] == ["started", "round-started", "round-completed"]
+    assert {one["level"] for one in events} == {"info"}
+    assert all(one["time"] and one["log"] == shell.name for one in events)
+
+
+def test_a_daemon_without_its_broker_is_live_and_not_ready(
+    own_broker: OwnBroker, log_name: str, tmp_path: Path
+) -> None:
+    """It says why, and is ready again once the broker answers."""
+    shell = Shell(own_broker.bootstrap, tmp_path / "root", log_name)
+    shell.root.mkdir()
+    assert shell.run("init", log_name, "--partitions", 2, "--key-groups", 16).exit_code == 0
+    port = free_port()
+    options = ["--interval", "500ms", "--jitter", 0, "--failures-for", "10min", "--kafka", "socket.timeout.ms=2000"]
+    process = shell.start("materialize", log_name, "--listen", f"127.0.0.1:{port}", *options)
+    try:
+        wait_for(lambda: _ask(port, "/readyz")[0] == 200, "it is never ready")
+        own_broker.pause()
+        wait_for(lambda: _ask(port, "/readyz")[0] == 503, "it stays ready without its broker")
+        _, why = _ask(port, "/readyz")
+        assert "rounds in a row failed" in why
+        assert "BrokerUnavailable" in why
+        assert _ask(port, "/livez") == (200, "live\n")
+        own_broker.resume()
+        wait_for(lambda: _ask(port, "/readyz")[0] == 200, "it never gets ready again")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_others_are_not_served_in_the_clear(shell: Shell) -> None:
+    """An address that others reach is refused before anything is opened, with what to do."""
+    error = shell.json("materialize", shell.name, "--listen", "0.0.0.0:9400", code=2)
+    assert error["error"] == "ConfigError"
+    assert "a certificate" in error["hint"]

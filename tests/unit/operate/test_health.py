@@ -1,0 +1,170 @@
+"""Health: what makes a daemon not live, or not ready, and what its server answers to whom."""
+
+import http.client
+import ssl
+import threading
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trustme
+from prometheus_client import CollectorRegistry
+
+from statelog.errors import ConfigError
+from statelog.materializer import MaterializerSettings
+from statelog.materializer.statistics import MaterializerStatistics
+from statelog.operate.health import Health, LogHealth, health_of
+from statelog.operate.health_server import HealthServer
+from statelog.operate.listening import Listening, listening_at
+from tests.support.rigs.daemon import DaemonBench
+
+_WELL = MaterializerStatistics()
+_SETTINGS = MaterializerSettings()
+
+
+@pytest.mark.parametrize(
+    ("now", "not_live", "not_ready"),
+    [
+        (_WELL, "", ()),
+        (replace(_WELL, late_s=899.0, silent_s=899.0, age_s=3599.0), "", ()),
+        (replace(_WELL, late_s=900.0), "the loop hangs: it should have turned 15 min 0 s ago", ()),
+        (replace(_WELL, silent_s=900.0), "the round hangs: it reached its last step 15 min 0 s ago", ()),
+        (
+            replace(_WELL, failures_in_a_row=2, error="no answer [BrokerUnavailable]"),
+            "",
+            ("2 rounds in a row failed, the last one by: no answer [BrokerUnavailable]",),
+        ),
+        (replace(_WELL, hanging=1), "", ("1 rounds were given up, and hang",)),
+        (replace(_WELL, age_s=3600.0), "", ("no snapshot holds what was committed 1 h 0 min ago",)),
+    ],
+)
+def test_what_speaks_against_it(now: MaterializerStatistics, not_live: str, not_ready: tuple[str, ...]) -> None:
+    """What hangs is not live; what fails is not ready, and says why."""
+    assert health_of("visits", now, _SETTINGS) == LogHealth(log="visits", not_live=not_live, not_ready=not_ready)
+
+
+def test_one_log_of_many_that_hangs_is_not_ready() -> None:
+    """The process is live as long as others go on, and none of it is if all hang, or what drives them."""
+    hangs, well = LogHealth(log="a", not_live="it hangs"), LogHealth(log="b")
+    assert Health(logs=[hangs, well]).why_not_live() == []
+    assert Health(logs=[hangs, well]).why_not_ready() == ["a: it hangs"]
+    assert Health(logs=[hangs]).why_not_live() == ["a: it hangs"]
+    assert Health(logs=[well], not_live="the loop hangs").why_not_live() == ["the loop hangs"]
+    assert Health(logs=[well], not_live="the loop hangs").why_not_ready() == ["the loop hangs"]
+
+
+def test_a_store_that_hangs_makes_a_daemon_that_is_not_live(tmp_path: Path) -> None:
+    """The loop goes on, yet the round reaches no step; once the store answers, all is well again."""
+    bench = DaemonBench(tmp_path, hang_s=30.0)
+    bench.twin.write({b"a": b"1"})
+    seen: list[tuple[float, str]] = []
+
+    def look() -> None:
+        seen.append((bench.now_s, health_of("twin", bench.daemon.statistics(), _settings(bench)).not_live[:15]))
+
+    bench.hold()
+    for time_s in (10, 29, 31, 90):
+        bench.at(time_s, look)
+    bench.at(95, bench.go_on, bench.release, look)
+    bench.run(until_s=99)
+    assert seen == [(10, ""), (29, ""), (31, "the round hangs"), (90, "the round hangs"), (95, "")]
+    assert health_of("twin", bench.daemon.statistics(), _settings(bench)) == LogHealth(log="twin")
+
+
+def test_a_loop_that_does_not_turn_is_not_live(tmp_path: Path) -> None:
+    """It said when it would turn; before it runs and once it has ended nobody waits for it."""
+    bench = DaemonBench(tmp_path, hang_s=30.0)
+    bench.now_s = 1000.0
+    assert bench.daemon.statistics().late_s == 0
+    bench.daemon.begin(5.0)
+    wait_s = bench.daemon.turn()
+    assert wait_s is not None
+    assert wait_s <= 5.0
+    bench.now_s += wait_s + 31
+    assert health_of("twin", bench.daemon.statistics(), _settings(bench)).not_live.startswith("the loop hangs")
+    bench.daemon.turn()
+    assert bench.daemon.statistics().late_s == 0
+    bench.daemon.end()
+    bench.now_s += 1000
+    assert bench.daemon.statistics().late_s == 0
+
+
+def _settings(bench: DaemonBench) -> MaterializerSettings:
+    return replace(_SETTINGS, hang_s=30.0)
+
+
+# ---- the server
+
+
+@contextmanager
+def _served(health: Health, listening: Listening | None = None) -> Generator[HealthServer]:
+    place = listening or listening_at("127.0.0.1:0")
+    with HealthServer(place, lambda: health, CollectorRegistry()) as server:
+        yield server
+
+
+def _ask(server: HealthServer, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+    with closing(http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=30)) as connection:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_it_says_whether_and_why_not() -> None:
+    """A line for each reason; of one log if one is asked for."""
+    health = Health(logs=[LogHealth(log="a", not_ready=("it fails", "it is old")), LogHealth(log="b")])
+    with _served(health) as server:
+        assert _ask(server, "/livez") == (200, "live\n")
+        assert _ask(server, "/readyz") == (503, "a: it fails\na: it is old\n")
+        assert _ask(server, "/readyz?log=b") == (200, "ready\n")
+        assert _ask(server, "/readyz", "HEAD") == (503, "")
+        assert _ask(server, "/metrics")[0] == 200
+        assert _ask(server, "/")[0] == 404
+        assert _ask(server, "/livez", "POST")[0] == 501
+    with _served(Health(not_live="it hangs")) as server:
+        assert _ask(server, "/livez") == (503, "it hangs\n")
+
+
+def test_who_holds_connections_keeps_nobody_from_asking() -> None:
+    """Those that say nothing are let go of after some seconds; others are answered meanwhile, or soon after."""
+    with _served(Health()) as server:
+        host, _, port = server.url.removeprefix("http://").rpartition(":")
+        silent = [http.client.HTTPConnection(host, int(port), timeout=30) for _ in range(4)]
+        for one in silent:
+            one.connect()
+        assert _ask(server, "/livez") == (200, "live\n")
+        for one in silent:
+            one.close()
+
+
+def test_a_token_and_tls_for_others(tmp_path: Path) -> None:
+    """Beyond this machine there is no answer in the clear, and none without the token."""
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "cert.pem")
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123456789abcdef\n")
+    with pytest.raises(ConfigError, match="others than this machine"):
+        listening_at("0.0.0.0:0")
+    place = listening_at("0.0.0.0:0", certificate=tmp_path / "cert.pem", key=tmp_path / "cert.pem", token_file=token)
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    with _served(Health(), place) as server:
+        port = int(server.url.rpartition(":")[2])
+        for headers, status in [({}, 401), ({"Authorization": f"Bearer {token.read_text().strip()}"}, 200)]:
+            with closing(http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=30)) as connection:
+                connection.request("GET", "/livez", headers=headers)
+                assert connection.getresponse().status == status
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as plain, pytest.raises(OSError):
+            plain.request("GET", "/livez")
+            plain.getresponse()
+
+
+def test_an_address_in_use_is_told() -> None:
+    """As what it is, with what to do."""
+    with _served(Health()) as server:
+        taken = listening_at(server.url.removeprefix("http://"))
+        with pytest.raises(ConfigError, match="nothing can listen there"):
+            HealthServer(taken, Health, CollectorRegistry())
+    assert not [one for one in threading.enumerate() if one.name == "statelog-health"]
