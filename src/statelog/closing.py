@@ -1,11 +1,15 @@
-"""`Closing`: makes a class with a `close` a context manager.
+"""`Closing`: makes a class with a `close` a context manager; `OwnProcess`: the process that an object belongs to.
 
-Invariant: leaving the block closes, however it ends, and never hides its exception.
+Invariants: leaving the block closes, however it ends, and never hides its exception. In a fork nothing is closed that
+is the parent's.
 """
 
+import os
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
+
+from statelog.errors import ClosedError
 
 
 class Closing(ABC):
@@ -24,3 +28,32 @@ class Closing(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class OwnProcess:
+    """The process that makes this; `what` names in messages the thing that belongs to it.
+
+    A fork copies objects, and none of the threads that they count on: a lock that a thread held stays locked, and what
+    the copy would clean up still belongs to the parent. So in a fork such an object does nothing and says so.
+    """
+
+    __slots__ = ("_what", "pid")
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self.pid = os.getpid()
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is another one: a fork."""
+        return self.pid != os.getpid()
+
+    def check(self) -> None:
+        """Raise ClosedError in a fork."""
+        if self.is_foreign:
+            raise ClosedError(
+                f"{self._what} was made in another process",
+                hint="Make it after the fork, in the process that uses it",
+                made_in_pid=self.pid,
+                used_in_pid=os.getpid(),
+            )

@@ -29,7 +29,7 @@ from statelog.recovery import recover
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.names import truncation_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.schemas.truncation import Truncation
+from statelog.schemas.topic_policy import Truncation
 from statelog.storage.log.files import put_truncation
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where

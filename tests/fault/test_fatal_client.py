@@ -11,7 +11,7 @@ import pytest
 
 from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
 from statelog.producer.coordinator import Coordinator, TaskWriter
-from statelog.producer.epoch import OpenedEpoch
+from statelog.producer.epoch import EpochClients
 from statelog.producer.writer import Writer
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.kafka.client import ConfluentKafka
@@ -202,7 +202,7 @@ def test_both_clients_are_closed_whatever_the_first_says() -> None:
             """Note it."""
             closed.append("ledger")
 
-    opened = OpenedEpoch(grant=None, ledger=Noted(), producer=Broken())  # type: ignore[arg-type] # only closing is asked for
+    opened = EpochClients(grant=None, ledger=Noted(), producer=Broken())  # type: ignore[arg-type] # only closing is asked for
     with pytest.raises(RuntimeError):
         opened.close()
     assert closed == ["ledger"]

@@ -67,8 +67,8 @@ def test_a_writer_and_a_recovery(tmp_path: Path) -> None:
         with Writer(log, "w") as writer:
             assert len(_files(lambda: writer.put(b"k", b"v"))) == 1
             assert len(found := _files(commit)) <= 27, found
-        assert len(found := _files(lambda: Writer(log, "w").close())) <= 39, found
-        assert len(found := _files(to_dict)) <= 50, found
+        assert len(found := _files(lambda: Writer(log, "w").close())) <= 36, found
+        assert len(found := _files(to_dict)) <= 46, found
 
 
 def test_a_table(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_a_table(tmp_path: Path) -> None:
         table[b"a"] = b"1"
         table.commit()
     tables.roll_up(tmp_path)
-    assert len(found := _files(lambda: tables.open().close())) <= 77, found
+    assert len(found := _files(lambda: tables.open().close())) <= 74, found

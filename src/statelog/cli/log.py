@@ -14,7 +14,7 @@ from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import held
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
-from statelog.schemas.truncation import Truncation, TruncationMode
+from statelog.schemas.topic_policy import Truncation, TruncationMode
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.config import read_text
 from statelog.storage.log.log import Log

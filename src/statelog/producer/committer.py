@@ -34,7 +34,7 @@ from statelog.errors import (
     ValueTooLarge,
 )
 from statelog.pending import Pending
-from statelog.producer.epoch import Grant, OpenedEpoch, check_live, open_epoch
+from statelog.producer.epoch import EpochClients, Grant, check_live, open_epoch
 from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger.fold import Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Handle
@@ -70,7 +70,7 @@ class _UnderWay:
 class Committer:
     """Commits handles for one writer. Owns the clients in `opened`; settling an outcome replaces them."""
 
-    def __init__(self, log: Log, opened: OpenedEpoch) -> None:
+    def __init__(self, log: Log, opened: EpochClients) -> None:
         self.opened = opened
         self.last = opened.ledger.fold.last_commit(opened.grant.writer)
         self.attempts = 0
@@ -254,7 +254,7 @@ class Committer:
         self.opened = opened
         return False, opened.grant.epoch + 1
 
-    def _valid_offset(self, old: OpenedEpoch, commit: Commit, end_position: int) -> int | None:
+    def _valid_offset(self, old: EpochClients, commit: Commit, end_position: int) -> int | None:
         """Where the ledger shows the commit valid below `end_position`, if it does. `old` stood right before it.
 
         The commits themselves are asked: a final one leaves no row in the fold, and others may have followed.

@@ -90,7 +90,7 @@ class TaskGrant:
 
 
 @dataclass(slots=True)
-class OpenedEpoch:
+class EpochClients:
     """A grant, and the clients that it was opened through. The owner closes them."""
 
     grant: Grant
@@ -117,7 +117,7 @@ def open_epoch(
     judged: int | None = None,
     base: LedgerBase | None = None,
     keeps_folding: bool = False,
-) -> OpenedEpoch:
+) -> EpochClients:
     """Open `writer` on `partitions` (None: all).
 
     `expect` is the checkpoint to resume from, as an id (0: none yet) or as id and nonce; None accepts any. `ours` are
@@ -183,7 +183,7 @@ def grant_of(log: Log, fold: LedgerFold, live: LiveEpoch) -> Grant:
     )
 
 
-def resume_grant(log: Log, grant: Grant) -> OpenedEpoch:
+def resume_grant(log: Log, grant: Grant) -> EpochClients:
     """New clients for a grant that another process of the same job opened. Writes nothing to the ledger.
 
     Raises Fenced if the grant is over, Damaged, Unavailable.
@@ -191,7 +191,7 @@ def resume_grant(log: Log, grant: Grant) -> OpenedEpoch:
     ledger = log.checked_ledger()
     try:
         check_live(ledger.fold, grant)
-        return OpenedEpoch(grant, ledger, log.kafka.producer())
+        return EpochClients(grant, ledger, log.kafka.producer())
     except BaseException:
         ledger.close()
         raise
@@ -212,7 +212,7 @@ def _attempt(
     partitions: tuple[int, ...],
     next_nonce: Callable[[], bytes],
     clock: Clock,
-) -> OpenedEpoch | None:
+) -> EpochClients | None:
     """Checks, and then Opens, one after the other; None if each is void because another record came in between.
 
     `next_nonce` gives that of an Open that may be sent now, or raises.
@@ -229,7 +229,7 @@ def _attempt(
         for _ in range(_OPENS):
             grant = _open(log, ledger, producer, writer, partitions, next_nonce(), clock)
             if grant is not None:
-                return OpenedEpoch(grant, ledger, producer)
+                return EpochClients(grant, ledger, producer)
     except BaseException:
         producer.close()
         raise

@@ -27,7 +27,7 @@ from statelog.pending import Pending
 from statelog.producer.buffer import ChangeBuffer, MetaBuffer
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.committer import Committer, GrantHolder, check_handle, next_checkpoint_id
-from statelog.producer.epoch import OpenedEpoch, open_epoch
+from statelog.producer.epoch import EpochClients, open_epoch
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox
 from statelog.producer.pipeline import INITIAL, PendingStep, Pipeline
@@ -72,7 +72,7 @@ class Writer(GrantHolder, ChangeWriter):
     ) -> None:
         self._go_on(log, open_epoch(log, name, partitions=partitions, expect=expect), settings or WriterSettings())
 
-    def _go_on(self, log: Log, opened: OpenedEpoch, settings: WriterSettings) -> None:
+    def _go_on(self, log: Log, opened: EpochClients, settings: WriterSettings) -> None:
         self._log = log
         self._settings = settings
         self._environment = current_environment()
@@ -403,5 +403,5 @@ class Writer(GrantHolder, ChangeWriter):
 class OpenedWriter(Writer):
     """A writer over an epoch that was opened for it: for an owner that goes on from what the opening has read."""
 
-    def __init__(self, log: Log, opened: OpenedEpoch, settings: WriterSettings) -> None:
+    def __init__(self, log: Log, opened: EpochClients, settings: WriterSettings) -> None:
         self._go_on(log, opened, settings)

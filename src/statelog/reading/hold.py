@@ -28,7 +28,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
-from statelog.closing import Closing
+from statelog.closing import Closing, OwnProcess
 from statelog.environment import Environment, current_environment
 from statelog.errors import Misuse, OffsetGone, StorageFull, StoreRefused, Unavailable
 from statelog.reading import planner
@@ -39,7 +39,6 @@ from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.claims import Lease
-from statelog.storage.local.own_directory import OwnProcess
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store
 

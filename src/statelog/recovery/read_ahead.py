@@ -19,6 +19,7 @@ from threading import Event
 
 import pyarrow as pa
 
+from statelog.closing import OwnProcess
 from statelog.environment import GRACE_S, begin
 from statelog.errors import ClosedError, StorageFull, Unavailable
 from statelog.reading.hold import HeldPlan
@@ -29,7 +30,6 @@ from statelog.recovery.cursor import Applied, Cursor, encode_frame, rest_of
 from statelog.recovery.plan_reader import Beat, PlanReader
 from statelog.recovery.settings import RecoverySettings, memory_queue
 from statelog.recovery.tail import RetryWindow
-from statelog.storage.local.own_directory import OwnProcess
 
 _OFFER_S = 1.0
 

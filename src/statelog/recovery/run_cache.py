@@ -30,11 +30,11 @@ from threading import Condition, Lock
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
-from statelog.closing import Closing
+from statelog.closing import Closing, OwnProcess
 from statelog.environment import Environment, current_environment
 from statelog.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.schemas.snapshot.runs import RunFile
-from statelog.storage.local.own_directory import OwnDirectory, OwnProcess, make_own
+from statelog.storage.local.own_directory import OwnDirectory, make_own
 from statelog.storage.store import Store
 from statelog.storage.store.errors import guarded
 

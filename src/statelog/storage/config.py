@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Layer:
+class ConfigLayer:
     """What one origin says: values by key path, and the free tables."""
 
     origin: str
@@ -99,7 +99,7 @@ class Config:
         return f"Config({self.masked()!r})"
 
 
-def file_layer(text: str, path: str) -> Layer:
+def file_layer(text: str, path: str) -> ConfigLayer:
     """The layer of a TOML file. Raises ConfigError naming file, key and the nearest known key."""
     try:
         document = tomllib.loads(text)
@@ -114,10 +114,10 @@ def file_layer(text: str, path: str) -> Layer:
         elif name not in FREE_TABLES:
             values.update([_known(name, value, path)])
     kafka = dict(_flattened(_table(document.get("kafka")), "", path))
-    return _checked(Layer(origin=path, values=values, kafka=kafka, storage=_table(document.get("storage"))))
+    return _checked(ConfigLayer(origin=path, values=values, kafka=kafka, storage=_table(document.get("storage"))))
 
 
-def environment_layer(environment: Mapping[str, str]) -> Layer:
+def environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
     """The layer of STATELOG_* variables: `STATELOG_ROOT`, `STATELOG_KAFKA__SASL_PASSWORD`, `STATELOG_STORAGE__KEY`.
 
     Others raise ConfigError with the likely name, but for those that orchestrators and other programs set.
@@ -139,15 +139,15 @@ def environment_layer(environment: Mapping[str, str]) -> Layer:
             values[key.path] = _read(key, text, variable)
         elif variable.startswith(_PREFIX):
             _refuse_unknown(variable, by_variable)
-    return _checked(Layer(origin="the environment", values=values, kafka=kafka, storage=storage))
+    return _checked(ConfigLayer(origin="the environment", values=values, kafka=kafka, storage=storage))
 
 
-def flag_layer(values: Mapping[str, object], kafka: Iterable[str], storage: Iterable[str]) -> Layer:
+def flag_layer(values: Mapping[str, object], kafka: Iterable[str], storage: Iterable[str]) -> ConfigLayer:
     """The layer of flags: `values` by key path (None: not given), `--kafka NAME=VALUE` and `--storage NAME=VALUE`."""
     given = {path: _read(KEYS[path], value, _flag(path)) for path, value in values.items() if value is not None}
     options = dict(_pair("--storage", text) for text in storage)
     return _checked(
-        Layer(
+        ConfigLayer(
             origin="the flags",
             values=given,
             kafka=dict(_pair("--kafka", text) for text in kafka),
@@ -156,7 +156,7 @@ def flag_layer(values: Mapping[str, object], kafka: Iterable[str], storage: Iter
     )
 
 
-def merge(layers: Iterable[Layer]) -> Config:
+def merge(layers: Iterable[ConfigLayer]) -> Config:
     """The configuration of layers, the last one strongest. Tables are merged key by key."""
     values: dict[str, object] = {}
     kafka: dict[str, str] = {}
@@ -245,7 +245,7 @@ def _flag(path: str) -> str:
     return _FLAGS.get(name, f"--{name.replace('_', '-').removesuffix('-s').removesuffix('-bytes')}")
 
 
-def _checked(layer: Layer) -> Layer:
+def _checked(layer: ConfigLayer) -> ConfigLayer:
     """Refuse what one origin says twice and differently."""
     address, other = layer.values.get("bootstrap"), layer.kafka.get(_SERVERS)
     if address is not None and other is not None and address != other:
@@ -290,7 +290,7 @@ _LOCAL_FILE = Path("statelog.toml")
 _NAMED = "STATELOG_CONFIG"
 
 
-def config_layers(file: str | None, environment: Mapping[str, str], flags: Layer) -> list[Layer]:
+def config_layers(file: str | None, environment: Mapping[str, str], flags: ConfigLayer) -> list[ConfigLayer]:
     """The layers of a run, weakest first. Raises NotFound for a named file that is not there, ConfigError.
 
     A file that was found in the working directory, not named, must be the user's own, and no secret goes where it says.
@@ -309,14 +309,14 @@ def config_layers(file: str | None, environment: Mapping[str, str], flags: Layer
     return [layer, *stronger]
 
 
-def named_layers(environment: Mapping[str, str]) -> list[Layer]:
+def named_layers(environment: Mapping[str, str]) -> list[ConfigLayer]:
     """The environment, over the file that it names: no other is looked for. Raises NotFound, ConfigError."""
     named = environment.get(_NAMED)
     files = [file_layer(read_text(Path(named), "configuration file"), named)] if named else []
     return [*files, _environment_layer(environment)]
 
 
-def _environment_layer(environment: Mapping[str, str]) -> Layer:
+def _environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
     return environment_layer({name: text for name, text in environment.items() if name != _NAMED})
 
 
@@ -348,7 +348,7 @@ def check_owner(path: str, owner: int, mode: int, user: int) -> None:
         raise _refused("every user may write to it", path)
 
 
-def check_found_file(file: Layer, stronger: Sequence[Layer]) -> None:
+def check_found_file(file: ConfigLayer, stronger: Sequence[ConfigLayer]) -> None:
     """Raise ConfigError if secrets of `stronger` layers would go where `file` says, or if it names code to run."""
     kafka = _left(file.kafka, [layer.kafka for layer in stronger])
     storage = _left(file.storage, [layer.storage for layer in stronger])
@@ -377,7 +377,7 @@ def _left(given: Mapping[str, object], stronger: Sequence[Mapping[str, object]])
     return [name for name in given if not any(name in layer for layer in stronger)]
 
 
-def _names_brokers(layer: Layer) -> bool:
+def _names_brokers(layer: ConfigLayer) -> bool:
     return "bootstrap" in layer.values or _SERVERS in layer.kafka
 
 

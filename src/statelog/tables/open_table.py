@@ -2,9 +2,9 @@
 
     1  open the log                       storage
     2  lock the local directory, if any   state/directory.py
-       compare it with the ledger         opening.py: one that proves a loss is kept, and nothing is appended
+       compare it with the ledger         state_opener.py: one that proves a loss is kept, and nothing is appended
     3  the owner's Open                   producer: fences the former owner, so what is committed is final
-    4  the state at or above that Open    opening.py
+    4  the state at or above that Open    state_opener.py
 
 Invariant: whatever fails on the way, nothing stays open.
 """
@@ -17,10 +17,10 @@ from typing import Any
 from statelog.environment import current_environment
 from statelog.storage import LogOptions, Where
 from statelog.storage import open as open_log
-from statelog.tables.opening import StateOpening, Wanted
 from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.setup import Share, TableSetup, check_directory
 from statelog.tables.state.values import ValueRule
+from statelog.tables.state_opener import StateOpener, Wanted
 from statelog.tables.table import Table
 
 
@@ -59,7 +59,7 @@ def table(
         share = Share.of(log.descriptor, partitions, key_group)
         setup = TableSetup.of(log, share, writer, directory, settings or TableSettings())
         failing.push(setup)
-        opening = StateOpening(setup, may_lack=True)
+        opening = StateOpener(setup, may_lack=True)
         opening.look(ValueRule(log.value_schemas.newest()))
         owner, folding = setup.writer()
         failing.push(owner)

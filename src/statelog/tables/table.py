@@ -31,10 +31,10 @@ from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.keyed import Keyed
 from statelog.tables.layers import Layer, Layers
-from statelog.tables.opening import OpenReport
 from statelog.tables.scheduler import LARGE, CommitScheduler, check_interval
 from statelog.tables.setup import TableSetup
 from statelog.tables.state.state import State
+from statelog.tables.state_opener import OpenReport
 from statelog.warn import warn_caller
 
 K = TypeVar("K")

@@ -12,7 +12,7 @@ from statelog.cli.materialize import materializer_settings
 from statelog.errors import ConfigError, NotFound, StatelogError
 from statelog.storage.config import (
     Config,
-    Layer,
+    ConfigLayer,
     check_owner,
     config_layers,
     environment_layer,
@@ -40,9 +40,11 @@ keep = 3
 """
 
 
-def made(text: str = "", environment: dict[str, str] | None = None, flags: Layer | None = None) -> Config:
+def made(text: str = "", environment: dict[str, str] | None = None, flags: ConfigLayer | None = None) -> Config:
     """The configuration of a file, an environment and flags."""
-    return merge([file_layer(text, "statelog.toml"), environment_layer(environment or {}), flags or Layer(origin="")])
+    return merge(
+        [file_layer(text, "statelog.toml"), environment_layer(environment or {}), flags or ConfigLayer(origin="")]
+    )
 
 
 def test_later_layers_win_key_by_key() -> None:
@@ -196,7 +198,7 @@ def test_the_file_is_the_named_one_or_the_nearest(tmp_path: Path, monkeypatch: p
     """A named file must be there; else ./statelog.toml, else the user's own, else none."""
     monkeypatch.chdir(tmp_path)
     home = {"XDG_CONFIG_HOME": str(tmp_path / "home")}
-    none = Layer(origin="")
+    none = ConfigLayer(origin="")
     assert merge(config_layers(None, home, none)).root is None
 
     (tmp_path / "home" / "statelog").mkdir(parents=True)
@@ -292,7 +294,7 @@ def test_a_found_file_may_say_what_a_stronger_place_replaces(tmp_path: Path, mon
         ("root = '/r'", SECRETS),
     ):
         (tmp_path / "statelog.toml").write_text(text)
-        assert len(config_layers(None, {**home, **environment}, Layer(origin=""))) == 3
+        assert len(config_layers(None, {**home, **environment}, ConfigLayer(origin=""))) == 3
 
 
 def test_a_found_file_names_no_code_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,13 +303,14 @@ def test_a_found_file_names_no_code_that_runs(tmp_path: Path, monkeypatch: pytes
     home = {"XDG_CONFIG_HOME": str(tmp_path)}
     (tmp_path / "statelog.toml").write_text("bootstrap = 'b:1'\n[kafka]\ntoken = 'evil.module:token'\n")
     with pytest.raises(ConfigError, match=r"kafka\.token names code") as caught:
-        config_layers(None, home, Layer(origin=""))
+        config_layers(None, home, ConfigLayer(origin=""))
     assert "--config statelog.toml" in caught.value.hint
     assert (
-        merge(config_layers("statelog.toml", home, Layer(origin=""))).kafka_settings()["token"] == "evil.module:token"
+        merge(config_layers("statelog.toml", home, ConfigLayer(origin=""))).kafka_settings()["token"]
+        == "evil.module:token"
     )
     mine = {**home, "STATELOG_KAFKA__TOKEN": "mine:token", "STATELOG_BOOTSTRAP": "mine:1"}
-    assert merge(config_layers(None, mine, Layer(origin=""))).kafka == {"token": "mine:token"}
+    assert merge(config_layers(None, mine, ConfigLayer(origin=""))).kafka == {"token": "mine:token"}
 
 
 def test_a_function_for_tokens_is_named_everywhere() -> None:

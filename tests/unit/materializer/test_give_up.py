@@ -15,8 +15,7 @@ from statelog.materializer.outcome import CompletedRound, LostRound, SkippedRoun
 from statelog.materializer.round import CRASH_POINTS, Round
 from statelog.materializer.statistics import MaterializerStatistics, with_outcome
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.topic_policy import Rights
-from statelog.schemas.truncation import Truncation
+from statelog.schemas.topic_policy import Rights, Truncation
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from statelog.producer import coordinator, writer
-from statelog.producer.epoch import OpenedEpoch
+from statelog.producer.epoch import EpochClients
 from tests.support.rigs.log import twin_rig
 
 
@@ -16,14 +16,14 @@ def test_a_half_made_writer_leaves_no_client_behind(
     made: type[writer.Writer | coordinator.Coordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody else could close them: the caller never gets the object."""
-    closed: list[OpenedEpoch] = []
-    close = OpenedEpoch.close
+    closed: list[EpochClients] = []
+    close = EpochClients.close
 
-    def noting(opened: OpenedEpoch) -> None:
+    def noting(opened: EpochClients) -> None:
         closed.append(opened)
         close(opened)
 
-    monkeypatch.setattr(OpenedEpoch, "close", noting)
+    monkeypatch.setattr(EpochClients, "close", noting)
     for module in (writer, coordinator):
         monkeypatch.setattr(module, "Committer", _cut_short)
     with twin_rig("log").create() as log, pytest.raises(KeyboardInterrupt):

@@ -10,7 +10,7 @@ import confluent_kafka
 import pytest
 
 from statelog.errors import ConfigError, StatelogError
-from statelog.storage.config import Layer, config_layers, environment_layer, file_layer, flag_layer, merge
+from statelog.storage.config import ConfigLayer, config_layers, environment_layer, file_layer, flag_layer, merge
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.group import group_settings
@@ -141,6 +141,6 @@ def test_a_found_file_names_no_file_to_send(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "statelog.toml").write_text(f"bootstrap = 'b:1'\nroot = 's3://b'\n{text}\n")
     home = {"XDG_CONFIG_HOME": str(tmp_path)}
     with pytest.raises(ConfigError, match="names a file, and what is in it would be sent") as caught:
-        config_layers(None, home, Layer(origin=""))
+        config_layers(None, home, ConfigLayer(origin=""))
     assert "--config statelog.toml" in caught.value.hint
-    assert len(config_layers("statelog.toml", home, Layer(origin=""))) == 3
+    assert len(config_layers("statelog.toml", home, ConfigLayer(origin=""))) == 3

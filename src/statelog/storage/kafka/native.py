@@ -25,6 +25,7 @@ from typing import Any, ParamSpec, TypeVar
 import confluent_kafka
 from confluent_kafka import admin
 
+from statelog.closing import OwnProcess
 from statelog.errors import ClosedError, ConfigError
 from statelog.storage.kafka.config import ClientConfig, secret_of
 from statelog.storage.kafka.errors import client_error
@@ -120,11 +121,11 @@ class _Origin:
 class ProcessGuard:
     """Holds one native handle on behalf of its owner. `name` says in messages whose it is."""
 
-    __slots__ = ("__weakref__", "_closed", "_finalizer", "_handle", "_name", "_pid")
+    __slots__ = ("__weakref__", "_closed", "_finalizer", "_handle", "_name", "_owner")
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._pid = os.getpid()
+        self._owner = OwnProcess(f"the {name}")
         self._handle: object | None = None
         self._closed = False
         self._finalizer: weakref.finalize[[int, int, str, _Origin], ProcessGuard] | None = None
@@ -132,7 +133,7 @@ class ProcessGuard:
     @property
     def is_foreign(self) -> bool:
         """Whether this process is a fork of the one that owns the handle, if there is a handle."""
-        return self._handle is not None and self._pid != os.getpid()
+        return self._handle is not None and self._owner.is_foreign
 
     @property
     def is_closed(self) -> bool:
@@ -143,20 +144,15 @@ class ProcessGuard:
         """Raise ClosedError after close, and in a fork of the process that made the handle."""
         if self._closed:
             raise ClosedError(f"the {self._name} is closed", hint="Make a new one")
-        if self.is_foreign:
-            raise ClosedError(
-                f"the {self._name} was made in another process",
-                hint="Make Kafka clients after the fork, in the process that uses them",
-                made_in_pid=self._pid,
-                used_in_pid=os.getpid(),
-            )
+        if self._handle is not None:
+            self._owner.check()
 
     def hold(self, handle: Any) -> None:
         """Own a handle that was just made in this process. Raises ClosedError if another thread closed meanwhile."""
-        self._pid = os.getpid()
+        self._owner = OwnProcess(f"the {self._name}")
         self._handle = handle
         _handles[id(handle)] = handle
-        self._finalizer = weakref.finalize(self, _drop_forgotten, id(handle), self._pid, self._name, _Origin())
+        self._finalizer = weakref.finalize(self, _drop_forgotten, id(handle), self._owner.pid, self._name, _Origin())
         self._finalizer.atexit = False
         if self._closed:
             self.drop()

@@ -1,5 +1,4 @@
-"""Local working directories, locked by their owner, and swept by the next one after a kill; and the process that an
-object belongs to.
+"""Local working directories, locked by their owner, and swept by the next one after a kill.
 
 A process that is killed leaves its directory behind. Its owner holds a lock on the directory itself, and the kernel
 releases a dead process' locks; so a process that gets the lock knows that the owner is gone, without process ids (which
@@ -23,41 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from statelog.closing import OwnProcess
 from statelog.environment import current_environment
-from statelog.errors import ClosedError
 
 _LOG = logging.getLogger("statelog.storage")
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-
-
-class OwnProcess:
-    """The process that makes this; `what` names in messages the thing that belongs to it.
-
-    A fork copies objects, and none of the threads that they count on: a lock that a thread held stays locked, and what
-    the copy would clean up still belongs to the parent. So in a fork such an object does nothing and says so.
-    """
-
-    __slots__ = ("_what", "pid")
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self.pid = os.getpid()
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this process is another one: a fork."""
-        return self.pid != os.getpid()
-
-    def check(self) -> None:
-        """Raise ClosedError in a fork."""
-        if self.is_foreign:
-            raise ClosedError(
-                f"{self._what} was made in another process",
-                hint="Make it after the fork, in the process that uses it",
-                made_in_pid=self.pid,
-                used_in_pid=os.getpid(),
-            )
 
 
 _held: "set[OwnDirectory]" = set()

@@ -31,7 +31,7 @@ from statelog.schemas.names import (
     truncation_path,
 )
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.truncation import Truncation
+from statelog.schemas.topic_policy import Truncation
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, check_compatible, parse_value_schema
 from statelog.storage.store import FileInfo, Store
 

@@ -38,11 +38,11 @@ from statelog.schemas.topic_policy import (
     Rights,
     TopicNeeds,
     TopicRole,
+    Truncation,
     Waiver,
     check_rights,
     retention_s,
 )
-from statelog.schemas.truncation import Truncation
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import Kafka, OffsetRange, Producer, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient

@@ -18,7 +18,7 @@ _PAUSE_S, _MOST_PAUSE_S = 5.0, 3600.0
 right to write yet."""
 
 
-class _Made(NamedTuple):
+class _Warm(NamedTuple):
     producer: Producer
     made_s: float
 
@@ -53,7 +53,7 @@ class WarmProducer:
     def __init__(self, make: Callable[[], Producer]) -> None:
         self._make = make
         # Taken out by whoever looks at it: no lock, so nothing stays locked in a fork.
-        self._held: deque[_Made] = deque()
+        self._held: deque[_Warm] = deque()
         self._next_s = float("-inf")
         self._pause_s = _PAUSE_S
 
@@ -96,11 +96,11 @@ class WarmProducer:
             except BaseException:
                 producer.close()
                 raise
-            self._held.append(_Made(producer, now_s))
+            self._held.append(_Warm(producer, now_s))
             return True
         return False
 
-    def _pop(self) -> _Made | None:
+    def _pop(self) -> _Warm | None:
         try:
             return self._held.pop()
         except IndexError:

@@ -20,8 +20,7 @@ from statelog.errors import ConfigError, Misuse
 from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.names import check_log_name, is_log_name, parse_enum
-from statelog.schemas.topic_policy import Waiver, parse_waivers
-from statelog.schemas.truncation import Truncation
+from statelog.schemas.topic_policy import Truncation, Waiver, parse_waivers
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.config import DEFAULT_REPLICATION_FACTOR, Config, merge, named_layers
 from statelog.storage.kafka import Kafka, OffsetRange, Reader, Record

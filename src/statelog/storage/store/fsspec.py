@@ -52,7 +52,7 @@ _PACKAGES = {"s3": "statelog[s3]", "gs": "statelog[gcs]", "abfs": "statelog[azur
 _MEMORY_LOCK = RLock()
 
 
-class _Made(NamedTuple):
+class _Client(NamedTuple):
     """A connected file system and the process that it belongs to."""
 
     pid: int
@@ -136,7 +136,7 @@ class FsspecStore(Store):
         self._connect = connect
         self._repeats = repeats or Repeats()
         self._in_memory = root.protocol == "memory"
-        self._made: _Made | None = None
+        self._made: _Client | None = None
 
     def __repr__(self) -> str:
         return f"FsspecStore({self._url!r}, storage_options={mask_options(self._options)!r})"
@@ -218,13 +218,13 @@ class FsspecStore(Store):
     def _fs(self) -> AbstractFileSystem:
         return self._connected().fs
 
-    def _connected(self) -> _Made:
+    def _connected(self) -> _Client:
         """This process's client. Two threads may make one each at first; either serves."""
         made = self._made
         if made is None or made.pid != os.getpid():
             with self._guard("connect to", "the store", reading=False):
                 fs, base = self._connect() if self._connect is not None else self._open_url()
-            made = self._made = _Made(os.getpid(), fs, base.rstrip("/"))
+            made = self._made = _Client(os.getpid(), fs, base.rstrip("/"))
         return made
 
     def _open_url(self) -> tuple[AbstractFileSystem, str]:

@@ -18,9 +18,9 @@ from typing import Any
 from statelog.errors import ClosedError, Misuse, NestedCall, StatelogError, TooOld
 from statelog.producer.guard import Life
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.opening import OpenReport
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
+from statelog.tables.state_opener import OpenReport
 
 _POLITE_S = 0.1
 """How long a scan lets a move go first: many scans in turn would hold the state back. Not for ever: one that began

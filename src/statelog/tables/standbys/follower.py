@@ -44,12 +44,12 @@ from statelog.reading.planner import planned_anew
 from statelog.recovery import recover
 from statelog.recovery.commit_feed import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
-from statelog.tables.opening import OpenReport, StateOpening, Wanted
 from statelog.tables.setup import TableSetup
 from statelog.tables.standbys.followed import FollowedState, StateView
 from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
 from statelog.tables.state.values import ValueRule
+from statelog.tables.state_opener import OpenReport, StateOpener, Wanted
 
 _LOG = logging.getLogger("statelog.tables")
 
@@ -230,7 +230,7 @@ class Follower:
             feed = CommitFeed(setup.log, plan, setup.keys.owned, setup.settings.recovery, setup.environment)
             failing.callback(feed.close)
             place = StatePlace(plan.place, len(plan.state.accepted))
-            opening = StateOpening(setup, beat=feed.renew)
+            opening = StateOpener(setup, beat=feed.renew)
             wanted = Wanted(place=place, values=values, recovery=recovery)
             opened: tuple[State, OpenReport] | None = None
             with recovery:

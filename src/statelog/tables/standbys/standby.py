@@ -24,20 +24,19 @@ from os import PathLike
 from threading import TIMEOUT_MAX, RLock
 from typing import Any, Generic, TypeVar
 
-from statelog.closing import Closing
+from statelog.closing import Closing, OwnProcess
 from statelog.errors import ConfigError, NestedCall, NotFound
 from statelog.producer.guard import Life
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage import Where
 from statelog.storage import open as open_log
-from statelog.storage.local.own_directory import OwnProcess
 from statelog.tables.keyed import Keyed
-from statelog.tables.opening import OpenReport
 from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.setup import Share, TableSetup, check_directory
 from statelog.tables.standbys.follower import Follower
 from statelog.tables.state.state import State
+from statelog.tables.state_opener import OpenReport
 from statelog.tables.table import Table
 
 K = TypeVar("K")

@@ -1,4 +1,4 @@
-"""`StateOpening`: the one way to open a state: what is kept is judged and brought up to date, or it is made anew.
+"""`StateOpener`: the one way to open a state: what is kept is judged and brought up to date, or it is made anew.
 
     1  the lock of the directory                          state/directory.py; a dict has none
     2  look     is it of this log, and its place one of the ledger's?
@@ -90,7 +90,7 @@ class Wanted:
         return cls(place=place, values=ValueRule(writer.grant.value_schema), writer=writer, folding=folding)
 
 
-class StateOpening:
+class StateOpener:
     """Opens the state of a table, in its directory or in a dict. What a database there `may_lack` of its state an owner
     reads from a snapshot. `beat` is often called.
     """
