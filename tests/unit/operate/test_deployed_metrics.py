@@ -1,0 +1,72 @@
+"""The alert rules and the dashboard: they speak of metrics that there are, and Prometheus' own checker takes them."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.operate.metrics import METRICS, Kind
+from tests.support.rooms import ROOT
+from tests.support.services.promtool import promtool
+
+_PROMETHEUS = ROOT / "deploy" / "prometheus"
+_RULES = _PROMETHEUS / "statelog-alerts.yml"
+_BOARD = ROOT / "deploy" / "grafana" / "statelog.json"
+_NAME = re.compile(r"\bstatelog_\w+")
+
+
+def _known() -> set[str]:
+    """The names of all samples."""
+    names = {name for name, one in METRICS.items() if one.kind is not Kind.HISTOGRAM}
+    histograms = METRICS.keys() - names
+    return names | {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
+
+
+def _expressions() -> list[str]:
+    board: dict[str, Any] = json.loads(_BOARD.read_text("utf-8"))
+    return [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+
+
+def _checked(*args: object) -> None:
+    """Run the checker. Skips, with the reason, where it cannot be had."""
+    program, why = promtool()
+    if program is None:
+        pytest.skip(f"promtool cannot be had: {why}")
+    found = subprocess.run([program, *map(str, args)], check=False, capture_output=True, text=True, timeout=120)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("path", [_RULES, _PROMETHEUS / "statelog-alerts-test.yml", _BOARD], ids=lambda path: path.name)
+def test_they_speak_of_metrics_that_there_are(path: Path) -> None:
+    """Each name is one of the code's."""
+    found = set(_NAME.findall(path.read_text("utf-8")))
+    assert len(found) > 5
+    assert found - _known() == set()
+
+
+def test_the_dashboard_is_whole() -> None:
+    """Each panel asks for something, by an id and in a place of its own."""
+    panels = json.loads(_BOARD.read_text("utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)
+    assert all(panel["targets"] for panel in panels if panel["type"] != "row")
+
+
+def test_the_rules_alarm_when_they_should() -> None:
+    """Their own tests pass: a healthy log is silent, and one whose rounds fail and hang is not."""
+    _checked("check", "rules", _RULES)
+    _checked("test", "rules", _PROMETHEUS / "statelog-alerts-test.yml")
+
+
+def test_what_the_dashboard_asks_is_promql(tmp_path: Path) -> None:
+    """As rules, all of its expressions are taken."""
+    rules = [
+        {"record": f"panel:{number}", "expr": expression.replace("$log", ".*")}
+        for number, expression in enumerate(_expressions())
+    ]
+    path = tmp_path / "panels.yml"
+    path.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))  # YAML has JSON within it.
+    _checked("check", "rules", path)
