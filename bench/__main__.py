@@ -49,7 +49,7 @@ def _broker(stack: ExitStack, directory: Path) -> tuple[str, int | None]:
     named = os.environ.get("STATELOG_BENCH_BROKER")
     if named:
         return named, None
-    broker = EmbeddedBroker(directory / "broker", heap_mb=1024)
+    broker = EmbeddedBroker(directory / "broker", heap_mb=1024, java_options=["-XX:TieredStopAtLevel=4"])
     broker.start()
     stack.callback(broker.stop)
     return broker.bootstrap, broker.process.pid

@@ -8,21 +8,25 @@ import pytest
 from statelog.testing import dev, process
 from statelog.testing.broker import cache_directory
 from statelog.testing.dev import DevSettings, start, status, stop
+from statelog.testing.node import KAFKA_VERSION
 
 pytestmark = pytest.mark.broker
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> DevSettings:
-    """A development broker of this test alone; the jars are those of the user's cache, if they are there."""
-    cached = cache_directory() / "kafka-4.3.1"
-    if cached.is_dir():
+    """A development broker of this test alone; jars and classes are those of the user's cache, if they are there."""
+    for cached in cache_directory().glob(f"kafka-{KAFKA_VERSION}*"):
         (tmp_path / cached.name).symlink_to(cached)
     return DevSettings(directory=tmp_path, port=0)
 
 
 def test_two_starts_at_once_give_one_broker(settings: DevSettings) -> None:
-    """Of two starts at the same moment one starts the broker and the other finds it; stop ends it for both."""
+    """Of two starts at the same moment one starts the broker and the other finds it; stop ends it for both, and
+    keeps its classes for the next.
+    """
+    for classes in settings.directory.glob("*.jsa"):
+        classes.unlink()
     try:
         with ThreadPoolExecutor(2) as threads:
             first, second = threads.map(start, [settings, settings])
@@ -33,6 +37,7 @@ def test_two_starts_at_once_give_one_broker(settings: DevSettings) -> None:
     finally:
         stopped = stop(settings)
     assert stopped
+    assert list(settings.directory.glob("*.jsa"))
     assert first.pid is not None
     assert process.identify(first.pid) is None
     assert status(settings).pid is None

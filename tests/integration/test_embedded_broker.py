@@ -1,19 +1,25 @@
 """The embedded broker: the one that the development command starts, and the tests where Docker does not answer."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from statelog.testing.broker import EmbeddedBroker
+from statelog.testing.broker import EmbeddedBroker, cache_directory, locked
+from statelog.testing.node import KAFKA_VERSION, ensure_jars
 
 pytestmark = pytest.mark.broker
 
 
 @pytest.fixture(scope="module")
 def _embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("embedded"))
+    directory = tmp_path_factory.mktemp("embedded")
+    kept = cache_directory()
+    with locked(kept / "jars.lock"):
+        (directory / f"kafka-{KAFKA_VERSION}").symlink_to(ensure_jars(kept))
+    broker = EmbeddedBroker(directory / "broker", jars_directory=directory)
     yield broker
     broker.stop()
 
@@ -70,3 +76,16 @@ def test_stop_leaves_no_process(embedded: EmbeddedBroker) -> None:
     embedded.stop()
     assert not embedded.alive
     embedded.stop()
+
+
+def test_a_broker_that_ends_leaves_its_classes_to_the_next(embedded: EmbeddedBroker, tmp_path: Path) -> None:
+    """Java maps them from the archive beside the jars; an archive that is none is as good as none."""
+    embedded.stop()
+    (archive,) = embedded.log_path.parents[1].glob("kafka-*.jsa")
+    embedded.start()
+    assert str(archive) in Path(f"/proc/{embedded.process.pid}/maps").read_text("utf-8")
+    embedded.kill()
+    archive.rename(tmp_path / "kept")
+    archive.write_bytes(b"no archive")
+    embedded.start()
+    assert str(archive) not in Path(f"/proc/{embedded.process.pid}/maps").read_text("utf-8")

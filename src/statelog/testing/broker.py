@@ -27,6 +27,9 @@ from statelog.testing.node import (
     clean_abandoned,
     ensure_jars,
     find_java,
+    java_command,
+    keep_classes,
+    leave_classes,
     node_properties,
     properties_text,
 )
@@ -109,7 +112,7 @@ class EmbeddedBroker:
 
     `port` 0 takes a free one; it stays the same for the life of this object. `jars_directory` is where the released
     jars are kept, by default the user's cache. `on_step` is called with the step under way, for people who wait;
-    `on_spawn` with every process as soon as it exists.
+    `on_spawn` with every process as soon as it exists. `java_options` come last, so that they win.
     """
 
     kind = "embedded"
@@ -127,10 +130,12 @@ class EmbeddedBroker:
         on_spawn: Callable[[ProcessId], None] = lambda _: None,
         adapt: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda settings: settings,
         format_arguments: Sequence[str] = (),
+        java_options: Sequence[str] = (),
     ) -> None:
         self._directory = directory
         self._adapt = adapt
         self._format_arguments = tuple(format_arguments)
+        self._java_options = tuple(java_options)
         self._port = port or free_port()
         self._heap_mb = heap_mb
         self._jars_directory = jars_directory or cache_directory()
@@ -175,15 +180,16 @@ class EmbeddedBroker:
         settings = self._write_settings()
         self._format(java, jars, settings)
         self._on_step(f"starting Kafka {KAFKA_VERSION} at {self.bootstrap}")
-        command = [*self._java(java, jars), "kafka.Kafka", str(settings)]
+        options = [*leave_classes(java, jars, self._directory), *self._java_options]
+        command = [*java_command(java, jars, self._heap_mb, *options), "kafka.Kafka", str(settings)]
         self._process = process.spawn(command, self._directory, self.log_path)
         self._on_spawn(self._process)
         self._wait()
 
     def stop(self, timeout_s: float = 20.0) -> None:
         """SIGTERM, then SIGKILL after `timeout_s` seconds; returns when the process is gone. Idempotent."""
-        if self._process is not None:
-            process.end(self._process, timeout_s)
+        if self._process is not None and process.end(self._process, timeout_s):
+            keep_classes(self._directory, self._jars_directory)
 
     def kill(self) -> None:
         """SIGKILL; returns when the process is gone."""
@@ -227,7 +233,7 @@ class EmbeddedBroker:
         if (self._directory / "data" / "meta.properties").exists():
             return
         self._on_step("formatting the data directory")
-        tool = [*self._java(java, jars), "kafka.tools.StorageTool", "format"]
+        tool = [*java_command(java, jars, self._heap_mb), "kafka.tools.StorageTool", "format"]
         command = [*tool, "-t", _CLUSTER_ID, "-c", str(settings), *self._format_arguments]
         with self.log_path.open("ab") as log:
             done = subprocess.run(  # noqa: S603 - the arguments are made above
@@ -235,22 +241,6 @@ class EmbeddedBroker:
             )
         if done.returncode != 0:
             raise self._failed("the broker's data directory could not be formatted")
-
-    def _java(self, java: Path, jars: Path) -> list[str]:
-        """How Java is started; the logging settings are those of the one logging jar among the pinned ones."""
-        logging = "-Dorg.slf4j.simpleLogger."
-        return [
-            str(java),
-            f"-Xmx{self._heap_mb}m",
-            "-XX:+UseSerialGC",
-            "-Djava.awt.headless=true",
-            f"{logging}defaultLogLevel=warn",
-            f"{logging}log.kafka.server.KafkaRaftServer=info",
-            f"{logging}showDateTime=true",
-            f"{logging}dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
-            "-cp",
-            f"{jars}/*",
-        ]
 
     def _wait(self) -> None:
         self._on_step("waiting until it accepts a record")

@@ -17,7 +17,7 @@ from pathlib import Path
 from statelog.errors import ConfigError
 from statelog.testing import process
 from statelog.testing.broker import EmbeddedBroker, cache_directory, free_port, locked, produce_probe
-from statelog.testing.node import KAFKA_VERSION
+from statelog.testing.node import KAFKA_VERSION, keep_classes
 
 DEFAULT_PORT = 9092
 _NOTE = "running.json"
@@ -99,8 +99,8 @@ def stop(settings: DevSettings) -> bool:
         return False
     with locked(_lock(settings)):
         running = read_running(settings.directory)
-        if running is not None:
-            process.end(running.process_id, settings.stop_timeout_s)
+        if running is not None and process.end(running.process_id, settings.stop_timeout_s):
+            keep_classes(_broker_directory(settings), settings.directory)
         forget(settings.directory)
         return running is not None
 

@@ -4,6 +4,7 @@ Java is the one that `JAVA_HOME` names, else the one on the search path, as Kafk
 `jars.sha256` pins each jar by its coordinates, `group:artifact:version`, and its SHA-256; the package jgo fetches them;
 which server they come from is its business and never named here. The development broker, the embedded one and a
 container of tests have the same settings, so that all three behave alike. It starts nothing but `java -version`.
+A node that ends by itself leaves its classes beside the jars, ready for the next ones, if they are not there.
 
 Invariants: what `find_java` returns is Java 17 or newer. A directory that `ensure_jars` returns holds exactly the
 pinned jars, byte for byte, and appears by one rename. A node is broker and controller, replicates nothing, and has no
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources, util
 from pathlib import Path
@@ -177,6 +179,57 @@ def clean_abandoned(directory: Path) -> None:
     """Remove what killed fetches left in `directory`. The caller holds the lock, so no fetch is under way."""
     for left in directory.glob("fetch-*/"):
         shutil.rmtree(left)
+
+
+def java_command(java: Path, jars: Path, heap_mb: int, *options: str) -> list[str]:
+    """How Java is started for a node, which is short-lived or has little to do: it compiles little.
+
+    The logging settings are those of the one logging jar among the pinned ones.
+    """
+    logging, archive = "-Dorg.slf4j.simpleLogger.", _class_archive(java, jars)
+    return [
+        str(java),
+        f"-Xmx{heap_mb}m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        *([f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []),
+        "-Xlog:disable",
+        "-Xlog:all=error:stderr",
+        "-Djava.awt.headless=true",
+        f"{logging}defaultLogLevel=warn",
+        f"{logging}log.kafka.server.KafkaRaftServer=info",
+        f"{logging}showDateTime=true",
+        f"{logging}dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
+        *options,
+        "-cp",
+        f"{jars}/*",
+    ]
+
+
+def _class_archive(java: Path, jars: Path) -> Path:
+    """Where the classes of these jars are ready for this very Java, which then starts a node with a third of the work.
+    Java itself looks whether they are of these jars, and does without them if not.
+    """
+    made = java.resolve().stat()
+    return jars.with_name(f"{jars.name}-{made.st_ino}-{made.st_mtime_ns}.jsa")
+
+
+def leave_classes(java: Path, jars: Path, directory: Path) -> list[str]:
+    """The options with which a node leaves its classes in `directory` when it ends by itself, unless they are there."""
+    archive = _class_archive(java, jars)
+    (directory / archive.name).unlink(missing_ok=True)
+    return [] if archive.exists() else [f"-XX:ArchiveClassesAtExit={directory / archive.name}"]
+
+
+def keep_classes(directory: Path, jars_directory: Path) -> None:
+    """If possible, keep what a node that ended by itself left in `directory`, in place of what there was."""
+    with suppress(OSError):
+        for left in directory.glob("kafka-*.jsa"):
+            fresh = jars_directory / f".{left.name}.{os.getpid()}"
+            shutil.move(left, fresh)
+            for old in jars_directory.glob("kafka-*.jsa"):
+                old.unlink(missing_ok=True)
+            fresh.replace(jars_directory / left.name)
 
 
 COMMON_PROPERTIES: Mapping[str, str] = {

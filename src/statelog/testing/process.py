@@ -59,13 +59,18 @@ def is_alive(process: ProcessId) -> bool:
     return identify(process.pid) == process
 
 
-def end(process: ProcessId, timeout_s: float) -> None:
-    """SIGTERM, and SIGKILL if it still lives after `timeout_s` seconds; returns when it is gone."""
+def end(process: ProcessId, timeout_s: float) -> bool:
+    """SIGTERM, and SIGKILL if it still lives after `timeout_s` seconds; returns when it is gone, and whether it was
+    there and ended by itself.
+    """
+    was_there = is_alive(process)
     _signal(process, signal.SIGTERM)
     # A stopped process acts on SIGTERM only once it runs again.
     _signal(process, signal.SIGCONT)
-    if not wait_for(lambda: not is_alive(process), timeout_s):
-        kill(process)
+    if wait_for(lambda: not is_alive(process), timeout_s):
+        return was_there
+    kill(process)
+    return False
 
 
 def kill(process: ProcessId) -> None:

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 
 from statelog.testing import process
 from statelog.testing.broker import cache_directory, free_port, locked, wait_until_ready
-from statelog.testing.node import COMMON_PROPERTIES, ensure_jars, find_java, properties_text
+from statelog.testing.node import COMMON_PROPERTIES, ensure_jars, find_java, java_command, properties_text
 from statelog.testing.process import ProcessId, wait_for
 
 __all__ = ["SESSION_S", "Cluster", "Node", "running_cluster"]
@@ -199,16 +199,4 @@ def _java_command() -> list[str]:
     kept.mkdir(parents=True, exist_ok=True)
     with locked(kept / "jars.lock"):
         jars = ensure_jars(kept)
-    logging = "-Dorg.slf4j.simpleLogger."
-    return [
-        str(java),
-        f"-Xmx{_HEAP_MB}m",
-        "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",  # Two cores serve three nodes and their clients: compile little.
-        "-Djava.awt.headless=true",
-        f"{logging}defaultLogLevel=warn",
-        f"{logging}showDateTime=true",
-        f"{logging}dateTimeFormat=yyyy-MM-dd HH:mm:ss.SSS",
-        "-cp",
-        f"{jars}/*",
-    ]
+    return java_command(java, jars, _HEAP_MB)

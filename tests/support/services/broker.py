@@ -105,6 +105,7 @@ class KafkaContainer(DockerContainer):
         listeners = Listeners(bind_host="0.0.0.0", port=self._port, controller_port=9093, advertised=self.bootstrap)
         for name, value in container_environment(node_properties(listeners), _HEAP_MB).items():
             self.with_env(name, value)
+        self.with_env("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")  # As an embedded one.
         # A pair instead of a port number names the address to bind to; the annotation leaves it out.
         ports = cast("dict[str, object]", self.ports)
         ports[f"{self._port}/tcp"] = ("127.0.0.1", self._port) if local else self._port
