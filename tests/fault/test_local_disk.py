@@ -12,7 +12,7 @@ import rocksdict
 
 from statelog.environment import Environment
 from statelog.errors import StorageFull, StoreUnavailable
-from statelog.materializer import engine, run_round
+from statelog.materializer import run_round
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
 from statelog.recovery import recover
@@ -63,10 +63,10 @@ def _every_step(play: Callable[[Disk], object], failure: BaseException, raised: 
 
 @each_failure
 def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException, raised: type[BaseException]
+    tmp_path: Path, failure: BaseException, raised: type[BaseException]
 ) -> None:
     """With segments and merges in it. No run is in the store that no manifest names, and the next round is whole."""
-    monkeypatch.setattr(engine, "FOLD_BYTES", 64)
+    settings = settings_for(tmp_path, fanout=2, fold_bytes=64)
     twin = TwinLog(partitions=1)
     for i in range(4):
         twin.write({b"k%d" % (i % 3): b"%d" % i * 20, b"other%d" % i: bytes(40)})
@@ -76,9 +76,7 @@ def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
 
     def play(disk: Disk) -> None:
         try:
-            outcome = (
-                replace(twin.environment, disk=disk).run(Round, twin.open(), settings_for(tmp_path, fanout=2)).run()
-            )
+            outcome = replace(twin.environment, disk=disk).run(Round, twin.open(), settings).run()
         except BaseException:
             assert twin.run_paths() == before
             assert list(tmp_path.iterdir()) == []

@@ -67,6 +67,9 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 @_setting("--fanout", "fanout", "N", "Merge this many runs of one size. Default 4.")
 @_setting("--max-run", "max_run_bytes", "SIZE", "Cut larger runs into several files. Default 4GiB.")
 @_setting("--threads", "threads", "N", "Files to write or merge at once. Default: one for each core, four at most.")
+@_setting(
+    "--fold", "fold_bytes", "SIZE", "Changes to sort in memory at once, at three times their size. Default 128MiB."
+)
 @_setting("--scratch", "scratch", "DIR", "Where runs are written first; default: the temporary directory.")
 @_setting(
     "--alarm-age", "alarm_age_s", "TIME", "Alarm on older changes that no snapshot holds. Default 1h, or six intervals."

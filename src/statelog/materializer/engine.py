@@ -12,7 +12,7 @@ Invariants:
 - A fold is complete only once the last partition's replay has ended: only then is it known that all that was listed is
   there. A caller that stops earlier must publish nothing.
 - Every run gets a name that was never used before, so work that is done twice leaves files that no manifest names.
-- Memory holds about three times `FOLD_BYTES` in a fold (`reading.sorted_tail`), whatever the number and the size of the
+- Memory holds about three times `fold_bytes` in a fold (`reading.sorted_tail`), whatever the number and the size of the
   commits and of their values, or a row group for each lane of a merge: nothing grows with the state. Folds that go on
   at the same time share it.
 """
@@ -127,7 +127,7 @@ class LocalEngine:
 
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are local files."""
-        fold_bytes = FOLD_BYTES // min(self._work.threads, max(1, len(tasks)))
+        fold_bytes = max(1, self._work.fold_bytes // min(self._work.threads, max(1, len(tasks))))
         done, seconds = self._in_threads(
             lambda task, work: write_runs(task, replace(work, fold_bytes=fold_bytes), self._open), tasks
         )

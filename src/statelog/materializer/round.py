@@ -242,6 +242,7 @@ class Round:
                 go_on=self._go_on,
                 environment=self._environment,
                 threads=self._settings.threads_used,
+                fold_bytes=self._settings.fold_bytes,
             )
             return self._publish_next(target, self._make_engine(work))
 

@@ -32,6 +32,8 @@ class MaterializerSettings:
                           beside what any store holds in one object, and read, verified and merged in a minute
     threads               how many files are written, merged, uploaded or read back at the same time; None: one for each
                           core that this process may use, four at most
+    fold_bytes            changes of the tail that are sorted in memory at once, by all threads together, which takes
+                          about three times as much; a larger tail goes through `scratch`
     scratch               where runs are written before they are uploaded: room for two copies of the state, and not
                           a RAM disk
     lease_cap_s           no lease holds anything back for longer
@@ -64,6 +66,7 @@ class MaterializerSettings:
     fanout: int = 4
     max_run_bytes: int = 4 << 30
     threads: int | None = None
+    fold_bytes: int = 128 << 20
     scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     lease_cap_s: float = 86_400.0
     subscriptions: SubscriptionCap = field(default_factory=SubscriptionCap)
@@ -81,7 +84,7 @@ class MaterializerSettings:
                 0 < self.restore_budget_s < math.inf, "restore_budget_s", self.restore_budget_s, "positive and finite"
             )
         _require(0 <= self.jitter <= 1, "jitter", self.jitter, "from 0 to 1")
-        for name in ("budget_bytes", "budget_commits", "max_run_bytes"):
+        for name in ("budget_bytes", "budget_commits", "max_run_bytes", "fold_bytes"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "positive")
         _require(self.failures_tolerated >= 0, "failures_tolerated", self.failures_tolerated, "0 or more")
         for name in ("failures_tolerated_s", "stop_grace_s"):
