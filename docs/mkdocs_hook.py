@@ -32,6 +32,7 @@ ROOMS = (
     "tables",
     "spark",
     "operate",
+    "web",
     "testing",
     "cli",
 )

@@ -1,6 +1,7 @@
-"""Counts, sizes, durations and times as people read them. Pure, and quick to load."""
+"""Counts, sizes, durations, times and texts as people read them. Pure, and quick to load."""
 
 import datetime
+import json
 
 
 def show_count(number: float) -> str:
@@ -33,3 +34,20 @@ def show_duration(seconds: float) -> str:
 def show_time(seconds: float) -> str:
     """A time since 1970, in UTC, to the second."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+
+
+def as_json(value: object) -> str:
+    """One line of JSON; what JSON lacks becomes text."""
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def clean(text: str) -> str:
+    """`text` with control characters escaped, but for line ends and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+
+
+def in_text(value: object) -> str:
+    """A value for people: text as it is, all else as JSON."""
+    return value if isinstance(value, str) else as_json(value)

@@ -17,8 +17,8 @@ _ELSEWHERE = {"statelog.toml", "./statelog.toml", "leases/", "runs/", "manifests
 """Mentioned files that are the user's, or a log's."""
 _WORD = re.compile(r"\b(?!Test)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b")
 _FOREIGN = {
-    "CreateTime", "DeleteRecords", "DescribeConfigs", "ListOffsets", "MirrorMaker", "OpenTelemetry", "PySpark",
-    "StateStores", "WarpStream",
+    "CreateTime", "DeleteRecords", "DescribeConfigs", "JavaScript", "ListOffsets", "MirrorMaker", "OpenTelemetry",
+    "PySpark", "StateStores", "WarpStream",
     # The peers' words.
     "KeyValueStore", "StreamingDataFrame",
     # Kubernetes' kinds.

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import click
 import pyarrow as pa
 
-from statelog.cli.output import Output, as_json, clean, in_text
+from statelog.cli.output import Output
 from statelog.cli.session import Session, connected
 from statelog.cli.streams import check_stdout
 from statelog.cli.which_state import From, Start, bytes_option, lease_option, parse_from, parse_key_groups
+from statelog.formatting import as_json, clean, in_text
 from statelog.materializer import Control, install_signal_handlers
 from statelog.operate.rows import BytesText, json_column, read_keys, rows_of
 from statelog.reading.retained_history import RetainedHistory

@@ -7,14 +7,15 @@ import click
 import pyarrow as pa
 
 from statelog.cli.exit_codes import ABSENT
-from statelog.cli.output import clean, in_text
 from statelog.cli.session import Session, connected
 from statelog.cli.which_state import at_options, bytes_option, lease_option
 from statelog.errors import ConfigError
-from statelog.operate.rows import BytesText, json_column, json_lines, read_keys, rows_of
+from statelog.formatting import clean, in_text
+from statelog.operate.lookup import groups_of, look_up
+from statelog.operate.rows import BytesText, json_column, json_lines, read_keys
 from statelog.reading.plan import At
-from statelog.recovery import RecoverySettings, recover
-from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.recovery import RecoverySettings
+from statelog.schemas.descriptor import HashRule
 
 _HELP = """Read the committed values of the KEYs of the log NAME.
 
@@ -49,14 +50,12 @@ def command(
         raise ConfigError("an earlier state is as old as it is", hint="Leave --at-least and --barrier out")
     with session.open_log(name) as log:
         wanted = read_keys(keys, log.descriptor.key_type, bytes_text)
-        groups = _key_groups(wanted, key_group, log.descriptor)
+        groups = groups_of(wanted, key_group, log.descriptor)
         settings = RecoverySettings(holder="statelog get", lease=lease)
-        with recover(
-            log, key_groups=groups, at=at, at_least=at_least or 0, barrier=barrier, settings=settings
-        ) as recovery:
-            found, missing = _found(recovery.to_arrow(), keys, wanted)
-            for text in recovery.warnings:
-                session.output.warning(text)
+        looked = look_up(log, wanted, groups, at=at, at_least=at_least or 0, barrier=barrier, settings=settings)
+        found, missing = _found(looked.rows, keys, wanted)
+        for text in looked.warnings:
+            session.output.warning(text)
         with_groups = log.descriptor.hash_rule is HashRule.CALLER
     if len(keys) == 1 and not session.output.as_json:
         _print_value(found, bytes_text, on_terminal=session.output.on_terminal)
@@ -68,22 +67,10 @@ def command(
         sys.exit(ABSENT)
 
 
-def _key_groups(keys: pa.Array, named: int | None, descriptor: Descriptor) -> list[int]:
-    if descriptor.hash_rule is HashRule.CALLER:
-        if named is None:
-            hint = "Name it with --key-group; in a worker's log it is the number of the input's partition"
-            raise ConfigError("the callers of this log name the key group of a key", hint=hint)
-        return [named]
-    if named is not None:
-        raise ConfigError("the key group of this log's keys follows from the key", hint="Leave --key-group out")
-    return sorted(set(descriptor.key_groups_of(keys).tolist()))
-
-
-def _found(state: pa.Table, texts: tuple[str, ...], keys: pa.Array) -> tuple[pa.Table, list[str]]:
+def _found(rows: pa.Table, texts: tuple[str, ...], keys: pa.Array) -> tuple[pa.Table, list[str]]:
     """The rows in the order in which their keys were named, and the texts of the keys that are not there. A key that
     was named twice has two rows.
     """
-    rows = rows_of(state, keys)
     row_of: dict[Any, int] = {key: row for row, key in enumerate(rows.column("key").to_pylist())}
     wanted: list[Any] = keys.to_pylist()
     missing = [text for text, key in zip(texts, wanted, strict=True) if key not in row_of]

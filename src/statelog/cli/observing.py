@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from statelog.cli.output import Output, as_json
+from statelog.cli.listening import listen_options
+from statelog.cli.output import Output
 from statelog.cli.session import Session
 from statelog.environment import current_environment
-from statelog.formatting import show_duration
+from statelog.formatting import as_json, show_duration
 from statelog.materializer import Materializer, MaterializerSettings
 from statelog.operate import export_metrics, export_traces
+from statelog.operate.listening import Listening
 
 if TYPE_CHECKING:
     from statelog.operate.health import Health
@@ -29,17 +31,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def observed(command: F) -> F:
     """Give a command the options of this page, and `observing` as an argument."""
-    path = click.Path(path_type=Path)
 
-    @click.option("--listen", metavar="HOST:PORT", help="Serve /livez, /readyz and /metrics there.")
-    @click.option("--tls-certificate", type=path, metavar="FILE", help="Beyond this machine: the certificate (PEM).")
-    @click.option("--tls-key", type=path, metavar="FILE", help="And its key.")
-    @click.option("--token-file", type=path, metavar="FILE", help="And the token that who asks has to show.")
+    @listen_options(None, "Serve /livez, /readyz and /metrics there.")
     @click.option("--traces", is_flag=True, help="Make spans for OpenTelemetry, as its environment says.")
     @functools.wraps(command)
     def with_observing(*args: Any, **options: Any) -> Any:
-        names = ("listen", "tls_certificate", "tls_key", "token_file", "traces")
-        return command(*args, observing=Observing(**{name: options.pop(name) for name in names}), **options)
+        observing = Observing(listening=options.pop("listening"), traces=options.pop("traces"))
+        return command(*args, observing=observing, **options)
 
     return with_observing  # type: ignore[return-value]  # the same, but for the options
 
@@ -48,10 +46,7 @@ def observed(command: F) -> F:
 class Observing:
     """Where, and to whom."""
 
-    listen: str | None
-    tls_certificate: Path | None
-    tls_key: Path | None
-    token_file: Path | None
+    listening: Listening | None
     traces: bool
 
     @contextmanager
@@ -60,16 +55,12 @@ class Observing:
         with ExitStack() as stack:
             if self.traces:
                 stack.callback(export_traces())
-            if self.listen is not None:
+            if self.listening is not None:
                 stack.callback(export_metrics(directories=directories))
                 # Behind the check for the extra, which they need.
                 from statelog.operate.health_server import HealthServer
-                from statelog.operate.listening import listening_at
 
-                place = listening_at(
-                    self.listen, certificate=self.tls_certificate, key=self.tls_key, token_file=self.token_file
-                )
-                server = stack.enter_context(HealthServer(place, health))
+                server = stack.enter_context(HealthServer(self.listening, health))
                 session.output.notice(f"health and metrics are served at {server.url}")
             yield
 

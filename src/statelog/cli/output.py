@@ -4,7 +4,6 @@ Results go to standard output, errors, warnings and progress to standard error. 
 is shown with its control characters escaped, so that no log can play with a terminal.
 """
 
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from statelog.cli.streams import tell
-from statelog.operate.report import Report, shown_number, words
+from statelog.formatting import as_json, clean
+from statelog.operate.report import Report, shown, words
 
 if TYPE_CHECKING:
     from statelog.errors import StatelogError
@@ -76,18 +76,6 @@ def print_error(error: "StatelogError", *, as_json: bool) -> None:
     tell(_error_json(error) if as_json else "\n".join(_error_lines(error)))
 
 
-def as_json(value: object) -> str:
-    """One line of JSON; what JSON lacks becomes text."""
-    return json.dumps(value, default=str, ensure_ascii=False)
-
-
-def clean(text: str) -> str:
-    """`text` with control characters escaped, but for line ends and tabs."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
-
-
 def _error_json(error: "StatelogError") -> str:
     name, hint = type(error).__name__, as_typed(error.hint)
     return as_json({"error": name, "message": error.message, "facts": dict(error.facts), "hint": hint})
@@ -103,21 +91,11 @@ def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def _shown(name: str, value: object) -> str:
-    number = shown_number(name, value)
-    return clean(in_text(value)) if number is None else number
-
-
-def in_text(value: object) -> str:
-    """A value for people: text as it is, all else as JSON."""
-    return value if isinstance(value, str) else as_json(value)
-
-
 def _plain_lines(report: Report) -> list[str]:
-    lines = [f"{words(name)}: {_shown(name, value)}" for name, value in report.facts.items()]
+    lines = [f"{words(name)}: {shown(name, value)}" for name, value in report.facts.items()]
     for one in report.listings:
         lines += ["", f"{words(one.name)}:", "\t".join(one.columns)]
-        lines += ["\t".join(map(_shown, one.columns, row)) for row in one.rows]
+        lines += ["\t".join(map(shown, one.columns, row)) for row in one.rows]
     return lines
 
 
@@ -132,7 +110,7 @@ def _show_rich(report: Report, *, to_stderr: bool) -> None:
     facts.add_column(style="bold", overflow="fold")
     facts.add_column(overflow="fold")
     for name, value in report.facts.items():
-        facts.add_row(words(name), Text(_shown(name, value)))
+        facts.add_row(words(name), Text(shown(name, value)))
     console.print(facts)
     for one in report.listings:
         table = RichTable(title=words(one.name), title_justify="left")
@@ -140,7 +118,7 @@ def _show_rich(report: Report, *, to_stderr: bool) -> None:
             is_text = any(isinstance(value, str | dict) for value in values)
             table.add_column(words(name), justify="left" if is_text else "right", overflow="fold")
         for row in one.rows:
-            table.add_row(*[Text(cell) for cell in map(_shown, one.columns, row)])
+            table.add_row(*[Text(cell) for cell in map(shown, one.columns, row)])
         console.print(table)
 
 

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "follow": "Show the commits of a log as they come.",
     "verify": "Read a state of a log whole, compare every checksum, and print its digest.",
     "describe": "Show what a log is, and its current status.",
+    "serve": "Serve a page that shows the logs below a root.",
     "subscriptions": "Show the readers that hold truncation back, or remove one.",
     "copy": "Copy a log into a new one, on another cluster or below another root.",
     "accept-loss": "Accept what a log has lost, so that it can go on.",

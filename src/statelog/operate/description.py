@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from statelog.formatting import show_time
 from statelog.materializer import tail_now
+from statelog.materializer.schedule import Rates, estimate
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
 from statelog.operate.report import Listing, Report
@@ -48,6 +49,7 @@ def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
     runs = manifest.runs if manifest else ()
     covered = manifest.next_offsets if manifest else {}
     committed = found.state.committed_positions
+    runs_bytes = sum(run.size_bytes for run in runs)
     return {
         "log": descriptor.name,
         "url": found.url,
@@ -65,7 +67,7 @@ def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
         "manifest_position": manifest.position if manifest else None,
         "manifest_time": show_time(manifest.created_s) if manifest else None,
         "snapshot_rows": sum(run.rows for run in runs),
-        "snapshot_bytes": sum(run.size_bytes for run in runs),
+        "snapshot_bytes": runs_bytes,
         "lag_ledger_records": found.state.position - (manifest.position if manifest else 0),
         "lag_data_records": sum(end - covered.get(partition, 0) for partition, end in committed.items()),
         "accepted_losses": len(found.state.accepted),
@@ -73,7 +75,14 @@ def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
         "lag_changes": tail.changes,
         "lag_bytes": tail.size_bytes,
         "lag_age_s": tail.age_s,
+        "restore_estimate_s": _restore_s(runs_bytes, tail),
     }
+
+
+def _restore_s(snapshot_bytes: int, tail: Tail) -> float:
+    """By rates that nothing was measured for: low ones."""
+    found = estimate(Rates(), snapshot_bytes=snapshot_bytes, tail_bytes=tail.size_bytes, tail_changes=tail.changes)
+    return found.total_s
 
 
 def _partitions(found: LogDescription) -> Listing:

@@ -7,7 +7,7 @@ name tells.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from statelog.formatting import show_bytes, show_count, show_duration
+from statelog.formatting import clean, in_text, show_bytes, show_count, show_duration
 
 _NO_COUNTS = ("pid", "offset", "key", "value")
 """Numbers that people see as they are."""
@@ -41,14 +41,14 @@ class Report:
         }
 
 
-def shown_number(name: str, value: object) -> str | None:
-    """A number, or that there is none, as people read it; None for what is no number, or is seen as it is."""
+def shown(name: str, value: object) -> str:
+    """A value as people read it, in the unit that the end of its name tells."""
     if value is None:
         return "-"
     if not isinstance(value, int | float) or isinstance(value, bool) or name in _NO_COUNTS:
-        return None
+        return clean(in_text(value))
     if name.endswith("_per_s"):
-        return f"{shown_number(name.removesuffix('_per_s'), value)}/s"
+        return f"{shown(name.removesuffix('_per_s'), value)}/s"
     if name.endswith("bytes"):
         return show_bytes(value)
     return show_duration(value) if name.endswith("_s") else show_count(value)

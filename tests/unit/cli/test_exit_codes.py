@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from statelog import errors
 from statelog.cli import exit_codes
 from statelog.cli.exit_codes import exit_code
-from statelog.cli.output import Output, clean, print_error
+from statelog.cli.output import Output, print_error
 from statelog.cli.program import COMMANDS, program
 from statelog.cli.progress import PlainBar
 from statelog.errors import (
@@ -31,6 +31,7 @@ from statelog.errors import (
     UnknownFormat,
     UnsafeTopic,
 )
+from statelog.formatting import clean
 from statelog.operate.report import Listing, Report
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,97 @@
+"""Keys, looked up: their committed values, and what became of one of them, commit by commit.
+
+Owns nothing: a value comes from a recovery of the keys' groups alone, a history from the changes that the log still
+holds of them.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import ConfigError
+from statelog.operate.rows import rows_of
+from statelog.reading.plan import At
+from statelog.recovery import RecoverySettings, plan_changes, read_changes, recover
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.storage.log.log import Log
+
+
+def groups_of(keys: pa.Array, named: int | None, descriptor: Descriptor) -> list[int]:
+    """The key groups of the keys; `named` where it is the log's callers who name them. Raises ConfigError."""
+    if descriptor.hash_rule is HashRule.CALLER:
+        if named is None:
+            hint = "Name it with --key-group; in a worker's log it is the number of the input's partition"
+            raise ConfigError("the callers of this log name the key group of a key", hint=hint)
+        return [named]
+    if named is not None:
+        raise ConfigError("the key group of this log's keys follows from the key", hint="Leave --key-group out")
+    return sorted(set(descriptor.key_groups_of(keys).tolist()))
+
+
+class Looked(NamedTuple):
+    """What was looked up: the rows of the keys that are there, at a ledger position, and what to tell of it."""
+
+    rows: pa.Table
+    position: int
+    warnings: tuple[str, ...]
+
+
+def look_up(
+    log: Log,
+    keys: pa.Array,
+    groups: Iterable[int],
+    *,
+    settings: RecoverySettings,
+    at: At | None = None,
+    at_least: int = 0,
+    barrier: bool = False,
+) -> Looked:
+    """The committed rows of the keys, which lie in these key groups: a recovery of those alone. Raises as `recover`."""
+    with recover(log, key_groups=groups, at=at, at_least=at_least, barrier=barrier, settings=settings) as recovery:
+        return Looked(rows_of(recovery.to_arrow(), keys), recovery.position, tuple(recovery.warnings))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyHistory:
+    """What became of one key: the newest changes of `history_schema`, oldest first, behind `start_position` and up to
+    `end_position`. What lies below the start is in no topic any more. `changes` were there; `rows` may be fewer.
+    """
+
+    rows: tuple[pa.RecordBatch, ...]
+    changes: int
+    start_position: int
+    end_position: int
+
+
+def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, settings: RecoverySettings) -> KeyHistory:
+    """The changes of one key that the log still holds, at most the newest `most` of them. It reads all that is held of
+    the key's group. Raises as `plan_changes` and `read_changes`.
+    """
+    plan = plan_changes(log, key_groups=groups)
+    newest: deque[pa.RecordBatch] = deque()
+    held = changes = 0
+    with closing(read_changes(log, plan, settings=settings)) as batches:
+        for batch in batches:
+            found = batch.filter(pc.is_in(batch.column("key"), value_set=key))
+            changes, held = changes + found.num_rows, held + found.num_rows
+            newest.append(found)
+            while held - newest[0].num_rows >= most:
+                held -= newest.popleft().num_rows
+    rows = _last(list(newest), most)
+    return KeyHistory(rows=rows, changes=changes, start_position=plan.start_position or 0, end_position=plan.position)
+
+
+def _last(batches: list[pa.RecordBatch], most: int) -> tuple[pa.RecordBatch, ...]:
+    """The last rows of the batches."""
+    surplus = sum(one.num_rows for one in batches) - most
+    kept: list[Any] = []
+    for one in batches:
+        cut = min(max(0, surplus), one.num_rows)
+        surplus -= one.num_rows
+        kept.append(one.slice(cut))
+    return tuple(one for one in kept if one.num_rows)

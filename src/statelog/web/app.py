@@ -1,0 +1,270 @@
+"""The page: all logs below a root, one log, one key; and the events that keep a page live.
+
+Owns requests and answers; what is shown comes from `Looks`. Invariants: nothing is written, whatever is asked; only the
+names of logs that are listed are opened; what logs and keys hold reaches a page as text, with control characters
+escaped; a page may load what this server has, and nothing else.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from importlib.resources import files
+from typing import Any, TypeVar, cast
+from urllib.parse import quote
+
+import jinja2
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from statelog.errors import StatelogError
+from statelog.formatting import clean, show_count, show_duration, show_time
+from statelog.operate.listening import Listening
+from statelog.operate.report import Report, shown, words
+from statelog.operate.rows import BytesText, json_column
+from statelog.schemas.changes.changes import DELETE
+from statelog.web.fresh import Seen
+from statelog.web.looks import KeyLook, LogLook, Looks, is_no_log
+from statelog.web.pictures import picture_of_runs, picture_of_topics
+
+T = TypeVar("T")
+_WAIT_S = 3.0
+_EVERY_S = 2.0
+_BEAT_S = 15.0
+_MOST_ROWS = 200
+_MOST_LIVE = 64
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+_LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
+_STATIC = {"style.css": "text/css", "live.js": "text/javascript"}
+
+
+def page_app(looks: Looks, listening: Listening) -> Starlette:
+    """The application of a server at this place."""
+    page = _Page(looks)
+    hosts = ["*"] if listening.token else [*_LOOPBACK, listening.host]
+    return Starlette(
+        routes=[
+            Route("/", page.root),
+            Route("/events", page.root_events),
+            Route("/static/{name}", _static),
+            Route("/logs/{name}", page.log),
+            Route("/logs/{name}/events", page.log_events),
+            Route("/logs/{name}/key", page.key),
+        ],
+        middleware=[
+            # Without a token a page elsewhere must not reach this one through a name of its own.
+            Middleware(TrustedHostMiddleware, allowed_hosts=hosts),
+            Middleware(_Guarded, listening=listening),
+        ],
+    )
+
+
+class _Guarded:
+    """Asks for the token, and sends the headers that keep a page to itself."""
+
+    def __init__(self, app: ASGIApp, listening: Listening) -> None:
+        self._app = app
+        self._listening = listening
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                more = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message["headers"] = [*message["headers"], *(one for one in more if one[0] not in given)]
+            await send(message)
+
+        answer = self._app
+        if scope["type"] == "http" and not self._listening.admits(Request(scope).headers.get("authorization", "")):
+            challenge = {"www-authenticate": 'Basic realm="statelog: the token is the password"'}
+            answer = PlainTextResponse("The token is needed.\n", 401, challenge)
+        await answer(scope, receive, send_guarded)
+
+
+class _Page:
+    """The answers. Looks may take long, so that they are waited for on threads, and for a bounded time."""
+
+    def __init__(self, looks: Looks) -> None:
+        self._looks = looks
+        self._budget_s = looks.settings.restore_budget_s
+        self._templates = _templates()
+        self._live = 0
+        self._key_looks = asyncio.Semaphore(2)
+
+    # ---- all logs
+
+    async def root(self, _: Request) -> Response:
+        return self._html("root.html", await run_in_threadpool(self._root_values))
+
+    async def root_events(self, request: Request) -> Response:
+        return self._events(request, lambda: self._render("root_live.html", self._root_values()))
+
+    def _root_values(self) -> dict[str, object]:
+        names = self._looks.names(_WAIT_S)
+        looks = {name: self._looks.log(name, 0.0) for name in names.value or ()}
+        for name in [name for name, seen in looks.items() if seen.value is None]:
+            looks[name] = self._looks.log(name, _WAIT_S / max(1, len(looks)))
+        logs = {name: seen for name, seen in looks.items() if not is_no_log(seen)}
+        return {"names": names, "logs": logs, "root": self._looks.root, "path": "/"}
+
+    # ---- one log
+
+    async def log(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if not await self._is_there(name):
+            return self._html("missing.html", {"name": name, "path": "/"}, status=404)
+        return self._html("log.html", await run_in_threadpool(self._log_values, name))
+
+    async def log_events(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if not await self._is_there(name):
+            return PlainTextResponse("There is no such log.\n", 404)
+        return self._events(request, lambda: self._render("log_live.html", self._log_values(name)))
+
+    async def _is_there(self, name: str) -> bool:
+        """Whether the name is listed. While nothing can be listed, what was seen before still has its page."""
+        names = await run_in_threadpool(self._looks.names, _WAIT_S)
+        return name in (names.value or ())
+
+    def _log_values(self, name: str) -> dict[str, object]:
+        seen = self._looks.log(name, _WAIT_S)
+        values: dict[str, object] = {"name": name, "seen": seen, "path": f"/logs/{name}", "budget_s": self._budget_s}
+        if seen.value is not None:
+            values |= _log_values(seen.value)
+        return values
+
+    # ---- one key
+
+    async def key(self, request: Request) -> Response:
+        name, query = request.path_params["name"], request.query_params
+        if not await self._is_there(name):
+            return self._html("missing.html", {"name": name, "path": "/"}, status=404)
+        text, group = query.get("key", ""), query.get("group", "")
+        asked = {"key": text, "bytes": query.get("bytes", "utf8"), "group": group, "history": query.get("history", "")}
+        values: dict[str, object] = {"name": name, "path": f"/logs/{name}", "asked": asked}
+        try:
+            bytes_text = BytesText(asked["bytes"])
+            number = int(group) if group else None
+        except ValueError:
+            return self._html("key.html", {**values, "problem": "The question is not one of this page's."}, status=400)
+        async with self._key_looks:
+            try:
+                found = await run_in_threadpool(
+                    self._looks.key, name, text, bytes_text, number, with_history=bool(asked["history"])
+                )
+            except StatelogError as error:
+                problem = {"problem": error.message, "hint": error.hint}
+                return self._html("key.html", {**values, **problem}, status=400)
+        return self._html("key.html", {**values, **_key_values(found)})
+
+    # ---- answers
+
+    def _html(self, template: str, values: Mapping[str, object], *, status: int = 200) -> Response:
+        return HTMLResponse(self._render(template, values), status)
+
+    def _render(self, template: str, values: Mapping[str, object]) -> str:
+        return self._templates.get_template(template).render(values)
+
+    def _events(self, request: Request, render: Callable[[], str]) -> Response:
+        """Server-sent events: what is live of the page, whenever it changes."""
+        if self._live >= _MOST_LIVE:
+            return PlainTextResponse("So many pages are live that this one cannot be.\n", 503)
+        return StreamingResponse(self._changes(request, render), media_type="text/event-stream")
+
+    async def _changes(self, request: Request, render: Callable[[], str]) -> AsyncIterator[str]:
+        self._live += 1
+        try:
+            last, silent_s = "", 0.0
+            while not await request.is_disconnected():
+                text = await run_in_threadpool(render)
+                if text != last:
+                    last, silent_s = text, 0.0
+                    yield "".join(f"data: {line}\n" for line in text.splitlines()) + "\n"
+                elif silent_s >= _BEAT_S:
+                    silent_s = 0.0
+                    yield ": still here\n\n"
+                await asyncio.sleep(_EVERY_S)
+                silent_s += _EVERY_S
+        finally:
+            self._live -= 1
+
+
+async def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        return PlainTextResponse("There is no such file.\n", 404)
+    text = files("statelog.web").joinpath("static", name).read_text("utf-8")
+    return Response(text, media_type=_STATIC[name], headers={"cache-control": "no-cache"})
+
+
+# ---- what templates are given
+
+
+def _templates() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("statelog.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    filters: dict[str, Callable[..., Any]] = {
+        "words": words,
+        "clean": clean,
+        "count": show_count,
+        "duration": show_duration,
+        "time": _moment,
+        "clock": _clock,
+        "url": quote,
+    }
+    made.filters.update(filters)
+    cast("dict[str, Any]", made.globals).update({"shown": shown, "most_rows": _MOST_ROWS})
+    return made
+
+
+def _moment(time_s: float) -> str:
+    return f"{show_time(time_s)[:19].replace('T', ' ')} UTC"
+
+
+def _clock(time_s: float) -> str:
+    return show_time(time_s)[11:19]
+
+
+def _log_values(look: LogLook) -> dict[str, object]:
+    tables = {one.name: one for one in look.report.listings}
+    runs, partitions = _objects(look.report, "runs"), _objects(look.report, "data_partitions")
+    return {
+        "facts": look.report.facts,
+        "tables": [tables[name] for name in ("writers", "leases", "subscriptions") if name in tables],
+        "topics": picture_of_topics(partitions),
+        "runs": picture_of_runs(runs, int(str(look.report.facts["key_groups"]))),
+        "look": look,
+    }
+
+
+def _objects(report: Report, name: str) -> list[dict[str, Any]]:
+    return [dict(zip(one.columns, row, strict=True)) for one in report.listings if one.name == name for row in one.rows]
+
+
+def _key_values(found: KeyLook) -> dict[str, object]:
+    batches = found.looked.rows.to_batches()
+    values = [value for one in batches for value in json_column(one.column("value"), None)]
+    history: list[dict[str, object]] = []
+    for batch in found.history.rows if found.history else ():
+        columns = {name: batch.column(name).to_pylist() for name in ("writer", "checkpoint", "position", "timestamp")}
+        columns["op"] = ["delete" if op == DELETE else "put" for op in batch.column("op").to_pylist()]
+        columns["value"] = json_column(batch.column("value"), None)
+        history += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return {"found": found, "values": values, "history": history[::-1]}
+
+
+def is_behind(seen: Seen[T]) -> bool:
+    """Whether what is shown is older than it should be."""
+    return seen.is_failing or seen.waiting_s > _WAIT_S

@@ -1,0 +1,209 @@
+"""`Looks`: the logs below a root, each looked at while somebody has its page open.
+
+Owns the Kafka client, which all logs share, and the threads. A look is `describe_log`, which the command prints, too,
+and the commits that came since the last one. Writes nothing, and holds nothing: no lease, no subscription.
+
+Invariant: a log that hangs, or that is damaged, takes nothing from the page of another one: each has a look of its
+own, and one look at a time.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from threading import Lock
+
+import pyarrow as pa
+
+from statelog.closing import Closing
+from statelog.errors import NotFound, OffsetGone
+from statelog.materializer import MaterializerSettings
+from statelog.operate.description import describe_log
+from statelog.operate.lookup import KeyHistory, Looked, groups_of, history_of, look_up
+from statelog.operate.report import Report
+from statelog.operate.rows import BytesText, read_keys
+from statelog.reading.commits import Commits
+from statelog.recovery import RecoverySettings
+from statelog.storage.ledger_client import ValidCommit
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where, log_names, opened_ports, opened_store
+from statelog.web.fresh import Fresh, Seen
+
+_FRESH_S = 2.0
+_THREADS = 16
+_LATEST = 10
+_RATE_OVER_S = 60.0
+_MOST_TIMES = 100_000
+_HISTORY_ROWS = 50
+_READ_BYTES = 8 << 20
+_SETTINGS = RecoverySettings(holder="statelog serve", lease=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitSeen:
+    """One commit, as the page lists it. `time_s`: seconds since 1970, by the broker; None if it has none."""
+
+    writer: str
+    checkpoint: int
+    position: int
+    changes: int
+    size_bytes: int
+    time_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLook:
+    """A log at one moment: what `describe` says of it, its latest commits, the newest first, and their rate."""
+
+    report: Report
+    commits: tuple[CommitSeen, ...]
+    commits_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLook:
+    """One key: its key group, its value if it is there, and what became of it, if that was asked."""
+
+    key_group: int
+    looked: Looked
+    history: KeyHistory | None
+
+
+class Looks(Closing):
+    """Thread-safe. Close it, or use it in a `with` block."""
+
+    def __init__(self, where: Where, settings: MaterializerSettings, *, clock: Callable[[], float] = time.time) -> None:
+        with opened_ports("any", where) as (kafka, _, _):
+            self._where = replace(where, kafka=kafka, kafka_token=None)
+        self._kafka = kafka
+        self.settings = settings
+        """Those of the materializer, by which it is told what holds truncation back, and what a restore may take."""
+        self._clock = clock
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="statelog-look")
+        self._lock = Lock()
+        self._logs: dict[str, Fresh[LogLook]] = {}
+        self._names = Fresh(lambda: log_names(self._where), self._executor, clock=clock, most_age_s=_FRESH_S)
+
+    @property
+    def root(self) -> str:
+        """Where the logs are, for people."""
+        return opened_store("any", self._where).url.rpartition("/")[0]
+
+    def names(self, wait_s: float) -> Seen[list[str]]:
+        """The names of all that may be a log."""
+        return self._names.get(wait_s=wait_s)
+
+    def log(self, name: str, wait_s: float) -> Seen[LogLook]:
+        """A log. Its name is one of `names`, or was."""
+        with self._lock:
+            if name not in self._logs:
+                watched = _Watched(lambda: Log.open(name, self._where), self.settings, self._clock)
+                self._logs[name] = Fresh(watched.look, self._executor, clock=self._clock, most_age_s=_FRESH_S)
+            fresh = self._logs[name]
+        return fresh.get(wait_s=wait_s)
+
+    def key(self, name: str, text: str, bytes_text: BytesText, group: int | None, *, with_history: bool) -> KeyLook:
+        """Look a key up, and read its history if asked. Raises NotFound, InvalidChange, ConfigError, Damaged,
+        Unavailable.
+        """
+        log = Log.open(name, self._where)
+        key: pa.Array = read_keys([text], log.descriptor.key_type, bytes_text)
+        groups = groups_of(key, group, log.descriptor)
+        looked = look_up(log, key, groups, settings=_SETTINGS)
+        history = history_of(log, key, groups, most=_HISTORY_ROWS, settings=_SETTINGS) if with_history else None
+        return KeyLook(key_group=groups[0], looked=looked, history=history)
+
+    def close(self) -> None:
+        """Let go of the cluster; looks that are under way end with it."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._kafka.close()
+
+
+class _Watched:
+    """One log, opened at the first look, and again after one that failed: it may be another one by then."""
+
+    def __init__(self, open_log: Callable[[], Log], settings: MaterializerSettings, clock: Callable[[], float]) -> None:
+        self._open = open_log
+        self._settings = settings
+        self._clock = clock
+        self._log: Log | None = None
+        self._recent: _Recent | None = None
+
+    def look(self) -> LogLook:
+        log, self._log = self._log or self._open(), None
+        report = describe_log(log, self._settings)
+        recent = self._follow(log)
+        self._log = log
+        return LogLook(report=report, commits=tuple(reversed(recent.latest)), commits_per_s=recent.rate(self._clock()))
+
+    def _follow(self, log: Log) -> "_Recent":
+        """What came since the last look; begun behind a truncation that overtook it."""
+        recent, self._recent = self._recent, None
+        if recent is not None:
+            with _closed_by_errors(recent), suppress(OffsetGone):
+                recent.read()
+                self._recent = recent
+                return recent
+            recent.close()
+        recent = _Recent(log)
+        with _closed_by_errors(recent):
+            recent.read()
+        self._recent = recent
+        return recent
+
+
+class _Recent:
+    """The latest commits of a log, and when they came."""
+
+    def __init__(self, log: Log) -> None:
+        stored = log.manifests.newest()
+        self._commits = Commits(log, stored.manifest if stored else None)
+        self.latest: deque[CommitSeen] = deque(maxlen=_LATEST)
+        self._times_s: deque[float] = deque(maxlen=_MOST_TIMES)
+
+    def read(self) -> None:
+        end_position = self._commits.end_position()
+        while self._commits.position < end_position:
+            for found in self._commits.read_to(end_position, most_bytes=_READ_BYTES):
+                seen = _seen(found)
+                self.latest.append(seen)
+                if seen.time_s is not None:
+                    self._times_s.append(seen.time_s)
+
+    def rate(self, now_s: float) -> float:
+        """Commits a second, over the last minute."""
+        while self._times_s and self._times_s[0] < now_s - _RATE_OVER_S:
+            self._times_s.popleft()
+        full = len(self._times_s) == _MOST_TIMES
+        return len(self._times_s) / (max(1.0, now_s - self._times_s[0]) if full else _RATE_OVER_S)
+
+    def close(self) -> None:
+        self._commits.close()
+
+
+@contextmanager
+def _closed_by_errors(recent: _Recent) -> Generator[None]:
+    try:
+        yield
+    except BaseException:
+        recent.close()
+        raise
+
+
+def _seen(found: ValidCommit) -> CommitSeen:
+    handles = found.body.handles
+    return CommitSeen(
+        writer=found.writer,
+        checkpoint=found.checkpoint_id,
+        position=found.position,
+        changes=sum(handle.changes for handle in handles),
+        size_bytes=sum(handle.size_bytes for handle in handles),
+        time_s=found.timestamp_ms / 1000 if found.timestamp_ms >= 0 else None,
+    )
+
+
+def is_no_log(seen: Seen[LogLook]) -> bool:
+    """Whether what has the name is no log: a directory of somebody else's."""
+    return seen.value is None and bool(seen.failures) and seen.failures[0].kind == NotFound.__name__

@@ -1,0 +1,106 @@
+"""A value that is made behind the page: who makes it, how old it may be, and what is shown when it fails or hangs."""
+
+import threading
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from statelog.errors import BrokerUnavailable
+from statelog.testing import StillClock
+from statelog.web.fresh import Fresh
+
+_SOON_S = 5.0
+
+
+@pytest.fixture
+def executor() -> Generator[ThreadPoolExecutor]:
+    """Two threads."""
+    with ThreadPoolExecutor(2) as made:
+        yield made
+
+
+def test_a_value_is_made_when_it_is_asked_for_and_too_old(executor: ThreadPoolExecutor) -> None:
+    """Not before, and not again before its time."""
+    clock, made = StillClock(), iter(range(10))
+    fresh = Fresh(lambda: next(made), executor, clock=clock, most_age_s=2.0)
+    assert [fresh.get(wait_s=_SOON_S).value for _ in range(3)] == [0, 0, 0]
+    clock.advance(2.0)
+    seen = fresh.get(wait_s=_SOON_S)
+    assert (seen.value, seen.at_s, seen.is_failing, seen.failures) == (1, clock(), False, ())
+
+
+def test_what_takes_long_is_made_less_often(executor: ThreadPoolExecutor) -> None:
+    """A look that takes a minute is not repeated at once: a page costs a fifth of a core at most."""
+    clock, made = StillClock(), iter(range(10))
+
+    def slow() -> int:
+        clock.advance(60.0)
+        return next(made)
+
+    fresh = Fresh(slow, executor, clock=clock, most_age_s=2.0)
+    assert fresh.get(wait_s=_SOON_S).value == 0
+    clock.advance(239.0)
+    assert fresh.get(wait_s=_SOON_S).value == 0
+    clock.advance(1.0)
+    assert fresh.get(wait_s=_SOON_S).value == 1
+
+
+def test_the_last_value_is_shown_beside_what_failed_since(executor: ThreadPoolExecutor) -> None:
+    """Failures that are alike are counted; one that is over stays on the list."""
+    clock = StillClock()
+    errors: list[Exception] = []
+
+    def make() -> str:
+        if errors:
+            raise errors[0]
+        return "state"
+
+    fresh = Fresh(make, executor, clock=clock, most_age_s=1.0)
+    good_s = clock()
+    assert fresh.get(wait_s=_SOON_S).value == "state"
+    errors.append(BrokerUnavailable("no answer", topic="visits", hint="Start it"))
+    for _ in range(2):
+        clock.advance(1.0)
+        assert fresh.get(wait_s=_SOON_S).is_failing
+    clock.advance(1.0)
+    seen = fresh.get(wait_s=_SOON_S)
+    assert (seen.value, seen.at_s, seen.is_failing) == ("state", good_s, True)
+    (failure,) = seen.failures
+    assert (failure.kind, failure.times, failure.hint) == ("BrokerUnavailable", 3, "Start it")
+    assert "topic: visits" in failure.message
+    errors.clear()
+    clock.advance(1.0)
+    seen = fresh.get(wait_s=_SOON_S)
+    assert (seen.is_failing, seen.failures) == (False, (failure,))
+
+
+def test_a_defect_is_told_and_logged(executor: ThreadPoolExecutor, caplog: pytest.LogCaptureFixture) -> None:
+    """It does not end the page, and it is not kept quiet."""
+
+    def make() -> int:
+        raise ZeroDivisionError("a defect")
+
+    seen = Fresh(make, executor, clock=StillClock(), most_age_s=1.0).get(wait_s=_SOON_S)
+    assert [(one.kind, one.message) for one in seen.failures] == [("ZeroDivisionError", "a defect")]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_one_that_hangs_is_waited_for_once(executor: ThreadPoolExecutor) -> None:
+    """Who asks gets what there is, after the time that it gives; however many ask, one thread is busy."""
+    clock, gate, begun = StillClock(), threading.Event(), iter(range(10))
+
+    def make() -> int:
+        number = next(begun)
+        assert gate.wait(30)
+        return number
+
+    fresh = Fresh(make, executor, clock=clock, most_age_s=1.0)
+    assert fresh.get(wait_s=0.0).value is None
+    clock.advance(100.0)
+    for _ in range(5):
+        assert fresh.get(wait_s=0.0).waiting_s == 100.0
+    gate.set()
+    seen = fresh.get(wait_s=_SOON_S)
+    assert (seen.value, seen.waiting_s) == (0, 0.0)
+    assert next(begun) == 1

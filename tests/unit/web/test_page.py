@@ -1,0 +1,248 @@
+"""The page, over real HTTP, of logs on the twins: what it shows, what it refuses, and that it changes nothing."""
+
+import re
+import threading
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Generator, Iterable
+from contextlib import closing, contextmanager
+from html import unescape
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+import pytest
+
+import statelog
+from statelog import MaterializerSettings, Where
+from statelog.errors import ConfigError
+from statelog.operate.listening import Listening, listening_at
+from statelog.testing import Fault, Twin
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryStore, no_store_faults
+from statelog.web.app import page_app
+from statelog.web.looks import Looks
+from statelog.web.server import serve
+
+HOSTILE = b"\x1b[2J\x00\xff<script>alert('k')</script>\xe2\x80\xae\" onload=\"x"
+_HERE = Listening(host="127.0.0.1", port=0)
+
+
+class Answer(NamedTuple):
+    """What a server answered."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+
+def ask(url: str, **headers: str) -> Answer:
+    """One request."""
+    request = urllib.request.Request(url, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return Answer(answer.status, dict(answer.headers), answer.read().decode())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, dict(error.headers), error.read().decode())
+
+
+@contextmanager
+def served(where: Where, listening: Listening = _HERE) -> Generator[str]:
+    """The page of these logs; yields its URL."""
+    urls: list[str] = []
+    is_up, is_over = threading.Event(), threading.Event()
+
+    def told(url: str) -> None:
+        urls.append(url)
+        is_up.set()
+
+    with Looks(where, MaterializerSettings(restore_budget_s=60.0)) as looks:
+        app = page_app(looks, listening)
+        server = threading.Thread(target=serve, args=(app, listening, is_over.wait), kwargs={"told": told})
+        server.start()
+        try:
+            assert is_up.wait(30)
+            yield urls[0]
+        finally:
+            is_over.set()
+            server.join(30)
+
+
+@pytest.fixture
+def twin() -> Generator[Twin]:
+    """Two logs: `visits` with a snapshot and a tail, and `odd` with a key that wants to be more than a key."""
+    twin = Twin()
+    with twin.environment():
+        for name, key in (("visits", b"ann"), ("odd", HOSTILE)):
+            with statelog.open(name, twin.where(), create=True) as log, statelog.Writer(log, "web") as writer:
+                for number in range(3):
+                    writer.put(key, b"value %d of " % number + key)
+                    writer.commit()
+                    if number == 0:
+                        statelog.run_round(log)
+        yield twin
+
+
+def test_all_logs_are_listed_with_how_they_are(twin: Twin) -> None:
+    """And a directory that is no log is not."""
+    twin.disk.write("somebody/else.txt", b"text", absent=True)
+    with served(twin.where()) as url:
+        answer = ask(url)
+    assert re.findall(r'<a href="/logs/([a-z]+)">', answer.text) == ["odd", "visits"]
+    assert answer.text.count(">ok<") == 2
+    assert "somebody" not in answer.text
+
+
+def test_one_log_shows_what_describe_says(twin: Twin) -> None:
+    """By the same names, and its latest commits."""
+    with served(twin.where()) as url:
+        text = unescape(ask(f"{url}/logs/visits").text)
+    assert "2 changes" in text
+    assert "1 run on 1 level with 1 row" in text
+    assert re.search(r"<dt>newest manifest</dt><dd>1</dd>", text)
+    assert re.findall(r'UTC</td><td>web</td><td class="number">([0-9])</td>', text) == ["3", "2"]
+    assert re.search(r'<meter min="0" max="60.0"', text)
+
+
+def test_a_key_is_looked_up_with_its_history(twin: Twin) -> None:
+    """One that is there, one that is not, and one that cannot be."""
+    with served(twin.where()) as url:
+        found = ask(f"{url}/logs/visits/key?key=ann&history=yes")
+        absent = ask(f"{url}/logs/visits/key?key=bob")
+        broken = ask(f"{url}/logs/visits/key?key=%2A&bytes=base64")
+        odd = ask(f"{url}/logs/visits/key?key=ann&bytes=morse")
+        group = ask(f"{url}/logs/visits/key?key=ann&group=3")
+    assert "value 2 of ann" in found.text
+    assert [found.text.count(f"value {number} of ann") for number in range(3)] == [1, 1, 2]
+    assert absent.status == 200
+    assert "is not there" in absent.text
+    assert [one.status for one in (broken, odd, group)] == [400, 400, 400]
+    assert "not base64" in broken.text
+
+
+def test_what_a_log_holds_is_text_on_the_page(twin: Twin) -> None:
+    """No key makes markup, moves a terminal or turns the direction of what follows it."""
+    with served(twin.where()) as url:
+        query = urlencode({"key": b64encode(HOSTILE), "bytes": "base64", "history": "yes"})
+        answer = ask(f"{url}/logs/odd/key?{query}")
+        missing = ask(f"{url}/logs/%3Cb%3E%E2%80%AE")
+    assert "value 2 of" in answer.text
+    assert "&lt;script&gt;" in answer.text
+    assert missing.status == 404
+    for text in (answer.text, missing.text):
+        assert "<script>alert" not in text
+        assert "<b>" not in text
+        assert not {"\x1b", "\x00", "\u202e"} & set(text)
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+def test_nothing_is_written_whatever_is_asked(twin: Twin) -> None:
+    """Neither file nor record, nor lease; and nothing but questions is answered."""
+    twin.clock.advance(10)
+
+    def held() -> list[object]:
+        kafka = twin.where().kafka
+        assert isinstance(kafka, MemoryKafka)
+        topics = [kafka.offsets(topic, [0]) for topic in ("visits", "visits.ledger", "odd.ledger")]
+        return [sorted(twin.disk.files("")), topics]
+
+    before = held()
+    with served(twin.where()) as url:
+        for path in ("", "logs/visits", "logs/odd", "logs/visits/key?key=ann&history=yes", "static/style.css"):
+            assert ask(f"{url}/{path}").status == 200
+        with pytest.raises(urllib.error.HTTPError, match="405"):
+            urllib.request.urlopen(f"{url}/logs/visits", b"data", timeout=30)
+    assert held() == before
+
+
+def test_a_page_is_live(twin: Twin) -> None:
+    """What is committed while it is open comes by itself."""
+    with (
+        served(twin.where()) as url,
+        closing(urllib.request.urlopen(f"{url}/logs/visits/events", timeout=30)) as events,
+        statelog.open("visits", twin.where()) as log,
+    ):
+        assert events.headers["content-type"].startswith("text/event-stream")
+        assert _next_event(events).count("<td>web</td>") == 3
+        with statelog.Writer(log, "another") as writer:
+            writer.put(b"ann", b"new")
+            writer.commit()
+        for _ in range(10):  # What was already under way comes first.
+            twin.clock.advance(60)
+            if "<td>another</td>" in _next_event(events):
+                return
+    pytest.fail("the commit was not shown")
+
+
+def _next_event(events: Iterable[bytes]) -> str:
+    """The lines of the next event."""
+    lines: list[str] = []
+    for line in events:
+        if line.startswith(b"data: "):
+            lines.append(line[6:].decode())
+        elif lines:
+            break
+    return "".join(lines)
+
+
+def test_a_log_that_hangs_or_is_damaged_leaves_the_others_alone(twin: Twin) -> None:
+    """The page of another log is as fast as ever, and the list says which one does not answer."""
+    gate = threading.Event()
+
+    def hang(_method: str, path: str) -> Fault | None:
+        if path.startswith("manifests/") and threading.current_thread().name.startswith("statelog-look"):
+            assert gate.wait(60)
+        return None
+
+    where = twin.where()
+
+    def store(log: str) -> MemoryStore:
+        return MemoryStore(twin.disk, log, faults=hang if log == "odd" else no_store_faults)
+
+    hanging = Where(where.kafka, store, allow_unsafe=where.allow_unsafe)
+    twin.disk.remove("visits/descriptor.avro")
+    twin.disk.write("visits/descriptor.avro", b"damage", absent=True)
+    try:
+        with served(hanging) as url:
+            assert "being read" in ask(f"{url}/logs/odd").text
+            text = ask(f"{url}/logs/visits").text
+            assert "CorruptDescriptor" in text
+            assert "cannot be read" in text
+            listed = ask(url)
+        assert listed.status == 200
+        assert "being read" in listed.text
+    finally:
+        gate.set()
+
+
+def test_the_token_is_asked_for(twin: Twin, tmp_path: Path) -> None:
+    """By every address, files and events, too."""
+    token = tmp_path / "token"
+    token.write_text("a token of some length", "utf-8")
+    with served(twin.where(), listening_at("127.0.0.1:0", token_file=token)) as url:
+        for path in ("", "/logs/visits", "/logs/visits/events", "/static/style.css", "/nothing"):
+            refused = ask(f"{url}{path}")
+            assert refused.status == 401
+            assert refused.headers["www-authenticate"].startswith("Basic")
+            assert "visits" not in refused.text
+        assert ask(url, authorization="Bearer a token of some length").status == 200
+        basic = b64encode(b":a token of some length").decode()
+        assert ask(f"{url}/logs/visits", authorization=f"Basic {basic}").status == 200
+
+
+def test_a_name_of_somebody_elses_is_not_answered(twin: Twin) -> None:
+    """A page on the web that makes its own name lead here gets nothing."""
+    with served(twin.where()) as url:
+        assert ask(url, host="attacker.test").status == 400
+        assert ask(url, host="localhost:1234").status == 200
+
+
+def test_an_address_that_is_taken_is_refused(twin: Twin) -> None:
+    """At once, by name, with what to do."""
+    with served(twin.where()) as url, Looks(twin.where(), MaterializerSettings()) as looks:
+        taken = listening_at(url.removeprefix("http://"))
+        with pytest.raises(ConfigError, match="nothing can listen there") as refused:
+            serve(page_app(looks, taken), taken, lambda: None, told=print)
+    assert "another port" in str(refused.value.hint)
