@@ -13,7 +13,7 @@ from tests.support import style
 from tests.support.documents import DOCS, OUTSIDE, ROOT, anchors, documents, links, mentions, nav, prose
 from tests.support.rooms import ROOMS, SOURCE
 
-_ELSEWHERE = {"statelog.toml", "./statelog.toml", "leases/", "runs/", "manifests/", "truncation/"}
+_ELSEWHERE = {"statelog.toml", "./statelog.toml", "leases/", "runs/", "manifests/", "truncation/", "losses/"}
 """Mentioned files that are the user's, or a log's."""
 _WORD = re.compile(r"\b(?!Test)[A-Z][a-z]+(?:[A-Z][a-z]+)+\b")
 _FOREIGN = {

@@ -136,13 +136,15 @@ def _made(found: re.Match[str]) -> str:
     return found[1].upper() if found[1] else "Make it with `statelog init`"
 
 
-def confirm(name: str, what: str) -> None:
-    """Show what would happen, and ask for the name. Raises ConfigError without an answer, or for another name."""
+def confirm(name: str, what: str, asked: str = "its name") -> None:
+    """Show what would happen, and ask for the name, or what else is `asked` for. Raises ConfigError without an answer,
+    or for another one.
+    """
     try:
-        typed = click.prompt(f"{what} Type its name to continue", err=True)
+        typed = click.prompt(f"{what} Type {asked} to continue", err=True)
     except click.Abort as abort:
         if isinstance(abort.__cause__, KeyboardInterrupt) or isinstance(abort.__context__, KeyboardInterrupt):
             raise
         raise ConfigError("no answer; nothing was done", hint="In scripts, give --yes") from None
     if typed != name:
-        raise ConfigError("the name does not match; nothing was done", log=name)
+        raise ConfigError(f"{asked.removeprefix('its ')} does not match; nothing was done", expected=name)

@@ -12,6 +12,7 @@ from statelog.materializer import tail_now
 from statelog.materializer.schedule import Rates, estimate
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
+from statelog.operate.losses import losses_listing
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import Held, held
 from statelog.schemas.descriptor import Descriptor
@@ -19,6 +20,7 @@ from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.claims import SubscriptionFile, newest_files
 from statelog.storage.claims import HeldLease, StoredSubscriptions, list_leases, list_subscriptions
+from statelog.storage.log.files import losses_of
 from statelog.storage.log.log import Log, LogDescription
 
 _OLDEST = 2
@@ -31,7 +33,8 @@ def describe_log(log: Log, settings: MaterializerSettings) -> Report:
     """
     tail, leases, subscriptions = tail_now(log), list_leases(log.store), list_subscriptions(log.store)
     bounds, found = held(log, settings, most_snapshots=_OLDEST), log.describe()
-    listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found), bounds.listing())
+    losses = losses_listing(losses_of(log.store), found.state)
+    listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found), losses, bounds.listing())
     return Report(
         found.descriptor.name,
         {**_facts(found, tail), **truncation_facts(bounds)},

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from statelog.environment import Environment, current_environment
 from statelog.errors import CorruptDescriptor, CorruptRun, Fact, IdentityChanged, NotFound, StatelogError, UnsafeTopic
-from statelog.formatting import show_bytes, show_count
+from statelog.formatting import show_bytes, show_count, show_time
 from statelog.materializer.cleanup import KeptManifest, VerifiedRuns, aging_need, check_links, other_root
 from statelog.materializer.copy import is_begun_copy
 from statelog.materializer.settings import MaterializerSettings
@@ -42,7 +42,7 @@ from statelog.schemas.topic_policy import TopicNeeds, TopicRole, objections
 from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.evidence import check_data_anchors
-from statelog.storage.log.files import descriptor_or_none
+from statelog.storage.log.files import descriptor_or_none, losses_of
 from statelog.storage.log.log import Log
 from statelog.storage.log.topics import IdentifiedTopics, check_made, check_owner, identify, topics_in_force
 from statelog.storage.log.where import Ports, Where, opened_ports
@@ -289,6 +289,16 @@ class _Examination:
         facts = {"commits": commits, "changes": changes}
         return Verdict(Severity.OK, f"{show_count(commits)} commits, {size}, all read and compared", facts=facts)
 
+    def losses(self) -> Verdict:
+        """Who accepted which, also where the ledger was truncated past it."""
+        found = losses_of(self._store)
+        if not found:
+            return Verdict(Severity.OK, "none")
+        last = found[-1]
+        when, record = show_time(last.accepted_s), last.record
+        told = f"{len(found)}, the last one by {record.operator}, {when}: {record.reason}"
+        return Verdict(Severity.OK, told, facts={"losses": len(found), "operator": record.operator})
+
     def log_start(self) -> Verdict:
         """What snapshots need of both topics. Offsets first: a round drops manifests before it truncates."""
         log = self._log
@@ -371,6 +381,7 @@ _QUESTIONS: Mapping[Check, tuple[_Question, *tuple[Check, ...]]] = {
     Check.LEDGER: (_Examination.ledger, *_TOPICS),
     Check.DATA: (_Examination.data, *_TOPICS, Check.LEDGER),
     Check.TAIL: (_Examination.tail, *_TOPICS, Check.DATA),
+    Check.LOSSES: (_Examination.losses, Check.DESCRIPTOR),
     Check.LOG_START: (_Examination.log_start, *_TOPICS),
     Check.AGE: (_Examination.age, *_TOPICS, Check.LEDGER),
     Check.AGING: (_Examination.aging, *_TOPICS, Check.TOPICS),

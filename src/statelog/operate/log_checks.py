@@ -43,6 +43,7 @@ class Check(Explained):
     LEDGER = "ledger", "It says what is committed: nobody reads or writes until a person decides"
     DATA = "committed records", "Commits list what is not there: every reader stops"
     TAIL = "tail", "A restore reads it behind the snapshot, and stops there; so do rounds"
+    LOSSES = "accepted losses", "Who gave up what, and why, is not known any more; what counts is in the ledger"
     LOG_START = (
         "log start",
         "Somebody other than the materializer deletes records: next time those of the last snapshot",

@@ -15,6 +15,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _LEDGER = ".ledger"
 TRUNCATION_FOLDER = "truncation/"
 _TRUNCATION = re.compile(r"truncation/(\d{20})\.avro\Z")
+LOSSES_FOLDER = "losses/"
+_LOSS = re.compile(r"losses/(\d{20})\.record\Z")
 _MANIFEST = re.compile(r"manifests/(\d{20})\.avro\Z")
 _RUN = re.compile(r"runs/([^/]+)\.parquet\Z")
 _SUBSCRIPTION = re.compile(r"subscriptions/([^/]+)\.(\d{20})\.avro\Z")
@@ -92,6 +94,17 @@ def truncation_path(number: int) -> str:
 def truncation_number(path: str) -> int | None:
     """The number in the path of a file that says who truncates, or None for any other path."""
     match = _TRUNCATION.match(path)
+    return int(match.group(1)) if match else None
+
+
+def loss_path(number: int) -> str:
+    """Path of a file that says who accepted a loss, below the log's directory; numbers start at 1."""
+    return f"{LOSSES_FOLDER}{number:020d}.record"
+
+
+def loss_number(path: str) -> int | None:
+    """The number in the path of a file that says who accepted a loss, or None for any other path."""
+    match = _LOSS.match(path)
     return int(match.group(1)) if match else None
 
 

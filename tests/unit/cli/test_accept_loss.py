@@ -1,8 +1,10 @@
 """`statelog accept-loss`: what is given up is named, confirmed by the log's name, and stays in the ledger."""
 
+import json
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,7 +14,10 @@ from statelog.cli.session import Session
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
+from statelog.schemas.ledger.records import AcceptLoss, LossRange, decode
+from statelog.storage.log.files import put_loss
 from statelog.storage.log.log import Log
+from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, settings_for
 
 WHO = ("--reason", "a disk died", "--operator", "ann")
@@ -42,10 +47,12 @@ def run(*arguments: str, typed: str = "log\n") -> Result:
 
 
 def test_offsets_that_were_given_up_let_writers_go_on(twin: TwinLog) -> None:
-    """The range is the one that the error named; the answer is the place of the record."""
+    """The range is the one that the error named; what goes with it is shown, and it is typed again."""
     twin.cluster.lose_tail("log", 0, 2)
     assert run("--range", "0:2-3", *WHO, typed="another\n").exit_code == 2
-    done = run("--range", "0:2-3", *WHO)
+    assert run("--range", "0:2-3", *WHO, typed="log\n").exit_code == 2
+    done = run("--range", "0:2-3", *WHO, typed="0:2-3\n")
+    assert "0:2-3\twriter\t3\t" in done.stderr
     assert done.exit_code == 0, done.output
     with twin.open() as log, Writer(log, "writer", expect=3) as writer:
         writer.put(b"new", b"v")
@@ -81,3 +88,67 @@ def test_what_cannot_be_given_up_is_misuse(twin: TwinLog, arguments: tuple[str, 
     before = len(twin.cluster.records("log.ledger", 0))
     assert run(*arguments).exit_code == 2
     assert len(twin.cluster.records("log.ledger", 0)) == before
+
+
+def test_what_is_lost_is_named_where_no_range_is_given(twin: TwinLog) -> None:
+    """By the offsets of the topic, as options to type; and nothing goes before."""
+    twin.cluster.lose_tail("log", 0, 2)
+    twin.cluster.truncate("log", 0, 1)
+    refused = run(*WHO)
+    assert refused.exit_code == 2
+    assert "--range 0:0-1 --range 0:2-3" in refused.stderr
+
+
+def test_what_would_go_is_shown_alone(twin: TwinLog) -> None:
+    """Nothing is asked, and nothing is written; not of a ledger, whose loss has no ranges."""
+    twin.cluster.lose_tail("log", 0, 1)
+    before = twin.disk.files(""), len(twin.cluster.records("log.ledger", 0))
+    shown = json.loads(run("--range", "0:1-3", *WHO, "--dry-run", "--json", typed="").stdout)
+    rows = [(one["writer"], one["checkpoint"], one["changes"]) for one in shown["commits_taken_along"]]
+    assert rows == [("writer", 2, 1), ("writer", 3, 1)]
+    assert (twin.disk.files(""), len(twin.cluster.records("log.ledger", 0))) == before
+    assert run("--ledger", *WHO, "--dry-run").exit_code == 2
+
+
+def described(twin: TwinLog) -> list[dict[str, Any]]:
+    """The losses, as `describe` has them."""
+    places = ("--bootstrap", "nowhere:1", "--root", "memory://nowhere")
+    found = CliRunner().invoke(program, ["describe", "log", "--json", *places])
+    assert found.exit_code == 0, found.output
+    losses: list[dict[str, Any]] = json.loads(found.stdout)["losses"]
+    return losses
+
+
+def test_who_accepted_outlives_the_next_truncation(twin: TwinLog, tmp_path: Path) -> None:
+    """The record is gone from the ledger; its operator and reason are told all the same."""
+    twin.cluster.lose_tail("log", 0, 2)
+    assert run("--range", "0:2-3", *WHO, "--yes", typed="").exit_code == 0
+    for number in range(3):
+        twin.write({b"more%d" % number: b"v"})
+        with twin.open() as log:
+            twin.environment.run(run_round, log, settings_for(tmp_path))
+    left = [decode(record.value) for record in twin.cluster.records("log.ledger", 0)]
+    assert not any(isinstance(one, AcceptLoss) for one in left)
+    (told,) = described(twin)
+    assert (told["operator"], told["reason"], told["given_up"], told["counts"]) == ("ann", "a disk died", "0:2-3", True)
+
+
+def test_what_the_ledger_never_heard_does_not_count(twin: TwinLog) -> None:
+    """Said on the store, and lost on its way; accepted again it is said once, and counts."""
+    twin.cluster.lose_tail("log", 0, 2)
+    record = AcceptLoss(ranges=(LossRange(0, 2, 3),), reason="a disk died", operator="ann")
+    put_loss(MemoryStore(twin.disk, "log"), record)
+    assert [one["counts"] for one in described(twin)] == [False]
+    assert run("--range", "0:2-3", *WHO, "--yes", typed="").exit_code == 0
+    assert [one["counts"] for one in described(twin)] == [True]
+
+
+def test_a_ledger_that_was_given_up_is_told_by_its_restart(twin: TwinLog, tmp_path: Path) -> None:
+    """With who, and why."""
+    with twin.open() as log:
+        twin.environment.run(run_round, log, settings_for(tmp_path))
+    twin.cluster.lose_tail("log.ledger", 0, 4)
+    assert run("--ledger", *WHO, "--yes", typed="").exit_code == 0
+    (told,) = described(twin)
+    assert (told["operator"], told["counts"]) == ("ann", True)
+    assert told["given_up"].startswith("the ledger below position")

@@ -17,10 +17,12 @@ from statelog.operate.examination import Examined, examine
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.log_checks import Check
 from statelog.reading.hold import Hold, Needs, Terms
-from statelog.schemas.names import manifest_path
+from statelog.schemas.ledger.records import LossRange
+from statelog.schemas.names import loss_path, manifest_path
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.storage.claims import HeldSubscription
 from statelog.storage.log.log import Log
+from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.where import Where
 from statelog.storage.store import Store
 from statelog.testing.kafka import MemoryKafka, MemoryProducer
@@ -210,6 +212,13 @@ def unreadable_subscription(twin: TwinLog) -> None:
     twin.disk.truncate(subscription_of(twin), 20)
 
 
+def damaged_loss(twin: TwinLog) -> None:
+    """Who gave something up, and why: the file lost its end."""
+    with twin.open() as log:
+        accept_data_loss(log, [LossRange(0, 0, 1)], reason="a disk died", operator="ann")
+    twin.disk.truncate(f"log/{loss_path(1)}", 20)
+
+
 def copied_root(twin: TwinLog) -> None:
     """The root was copied, and a round of the copy was published last."""
     group, text = "statelog.log.materializer", MemoryKafka(cluster=twin.cluster)
@@ -310,6 +319,7 @@ DAMAGES: dict[str, tuple[Callable[[TwinLog], object], dict[Check, Severity]]] = 
     "a reader was forgotten": (forgotten_reader, {Check.SUBSCRIPTIONS: N}),
     "a subscription is damaged": (unreadable_subscription, {Check.SUBSCRIPTIONS: R}),
     "files that nothing knows": (lambda twin: rewrite(twin, "log/notes.txt", b"x"), {Check.FILES: N}),
+    "who accepted a loss is damaged": (damaged_loss, {Check.LOSSES: D}),
     "the disk is full": (full_disk, {Check.ROOM: R}),
     "clocks are apart": (skewed, {Check.CLOCKS: N}),
 }  # fmt: skip

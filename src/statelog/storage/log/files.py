@@ -10,6 +10,8 @@ Invariants:
   that says how old it may be: what it names may be superseded by then, which a check under a lease finds.
 - An empty listing is believed only beside the log's own descriptor, and no listing that ends below a number that this
   process has seen: the newest manifest is never deleted, so the directory is not the one that it was.
+- Who accepted a loss, and why, is on the store before it is in the ledger, and outlives it there. What counts is what
+  the ledger says.
 - Nothing is put before this process has seen the store refuse a second create: a gateway may have changed since the log
   was made, and on one that overwrites two winners of a slot delete each other's runs.
 """
@@ -19,11 +21,15 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from statelog.environment import current_environment
-from statelog.errors import AlreadyExists, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
+from statelog.errors import AlreadyExists, CorruptLedger, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.records import AcceptLoss, Restart, decode, encode
 from statelog.schemas.names import (
     DESCRIPTOR_PATH,
+    LOSSES_FOLDER,
     TRUNCATION_FOLDER,
+    loss_number,
+    loss_path,
     manifest_number,
     manifest_path,
     schema_path,
@@ -75,6 +81,47 @@ def _truncation_of(store: Store, descriptor: Descriptor) -> tuple[int, Truncatio
         if digest == descriptor.digest:  # Else a create that died left it, or the file was copied here.
             return max(numbers), found
     return max(numbers, default=0), Truncation()
+
+
+class AcceptedLoss(NamedTuple):
+    """What a person gave up, as the ledger's record says it, and when, by the store's time."""
+
+    record: AcceptLoss | Restart
+    accepted_s: float
+
+
+def put_loss(store: Store, record: AcceptLoss | Restart) -> None:
+    """Say who accepts a loss, and why, in a file that nothing deletes, before the ledger has the same record.
+
+    A loss that is accepted again, because the outcome was unknown, is said once. Raises StoreRefused; Unavailable,
+    after which the same call is safe.
+    """
+    while True:
+        said = _losses(store)
+        if said and store.read(said[-1].path) == encode(record):
+            return
+        number = (loss_number(said[-1].path) or 0) + 1 if said else 1
+        with suppress(AlreadyExists):  # Another person was faster, or this very call was repeated: look again.
+            store.put_if_absent(loss_path(number), encode(record))
+            return
+
+
+def losses_of(store: Store) -> list[AcceptedLoss]:
+    """What people gave up, oldest first, also where the ledger was truncated past it.
+
+    Raises Damaged, StoreUnavailable.
+    """
+    found: list[AcceptedLoss] = []
+    for info in _losses(store):
+        record = decode(store.read(info.path))
+        if not isinstance(record, AcceptLoss | Restart):
+            raise CorruptLedger("a file of losses says something else", path=info.path, hint="Restore it from a copy")
+        found.append(AcceptedLoss(record, info.modified_s))
+    return found
+
+
+def _losses(store: Store) -> list[FileInfo]:
+    return sorted(info for info in store.list(LOSSES_FOLDER) if loss_number(info.path))
 
 
 def put_first_schema(store: Store, avsc: str) -> None:

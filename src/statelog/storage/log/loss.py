@@ -16,6 +16,7 @@ Invariants:
   newest one. It continues from what a round of the old topics puts before it; a later one finds its slot taken.
 - A new ledger holds Restarts up to the old position and above, so no offset of a snapshot stands for another record
   there; and a reader of the old one finds other records than it knows, or a Restart that it began below.
+- Who accepts, and why, is put on the store first, in a file that nothing deletes.
 - A topic that is there is taken over only if its settings are sound and no other log owns it; none is ever deleted.
 """
 
@@ -60,7 +61,7 @@ from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicNeeds, T
 from statelog.storage.kafka import Kafka, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S, append_record
 from statelog.storage.log.evidence import check_anchors, furthest_witness
-from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_or_none, truncation_of
+from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_or_none, put_loss, truncation_of
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 from statelog.storage.log.topics import (
@@ -89,7 +90,9 @@ def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, op
     log.verify(LEDGER_WRITING)
     with closing(log.checked_ledger()) as ledger:
         check_committed(ranges, ledger.fold.committed_positions)
-    return _append(log, AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator))
+    record = AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator)
+    put_loss(log.store, record)
+    return _append(log, record)
 
 
 def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
@@ -116,6 +119,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
             check_runs(log.store, newest)
         position = reach if is_replaced else 0
         record = Restart(digest=log.descriptor.digest, position=position, reason=reason, operator=operator)
+        put_loss(log.store, record)
         last = append_restarts(log, record, max(position, witness - 1, end))
         log.saw(Place(last + 1, LastRecord.of(last, encode(record))))
     with closing(log.ledger.newest_client()) as ledger:
@@ -125,7 +129,9 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     if not (is_lossy or ranges):
         raise ConfigError("the ledger lost nothing", log=log.name, log_end=end, hint="There is nothing to accept")
     if ranges:
-        _append(log, AcceptLoss(ranges=ranges, reason=reason, operator=operator))
+        accepted = AcceptLoss(ranges=ranges, reason=reason, operator=operator)
+        put_loss(log.store, accepted)
+        _append(log, accepted)
     return state.restarted
 
 
@@ -347,6 +353,7 @@ class _Acceptance:
         witness = furthest_witness(Log(before, self.client, self.store), fold) if is_kept else 0
         # No reader of the old ledger passes this: what it began with, or read last, lies above 0 or is another record.
         record = Restart(digest=self.made.digest, position=1, reason=reason, operator=operator)
+        put_loss(self.store, record)
         last = append_restarts(log, record, max(base.position, witness, log.ledger.end()))
         log.ledger.verify_identity()
         own = next_manifest(
