@@ -7,6 +7,7 @@ import click
 from statelog.cli.materialize import materializer_settings
 from statelog.cli.output import confirm
 from statelog.cli.session import Session, connected
+from statelog.errors import NotFound
 from statelog.operate.description import describe_log, subscriptions_listing
 from statelog.operate.report import Report
 from statelog.storage.claims import list_subscriptions, remove_subscription
@@ -30,10 +31,17 @@ def command(session: Session, name: str) -> None:
 @click.argument("name")
 @click.option("--remove", "reader", metavar="READER", help="End the subscription of this reader.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="With --remove: show that subscription, and remove nothing.")
 @connected
-def subscriptions(session: Session, name: str, reader: str | None, yes: bool) -> None:
+def subscriptions(session: Session, name: str, reader: str | None, yes: bool, dry_run: bool) -> None:
     """Show subscriptions, or remove one."""
     with session.open_log(name) as log:
+        if reader is not None and dry_run:
+            listing = subscriptions_listing(list_subscriptions(log.store, reader))
+            if not listing.rows:
+                raise NotFound(f"there is no subscription of reader {reader}", log=name, reader=reader)
+            session.output.report(Report(f"would remove {reader}", {"would_remove": reader}, (listing,)))
+            return
         if reader is None:
             session.output.report(Report(name, {}, (subscriptions_listing(list_subscriptions(log.store)),)))
             return

@@ -153,10 +153,25 @@ def _truncation_report(log: Log, found: Truncation, *, is_said: bool) -> Report:
 @click.command("delete", help="Delete the log NAME for good: topics, snapshots, everything.")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
 @connected
-def delete(session: Session, name: str, yes: bool) -> None:
+def delete(session: Session, name: str, yes: bool, dry_run: bool) -> None:
     """Delete a log."""
     where = session.where()
+    if dry_run:
+        with session.open_log(name) as log:
+            files = list(log.store.list())
+            ranges = [*log.data_offsets().values(), *log.kafka.offsets(log.ledger_topic, [0]).values()]
+            facts = {
+                "would_delete": name,
+                "topics": f"{log.data_topic}, {log.ledger_topic}",
+                "records": sum(end - start for start, end in ranges),
+                "url": log.store.url,
+                "files": len(files),
+                "files_bytes": sum(one.size_bytes for one in files),
+            }
+        session.output.report(Report(f"would delete {name}", facts))
+        return
     if not yes:
         confirm(name, f"This deletes all data of {name} below {where.root}.")
     with session.warnings_shown():

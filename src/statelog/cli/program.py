@@ -30,6 +30,8 @@ COMMANDS: Mapping[str, str] = {
     "get": "Read the committed values of some keys.",
     "follow": "Show the commits of a log as they come.",
     "verify": "Read a state of a log whole, compare every checksum, and print its digest.",
+    "list": "Show the logs below a root.",
+    "watch": "Show how a log goes on, line by line.",
     "describe": "Show what a log is, and its current status.",
     "serve": "Serve a page that shows the logs below a root.",
     "subscriptions": "Show the readers that hold truncation back, or remove one.",
@@ -39,6 +41,8 @@ COMMANDS: Mapping[str, str] = {
     "doctor": "Find what is wrong with a log; or try everything that a log needs of a Kafka.",
     "drill": "Restore a log into nothing, timed, in two ways, and compare.",
     "dev": "Start, stop or show the development broker.",
+    "completion": "Print what a shell reads to complete this command.",
+    "man": "Write the manual pages.",
     "version": "Print the versions of statelog and its dependencies.",
 }
 """Name to what the overview says about it."""
@@ -49,8 +53,12 @@ _HOMES = {
     "delete": "log",
     "subscriptions": "describe",
     "verify": "drill",
+    "list": "overview:list_logs",
+    "watch": "overview",
+    "completion": "shell",
+    "man": "shell",
 }
-"""The modules that hold more than one command, each under its name."""
+"""The modules that hold more than one command, each under its name, or the one behind the colon."""
 
 
 class Program(click.Group):
@@ -64,9 +72,8 @@ class Program(click.Group):
         """Load a command."""
         if cmd_name not in COMMANDS:
             return None
-        home = cmd_name.replace("-", "_")
-        module = import_module(f"statelog.cli.{_HOMES.get(home, home)}")
-        return cast("click.Command", module.command if cmd_name not in _HOMES else getattr(module, cmd_name))
+        home, _, named = _HOMES.get(cmd_name, f"{cmd_name.replace('-', '_')}:command").partition(":")
+        return cast("click.Command", getattr(import_module(f"statelog.cli.{home}"), named or cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """The overview, without loading any command."""

@@ -1,0 +1,86 @@
+"""`statelog list`: the logs below a root, a row each; `statelog watch`: one log, a line as often as asked.
+
+Both show facts of `describe`, by its names.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+import click
+
+from statelog.cli.exit_codes import exit_code
+from statelog.cli.materialize import materializer_settings
+from statelog.cli.session import Session, connected
+from statelog.environment import current_environment
+from statelog.errors import NotFound, StatelogError
+from statelog.materializer import Control, install_signal_handlers
+from statelog.operate.description import describe_log
+from statelog.operate.report import Listing, Report, shown, words
+from statelog.storage.config_keys import duration_s
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import log_names, opened_ports
+
+_SHOWN = (
+    "position", "snapshot_bytes", "lag_commits", "lag_bytes", "lag_age_s", "restore_estimate_s", "truncation_held_by",
+)  # fmt: skip
+_LIST_HELP = """Show the logs below the root: their size, what is in no snapshot yet, how long a restore may take.
+
+A log that cannot be described has its error in the row, and the exit code is that of the first."""
+_WATCH_HELP = "Show how the log NAME goes on, a line every --interval, until Ctrl-C or SIGTERM."
+
+
+@click.command("list", help=_LIST_HELP)
+@connected
+def list_logs(session: Session) -> None:
+    """List logs."""
+    where, settings = session.where(), materializer_settings(session.config)
+    rows: list[tuple[object, ...]] = []
+    errors: list[StatelogError] = []
+    with session.warnings_shown(), opened_ports("any", where, keeps=False) as (kafka, _, _):
+        shared = replace(where, kafka=kafka, kafka_token=None)  # Not closed with a log: it is another's port.
+        for name in log_names(where):
+            try:
+                facts = describe_log(Log.open(name, shared), settings).facts
+            except NotFound:
+                continue  # A directory of somebody else's.
+            except StatelogError as error:
+                errors.append(error)
+                rows.append((name, *[None] * len(_SHOWN), f"{type(error).__name__}: {error.message}"))
+            else:
+                rows.append((name, *[facts[one] for one in _SHOWN], None))
+    listing = Listing("logs", ("log", *_SHOWN, "problem"), rows)
+    session.output.report(Report("logs", {"root": session.config.root_url()}, (listing,)))
+    if errors:
+        sys.exit(exit_code(errors[0]))
+
+
+@click.command("watch", help=_WATCH_HELP)
+@click.argument("name")
+@click.option("--interval", default="5s", show_default=True, metavar="TIME", help="From a line to the next.")
+@click.option("--times", type=click.IntRange(1), metavar="N", help="End after so many lines.")
+@connected
+def watch(session: Session, name: str, interval: str, times: int | None) -> None:
+    """Watch a log."""
+    settings, every_s = materializer_settings(session.config), duration_s(interval)
+    clock, control = current_environment().clock, Control()
+    restore = install_signal_handlers(control)
+    before: tuple[float, int] | None = None
+    try:
+        with session.open_log(name) as log:
+            while not control.is_stopped:
+                found, now_s = describe_log(log, settings).facts, clock()
+                position = int(str(found["position"]))
+                rate = None if before is None else (position - before[1]) / max(now_s - before[0], 1e-9)
+                before = now_s, position
+                facts = {one: found[one] for one in (*_SHOWN, "newest_manifest")} | {"ledger_records_per_s": rate}
+                session.output.event(_line(facts), {"log": name, **facts})
+                times = None if times is None else times - 1
+                if times == 0 or control.wait(every_s):
+                    break
+    finally:
+        restore()
+
+
+def _line(facts: Mapping[str, object]) -> str:
+    return ", ".join(f"{words(name)} {shown(name, value)}" for name, value in facts.items())

@@ -1,0 +1,115 @@
+"""`statelog list` and `statelog watch`: rows and lines of what `describe` says; `--dry-run` of what deletes."""
+
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statelog.cli.exit_codes import DAMAGED, MISUSE, NOT_FOUND, OK
+from statelog.cli.program import program
+from statelog.cli.session import Session
+from statelog.materializer.round import run_round
+from statelog.storage.claims import HeldSubscription
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
+from statelog.testing.store import MemoryStore
+from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, twin_rig
+
+HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
+
+
+@pytest.fixture
+def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
+    """A log with a snapshot and two commits behind it, and another one without, below one root that is everybody's."""
+    twin = TwinLog()
+    twin.write({b"k": b"1"})
+    with twin.open() as log:
+        twin.environment.run(run_round, log, settings_for(tmp_path))
+    for value in (b"2", b"3"):
+        twin.write({b"k": value})
+    twin_rig("other", cluster=twin.cluster, disk=twin.disk).create(partitions=1).close()
+
+    def where(_: Session) -> Where:
+        store: Callable[[str], MemoryStore] = lambda name: MemoryStore(twin.disk, name)  # noqa: E731 - one expression
+        return Where(twin.where().kafka, store, allow_unsafe=UNSAFE, replication_factor=1)
+
+    @contextmanager
+    def open_log(_: Session, _name: str) -> Generator[Log]:
+        with twin.open() as log:
+            yield log
+
+    monkeypatch.setattr(Session, "where", where)
+    monkeypatch.setattr(Session, "open_log", open_log)
+    return twin
+
+
+def run(*arguments: str) -> Result:
+    """The command."""
+    return CliRunner().invoke(program, [*arguments, *HERE])
+
+
+def test_all_logs_of_a_root_are_listed(twin: TwinLog) -> None:
+    """With what describe says; a directory of somebody else's is left out."""
+    twin.disk.write("photos/cat.jpg", b"x", absent=True)
+    found = json.loads(run("list", "--json").stdout)["logs"]
+    described = json.loads(run("describe", "log", "--json").stdout)
+    assert [one["log"] for one in found] == ["log", "other"]
+    shown = {name: value for name, value in found[0].items() if name not in ("problem", "lag_age_s")}
+    assert shown == {name: described[name] for name in shown}
+    assert found[0]["lag_age_s"] <= described["lag_age_s"]
+    assert found[0]["problem"] is None
+    assert (found[0]["lag_commits"], found[1]["lag_commits"]) == (2, 0)
+    assert found[0]["restore_estimate_s"] > 0
+
+
+def test_a_log_that_is_damaged_hides_no_other(twin: TwinLog) -> None:
+    """Its error is in its row, and tells the exit code."""
+    twin.cluster.lose_tail("log.ledger", 0, 2)
+    result = run("list", "--json")
+    assert result.exit_code == DAMAGED, result.output
+    rows: dict[str, Any] = {one["log"]: one for one in json.loads(result.stdout)["logs"]}
+    assert rows["log"]["problem"].startswith("BeyondEnd: ")
+    assert rows["other"]["problem"] is None
+
+
+def test_a_log_is_watched(twin: TwinLog) -> None:
+    """A line each time, and from the second one on a rate; nothing is held meanwhile."""
+    result = run("watch", "log", "--times", "2", "--interval", "10ms", "--json")
+    assert result.exit_code == OK, result.output
+    first, second = (json.loads(line) for line in result.stdout.splitlines())
+    assert (first["lag_commits"], first["ledger_records_per_s"]) == (2, None)
+    assert second["ledger_records_per_s"] == 0.0
+    assert "lag commits 2" in run("watch", "log", "--times", "1").stdout
+    assert twin.disk.files("log/leases/") == []
+
+
+def test_what_delete_would_delete(twin: TwinLog) -> None:
+    """Is counted, and stays; a log that is not there is not found."""
+    before = twin.disk.files("")
+    facts = json.loads(run("delete", "log", "--dry-run", "--json").stdout)
+    assert facts["topics"] == "log, log.ledger"
+    assert facts["records"] == sum(len(twin.cluster.records(topic, p)) for topic, p in places())
+    assert facts["files"] == sum(info.path.startswith("log/") for info in before)
+    assert twin.disk.files("") == before
+    assert run("delete", "log").exit_code == MISUSE
+
+
+def places() -> list[tuple[str, int]]:
+    """Every partition of the log."""
+    return [("log", 0), ("log", 1), ("log", 2), ("log.ledger", 0)]
+
+
+def test_what_the_removal_of_a_subscription_would_end(twin: TwinLog) -> None:
+    """Is shown, and stays."""
+    with twin.open() as log:
+        state = log.manifests.read(1).manifest.state
+        HeldSubscription(log, "lake", holder_id="1", holder="query").hold(state, None, take_up=True)
+    before = twin.disk.files("")
+    shown = json.loads(run("subscriptions", "log", "--remove", "lake", "--dry-run", "--json").stdout)
+    assert [(one["reader"], one["status"]) for one in shown["subscriptions"]] == [("lake", "holds")]
+    assert twin.disk.files("") == before
+    assert run("subscriptions", "log", "--remove", "nobody", "--dry-run").exit_code == NOT_FOUND

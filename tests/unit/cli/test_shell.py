@@ -1,0 +1,59 @@
+"""`statelog completion` and `statelog man`: what a shell reads, and the pages, have every command and every option."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from statelog.cli.program import COMMANDS, program
+
+CALL = "import sys; from statelog.cli import main; sys.argv[0] = 'statelog'; main()"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_asks_the_command(shell: str) -> None:
+    """By the variable that the command answers to."""
+    found = CliRunner().invoke(program, ["completion", shell])
+    assert found.exit_code == 0, found.output
+    assert f"_STATELOG_COMPLETE={shell}_complete" in found.stdout
+    assert CliRunner().invoke(program, ["completion", "tcsh"]).exit_code == 2
+
+
+def test_bash_reads_it() -> None:
+    """Its script is sound, and what it asks is answered with the commands and options that begin so."""
+    script = CliRunner().invoke(program, ["completion", "bash"]).stdout
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert _completed("statelog", "de") == {"describe", "delete", "dev"}
+    assert _completed("statelog", "doctor", "--d") == {"--deep"}
+
+
+def _completed(*words: str) -> set[str]:
+    """What the last word may become."""
+    environment = {
+        **os.environ, "_STATELOG_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1), "PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+    told = subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, check=True)
+    return {line.partition(",")[2] for line in told.stdout.splitlines()}
+
+
+def test_every_command_and_option_has_its_page(tmp_path: Path) -> None:
+    """In roff: no line is taken for a request that is text."""
+    found = CliRunner().invoke(program, ["man", str(tmp_path / "man1")])
+    assert found.exit_code == 0, found.output
+    pages = {path.stem: path.read_text("utf-8") for path in (tmp_path / "man1").glob("*.1")}
+    assert {f"statelog-{name}" for name in COMMANDS} <= pages.keys()
+    assert {"statelog", "statelog-dev-start"} <= pages.keys()
+    context = click.Context(program, **program.context_settings)
+    for name in COMMANDS:
+        command, page = program.get_command(context, name), pages[f"statelog-{name}"].replace("\\-", "-")
+        assert command is not None
+        options = [one for one in command.params if isinstance(one, click.Option)]
+        assert all(option in page for one in options for option in one.opts)
+    requests = {line.split(" ")[0] for page in pages.values() for line in page.splitlines() if re.match(r"[.']", line)}
+    assert requests == {".TH", ".SH", ".PP", ".TP", ".B"}
