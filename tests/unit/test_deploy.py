@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
+from prometheus_client import CollectorRegistry
 
+from statelog.operate.health import Health, LogHealth
+from statelog.operate.health_server import HealthServer
+from statelog.operate.listening import listening_at
 from statelog.storage.config import file_layer
 from tests.support.documents import ROOT
 
 _DEPLOY = ROOT / "deploy"
 _KUBERNETES = _DEPLOY / "kubernetes"
 _UNIT = _DEPLOY / "systemd" / "statelog-materializer@.service"
-_MANIFESTS = sorted(path for path in _KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml")
+_PATCH = _KUBERNETES / "scraped" / "materializer.yaml"
+_MANIFESTS = sorted(
+    path for path in _KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml" and path != _PATCH
+)
 _OLDEST = "1.29"
 """The oldest Kubernetes whose schemas the manifests have to fit."""
 _NO_SCHEMAS = "the schemas of Kubernetes cannot be had here: pip install '.[test]'"
@@ -85,6 +93,70 @@ def test_the_example_says_what_it_is_to_say() -> None:
     assert documents["PodDisruptionBudget"]["spec"]["minAvailable"] == 1
 
 
+@pytest.fixture
+def scraped(tmp_path: Path) -> dict[str, Any]:
+    """The Deployment of the example with its metrics opened."""
+    shutil.copytree(_KUBERNETES, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes" / "example" / "kustomization.yaml"
+    file.write_text(file.read_text("utf-8").replace("  - ../failover\n", "  - ../failover\n  - ../scraped\n"), "utf-8")
+    documents = _documents(_kustomize(file.parent))
+    _check(documents)
+    assert [document["spec"]["ports"][0]["port"] for document in documents if "ports" in document.get("spec", {})] == [
+        9400
+    ]
+    return next(document for document in documents if document["kind"] == "Deployment")
+
+
+def _container(deployment: dict[str, Any]) -> dict[str, Any]:
+    found: list[dict[str, Any]] = deployment["spec"]["template"]["spec"]["containers"]
+    assert len(found) == 1
+    return found[0]
+
+
+def _probes(container: dict[str, Any], replaced: dict[str, str]) -> list[int]:
+    """The exit codes of both probes, with places of this run in place of the container's."""
+    codes: list[int] = []
+    for name in ("livenessProbe", "readinessProbe"):
+        _, option, program = container[name]["exec"]["command"]
+        for printed, ours in replaced.items():
+            assert printed in program
+            program = program.replace(printed, ours)
+        ran = subprocess.run([sys.executable, option, program], capture_output=True, check=False, timeout=60)
+        codes.append(ran.returncode)
+    return codes
+
+
+@pytest.mark.parametrize(
+    ("health", "codes"),
+    [
+        (Health(), [0, 0]),
+        (Health(logs=[LogHealth(log="orders", not_ready=("it fails",))]), [0, 1]),
+        (Health(not_live="it hangs"), [1, 1]),
+    ],
+)
+def test_the_probes_ask_what_they_mean(health: Health, codes: list[int]) -> None:
+    """A daemon that is well passes both, one whose rounds fail is live and not ready, and one that hangs is neither."""
+    container = _container(_documents((_KUBERNETES / "base" / "materializer.yaml").read_text("utf-8"))[0])
+    assert "127.0.0.1:9400" in container["args"]
+    with HealthServer(listening_at("127.0.0.1:0"), lambda: health, CollectorRegistry()) as server:
+        assert _probes(container, {"http://127.0.0.1:9400": server.url}) == codes
+
+
+def test_the_probes_show_the_token(scraped: dict[str, Any], tmp_path: Path) -> None:
+    """Where the port is open, the probes ask by TLS, with the token of the mounted file."""
+    cert, token = tmp_path / "cert.pem", tmp_path / "token"
+    trustme.CA().issue_cert("statelog.example").private_key_and_cert_chain_pem.write_to_path(cert)
+    token.write_text("0123456789abcdef0123456789abcdef\n", "utf-8")
+    place = listening_at("0.0.0.0:0", certificate=cert, key=cert, token_file=token)
+    with HealthServer(place, Health, CollectorRegistry()) as server:
+        port = server.url.rpartition(":")[2]
+        places = {"127.0.0.1:9400": f"127.0.0.1:{port}", "/run/secrets/statelog/token": str(token)}
+        assert _probes(_container(scraped), places) == [0, 0]
+        token.with_name("other").write_text("f" * 32, "utf-8")
+        places["/run/secrets/statelog/token"] = str(token.with_name("other"))
+        assert _probes(_container(scraped), places) == [1, 1]
+
+
 def _options(words: list[str]) -> set[str]:
     return {word for word in words if word.startswith("--")}
 
@@ -99,8 +171,12 @@ def test_the_command_knows_the_options() -> None:
     container = _documents((_KUBERNETES / "base" / "materializer.yaml").read_text("utf-8"))[0]
     args = container["spec"]["template"]["spec"]["containers"][0]["args"]
     assert args[0] == "materialize"
-    named = _options(unit[1].split()) | _options(args)
-    assert "--scratch" in named
+    named = (
+        _options(unit[1].split())
+        | _options(args)
+        | _options(_container(_documents(_PATCH.read_text("utf-8"))[0])["args"])
+    )
+    assert named >= {"--scratch", "--listen", "--token-file"}
     assert named <= known
 
 

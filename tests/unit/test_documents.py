@@ -21,8 +21,8 @@ _FOREIGN = {
     "PySpark", "StateStores", "WarpStream",
     # The peers' words.
     "KeyValueStore", "StreamingDataFrame",
-    # Kubernetes' kinds.
-    "ServiceAccount", "StatefulSet",
+    # systemd's settings, and Kubernetes' kinds.
+    "ExecStart", "ServiceAccount", "StatefulSet",
     # IAM's actions on Amazon MSK.
     "AlterGroup", "CreateTopic", "DeleteTopic", "DescribeGroup", "DescribeTopic", "DescribeTopicDynamicConfiguration",
     "ReadData", "WriteData", "WriteDataIdempotently",
