@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
     "get": "Read the committed values of some keys.",
     "follow": "Show the commits of a log as they come.",
+    "diff": "Show the keys that differ between two states of a log.",
     "verify": "Read a state of a log whole, compare every checksum, and print its digest.",
     "list": "Show the logs below a root.",
     "watch": "Show how a log goes on, line by line.",

@@ -1,0 +1,123 @@
+"""`statelog diff`: the keys that differ between two states, with both values, and no key that is as it was."""
+
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from statelog.cli.exit_codes import MISUSE, NOT_FOUND, OK
+from statelog.cli.program import program
+from statelog.cli.session import Session
+from statelog.materializer.round import run_round
+from statelog.operate.difference import difference
+from statelog.producer.writer import Writer
+from statelog.recovery import AtPosition, RecoverySettings
+from statelog.storage.log.log import Log
+from tests.support.rigs.log import TwinLog, settings_for, twin_rig
+
+HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
+USER = '{"type": "record", "name": "User", "fields": [{"name": "visits", "type": "long"}]}'
+NEWER = (
+    '{"type": "record", "name": "User", "fields": [{"name": "visits", "type": "long"},'
+    ' {"name": "town", "type": ["null", "string"], "default": null}]}'
+)
+
+
+@pytest.fixture
+def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
+    """A log whose keys come, go, change, and are written as they were; its snapshot lies in the middle."""
+    twin = TwinLog()
+    twin.write({b"stays": b"1", b"goes": b"1", b"changes": b"1"})
+    with twin.open() as log:
+        twin.environment.run(run_round, log, settings_for(tmp_path))
+    twin.write({b"stays": b"2", b"goes": None, b"changes": b"2", b"comes": b"1", b"flashes": b"1"})
+    twin.write({b"stays": b"1", b"flashes": None})
+
+    @contextmanager
+    def open_log(_session: Session, _name: str) -> Generator[Log]:
+        with twin.open() as log:
+            yield log
+
+    monkeypatch.setattr(Session, "open_log", open_log)
+    return twin
+
+
+def run(*arguments: object) -> Result:
+    """The command."""
+    return CliRunner().invoke(program, ["diff", "log", *map(str, arguments), *HERE])
+
+
+def diff(*arguments: object) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
+    """The keys that differ, and the last line."""
+    result = run("--json", *arguments)
+    assert result.exit_code == OK, result.output
+    *rows, end = [json.loads(line) for line in result.stdout.splitlines()]
+    return {one["key"]: (one["event"], one["before"], one["after"]) for one in rows}, end
+
+
+def middle(twin: TwinLog) -> int:
+    """The position of the snapshot."""
+    with twin.open() as log:
+        return log.manifests.read(1).manifest.position
+
+
+def test_what_differs(twin: TwinLog) -> None:
+    """Is added, removed or changed; what came and went in between, or is as it was, is not told."""
+    rows, end = diff(middle(twin))
+    assert rows == {
+        "goes": ("removed", "1", None),
+        "changes": ("changed", "1", "2"),
+        "comes": ("added", None, "1"),
+    }
+    assert (end["added"], end["removed"], end["changed"]) == (1, 1, 1)
+    assert end["start_position"] == middle(twin)
+    text = run(middle(twin)).stdout
+    assert "~ changes 1 -> 2\n" in text
+    assert "- goes 1\n" in text
+    assert "+ comes 1\n" in text
+
+
+def test_from_the_beginning_and_of_nothing(twin: TwinLog) -> None:
+    """Everything was added, up to an end; between a state and itself there is nothing."""
+    rows, _ = diff(0, middle(twin))
+    assert {kind for kind, _, _ in rows.values()} == {"added"}
+    assert rows.keys() == {"stays", "goes", "changes"}
+    rows, end = diff(middle(twin), middle(twin))
+    assert rows == {}
+    assert (end["added"], end["removed"], end["changed"]) == (0, 0, 0)
+
+
+def test_what_cannot_be_compared(twin: TwinLog, tmp_path: Path) -> None:
+    """No state, an end before the beginning, and what the log holds no more."""
+    assert run("oldest").exit_code == MISUSE
+    assert run(middle(twin), 1).exit_code == MISUSE
+    for number in range(2):
+        twin.write({b"more": b"%d" % number})
+        with twin.open() as log:
+            twin.environment.run(run_round, log, settings_for(tmp_path))
+    assert run(0).exit_code == NOT_FOUND
+    assert twin.disk.files("log/leases/") == []
+
+
+def test_typed_values_of_two_schemas() -> None:
+    """An old value is compared in the newest schema: a field that came with its default is no difference."""
+    rig = twin_rig("typed")
+    with rig.create(partitions=2, key_type="string", value_schema=USER) as log, Writer(log, "w") as out:
+        out.put("a", {"visits": 1})
+        out.put("b", {"visits": 1})
+        position = out.commit().offset + 1
+    with rig.open() as log:
+        log.evolve_value_schema(NEWER)
+        with Writer(log, "w") as out:
+            out.put("a", {"visits": 1, "town": None})
+            out.put("b", {"visits": 2, "town": "Ulm"})
+            out.commit()
+        found = difference(log, AtPosition(position), None, RecoverySettings())
+    assert found.after.to_pylist() == [
+        {"key_group": found.after.column("key_group")[0].as_py(), "key": "b", "value": {"visits": 2, "town": "Ulm"}}
+    ]
+    assert found.before.column("value").to_pylist() == [{"visits": 1, "town": None}]
