@@ -8,6 +8,10 @@ belongs to one reader while it reads, or waits for the next one in `IdleConsumer
 handed out.
 
 The client fetches ahead, and unpacks all of what it fetched: an error behind a range is none of that range's.
+
+Whether a range is there is asked first only where this process has not seen its end yet. Else the read itself tells:
+the broker refuses a start that is gone, and who meets the end of the log before that of the range, or hears nothing,
+asks then.
 """
 
 from collections import deque
@@ -47,6 +51,8 @@ class ListOffsets(Protocol):
 _BATCH = 16
 """Records taken at once; the client waits for all of them if it may, so a batch is only taken from what is there."""
 _POLL_S = 0.1
+_SILENCE_S = 1.0
+"""Nothing came for so long: time to ask what was not asked at the beginning, whether it is all there."""
 _FRESH_S = 60.0
 """So long a connection that nobody uses is trusted: less than any load balancer drops one after."""
 _BY_BROKER = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
@@ -160,7 +166,9 @@ class ConfluentReader:
             return
         try:
             self._check_turn(turn)
-            self._check_available(left)
+            is_asked = any(self._seen.end(self._topic, partition) < wanted.end for partition, wanted in left.items())
+            if is_asked:
+                self._check_available(left)
             self._assign(left)
             waited_s = 0.0
             while left:
@@ -168,6 +176,9 @@ class ConfluentReader:
                 messages = self._fetch()
                 records, moved = self._take(messages, left)
                 waited_s = 0.0 if moved else waited_s + self._clock() - asked_at
+                if waited_s >= _SILENCE_S and not is_asked:
+                    is_asked = True
+                    self._check_available(left)
                 self._check_stall(waited_s, stall_timeout_s, left)
                 for record in records:
                     yield record
@@ -258,6 +269,8 @@ class ConfluentReader:
             return True
         # Unchecked, for it is made for every record: neither is below the start, which was checked.
         left[partition] = OffsetRange._make((max(next_offset, wanted.start), wanted.end))
+        if is_end:
+            self._check_available({partition: left[partition]})
         return not is_end
 
     def _tell_unreadable(self, left: Mapping[int, OffsetRange], stall_timeout_s: float) -> None:
