@@ -20,7 +20,7 @@ Invariants:
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, groupby, pairwise
+from itertools import cycle, groupby
 from pathlib import Path
 from threading import Lock
 
@@ -326,14 +326,6 @@ def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Tab
     return lower, upper
 
 
-def cut(table: pa.Table, starts: Sequence[int]) -> list[tuple[int, pa.Table]]:
-    """A sorted table cut into partitions without a copy: `starts` are the first key group of each, and the end."""
-    bounds = np.searchsorted(key_groups_of(table), np.asarray(starts, np.int64)).tolist()
-    return [
-        (number, table.slice(first, end - first)) for number, (first, end) in enumerate(pairwise(bounds)) if end > first
-    ]
-
-
 def select_key_groups(batch: pa.RecordBatch, wanted: Collection[int]) -> pa.RecordBatch:
     """The changes of the wanted key groups, in their order."""
     mask = np.isin(np.asarray(batch.column("key_group"), np.uint16), np.asarray(list(wanted), np.int64))
@@ -364,6 +356,22 @@ class MemoryTail:
             self._folded[partition] = pile.size_bytes
 
     def tables(self, partition: int) -> list[pa.Table]:
-        """What a partition holds, oldest first; a key may still come more than once."""
-        pile = self._piles.get(partition)
+        """What a partition holds, oldest first; a key may still come more than once. It is handed over, as by the other
+        two.
+        """
+        pile = self._piles.pop(partition, None)
         return [] if pile is None else pile.tables()
+
+    def live(self, partition: int) -> list[pa.Table]:
+        """The live rows of a partition, in no order."""
+        return newest(self.tables(partition), keep_deletes=False)
+
+    def sorted(self, partition: int, most_bytes: int = _MOST_BYTES) -> list[pa.Table]:
+        """The newest changes of a partition by (key group, key), of which `most_bytes` are sorted at once."""
+        tables = self.tables(partition)
+        if sum(table.nbytes for table in tables) > most_bytes:
+            tables = newest(tables, keep_deletes=True)
+        sizes = np.cumsum([table.nbytes for table in tables])
+        piles = groupby(range(len(tables)), lambda number: int(sizes[number]) // most_bytes)
+        piled = [[tables[number] for number in numbers] for _, numbers in piles]
+        return list(merge_streams([[newest_sorted(pa.concat_tables(pile))] for pile in piled], drop_deletes=False))

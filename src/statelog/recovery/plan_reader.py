@@ -1,6 +1,7 @@
-"""`PlanReader`: reads runs and the tail at the same time, on other threads, then folds slice by slice.
+"""`PlanReader`: reads the tail, and the first row groups of runs meanwhile, on other threads, then merges them.
 
-A slice is a partition: its key groups are adjacent, so runs are cut into slices without a copy.
+Runs and a sorted tail merge row group by row group, whatever the target: so beside what has come out, memory holds the
+tail and a few row groups. A tail without runs is folded by partition, and not sorted for targets that need no order.
 
 Invariants:
 - Nothing comes out before the tail has ended and all its checks have passed.
@@ -27,11 +28,10 @@ from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
 from statelog.reading.replay import Converter
-from statelog.reading.sorted_tail import MemoryTail, SortedTail, cut, newest
+from statelog.reading.sorted_tail import MemoryTail, SortedTail
 from statelog.recovery.runs import Allowance, Job, Prefetch, RunHandles, RunOpener, run_jobs, run_tables
 from statelog.recovery.settings import RecoverySettings, sorted_tail
 from statelog.recovery.tail import ReadCount, committed_chunks
-from statelog.schemas.key_groups import partition_starts
 from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.schema import ValueSchema
@@ -48,7 +48,7 @@ class Phase(StrEnum):
     """What a recovery is doing."""
 
     READ = "read"
-    """Reading runs and the tail of the log, at the same time."""
+    """Reading the tail of the log, and runs."""
     LOAD = "load"
     """Folding to the last change per key, and filling the target."""
     DONE = "done"
@@ -114,21 +114,22 @@ class PlanReader:
         return sum(group <= key_group for group in wanted) / max(1, len(wanted))
 
     def slices(self) -> Iterator[pa.Table]:
-        """The live rows of the state, one table for each slice, in no order within it; all held in memory."""
-        partitions = self.plan.partitions
-        tail = MemoryTail(partitions=len(partitions), fold_bytes=self._settings.fold_bytes)
-        runs = self._read_both(tail)
-        jobs = [
-            Job(0, partial(newest, [*runs.pop(partition, []), *tail.tables(partition)], keep_deletes=False))
-            for partition in partitions
-        ]
-        allowance = Allowance(self._settings.threads - 1, 0)
-        folded = Prefetch(jobs, self.environment.start, allowance, lambda result: self._await(result, Phase.LOAD))
-        del jobs, tail  # Each slice is released once it is folded.
-        for number, kept in enumerate(folded, 1):
-            yield pa.concat_tables(kept) if kept else self.schema.empty_table()
-            self.loaded = number / len(partitions)
-            self._beat(Phase.LOAD)
+        """The live rows of the state, in many tables: by (key group, key) if there are runs, else by partition.
+
+        Holds the newest changes of the tail in memory, and of the runs what `merged` does.
+        """
+        tail = MemoryTail(partitions=len(self.plan.partitions), fold_bytes=self._settings.fold_bytes)
+        with ExitStack() as opened:
+            runs = self._lanes(opened)
+            self._await(begin(self.environment.start, lambda: self._read_tail(tail)), Phase.READ)
+            if runs:
+                folded = self._folded(tail.sorted, Phase.READ)
+                yield from self._merged([*runs, chain.from_iterable(folded)], drop_deletes=True)
+                return
+            for number, tables in enumerate(self._folded(tail.live, Phase.LOAD), 1):
+                yield from tables
+                self.loaded = number / len(self.plan.partitions)
+                self._beat(Phase.LOAD)
 
     def sorted_tables(self) -> Generator[pa.Table]:
         """The live rows by (key group, key), in many tables. Memory and errors as `merged`."""
@@ -160,41 +161,29 @@ class PlanReader:
     def merge(self, tail: SortedTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
         """Runs and a tail that was filled, as `merged`."""
         with ExitStack() as opened:
-            numbers = {part.run.path: number for number, part in enumerate(self.plan.runs)}
-            runs = [
-                self._lane([numbers[run.path] for run in lane], opened)
-                for lane in lanes(part.run for part in self.plan.runs)
-            ]
-            for table in merge_streams([*runs, *tail.streams()], drop_deletes=drop_deletes):
-                yield table
-                self.loaded = self.share_through(int(key_groups_of(table)[-1]))
-                self._beat(Phase.READ)
+            yield from self._merged([*self._lanes(opened), *tail.streams()], drop_deletes=drop_deletes)
 
     # ---- runs and tail
 
-    def _read_both(self, fold: MemoryTail) -> dict[int, list[pa.Table]]:
-        tail = begin(self.environment.start, lambda: self._read_tail(fold))
-        try:
-            runs = self._read_runs(tail)
-        except BaseException:
-            self._stop_and_wait(tail)
-            raise
-        self._await(tail, Phase.READ)
-        return runs
+    def _merged(self, streams: Sequence[Iterator[pa.Table]], *, drop_deletes: bool) -> Iterator[pa.Table]:
+        for table in merge_streams(streams, drop_deletes=drop_deletes):
+            yield table
+            self.loaded = self.share_through(int(key_groups_of(table)[-1]))
+            self._beat(Phase.READ)
 
-    def _read_runs(self, tail: "Future[None]") -> dict[int, list[pa.Table]]:
-        descriptor = self.log.descriptor
-        starts = partition_starts(descriptor.partitions, descriptor.key_groups).tolist()
-        tables: dict[int, list[pa.Table]] = {}
-        with ExitStack() as opened:
-            for run in [self._one_run(number, opened) for number in range(len(self.plan.runs))]:
-                for table in run:
-                    for partition, piece in cut(table, starts):
-                        tables.setdefault(partition, []).append(piece)
-                    self._beat(Phase.READ)
-                    if tail.done():
-                        tail.result()  # Raises at once what the other thread met.
-        return tables
+    def _folded(self, fold: Callable[[int], list[pa.Table]], phase: Phase) -> Iterator[list[pa.Table]]:
+        """What `fold` makes of each partition of a tail, a few ahead."""
+        jobs = [Job(0, partial(fold, partition)) for partition in self.plan.partitions]
+        allowance = Allowance(self._settings.threads - 1, 0)
+        return Prefetch(jobs, self.environment.start, allowance, lambda result: self._await(result, phase))
+
+    def _lanes(self, opened: ExitStack) -> list[Iterator[pa.Table]]:
+        """The runs, oldest first, those of one ledger range as one; their first row groups are read from now on."""
+        numbers = {part.run.path: number for number, part in enumerate(self.plan.runs)}
+        return [
+            self._lane([numbers[run.path] for run in lane], opened)
+            for lane in lanes(part.run for part in self.plan.runs)
+        ]
 
     def _lane(self, numbers: Sequence[int], opened: ExitStack) -> Iterator[pa.Table]:
         """The tables of some runs, one run after the other; all but the first are opened in their turn."""

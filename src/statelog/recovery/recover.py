@@ -8,7 +8,7 @@ How a target is filled, step by step (docs/protocol-recover.md):
 
     1  plan    target position, fold of the ledger, snapshot; nothing is written    reading/planner.py
     2  hold    the plan gets its lease and is checked with that in place            reading/hold.py
-    3  read    runs and tail at the same time, every byte verified                  plan_reader.py
+    3  read    the tail, and runs ahead meanwhile, every byte verified              plan_reader.py
     4  load    the target takes the newest change of each key                       targets.py
     5  leave   the lease is removed, whatever happened
 
@@ -169,8 +169,9 @@ class Recovery(Closing):
 
             recover(log).to_arrow(ordered=True).num_rows
 
-        Rows come by partition and in no order within it; `ordered` sorts by (key group, key), which takes a little
-        longer, and beside the table only the memory of `to_parquet`. Raises Damaged, Unavailable, StorageFull.
+        Rows come in any order; `ordered` sorts by (key group, key). Beside the table it takes the memory of
+        `to_parquet`, or, if that is more and they are not ordered, the newest changes of the tail. Raises Damaged,
+        Unavailable, StorageFull.
         """
         return self._fill(partial(fill_table, ordered=ordered))
 

@@ -58,7 +58,7 @@ class RecoverySettings:
     spill_directories    of streams and sorted targets: existing directories for what they spill, used in turn
     waits_for_room       of a stream: when the disk is full of what its reader has not taken yet, wait for the reader,
                          with the lease held, and do not end with StorageFull
-    threads              how many slices are folded at the same time
+    threads              how many partitions of the tail are folded at the same time
     progress_interval_s  the least time between two progress reports
     value_schema_id      the value schema to convert to; None for the newest
     local_copies         where writers keep local copies of change sets (`WriterSettings.local_copies`): the tail is
@@ -89,7 +89,8 @@ class RecoverySettings:
             value: int = getattr(self, name)
             if value < least:
                 raise ConfigError(f"{name} is {value} and must be at least {least}")
-        check_directory(self.local_copies)
+        if self.local_copies is not None:
+            check_directory(self.local_copies)
         for name, seconds in (("stall_timeout_s", self.stall_timeout_s), ("lease_ttl_s", self.lease_ttl_s)):
             if not (math.isfinite(seconds) and seconds > 0):
                 raise ConfigError(f"{name} is {seconds} and must be above 0")

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.environment import DiskHook, Environment
 from statelog.errors import AlreadyExists
 from statelog.recovery.plan_reader import PlanReader
+from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.values.schema import columns_of
 from statelog.storage.local.disk import local_disk, make_parents, sync
@@ -59,11 +61,9 @@ def values_of(column: pa.Array) -> list[Any]:
 
 
 def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
-    """A table of key_group (uint16), key, value, by partition and in no order within it, or `ordered` by (key group,
-    key).
-    """
+    """A table of key_group (uint16), key, value, in any order of rows or `ordered` by (key group, key)."""
     tables = reader.sorted_tables() if ordered else reader.slices()
-    found = [table.select(_STATE_COLUMNS) for table in tables]
+    found = [_compact(table.select(_STATE_COLUMNS)) for table in tables]
     table = pa.concat_tables(found) if found else _state_schema(reader.schema).empty_table()
     return table, table.num_rows
 
@@ -74,6 +74,13 @@ def fill_digest(reader: PlanReader) -> tuple[StateDigest, int]:
     for table in reader.sorted_tables():
         digest = digest.of_more(table, reader.value_schema)
     return digest, digest.rows
+
+
+def _compact(table: pa.Table) -> pa.Table:
+    """The table without what it was cut from, which would stay in memory as long as one row of it."""
+    if table.get_total_buffer_size() * 4 <= table.nbytes * 5:
+        return table
+    return table.take(column_of(np.arange(table.num_rows)))
 
 
 def _state_schema(schema: pa.Schema) -> pa.Schema:

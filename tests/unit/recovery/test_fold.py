@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.reading.sorted_tail import MemoryTail, cut, newest, select_key_groups
+from statelog.reading.sorted_tail import MemoryTail, newest, select_key_groups
 from tests.support.samples.chunks import rows_batch
 
 _Row = tuple[int, int, bytes, bytes | None]
@@ -54,6 +54,20 @@ def test_a_tail_that_is_folded_on_the_way_is_the_same_tail(stretches: list[list[
     assert tail.tables(1) == []
 
 
+@settings(deadline=None)
+@given(_stretches, st.sampled_from([1, 100, 1 << 20]), st.sampled_from([1, 100, 1 << 30]))
+def test_a_tail_comes_out_sorted_or_live(stretches: list[list[_Row]], fold_bytes: int, most_bytes: int) -> None:
+    """By (key group, key) with its deletes, also if it is sorted in parts; or in no order without them."""
+    tails = [MemoryTail(partitions=1, fold_bytes=fold_bytes) for _ in range(2)]
+    for tail in tails:
+        for rows in stretches:
+            tail.add(0, rows_batch(rows))
+    found = _as_dict(tails[0].sorted(0, most_bytes))
+    assert list(found) == sorted(found)
+    assert found == _naive(stretches, keep_deletes=True)
+    assert _as_dict(tails[1].live(0)) == _naive(stretches, keep_deletes=False)
+
+
 def test_a_table_that_keeps_all_rows_is_not_copied() -> None:
     """A run that nothing replaces goes through as it is."""
     (table,) = _tables([[(0, 0, b"%d" % i, b"v") for i in range(3000)]])
@@ -64,13 +78,6 @@ def test_many_small_tables_become_few() -> None:
     """The cost of a table is not paid for every small chunk."""
     tables = _tables([[(0, 0, b"%d" % i, b"v")] for i in range(200)])
     assert len(newest(tables, keep_deletes=False)) <= 4
-
-
-def test_cut_gives_each_partition_its_key_groups() -> None:
-    """A sorted table falls apart at the first key group of each partition; empty parts are left out."""
-    (table,) = _tables([[(0, 0, b"a", b""), (1, 0, b"a", b""), (1, 0, b"b", b""), (5, 0, b"a", b"")]])
-    parts = {partition: part.column("key_group").to_pylist() for partition, part in cut(table, [0, 1, 3, 6])}
-    assert parts == {0: [0], 1: [1, 1], 2: [5]}
 
 
 def test_select_keeps_only_wanted_key_groups() -> None:
