@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statelog.environment import Environment
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Monitor, Progress, progress_of
 from statelog.recovery.tail import ReadCount
@@ -63,7 +64,7 @@ def test_a_report_is_never_past_the_end(bytes_done: int, elapsed_s: float, loade
 def test_reports_are_due_by_interval_and_by_phase() -> None:
     """A report is due after the interval, and at once when the phase changes."""
     now_s, told = [100.0], list[Phase]()
-    held: Any = SimpleNamespace(environment=SimpleNamespace(clock=lambda: now_s[0]))
+    held: Any = SimpleNamespace(environment=Environment(clock=lambda: now_s[0]))
     reader: Any = SimpleNamespace(
         runs_read=ReadCount(), tail_read=ReadCount(), plan=SimpleNamespace(size_bytes=1000, changes=10)
     )
