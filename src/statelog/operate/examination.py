@@ -15,7 +15,16 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from statelog.environment import Environment, current_environment
-from statelog.errors import CorruptDescriptor, CorruptRun, Fact, IdentityChanged, NotFound, StatelogError, UnsafeTopic
+from statelog.errors import (
+    CorruptDescriptor,
+    CorruptRun,
+    Fact,
+    IdentityChanged,
+    NotFound,
+    OffsetGone,
+    StatelogError,
+    UnsafeTopic,
+)
 from statelog.formatting import show_bytes, show_count, show_time
 from statelog.materializer.cleanup import KeptManifest, VerifiedRuns, aging_need, check_links, other_root
 from statelog.materializer.copy import is_begun_copy
@@ -27,7 +36,7 @@ from statelog.operate.log_checks import BadRun, Check
 from statelog.operate.versions import versions
 from statelog.reading.commits import Commits, Folding
 from statelog.reading.plan import Plan
-from statelog.reading.planner import LogOffsets, check_reach, data_offsets, plan_of
+from statelog.reading.planner import ATTEMPTS, LogOffsets, check_reach, data_offsets, plan_of
 from statelog.reading.replay import Converter
 from statelog.recovery.changes import planned_chunks
 from statelog.recovery.settings import RecoverySettings
@@ -96,7 +105,7 @@ class _Examination:
 
     def _asked(self, ask: "_Question") -> Verdict | None:
         try:
-            return ask(self)
+            return self._answered(ask)
         except NotFound as error:
             if ask is _Examination.descriptor:
                 raise
@@ -107,6 +116,20 @@ class _Examination:
             return Verdict(
                 Severity.UNAVAILABLE, f"the check failed: {error!r}", "Report this: it is a defect of statelog"
             )
+
+    def _answered(self, ask: "_Question") -> Verdict | None:
+        """The answer; asked again from the newest snapshot if rounds truncated past the one that it began with."""
+        for _ in range(ATTEMPTS - 1):
+            try:
+                return ask(self)
+            except OffsetGone:
+                began = self._newest.number if self._newest else 0
+                if max(self._log.manifests.numbers(), default=0) <= began:
+                    raise
+                self.manifests()
+                if ask is not _Examination.ledger:
+                    self.ledger()
+        return ask(self)
 
     @property
     def _newest(self) -> Manifest | None:
@@ -142,6 +165,7 @@ class _Examination:
     def manifests(self) -> Verdict:
         """Every manifest, and the links between them."""
         chain, bad = self._log.manifests, dict[int, StatelogError]()
+        self._links = []
         for number in chain.numbers():
             try:
                 stored = chain.read(number)

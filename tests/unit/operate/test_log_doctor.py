@@ -13,7 +13,7 @@ from statelog.environment import Environment
 from statelog.errors import NotFound
 from statelog.materializer.copy import copy_log
 from statelog.materializer.round import run_round
-from statelog.operate.examination import Examined, examine
+from statelog.operate.examination import Examined, _Examination, examine  # pyright: ignore[reportPrivateUsage] # below
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.log_checks import Check
 from statelog.reading.hold import Hold, Needs, Terms
@@ -385,6 +385,25 @@ def test_a_check_that_fails_is_a_finding(twin: TwinLog, monkeypatch: pytest.Monk
     found = examined(twin)
     assert bad(found) == {Check.RUNS: Severity.DAMAGED, Check.LEASES: Severity.UNAVAILABLE}
     assert "ZeroDivisionError" in found[Check.LEASES].found
+
+
+@pytest.mark.parametrize("behind", [Check.MANIFESTS, Check.RUNS, Check.LEDGER, Check.DATA, None])
+def test_rounds_that_outrun_a_doctor_are_no_damage(
+    twin: TwinLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: Check | None
+) -> None:
+    """Behind one check, or behind each: what they dropped, truncated and deleted is not missed."""
+    asked, checks = _Examination._asked, iter(Check)  # pyright: ignore[reportPrivateUsage] # there is no other moment
+
+    def then_rounds(examination: _Examination, ask: Any) -> Any:
+        answer, check = asked(examination, ask), next(checks)
+        for number in range(3 if behind in (None, check) else 0):
+            twin.write({b"k%d" % number: check.encode()})
+            with twin.open() as log:
+                twin.environment.run(run_round, log, settings_for(tmp_path))
+        return answer
+
+    monkeypatch.setattr(_Examination, "_asked", then_rounds)
+    assert bad(examined(twin, deep=True)) == {}
 
 
 def test_the_store_is_only_tried_when_asked_to(twin: TwinLog) -> None:
