@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := test,dev,spark,s3,gcs,azure,msk,demo,check,docs
+EXTRAS := test,dev,spark,s3,gcs,azure,msk,demo,bench,check,docs
 # Options for pytest: make test ARGS='-k fold'.
 ARGS ?=
 # Processes of `make test`: half of the time a test waits for a broker or for Spark, so that three keep two cores busy; the long ones
@@ -23,7 +23,7 @@ help:
 	@echo 'make demo    a Spark job on a real Kafka, killed and recovered (no other command needed)'
 	@echo 'make test    all tests, at most a quarter of an hour on two cores'
 	@echo 'make check   style, types and the import contract'
-	@echo 'make bench   the figures of bench/'
+	@echo 'make bench   the figures of bench/, and docs/figures.md, which shows them'
 	@echo 'make soak    long random runs'
 	@echo 'make docs    the documentation as a site, in build/docs; fails on a broken link'
 	@echo 'make constraints  constraints.txt anew, from what is installed in .venv'
@@ -40,7 +40,7 @@ soak: venv java
 	$(BIN)/python -m pytest -m soak --timeout=7200 -o faulthandler_timeout=7190 tests $(ARGS)
 
 bench: venv java
-	$(BIN)/python -m bench $(ARGS)
+	$(BIN)/python -m bench --page docs/figures.md $(ARGS)
 
 check: venv
 	$(BIN)/ruff check

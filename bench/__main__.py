@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from bench.figures import Figure, show
+from bench.page import write_page
 from bench.run import BENCHMARKS
 from bench.setting import Setting
 from statelog.testing import EmbeddedBroker
@@ -20,8 +21,9 @@ from statelog.testing import EmbeddedBroker
 @click.option("--changes", default=5_000_000, show_default=True, help="Changes of workload W.")
 @click.option("--keys", default=1_000_000, show_default=True, help="Distinct keys.")
 @click.option("--rounds", default=3, show_default=True, help="Times that ours and the baseline take turns.")
+@click.option("--page", type=click.Path(path_type=Path), help="Write the page of figures here.")
 @click.option("--commits", default=1000, show_default=True, help="Commits of the latency benchmark.")
-def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: int) -> None:
+def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: int, page: Path | None) -> None:
     """Measure statelog beside its baseline, in one run on one machine."""
     console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=150)
     with ExitStack() as stack:
@@ -37,11 +39,13 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
             commits=commits,
         )
         console.print(f"{changes:,} changes over {keys:,} keys, {rounds} rounds, broker {setting.bootstrap}")
-        figures: list[Figure] = []
+        figures: dict[str, list[Figure]] = {}
         for name in names or tuple(BENCHMARKS):
             with console.status(name):
-                figures += BENCHMARKS[name](setting)
-        show(figures, console)
+                figures[name] = BENCHMARKS[name](setting)
+        show([one for found in figures.values() for one in found], console)
+        if page is not None:
+            write_page(page, figures, f"{changes:,} changes over {keys:,} keys, {rounds} rounds, {commits:,} commits")
 
 
 def _broker(stack: ExitStack, directory: Path) -> tuple[str, int | None]:

@@ -2,13 +2,15 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Figure", "latency", "percentile", "rate", "show", "timed"]
+__all__ = ["Figure", "Took", "latency", "percentile", "rate", "show", "timed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,9 @@ class Figure:
     baseline_name: str = ""
     baseline: float | None = None
     higher_is_better: bool = True
+    cpu_s: float | None = None
+    peak_bytes: int | None = None
+    baseline_cpu_s: float | None = None
 
     @property
     def better(self) -> float | None:
@@ -32,19 +37,46 @@ class Figure:
         return self.value / self.baseline if self.higher_is_better else self.baseline / self.value
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds that `work` took."""
-    started_s = time.perf_counter()
+class Took(float):
+    """Seconds on the clock; beside them those of processors, of all threads of this process, and its peak of memory."""
+
+    cpu_s: float
+    peak_bytes: int | None
+
+
+def timed(work: Callable[[], object]) -> Took:
+    """What `work` took."""
+    _forget_peak()
+    cpu_s, started_s = time.process_time(), time.perf_counter()
     work()
-    return time.perf_counter() - started_s
+    took = Took(time.perf_counter() - started_s)
+    took.cpu_s, took.peak_bytes = time.process_time() - cpu_s, _peak_bytes()
+    return took
+
+
+def _forget_peak() -> None:
+    with suppress(OSError):  # Linux alone can; elsewhere there is none.
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def _peak_bytes() -> int | None:
+    with suppress(OSError):
+        status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in status if line.startswith("VmHWM"))
+    return None
+
+
+def _cpu_s(takes: Iterable[float]) -> float | None:
+    told = [one.cpu_s for one in takes if isinstance(one, Took)]
+    return statistics.median(told) if told else None
 
 
 def rate(
     name: str,
     count: int,
-    seconds: list[float],
+    seconds: Sequence[float],
     baseline_name: str = "",
-    baseline: list[tuple[int, float]] | None = None,
+    baseline: Sequence[tuple[int, float]] | None = None,
 ) -> Figure:
     """A throughput in million changes a second; the baseline gives (count, seconds) per round."""
     rates = [count / second / 1e6 for second in seconds]
@@ -57,6 +89,9 @@ def rate(
         highest=max(rates),
         baseline_name=baseline_name,
         baseline=statistics.median(other) if other else None,
+        cpu_s=_cpu_s(seconds),
+        peak_bytes=max((one.peak_bytes or 0 for one in seconds if isinstance(one, Took)), default=0) or None,
+        baseline_cpu_s=_cpu_s([second for _, second in baseline or ()]),
     )
 
 

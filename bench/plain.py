@@ -76,8 +76,11 @@ class PlainTopic:
         while seen < expected:
             for message in consumer.consume(1000, 0.1):
                 key, value = message.key(), message.value()
-                if key and value:
-                    state[key] = value
+                if key:
+                    if value is None:
+                        state.pop(key, None)
+                    else:
+                        state[key] = value
                     seen += 1
         consumer.close()
         return state

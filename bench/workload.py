@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["batches", "every_key", "pairs"]
+__all__ = ["batches", "binary", "every_key", "keys_of", "pairs"]
 
 _KEY_BYTES, _VALUE_BYTES = 16, 100
 _SEED = 20260717
@@ -48,7 +48,12 @@ def _batch(ids: NDArray[np.int64], rng: np.random.Generator) -> pa.RecordBatch:
     values = np.empty((len(ids), _VALUE_BYTES), np.uint8)
     values[:, :50] = rng.integers(0, 256, (len(ids), 50), dtype=np.uint8)
     values[:, 50:] = _CONSTANT
-    return pa.RecordBatch.from_arrays([_binary(_key_matrix(ids)), _binary(values)], names=["key", "value"])
+    return pa.RecordBatch.from_arrays([keys_of(ids), binary(values)], names=["key", "value"])
+
+
+def keys_of(ids: NDArray[np.int64]) -> pa.Array:
+    """The keys of these numbers."""
+    return binary(_key_matrix(ids))
 
 
 def _key_matrix(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -62,7 +67,8 @@ def _key_matrix(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
     return matrix
 
 
-def _binary(matrix: NDArray[np.uint8]) -> pa.Array:
+def binary(matrix: NDArray[np.uint8]) -> pa.Array:
+    """Each row of a matrix of bytes as one value."""
     rows, width = matrix.shape
     offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
     data = pa.py_buffer(matrix.tobytes())

@@ -1,0 +1,35 @@
+"""The page of figures that `make bench` writes."""
+
+import re
+from pathlib import Path
+
+from bench.figures import Figure, rate, timed
+from bench.page import write_page
+
+
+def test_a_page_has_every_figure_beside_its_baseline(tmp_path: Path) -> None:
+    """With what it cost, where that was measured, and a plot that has a bar for each ratio."""
+    took = [timed(lambda: sum(range(200_000))) for _ in range(3)]
+    figures = {
+        "append": [rate("bulk append", 1_000_000, took, "plain", [(1_000_000, 2.0 * one) for one in took])],
+        "latency": [Figure(name="commit", unit="ms", value=2.0, lowest=1.0, highest=9.0)],
+    }
+    write_page(tmp_path / "figures.md", figures, "1 change")
+    page = (tmp_path / "figures.md").read_text("utf-8")
+    append, commit = re.findall(r"^\| (?:bulk append|commit) .*$", page, re.MULTILINE)
+    assert append.endswith("| 2x |")
+    assert re.search(r"\| [\d.e-]+ s \| [\d.]+ GiB \| plain \|", append)
+    assert commit == "| commit | 2 (1 to 9) ms |  |  |  |  |  |  |"
+    assert "1 change" in page
+    assert re.search(r"commit [0-9a-f]{7}|no commit", page)
+    plot = (tmp_path / "figures.svg").read_text("utf-8")
+    assert "bulk append / plain" in plot
+    assert ">2x<" in plot
+
+
+def test_the_same_figures_make_the_same_plot(tmp_path: Path) -> None:
+    """Nothing of the moment is in it, so that a page that is written anew shows what changed."""
+    figure = Figure(name="a", unit="s", value=1.0, lowest=1.0, highest=1.0, baseline_name="b", baseline=0.5)
+    for name in ("one", "two"):
+        write_page(tmp_path / f"{name}.md", {"a": [figure]}, "")
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
