@@ -102,6 +102,7 @@ class RoundWorld:
             self.world.scratch,
             fanout=2,
             max_run_bytes=self.rng.choice((1, 4 << 30)),
+            merge_bytes=self.rng.choice((1, 8 << 30)),
             retention=RetentionPolicy(keep=KEEP, min_age_s=min_age_s),
             lease_cap_s=400.0,
             subscriptions=_CAP,

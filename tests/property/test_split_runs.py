@@ -39,7 +39,10 @@ class _History:
         size_bytes = self.rng.choice((4, 200, 4000))
         self.twin.write({key: None if self.rng.random() < 0.4 else self.rng.randbytes(size_bytes) for key in keys})
         settings = settings_for(
-            self.scratch, fanout=self.rng.choice((2, 3)), max_run_bytes=self.rng.choice((1, 9000, 4 << 30))
+            self.scratch,
+            fanout=self.rng.choice((2, 3)),
+            max_run_bytes=self.rng.choice((1, 9000, 4 << 30)),
+            merge_bytes=self.rng.choice((1, 8 << 30)),
         )
         with self.twin.open() as log:
             make_engine = split_engine(self.rng.choice((1, 2, 5)))

@@ -48,7 +48,7 @@ from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
-from statelog.schemas.snapshot.run_ref import Cuts, RunRef, choose_merges, in_order
+from statelog.schemas.snapshot.run_ref import Cuts, RunRef, affordable, choose_merges, in_order
 from statelog.schemas.topic_policy import READING, ROLLING_UP
 from statelog.storage.log.aging import RENEW_SHARE
 from statelog.storage.log.evidence import take_anchors
@@ -319,9 +319,12 @@ class Round:
         return [int(first) for first in partition_starts(descriptor.partitions, descriptor.key_groups)[:-1]]
 
     def _merge(self, engine: Engine, delta: TaskOutput) -> int:
-        """Merge until no tier is full. Returns how many runs went into others."""
-        merged = 0
-        while merges := choose_merges(self._runs, self._settings.fanout):
+        """Merge until no tier is full, or enough was merged. Returns how many runs went into others."""
+        merged, left_bytes = 0, self._settings.merge_bytes
+        while merges := affordable(
+            choose_merges(self._runs, self._settings.fanout), left_bytes, at_least_one=merged == 0
+        ):
+            left_bytes -= sum(merge.size_bytes for merge in merges)
             starts = self._partition_starts
             tasks = [
                 task

@@ -28,6 +28,8 @@ class MaterializerSettings:
     stop_grace_s          how long the round in flight may go on after a stop, before it is given up
     retention             which manifests are kept
     fanout                this many runs of one size are merged into one
+    merge_bytes           a round merges about so many bytes of runs, at least one merge, and leaves the rest to later
+                          ones: so no round takes as long as to rewrite a large state
     max_run_bytes         a run is cut into several files where it would be larger, at the next key group's end: small
                           beside what any store holds in one object, and read, verified and merged in a minute
     threads               how many files are written, merged, uploaded or read back at the same time; None: one for each
@@ -64,6 +66,7 @@ class MaterializerSettings:
     stop_grace_s: float = 60.0
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     fanout: int = 4
+    merge_bytes: int = 8 << 30
     max_run_bytes: int = 4 << 30
     threads: int | None = None
     fold_bytes: int = 128 << 20
@@ -84,7 +87,7 @@ class MaterializerSettings:
                 0 < self.restore_budget_s < math.inf, "restore_budget_s", self.restore_budget_s, "positive and finite"
             )
         _require(0 <= self.jitter <= 1, "jitter", self.jitter, "from 0 to 1")
-        for name in ("budget_bytes", "budget_commits", "max_run_bytes", "fold_bytes"):
+        for name in ("budget_bytes", "budget_commits", "merge_bytes", "max_run_bytes", "fold_bytes"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "positive")
         _require(self.failures_tolerated >= 0, "failures_tolerated", self.failures_tolerated, "0 or more")
         for name in ("failures_tolerated_s", "stop_grace_s"):

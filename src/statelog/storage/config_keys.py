@@ -143,6 +143,7 @@ _ALL = (
     Key("engine", _engine, MATERIALIZER),
     Key("fanout", _whole, MATERIALIZER),
     Key("threads", _whole, MATERIALIZER),
+    Key("merge_bytes", size_bytes, MATERIALIZER),
     Key("fold_bytes", size_bytes, MATERIALIZER),
     Key("max_run_bytes", size_bytes, MATERIALIZER),
     Key("scratch", _path, MATERIALIZER),

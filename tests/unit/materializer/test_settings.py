@@ -29,6 +29,7 @@ def test_the_defaults_are_valid() -> None:
         ("fanout", 1),
         ("threads", 0),
         ("fold_bytes", 0),
+        ("merge_bytes", 0),
         ("lease_cap_s", 0.0),
         ("alarm_age_s", 0.0),
         ("round_timeout_s", 0.0),

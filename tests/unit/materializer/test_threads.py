@@ -139,6 +139,20 @@ def test_runs_are_written_at_the_same_time(tmp_path: Path) -> None:
     assert state_of(twin.open()) == twin.model
 
 
+@pytest.mark.parametrize(("merge_bytes", "merged"), [(8 << 30, [0, 4, 6]), (1, [0, 2, 3])])
+def test_a_round_leaves_merges_to_the_next_one(tmp_path: Path, merge_bytes: int, merged: list[int]) -> None:
+    """Two columns of files are full at once. With room for one merge they take turns, and who waited merges more."""
+    twin, found = TwinLog(partitions=2), list[int]()
+    settings = settings_for(tmp_path, fanout=2, merge_bytes=merge_bytes)
+    for number in range(3):
+        twin.write({f"k{i}".encode(): b"%d" % number for i in range(20)})
+        outcome = twin.environment.run(run_round, twin.open(), settings, make_engine=split_engine(2))
+        assert isinstance(outcome, CompletedRound)
+        found.append(outcome.runs_merged)
+        assert state_of(twin.open()) == twin.model
+    assert found == merged
+
+
 def test_a_full_disk_under_one_thread_leaves_nothing(tmp_path: Path) -> None:
     """The round fails as it does alone, and its directory is gone."""
     twin, turn, lock = _twin(), [0], threading.Lock()

@@ -14,6 +14,7 @@ from statelog.schemas.snapshot.run_ref import (
     Cuts,
     Merge,
     RunRef,
+    affordable,
     check_tiles,
     choose_merges,
     cut_points,
@@ -138,6 +139,38 @@ def test_merging_bounds_the_runs_and_the_bytes_written(sizes_mib: list[float], f
         tiers += 1
     assert len(runs) <= (fanout - 1) * tiers
     assert written <= 2 * tiers * (total + MIB)
+
+
+def test_a_round_merges_what_it_may_and_one_merge_at_least() -> None:
+    """In their order, as far as they fit; the first one whatever its size, if one has to be made."""
+    large, small, smaller = (Merge(tuple(_runs(*sizes))) for sizes in ((9, 9), (2, 2), (1, 1)))
+    merges = (large, small, smaller)
+    assert affordable(merges, 24 * MIB, at_least_one=True) == merges
+    assert affordable(merges, 5 * MIB, at_least_one=False) == (small,)
+    assert affordable(merges, 5 * MIB, at_least_one=True) == (large,)
+    assert affordable(merges, 1, at_least_one=False) == ()
+
+
+@pytest.mark.parametrize(("most_mib", "at_once"), [(1, 1), (1000, 8)])
+def test_merges_of_a_large_state_are_spread_over_rounds(most_mib: int, at_once: int) -> None:
+    """Eight columns fill up in the same round. One merge a round is enough: they take turns, and no column piles up."""
+    columns = [range(first, first + 10) for first in range(0, 70, 10)] + [range(70, MAX_KEY_GROUPS)]
+    runs = in_order([_run(f"bottom{column.start}", range(1), column, 60) for column in columns])
+    most_merges, most_deep = 0, 0
+    for position in range(1, 200):
+        delta = [_run(f"d{position}-{column.start}", range(position, position + 1), column, 5) for column in columns]
+        runs, made = in_order([*runs, *delta]), 0
+        while merges := affordable(choose_merges(runs), most_mib * MIB if not made else 0, at_least_one=not made):
+            for merge in merges:
+                size = min(60 * MIB, merge.size_bytes)
+                runs = in_order(
+                    [*(run for run in runs if run not in merge.runs), _merged(merge, f"m{position}{made}", size)]
+                )
+                made += 1
+        check_tiles(runs, position + 1)
+        most_merges, most_deep = max(most_merges, made), max(most_deep, len(lanes(runs)))
+    assert most_merges == at_once
+    assert most_deep <= 3 * len(columns)
 
 
 class _Story:

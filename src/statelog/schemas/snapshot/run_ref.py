@@ -186,6 +186,20 @@ def choose_merges(runs: Sequence[RunRef], fanout: int = 4) -> tuple[Merge, ...]:
     return tuple(chosen)
 
 
+def affordable(merges: Sequence[Merge], most_bytes: int, *, at_least_one: bool) -> tuple[Merge, ...]:
+    """Those of the merges, in their order, that together read no more; or the first alone, if one has to be made.
+
+    What is left waits for the next round. A full tier that waits fills on, and merges of many runs come first: so none
+    waits for ever, and one merge takes all that has piled up meanwhile.
+    """
+    chosen: list[Merge] = []
+    for merge in merges:
+        if merge.size_bytes <= most_bytes or (at_least_one and not chosen):
+            chosen.append(merge)
+            most_bytes -= merge.size_bytes
+    return tuple(chosen)
+
+
 def _full_tier(runs: Sequence[RunRef], fanout: int) -> tuple[RunRef, ...]:
     """The newest full tier of one key group's runs, or nothing."""
     end = len(runs)
