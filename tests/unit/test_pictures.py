@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from html import unescape
 from typing import Any
 
 import pytest
@@ -35,3 +36,12 @@ def test_the_plot_has_the_figures_of_the_readme() -> None:
     svg = (DOCS / "pictures" / "figures.svg").read_text(encoding="utf-8")
     drawn = [float(number) for number in re.findall(r">([\d.]+)(?: ms)?</text>", svg)]
     assert sorted(drawn) == sorted(told)
+
+
+def test_the_terminal_shows_its_commands_and_asks_no_other_host() -> None:
+    """The picture of the command is of the commands that `docs/terminal.py` runs, without a place of that machine."""
+    svg = (DOCS / "screens" / "terminal.svg").read_text(encoding="utf-8")
+    shown = unescape(svg).replace("\xa0", " ")
+    commands: tuple[str, ...] = runpy.run_path(str(DOCS / "terminal.py"))["COMMANDS"]
+    assert [command for command in commands if f"$ {command}" not in shown] == []
+    assert re.findall(r"url\(\"?https?:|@import|/tmp/|file://", svg) == []
