@@ -54,6 +54,7 @@ _FILE = re.compile(r"^<!-- file: (\S+) -->$", re.MULTILINE)
 _LANGUAGES = {".py": "python", ".service": "ini"}
 _IMAGE = re.compile(r'<img alt="[^"]*" src="[^"]*pictures/([\w-]+)\.svg" />')
 _CODE = re.compile(r"(<pre[^>]*>(?:<span></span>)?<code[^>]*>)(.*?)(</code></pre>)", re.DOTALL)
+_CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)  # Code in a table has its bars behind a backslash.
 _SCHEME = re.compile(r"@media \(prefers-color-scheme: dark\) \{ (svg\.sl \{[^}]*\}) \}")
 
 
@@ -76,7 +77,8 @@ def on_page_markdown(markdown: str, *, page: "Page", **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     """The page with its pictures in it, and with its code in lines."""
-    return _CODE.sub(lambda found: found[1] + _lines(found[2]) + found[3], _IMAGE.sub(_picture, html))
+    html = _CELL.sub(lambda found: found[0].replace("\\|", "|"), _IMAGE.sub(_picture, html))
+    return _CODE.sub(lambda found: found[1] + _lines(found[2]) + found[3], html)
 
 
 def on_post_build(*, config: Any) -> None:
