@@ -7,7 +7,6 @@ asked. 200 says yes, 503 no, with a line for each reason; `?log=NAME` asks for o
 Invariant: what may be asked is only read.
 """
 
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +19,6 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from statelog.closing import Closing
-from statelog.errors import ConfigError
 from statelog.operate.health import Health
 from statelog.operate.listening import Listening
 
@@ -37,14 +35,7 @@ class HealthServer(Closing):
     """
 
     def __init__(self, listening: Listening, health: AskHealth, registry: CollectorRegistry = REGISTRY) -> None:
-        try:
-            self._server = _Server(listening, health, registry)
-        except OSError as error:
-            raise ConfigError(
-                f"nothing can listen there: {error.strerror or error}",
-                listen=listening.url,
-                hint="Choose another port with --listen, or end what listens on this one",
-            ) from error
+        self._server = _Server(listening, health, registry)
         self.url = replace(listening, port=self._server.server_port).url
         self._thread = threading.Thread(target=self._server.serve_forever, name="statelog-health", daemon=True)
         self._thread.start()
@@ -64,8 +55,10 @@ class _Server(ThreadingHTTPServer):
         self.listening, self.health, self.registry = listening, health, registry
         self._tls = listening.context()
         self._room = threading.BoundedSemaphore(_AT_ONCE)
-        self.address_family = socket.AF_INET6 if ":" in listening.host else socket.AF_INET
-        super().__init__((listening.host, listening.port), _Handler)
+        super().__init__((listening.host, listening.port), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening.bound()
+        self.server_port = self.socket.getsockname()[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """On a thread of its own, if there is room."""

@@ -8,6 +8,7 @@ import base64
 import binascii
 import hmac
 import ipaddress
+import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,17 @@ class Listening:
         """What a browser is pointed at."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.certificate else 'http'}://{host}:{self.port}"
+
+    def bound(self) -> socket.socket:
+        """A socket that listens there; port 0 takes a free one. Raises ConfigError if the address cannot be had."""
+        try:
+            family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
+            return socket.create_server((self.host, self.port), family=family)
+        except OSError as error:
+            problem, hint = error.strerror or str(error), "Name another port, or stop who listens on this one"
+            raise ConfigError(
+                f"nothing can listen there: {problem}", hint=hint, listen=f"{self.host}:{self.port}"
+            ) from error
 
     def context(self) -> ssl.SSLContext | None:
         """The server's side of TLS; None without. Raises ConfigError for a certificate or a key that is none."""

@@ -4,7 +4,6 @@ Owns the socket and the server's thread. Invariants: an address that cannot be h
 a stop ends pages that are live, too.
 """
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from collections.abc import Callable
 import uvicorn
 from starlette.types import ASGIApp
 
-from statelog.errors import ConfigError, Unavailable
+from statelog.errors import Unavailable
 from statelog.operate.listening import Listening
 
 _GRACE_S = 2
@@ -32,7 +31,7 @@ def serve(app: ASGIApp, listening: Listening, wait: Callable[[], object], *, tol
         ssl_keyfile=listening.key,
     )
     server = uvicorn.Server(config)
-    with _socket(listening) as bound:
+    with listening.bound() as bound:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="statelog-serve", daemon=True)
         thread.start()
         try:
@@ -46,16 +45,3 @@ def serve(app: ASGIApp, listening: Listening, wait: Callable[[], object], *, tol
         finally:
             server.should_exit = True
             thread.join(_GRACE_S * 2)
-
-
-def _socket(listening: Listening) -> socket.socket:
-    try:
-        family = socket.getaddrinfo(listening.host, listening.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((listening.host, listening.port), family=family)
-    except OSError as error:
-        hint = "Name another port, or stop who has it"
-        raise ConfigError(
-            f"nothing can listen there: {error.strerror or error}",
-            listen=f"{listening.host}:{listening.port}",
-            hint=hint,
-        ) from error
