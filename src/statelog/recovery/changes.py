@@ -20,9 +20,8 @@ from statelog.environment import Environment, current_environment
 from statelog.errors import IdentityChanged, Misuse
 from statelog.reading.hold import Hold
 from statelog.reading.plan import CommitFacts, CommitSpan, Plan
-from statelog.reading.replay import CommittedChunk, Converter
+from statelog.reading.replay import CommittedChunk, Converter, ReadCount, committed_chunks
 from statelog.recovery.settings import RecoverySettings, sorted_tail, terms_of
-from statelog.recovery.tail import ReadCount, committed_chunks
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.storage.log.log import Log
@@ -150,7 +149,16 @@ def planned_chunks(
 ) -> Generator[CommittedChunk]:
     """The chunks of a plan in the converter's value schema, in offset order within a partition. Close the generator."""
     return committed_chunks(
-        log, plan.replay, plan.key_groups, converter, ReadCount(), settings, pause=Event().wait, clock=environment.clock
+        log,
+        plan.replay,
+        plan.key_groups,
+        converter,
+        ReadCount(),
+        stall_timeout_s=settings.stall_timeout_s,
+        store_timeout_s=settings.lease_ttl_s,
+        local_copies=settings.local_copies,
+        pause=Event().wait,
+        clock=environment.clock,
     )
 
 

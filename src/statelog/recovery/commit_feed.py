@@ -20,11 +20,10 @@ from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone
 from statelog.reading.commits import Commits
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import Plan, partitions_of
-from statelog.reading.replay import Converter
+from statelog.reading.replay import Converter, RetryWindow
 from statelog.reading.sorted_tail import SortedTail
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.settings import RecoverySettings, terms_of
-from statelog.recovery.tail import RetryWindow
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.ledger_client import ValidCommit

@@ -27,11 +27,10 @@ from statelog.environment import GRACE_S, Environment, begin
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
-from statelog.reading.replay import Converter
+from statelog.reading.replay import Converter, ReadCount, committed_chunks
 from statelog.reading.sorted_tail import MemoryTail, SortedTail
 from statelog.recovery.runs import Allowance, Job, Prefetch, RunHandles, RunOpener, run_jobs, run_tables
 from statelog.recovery.settings import RecoverySettings, sorted_tail
-from statelog.recovery.tail import ReadCount, committed_chunks
 from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.schema import ValueSchema
@@ -216,7 +215,9 @@ class PlanReader:
             self.plan.key_groups,
             self._converter,
             self.tail_read,
-            self._settings,
+            stall_timeout_s=self._settings.stall_timeout_s,
+            store_timeout_s=self._settings.lease_ttl_s,
+            local_copies=self._settings.local_copies,
             pause=self._stop.wait,
             clock=self.environment.clock,
         )

@@ -24,12 +24,12 @@ from statelog.environment import GRACE_S, begin
 from statelog.errors import ClosedError, StorageFull, Unavailable
 from statelog.reading.hold import HeldPlan
 from statelog.reading.plan import Plan
+from statelog.reading.replay import RetryWindow
 from statelog.reading.sorted_tail import cut_to_frames
 from statelog.recovery.commit_feed import CommitFeed
 from statelog.recovery.cursor import Applied, Cursor, encode_frame, rest_of
 from statelog.recovery.plan_reader import Beat, PlanReader
 from statelog.recovery.settings import RecoverySettings, memory_queue
-from statelog.recovery.tail import RetryWindow
 
 _OFFER_S = 1.0
 

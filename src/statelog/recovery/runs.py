@@ -38,10 +38,9 @@ from statelog.environment import Start, begin
 from statelog.errors import ClosedError, ConfigError, CorruptRun, Misuse, NotFound, StatelogError, StorageFull
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
-from statelog.reading.replay import Converter
+from statelog.reading.replay import Converter, ReadCount
 from statelog.recovery.run_cache import CacheDirectory, CacheStatistics, RunCache
 from statelog.recovery.settings import CacheSettings
-from statelog.recovery.tail import ReadCount
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log

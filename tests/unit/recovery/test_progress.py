@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from statelog.environment import Environment
+from statelog.reading.replay import ReadCount
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Monitor, Progress, progress_of
-from statelog.recovery.tail import ReadCount
 
 
 def _report(bytes_done: int, elapsed_s: float, loaded: float = 0.0, *, bytes_total: int = 1000) -> Progress:
