@@ -104,7 +104,9 @@ def _examine_kafka(session: Session, named: str | None) -> None:
 def _end(
     session: Session, title: str, facts: Mapping[str, object], found: Sequence[Finding], columns: tuple[str, ...]
 ) -> None:
-    """Show what was found; exit by the worst."""
+    """Show what was found, to people the worst first; exit by the worst."""
+    if not session.output.as_json:
+        found = sorted(found, key=lambda one: list(Severity).index(one.severity), reverse=True)
     rows = [(one.name, one.severity.value, one.found, one.why, as_typed(one.hint)) for one in found]
     with_facts = [(*row, one.facts) for row, one in zip(rows, found, strict=True)]
     as_json = session.output.as_json

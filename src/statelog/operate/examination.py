@@ -185,7 +185,7 @@ class _Examination:
             hint = "One of them is of a round that stalled, or of another directory: compare with a copy of the store"
             return Verdict(Severity.DAMAGED, problem, hint, {"manifests": count})
         newest = self._newest
-        found = f"{count} snapshots, the newest at position {newest.position}" if newest else "no snapshot yet"
+        found = f"snapshots: {count}, the newest at position {newest.position}" if newest else "no snapshot yet"
         return Verdict(Severity.OK, found, facts={"manifests": count})
 
     def runs(self) -> Verdict:
@@ -217,7 +217,7 @@ class _Examination:
     def value_schemas(self) -> Verdict:
         """All of them."""
         known = self._log.value_schemas.all()
-        return Verdict(Severity.OK, "values are bytes" if known[0].is_opaque else f"{len(known)}")
+        return Verdict(Severity.OK, "values are bytes" if known[0].is_opaque else f"schemas: {len(known)}")
 
     def files(self) -> Verdict:
         """What is in use, and what is not."""
@@ -287,7 +287,9 @@ class _Examination:
         self._there = LogOffsets(there, log.ledger.range(at_least=plan.position))
         state = plan.state
         facts = {"position": plan.position, "writers": len(state.writers), "accepted_losses": len(state.accepted)}
-        return Verdict(Severity.OK, f"folded up to position {plan.position}, {len(state.writers)} writers", facts=facts)
+        return Verdict(
+            Severity.OK, f"folded up to position {plan.position}; writers: {len(state.writers)}", facts=facts
+        )
 
     def data(self) -> Verdict | None:
         """Whether what is committed is there, and is what snapshots were built on."""
@@ -303,15 +305,15 @@ class _Examination:
         plan, log = self._plan, self._log
         if plan is None:
             return None
-        commits, size = len(self._commits), show_bytes(plan.size_bytes)
+        commits, size = len(self._commits), show_bytes(plan.replay.size_bytes)
         if not self._how.deep:
-            return Verdict(Severity.OK, f"{show_count(commits)} commits, {size} (--deep reads them)")
+            return Verdict(Severity.OK, f"commits: {show_count(commits)}, {size} (--deep reads them)")
         changes = 0
         with closing(planned_chunks(log, plan, Converter(log), RecoverySettings(), self._environment)) as chunks:
             for chunk in chunks:
                 changes += chunk.changes.num_rows
         facts = {"commits": commits, "changes": changes}
-        return Verdict(Severity.OK, f"{show_count(commits)} commits, {size}, all read and compared", facts=facts)
+        return Verdict(Severity.OK, f"commits: {show_count(commits)}, {size}, all read and compared", facts=facts)
 
     def losses(self) -> Verdict:
         """Who accepted which, also where the ledger was truncated past it."""
@@ -320,7 +322,7 @@ class _Examination:
             return Verdict(Severity.OK, "none")
         last = found[-1]
         when, record = show_time(last.accepted_s), last.record
-        told = f"{len(found)}, the last one by {record.operator}, {when}: {record.reason}"
+        told = f"losses: {len(found)}, the last one by {record.operator}, {when}: {record.reason}"
         return Verdict(Severity.OK, told, facts={"losses": len(found), "operator": record.operator})
 
     def log_start(self) -> Verdict:

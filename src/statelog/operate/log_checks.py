@@ -83,7 +83,7 @@ def of_runs(count: int, size_bytes: int, bad: Sequence[BadRun], *, deep: bool) -
         found = shown([f"{run.path}: {run.problem}" for run in bad])
         return Verdict(Severity.DAMAGED, found, hint, {**facts, "path": bad[0].path})
     how = "every byte read and compared" if deep else "all there, in their size (--deep reads them)"
-    return Verdict(Severity.OK, f"{count} runs, {show_bytes(size_bytes)}: {how}", facts=facts)
+    return Verdict(Severity.OK, f"runs: {count}, {show_bytes(size_bytes)}, {how}", facts=facts)
 
 
 def of_files(files: Collection[FileInfo], named: Collection[str], now_s: float) -> Verdict:
@@ -104,7 +104,7 @@ def of_files(files: Collection[FileInfo], named: Collection[str], now_s: float) 
     if strange:
         hint = "Move them away, if they are not needed: statelog never deletes them"
         return Verdict(Severity.NOTE, f"not the log's: {shown(sorted(strange))}", hint, facts)
-    return Verdict(Severity.OK, f"{len(files)} files, each one in use or just written", facts=facts)
+    return Verdict(Severity.OK, f"files: {len(files)}, each one in use or just written", facts=facts)
 
 
 def of_room(free_bytes: int | None, snapshot_bytes: int) -> Verdict:
@@ -133,7 +133,7 @@ def of_leases(held: Sequence[HeldLease], listed: int, position: int, now_s: floa
         hint = "Look at these readers, or stop them: the materializer's lease_cap_s ends their leases"
         found = f"for {show_duration(_STUCK_LEASE_S)} and more without moving on: {shown(stuck)}"
         return Verdict(Severity.NOTE, found, hint, facts)
-    return Verdict(Severity.OK, f"{len(held)}", facts=facts)
+    return Verdict(Severity.OK, f"leases: {len(held)}", facts=facts)
 
 
 def _is_stuck(one: HeldLease, position: int, now_s: float) -> bool:
@@ -156,7 +156,11 @@ def of_subscriptions(
         reader, why = next(iter(over.items()))
         hint = "Start the reader, or remove its subscription; the next round ends it"
         return Verdict(Severity.NOTE, f"{reader}: {why}", hint, facts)
-    return Verdict(Severity.OK, f"{sum(not one.subscription.ended for one in files.values())} hold", facts=facts)
+    return Verdict(
+        Severity.OK,
+        f"subscriptions that hold: {sum(not one.subscription.ended for one in files.values())}",
+        facts=facts,
+    )
 
 
 def _over(file: SubscriptionFile, newest: Manifest, cap: SubscriptionCap, now_s: float) -> str:
@@ -204,7 +208,7 @@ def of_log_start(kept: Sequence[Manifest], data: Mapping[int, OffsetRange], ledg
         severity = Severity.DAMAGED if is_newest else Severity.REFUSED
         partition = None if is_behind else gone[0]
         return Verdict(severity, found, hint, {**facts, "manifest": manifest.number, "partition": partition})
-    return Verdict(Severity.OK, f"{len(kept)} snapshots have what they need", facts=facts)
+    return Verdict(Severity.OK, f"snapshots: {len(kept)}, each with what it needs", facts=facts)
 
 
 # ---- ages
@@ -218,7 +222,7 @@ def of_tail(tail: Tail, alarm_age_s: float) -> Verdict:
         "lag_bytes": tail.size_bytes,
         "lag_age_s": tail.age_s,
     }
-    found = f"{show_count(tail.commits)} commits, the oldest {show_duration(tail.age_s)} old"
+    found = f"commits: {show_count(tail.commits)}, the oldest {show_duration(tail.age_s)} old"
     if tail.age_s < alarm_age_s:
         return Verdict(Severity.OK, found if tail.commits else "nothing", facts=facts)
     hint = "Start the materializer, or look in its log why no round completes"

@@ -179,7 +179,7 @@ class _Snapshots:
         kept = kept_numbers(self.superseded_s, policy, self.leases, self.now_s)
         if number in newest[-policy.keep :]:
             rounds = policy.keep - (len(newest) - 1 - newest.index(number))
-            return f"{rounds} more rounds with something new (keep={policy.keep})"
+            return f"rounds with something new, {rounds} more (keep={policy.keep})"
         pinned = [lease.name for lease in self.leases if lease.manifest_number == number]
         if pinned:
             return f"the end of {pinned[0]}"

@@ -13,6 +13,7 @@ from statelog.environment import Environment
 from statelog.errors import NotFound
 from statelog.materializer.copy import copy_log
 from statelog.materializer.round import run_round
+from statelog.operate import log_checks
 from statelog.operate.examination import Examined, _Examination, examine  # pyright: ignore[reportPrivateUsage] # below
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.log_checks import Check
@@ -21,6 +22,8 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import loss_path, manifest_path
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.storage.claims import HeldSubscription
+from statelog.storage.kafka import TopicDescription
+from statelog.storage.log.aging import AgingNeed
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.where import Where
@@ -428,3 +431,30 @@ def test_the_page_has_every_check_and_every_damage() -> None:
 
 def _rows(text: str) -> list[str]:
     return re.findall(r"^\| ([^|]*) \|", text, re.MULTILINE)[1:]
+
+
+@pytest.mark.parametrize(
+    ("age_s", "is_gone", "severity"), [(10.0, False, "ok"), (60.0, False, "refused"), (10.0, True, "damaged")]
+)
+def test_what_is_needed_where_kafka_deletes_by_age(age_s: float, is_gone: bool, severity: str) -> None:
+    """Half of the way is an alarm, and what is gone is a loss; where Kafka keeps all there is none."""
+    need = AgingNeed(
+        topic="log", partition=1, offset=7, held_by="manifest 2", age_s=age_s, retention_s=100.0, is_gone=is_gone
+    )
+    assert log_checks.of_aging(need, 100.0).severity.value == severity
+    assert log_checks.of_aging(None, 100.0).severity is Severity.OK
+    assert log_checks.of_aging(None, None).severity is Severity.OK
+
+
+def test_what_nobody_tells_is_no_finding() -> None:
+    """Neither the room of a bucket, nor replicas of a service that hides them; a little room is worth a note."""
+    assert log_checks.of_room(None, 1000).severity is Severity.OK
+    assert [log_checks.of_room(free, 1000).severity for free in (2000, 1500, 1000)] == [Severity.OK, N, R]
+    topic = TopicDescription(name="t", topic_id="t", partitions=1, replication_factor=3, config={})
+    assert log_checks.of_in_sync([topic]).found == "the brokers do not tell"
+
+
+def test_only_the_first_few_are_named() -> None:
+    """And how many more there are."""
+    assert log_checks.shown([1, 2, 3]) == "1, 2, 3"
+    assert log_checks.shown([1, 2, 3, 4, 5]) == "1, 2, 3 and 2 more"
