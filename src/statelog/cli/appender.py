@@ -196,12 +196,7 @@ class Appender:
             raise self._mismatch(f"this is not the input that this writer started with: {difference}")
 
     def _resume(self, log: Log) -> None:
-        ledger = log.ledger.newest_client()
-        try:
-            ledger.read_end()
-            last = ledger.fold.last_commit(self._name)
-        finally:
-            ledger.close()
+        last = log.commits().get(self._name)
         if last is not None:
             self._done.checkpoint = last.checkpoint.id
             self.skip(last.metadata)

@@ -10,6 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from copy import copy
 
 from confluent_kafka import (
@@ -266,8 +267,7 @@ class ConfluentKafka:
         self._admin.guard.check()
         # A client of its own, which goes before librdkafka gives up: where that no longer looks for a coordinator and
         # then finds it, it frees the request a second time.
-        session = AdminSession(self._config, self._timeout_s, self._clock)
-        try:
+        with closing(AdminSession(self._config, self._timeout_s, self._clock)) as session:
             self._ask_group(
                 lambda: session.ask(commit)[0][group].topic_partitions or [],
                 "publishing a group offset",
@@ -275,8 +275,6 @@ class ConfluentKafka:
                 topic=topic,
                 partition=partition,
             )
-        finally:
-            session.close()
 
     def published(self, group: str, topic: str, partition: int) -> str:
         """The text beside the group's offset; empty if there is none. Raises BrokerUnavailable."""

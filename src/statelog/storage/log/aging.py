@@ -8,14 +8,13 @@ out is missed where it is read, as everything is.
 
 import logging
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from statelog.errors import OffsetGone
 from statelog.formatting import show_duration
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.log.ledger import records_at
 
 if TYPE_CHECKING:
     from statelog.storage.log.log import Log
@@ -79,12 +78,10 @@ def _times_s(log: "Log", topic: str, offsets: Mapping[int, int]) -> dict[int, fl
     """The broker's time of one record of each partition, or a negative number; a partition is absent if it is gone."""
     while offsets:
         there = log.kafka.offsets(topic, sorted(offsets))
-        held = {p: OffsetRange(offset, offset + 1) for p, offset in offsets.items() if there[p].start <= offset}
-        times_s = dict.fromkeys(held, -1.0)  # A gap has no time.
-        with closing(log.kafka.reader(topic)) as reader, suppress(OffsetGone):  # Since it was asked: it is asked again.
-            for record in reader.read(held, stall_timeout_s=STALL_TIMEOUT_S):
-                times_s[record.partition] = record.timestamp_ms / 1000
-            return times_s
+        held = {p: offset for p, offset in offsets.items() if there[p].start <= offset}
+        with suppress(OffsetGone):  # Since it was asked: it is asked again.
+            found = records_at(log.kafka, topic, held)
+            return {p: found[p].timestamp_ms / 1000 if p in found else -1.0 for p in held}  # A gap has no time.
     return {}
 
 

@@ -28,10 +28,10 @@ from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import LossRange, given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
-from statelog.storage.kafka import Kafka, OffsetRange, Reader
+from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.kafka.errors import read_past
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerClient, is_restarted
-from statelog.storage.log.ledger import check_reaches
+from statelog.storage.log.ledger import check_reaches, records_at
 
 if TYPE_CHECKING:
     from statelog.storage.log.log import Log
@@ -102,11 +102,8 @@ def check_data_anchors(
 
 
 def _is_restarted(log: "Log", offset: int) -> bool:
-    reader = log.kafka.reader(log.ledger_topic)
-    try:
+    with closing(log.kafka.reader(log.ledger_topic)) as reader:
         return is_restarted(reader, log.ledger.end(), offset)
-    finally:
-        reader.close()
 
 
 def _mismatch(topic: str, partition: int, offset: int) -> AnchorMismatch:
@@ -119,21 +116,10 @@ def _mismatch(topic: str, partition: int, offset: int) -> AnchorMismatch:
     )
 
 
-def _values(reader: Reader, offsets: Mapping[int, int]) -> dict[int, bytes]:
-    """One record of each partition; a partition is absent if there is no record at the offset."""
-    ranges = {partition: OffsetRange(offset, offset + 1) for partition, offset in offsets.items()}
-    return {record.partition: record.value for record in reader.read(ranges, stall_timeout_s=STALL_TIMEOUT_S)}
-
-
 def _hashes(log: "Log", topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
     """The hash of one record of each partition; a partition is absent if there is no record at the offset."""
-    if not offsets:
-        return {}
-    reader = log.kafka.reader(topic)
-    try:
-        return {p: xxhash.xxh3_64_intdigest(value) for p, value in _values(reader, offsets).items()}
-    finally:
-        reader.close()
+    found = records_at(log.kafka, topic, offsets) if offsets else {}
+    return {partition: xxhash.xxh3_64_intdigest(record.value) for partition, record in found.items()}
 
 
 class _Tail(NamedTuple):

@@ -6,7 +6,7 @@ Invariants:
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.kafka import Kafka, OffsetRange
+from statelog.storage.kafka import Kafka, OffsetRange, Record
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerBase, LedgerClient
 from statelog.storage.store import Store
 
@@ -68,12 +68,10 @@ class Ledger:
         """
         if position == 0:
             return ORIGIN
-        with closing(self.kafka.reader(self.topic)) as reader:
-            wanted = {0: OffsetRange(position - 1, position)}
-            try:
-                found = next(reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S), None)
-            except OffsetGone:
-                return Place(position)
+        try:
+            found = records_at(self.kafka, self.topic, {0: position - 1}).get(0)
+        except OffsetGone:
+            return Place(position)
         return Place(position, found and LastRecord.of(found.offset, found.value))
 
     def client(
@@ -135,6 +133,16 @@ class Ledger:
                 url=self.store.url,
                 hint="Restore the manifests, or check that the root URL is the right one",
             )
+
+
+def records_at(kafka: Kafka, topic: str, offsets: Mapping[int, int]) -> dict[int, Record]:
+    """One record of each partition; a partition is absent if there is none at its offset.
+
+    Raises OffsetGone, BeyondEnd, NotFound, Unreadable, BrokerUnavailable.
+    """
+    wanted = {partition: OffsetRange(offset, offset + 1) for partition, offset in offsets.items()}
+    with closing(kafka.reader(topic)) as reader:
+        return {found.partition: found for found in reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S)}
 
 
 def check_reaches(log: str, end: int, position: int) -> None:

@@ -363,11 +363,8 @@ class Log(Closing):
         """
         self.verify(LEDGER_WRITING)  # Refused at once: the producer would only not know what became of its record.
         self.checked_ledger().close()
-        producer = self.kafka.producer()
-        try:
+        with closing(self.kafka.producer()) as producer:
             return append_all(producer, self.ledger_topic, 0, VOID_VALUE, 1)[0] + 1
-        finally:
-            producer.close()
 
     def data_offsets(self, *, at_least: Mapping[int, int] | None = None) -> dict[int, OffsetRange]:
         """Log start and log end of every data partition, now; an end below `at_least` is asked for again."""

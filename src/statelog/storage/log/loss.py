@@ -152,11 +152,8 @@ def _in_snapshot_alone(log: Log, newest: Manifest, state: LedgerState) -> tuple[
 
 
 def _append(log: Log, record: AcceptLoss) -> int:
-    producer = log.kafka.producer()
-    try:
+    with closing(log.kafka.producer()) as producer:
         return append_record(producer, log.ledger_topic, record)
-    finally:
-        producer.close()
 
 
 def check_acceptance(reason: str, operator: str) -> None:
@@ -412,8 +409,7 @@ class _Acceptance:
         topic = data_topic(self.made.name)
         anchors: list[Anchor] = []
         there = self.client.offsets(topic, sorted(next_offsets)) if next_offsets else {}
-        producer = self.client.producer()
-        try:
+        with closing(self.client.producer()) as producer:
             for partition, wanted in sorted(next_offsets.items()):
                 last = there[partition].end - 1
                 while last < wanted - 1:
@@ -421,6 +417,4 @@ class _Acceptance:
                     last = max(append_all(producer, topic, partition, VOID_VALUE, count))
                     if last == wanted - 1:
                         anchors.append(Anchor("data", partition, last, xxhash.xxh3_64_intdigest(VOID_VALUE)))
-        finally:
-            producer.close()
         return anchors

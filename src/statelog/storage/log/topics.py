@@ -51,9 +51,9 @@ from statelog.schemas.topic_policy import (
     topic_config,
     without_refused,
 )
-from statelog.storage.kafka import Kafka, OffsetRange, TopicDescription, TopicSpec
+from statelog.storage.kafka import Kafka, TopicDescription, TopicSpec
 from statelog.storage.kafka.errors import MISSING_REQUEST
-from statelog.storage.ledger_client import STALL_TIMEOUT_S, append_record
+from statelog.storage.ledger_client import append_record
 from statelog.storage.log.files import (
     ManifestChain,
     descriptor_or_none,
@@ -62,6 +62,7 @@ from statelog.storage.log.files import (
     put_truncation,
     truncation_of,
 )
+from statelog.storage.log.ledger import records_at
 from statelog.storage.log.where import NewLog
 from statelog.storage.store import Store
 
@@ -243,8 +244,7 @@ def record_at(client: Kafka, topic: str, offset: int) -> LedgerRecord | None:
 
     Raises OffsetGone, BeyondEnd, CorruptLedger, UnknownFormat, BrokerUnavailable.
     """
-    with closing(client.reader(topic)) as reader:
-        found = next(reader.read({0: OffsetRange(offset, offset + 1)}, stall_timeout_s=STALL_TIMEOUT_S), None)
+    found = records_at(client, topic, {0: offset}).get(0)
     return decode(found.value) if found else None
 
 
