@@ -292,6 +292,25 @@ def test_a_topic_that_keeps_less_than_the_log_was_told(tmp_path: Path) -> None:
         log.read()
 
 
+def test_who_truncates_is_asked_for_with_the_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the cluster is not asked anew, neither is the store."""
+    log = Aging(LogOptions(partitions=2, truncation="retention", retention_days=7), (), APACHE)
+    log.create()
+    asked: list[Truncation] = []
+    truncation = Log.truncation
+
+    def note(self: Log) -> Truncation:
+        asked.append(truncation(self))
+        return asked[-1]
+
+    monkeypatch.setattr(Log, "truncation", note)
+    monkeypatch.setattr(Log, "look_again_s", 3600.0)
+    with log.environment.run(Log.open, "x", log.where) as opened:
+        assert [opened.verify() for _ in range(3)] == [Truncation.named("retention", 7)] * 3
+        assert len(asked) == 1
+        assert [opened.verify_anew()] == asked[1:]
+
+
 def test_options_that_differ_are_refused() -> None:
     """Of an existing log, and of one whose create died."""
     log = Aging(LogOptions(partitions=2, truncation="retention"), (), APACHE)
