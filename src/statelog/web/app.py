@@ -111,9 +111,10 @@ class _Page:
 
     def _root_values(self) -> dict[str, object]:
         names = self._looks.names(_WAIT_S)
-        looks = {name: self._looks.log(name, 0.0) for name in names.value or ()}
+        count = len(names.value or ())
+        looks = {name: self._looks.log(name, 0.0, count) for name in names.value or ()}
         for name in [name for name, seen in looks.items() if seen.value is None]:
-            looks[name] = self._looks.log(name, _WAIT_S / max(1, len(looks)))
+            looks[name] = self._looks.log(name, _WAIT_S / count, count)
         logs = {name: seen for name, seen in looks.items() if not is_no_log(seen)}
         return {"names": names, "logs": logs, "root": self._looks.root, "path": "/"}
 

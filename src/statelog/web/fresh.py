@@ -48,23 +48,20 @@ class Seen(Generic[T]):
 class Fresh(Generic[T]):
     """Thread-safe. `clock`: seconds since 1970. What `make` raises is kept as a failure."""
 
-    def __init__(
-        self, make: Callable[[], T], executor: Executor, *, clock: Callable[[], float], most_age_s: float
-    ) -> None:
+    def __init__(self, make: Callable[[], T], executor: Executor, *, clock: Callable[[], float]) -> None:
         self._make = make
         self._executor = executor
         self._clock = clock
-        self._most_age_s = most_age_s
         self._lock = threading.Lock()
         self._seen: Seen[T] = Seen()
         self._under_way: Future[None] | None = None
         self._began_s = 0.0
-        self._due_s = 0.0
+        self._ended_s: float | None = None
 
-    def get(self, *, wait_s: float) -> Seen[T]:
-        """The value, made anew if it is due; the last one if that takes longer than `wait_s`."""
+    def get(self, *, wait_s: float, most_age_s: float) -> Seen[T]:
+        """The value, made anew if it is older than `most_age_s`; the last one if that takes longer than `wait_s`."""
         with self._lock:
-            if self._under_way is None and self._clock() >= self._due_s:
+            if self._under_way is None and self._is_due(most_age_s):
                 self._began_s = self._clock()
                 self._under_way = self._executor.submit(self._run)
             under_way = self._under_way
@@ -73,6 +70,12 @@ class Fresh(Generic[T]):
         with self._lock:
             waiting_s = self._clock() - self._began_s if self._under_way else 0.0
             return replace(self._seen, waiting_s=waiting_s)
+
+    def _is_due(self, most_age_s: float) -> bool:
+        if self._ended_s is None:
+            return True
+        took_s = self._ended_s - self._began_s
+        return self._clock() >= self._ended_s + max(most_age_s, _SHARE * took_s)
 
     def _run(self) -> None:
         began_s = self._clock()
@@ -87,8 +90,7 @@ class Fresh(Generic[T]):
         finally:
             with self._lock:
                 self._seen, self._under_way = seen, None
-                now_s = self._clock()
-                self._due_s = now_s + max(self._most_age_s, _SHARE * (now_s - began_s))
+                self._ended_s = self._clock()
 
 
 def _failure(error: StatelogError, at_s: float) -> Failure:

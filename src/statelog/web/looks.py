@@ -32,6 +32,8 @@ from statelog.storage.log.where import Where, log_names, opened_ports, opened_st
 from statelog.web.fresh import Fresh, Seen
 
 _FRESH_S = 2.0
+_EACH_S = 0.5
+"""All logs of a page together are one look in so many seconds, so that a hundred logs do not fill a core."""
 _THREADS = 16
 _LATEST = 10
 _RATE_OVER_S = 60.0
@@ -84,7 +86,7 @@ class Looks(Closing):
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="statelog-look")
         self._lock = Lock()
         self._logs: dict[str, Fresh[LogLook]] = {}
-        self._names = Fresh(lambda: log_names(self._where), self._executor, clock=clock, most_age_s=_FRESH_S)
+        self._names = Fresh(lambda: log_names(self._where), self._executor, clock=clock)
 
     @property
     def root(self) -> str:
@@ -93,16 +95,16 @@ class Looks(Closing):
 
     def names(self, wait_s: float) -> Seen[list[str]]:
         """The names of all that may be a log."""
-        return self._names.get(wait_s=wait_s)
+        return self._names.get(wait_s=wait_s, most_age_s=_FRESH_S)
 
-    def log(self, name: str, wait_s: float) -> Seen[LogLook]:
-        """A log. Its name is one of `names`, or was."""
+    def log(self, name: str, wait_s: float, beside: int = 1) -> Seen[LogLook]:
+        """A log. Its name is one of `names`, or was. The more logs are looked at `beside` it, the older it may be."""
         with self._lock:
             if name not in self._logs:
                 watched = _Watched(lambda: Log.open(name, self._where), self.settings, self._clock)
-                self._logs[name] = Fresh(watched.look, self._executor, clock=self._clock, most_age_s=_FRESH_S)
+                self._logs[name] = Fresh(watched.look, self._executor, clock=self._clock)
             fresh = self._logs[name]
-        return fresh.get(wait_s=wait_s)
+        return fresh.get(wait_s=wait_s, most_age_s=max(_FRESH_S, _EACH_S * beside))
 
     def key(self, name: str, text: str, bytes_text: BytesText, group: int | None, *, with_history: bool) -> KeyLook:
         """Look a key up, and read its history if asked. Raises NotFound, InvalidChange, ConfigError, Damaged,

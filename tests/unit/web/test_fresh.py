@@ -11,6 +11,7 @@ from statelog.testing import StillClock
 from statelog.web.fresh import Fresh
 
 _SOON_S = 5.0
+_AGE_S = 1.0
 
 
 @pytest.fixture
@@ -23,10 +24,11 @@ def executor() -> Generator[ThreadPoolExecutor]:
 def test_a_value_is_made_when_it_is_asked_for_and_too_old(executor: ThreadPoolExecutor) -> None:
     """Not before, and not again before its time."""
     clock, made = StillClock(), iter(range(10))
-    fresh = Fresh(lambda: next(made), executor, clock=clock, most_age_s=2.0)
-    assert [fresh.get(wait_s=_SOON_S).value for _ in range(3)] == [0, 0, 0]
+    fresh = Fresh(lambda: next(made), executor, clock=clock)
+    assert [fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value for _ in range(3)] == [0, 0, 0]
     clock.advance(2.0)
-    seen = fresh.get(wait_s=_SOON_S)
+    assert fresh.get(wait_s=_SOON_S, most_age_s=3.0).value == 0, "old enough for this page"
+    seen = fresh.get(wait_s=_SOON_S, most_age_s=2.0)
     assert (seen.value, seen.at_s, seen.is_failing, seen.failures) == (1, clock(), False, ())
 
 
@@ -38,12 +40,12 @@ def test_what_takes_long_is_made_less_often(executor: ThreadPoolExecutor) -> Non
         clock.advance(60.0)
         return next(made)
 
-    fresh = Fresh(slow, executor, clock=clock, most_age_s=2.0)
-    assert fresh.get(wait_s=_SOON_S).value == 0
+    fresh = Fresh(slow, executor, clock=clock)
+    assert fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value == 0
     clock.advance(239.0)
-    assert fresh.get(wait_s=_SOON_S).value == 0
+    assert fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value == 0
     clock.advance(1.0)
-    assert fresh.get(wait_s=_SOON_S).value == 1
+    assert fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value == 1
 
 
 def test_the_last_value_is_shown_beside_what_failed_since(executor: ThreadPoolExecutor) -> None:
@@ -56,22 +58,22 @@ def test_the_last_value_is_shown_beside_what_failed_since(executor: ThreadPoolEx
             raise errors[0]
         return "state"
 
-    fresh = Fresh(make, executor, clock=clock, most_age_s=1.0)
+    fresh = Fresh(make, executor, clock=clock)
     good_s = clock()
-    assert fresh.get(wait_s=_SOON_S).value == "state"
+    assert fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value == "state"
     errors.append(BrokerUnavailable("no answer", topic="visits", hint="Start it"))
     for _ in range(2):
         clock.advance(1.0)
-        assert fresh.get(wait_s=_SOON_S).is_failing
+        assert fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).is_failing
     clock.advance(1.0)
-    seen = fresh.get(wait_s=_SOON_S)
+    seen = fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S)
     assert (seen.value, seen.at_s, seen.is_failing) == ("state", good_s, True)
     (failure,) = seen.failures
     assert (failure.kind, failure.times, failure.hint) == ("BrokerUnavailable", 3, "Start it")
     assert "topic: visits" in failure.message
     errors.clear()
     clock.advance(1.0)
-    seen = fresh.get(wait_s=_SOON_S)
+    seen = fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S)
     assert (seen.is_failing, seen.failures) == (False, (failure,))
 
 
@@ -81,7 +83,7 @@ def test_a_defect_is_told_and_logged(executor: ThreadPoolExecutor, caplog: pytes
     def make() -> int:
         raise ZeroDivisionError("a defect")
 
-    seen = Fresh(make, executor, clock=StillClock(), most_age_s=1.0).get(wait_s=_SOON_S)
+    seen = Fresh(make, executor, clock=StillClock()).get(wait_s=_SOON_S, most_age_s=_AGE_S)
     assert [(one.kind, one.message) for one in seen.failures] == [("ZeroDivisionError", "a defect")]
     assert "ZeroDivisionError" in caplog.text
 
@@ -95,12 +97,12 @@ def test_one_that_hangs_is_waited_for_once(executor: ThreadPoolExecutor) -> None
         assert gate.wait(30)
         return number
 
-    fresh = Fresh(make, executor, clock=clock, most_age_s=1.0)
-    assert fresh.get(wait_s=0.0).value is None
+    fresh = Fresh(make, executor, clock=clock)
+    assert fresh.get(wait_s=0.0, most_age_s=_AGE_S).value is None
     clock.advance(100.0)
     for _ in range(5):
-        assert fresh.get(wait_s=0.0).waiting_s == 100.0
+        assert fresh.get(wait_s=0.0, most_age_s=_AGE_S).waiting_s == 100.0
     gate.set()
-    seen = fresh.get(wait_s=_SOON_S)
+    seen = fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S)
     assert (seen.value, seen.waiting_s) == (0, 0.0)
     assert next(begun) == 1
