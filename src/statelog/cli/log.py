@@ -16,6 +16,7 @@ from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.topic_policy import Truncation, TruncationMode
 from statelog.schemas.values.schema import ValueSchema
+from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.config import read_text
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions
@@ -129,7 +130,7 @@ def truncation(session: Session, name: str, mode: str | None, retention_days: in
 
 
 def _explained(log: Log, settings: MaterializerSettings) -> Report:
-    bounds = held(log, settings)
+    bounds = held(log, settings, list_leases(log.store), list_subscriptions(log.store))
     facts = {"log": log.name, "truncation": str(log.truncation()), **truncation_facts(bounds)}
     return Report(f"what holds truncation of {log.name} back", facts, (bounds.listing(), bounds.by_partition()))
 

@@ -32,7 +32,7 @@ def describe_log(log: Log, settings: MaterializerSettings) -> Report:
     by the materializer's `settings`. Raises Damaged, Unavailable, ConfigError without the right to read both topics.
     """
     tail, leases, subscriptions = tail_now(log), list_leases(log.store), list_subscriptions(log.store)
-    bounds, found = held(log, settings, most_snapshots=_OLDEST), log.describe()
+    bounds, found = held(log, settings, leases, subscriptions, most_snapshots=_OLDEST), log.describe()
     losses = losses_listing(losses_of(log.store), found.state)
     listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found), losses, bounds.listing())
     return Report(

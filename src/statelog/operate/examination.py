@@ -25,7 +25,7 @@ from statelog.errors import (
     StatelogError,
     UnsafeTopic,
 )
-from statelog.formatting import show_bytes, show_count, show_time
+from statelog.formatting import show_bytes, show_count
 from statelog.materializer.cleanup import KeptManifest, VerifiedRuns, aging_need, check_links, other_root
 from statelog.materializer.copy import is_begun_copy
 from statelog.materializer.settings import MaterializerSettings
@@ -317,13 +317,7 @@ class _Examination:
 
     def losses(self) -> Verdict:
         """Who accepted which, also where the ledger was truncated past it."""
-        found = losses_of(self._store)
-        if not found:
-            return Verdict(Severity.OK, "none")
-        last = found[-1]
-        when, record = show_time(last.accepted_s), last.record
-        told = f"losses: {len(found)}, the last one by {record.operator}, {when}: {record.reason}"
-        return Verdict(Severity.OK, told, facts={"losses": len(found), "operator": record.operator})
+        return log_checks.of_losses(losses_of(self._store))
 
     def log_start(self) -> Verdict:
         """What snapshots need of both topics. Offsets first: a round drops manifests before it truncates."""

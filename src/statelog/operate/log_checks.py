@@ -17,6 +17,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.claims import HeldLease, StoredSubscriptions
 from statelog.storage.kafka import OffsetRange, TopicDescription
 from statelog.storage.log.aging import AgingNeed
+from statelog.storage.log.files import AcceptedLoss
 from statelog.storage.store import STALE_AFTER_S, FileInfo
 
 ODD_CLOCK_S = 1.0
@@ -117,6 +118,21 @@ def of_room(free_bytes: int | None, snapshot_bytes: int) -> Verdict:
         return Verdict(Severity.OK, found, facts=facts)
     severity = Severity.NOTE if free_bytes > snapshot_bytes else Severity.REFUSED
     return Verdict(severity, found, "Make room, or move the log to a larger store (`statelog copy`)", facts)
+
+
+def of_losses(found: Sequence[AcceptedLoss]) -> Verdict:
+    """What people gave up, the last one by name."""
+    facts: dict[str, Fact] = {"losses": len(found)}
+    for one in found:
+        if one.record is None:
+            hint = "Restore it from a copy of the store; nothing is decided by it"
+            return Verdict(Severity.DAMAGED, f"{one.path}: {one.problem}", hint, {**facts, "path": one.path})
+    if not found or (record := found[-1].record) is None:
+        return Verdict(Severity.OK, "none", facts=facts)
+    told = (
+        f"losses: {len(found)}, the last one by {record.operator}, {show_time(found[-1].accepted_s)}: {record.reason}"
+    )
+    return Verdict(Severity.OK, told, facts={**facts, "operator": record.operator})
 
 
 # ---- what holds truncation back

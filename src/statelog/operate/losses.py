@@ -65,20 +65,16 @@ def losses_listing(found: Sequence[AcceptedLoss], state: LedgerState) -> Listing
     """Who gave up what, when and why. One that does not `count` was said, and never reached the ledger; or it counted
     in a ledger that was lost itself.
     """
-    rows = [
-        (show_time(one.accepted_s), one.record.operator, one.record.reason, _what(one), _counts(one, state))
-        for one in found
-    ]
+    rows = [(show_time(one.accepted_s), *_told(one, state)) for one in found]
     return Listing("losses", ("accepted", "operator", "reason", "given_up", "counts"), rows)
 
 
-def _what(one: AcceptedLoss) -> str:
-    if isinstance(one.record, AcceptLoss):
-        return ", ".join(map(shown_range, one.record.ranges))
-    return f"the ledger below position {one.record.position}" if one.record.position > 1 else "what the ledger lost"
-
-
-def _counts(one: AcceptedLoss, state: LedgerState) -> bool:
-    if isinstance(one.record, AcceptLoss):
-        return all(given_up(state.accepted, *lost) for lost in one.record.ranges)
-    return state.restarted >= one.record.position - 1 and state.restarted >= 0
+def _told(one: AcceptedLoss, state: LedgerState) -> tuple[str | None, str, str | None, bool | None]:
+    record = one.record
+    if record is None:
+        return None, f"UNREADABLE: {one.problem}", None, None
+    if isinstance(record, AcceptLoss):
+        given = ", ".join(map(shown_range, record.ranges))
+        return record.operator, record.reason, given, all(given_up(state.accepted, *lost) for lost in record.ranges)
+    given = f"the ledger below position {record.position}" if record.position > 1 else "what the ledger lost"
+    return record.operator, record.reason, given, state.restarted >= max(0, record.position - 1)

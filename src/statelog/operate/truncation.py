@@ -4,7 +4,7 @@ Read as a round reads it, by the functions that decide for a round; `describe`, 
 page show it by these names. Truncates nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +22,7 @@ from statelog.schemas.snapshot.retention import (
     stood_at,
     superseded_times,
 )
-from statelog.storage.claims import HeldLease, StoredSubscriptions, list_leases, list_subscriptions
+from statelog.storage.claims import HeldLease, StoredSubscriptions
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log
 
@@ -109,23 +109,28 @@ class Held:
                     yield "data", partition, there.start, one.bound.name, offset, mark, one.frees
 
 
-def held(log: Log, settings: MaterializerSettings, *, most_snapshots: int | None = None) -> Held:
+def held(
+    log: Log,
+    settings: MaterializerSettings,
+    leases: Sequence[HeldLease],
+    subscriptions: StoredSubscriptions,
+    *,
+    most_snapshots: int | None = None,
+) -> Held:
     """All that holds the log back now, by the materializer's `settings`; of the snapshots only the `most_snapshots`
     oldest, because newer ones hold nothing that these do not. Raises Damaged, Unavailable.
     """
-    store, listed = log.store, log.manifests.listed()
-    now_s = store.now_s()
+    listed, now_s = log.manifests.listed(), log.store.now_s()
     manifests = [one for number in sorted(listed)[:most_snapshots] if (one := _read(log, number))]
-    subscriptions = list_subscriptions(store)
     claims = holding(subscriptions.files, log.descriptor.identity)
-    live = [one for one in list_leases(store) if not expired(one.lease, one.modified_s, now_s, settings.lease_cap_s)]
-    leases = [one.lease for one in live]
-    bounds = bounds_of(manifests, [*leases, *claims])
+    live = [one for one in leases if not expired(one.lease, one.modified_s, now_s, settings.lease_cap_s)]
+    living = [one.lease for one in live]
+    bounds = bounds_of(manifests, [*living, *claims])
     snapshots = _Snapshots(
         settings=settings,
         superseded_s=superseded_times({number: info.modified_s for number, info in listed.items()}, max(listed), now_s),
-        leases=leases,
-        stood_at=stood_at(manifests, [*leases, *claims]),
+        leases=living,
+        stood_at=stood_at(manifests, [*living, *claims]),
         now_s=now_s,
     ) if listed else None  # fmt: skip
     makers = [

@@ -18,7 +18,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.operate.truncation import Held, held
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.snapshot.retention import RetentionPolicy, truncation_floor
-from statelog.storage.claims import HeldSubscription
+from statelog.storage.claims import HeldSubscription, list_leases, list_subscriptions
 from statelog.storage.log.log import Log
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, key_in, settings_for
@@ -47,7 +47,12 @@ def more(twin: TwinLog, tmp_path: Path, **settings: Any) -> CompletedRound:
 def shown(twin: TwinLog, **settings: Any) -> Held:
     """What holds, by these settings."""
     with twin.open() as log:
-        return held(log, settings_for(Path(), **settings))
+        return held_now(log, settings_for(Path(), **settings))
+
+
+def held_now(log: Log, settings: MaterializerSettings) -> Held:
+    """With the leases and subscriptions of now."""
+    return held(log, settings, list_leases(log.store), list_subscriptions(log.store))
 
 
 def rows(found: Held) -> dict[str, dict[str, Any]]:
@@ -138,13 +143,13 @@ def test_young_and_pinned_snapshots(tmp_path: Path) -> None:
     twin = rolled_up(tmp_path, 3, retention=RetentionPolicy(keep=2, min_age_s=60.0))
     settings = MaterializerSettings(retention=RetentionPolicy(keep=2, min_age_s=60.0))
     with twin.open() as log:
-        named = rows(held(log, settings))
+        named = rows(held_now(log, settings))
         assert named["manifest 1"]["frees"] == "a round in 59.0 s or later (min_age=60.0 s)"
         twin.now_s += 100.0
-        assert rows(held(log, settings))["manifest 1"]["frees"] == "the next round"
+        assert rows(held_now(log, settings))["manifest 1"]["frees"] == "the next round"
         hold = Hold(log.store, Terms("web", 120.0), environment=Environment(wall_clock=twin.clock))
         hold.claim(Needs(9, {}, manifest_number=1))
-        assert rows(held(log, settings))["manifest 1"]["frees"].startswith("the end of lease")
+        assert rows(held_now(log, settings))["manifest 1"]["frees"].startswith("the end of lease")
 
 
 def test_too_few_snapshots_and_none(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from statelog.environment import current_environment
-from statelog.errors import AlreadyExists, CorruptLedger, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
+from statelog.errors import AlreadyExists, Corrupt, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.records import AcceptLoss, Restart, decode, encode
 from statelog.schemas.names import (
@@ -84,10 +84,14 @@ def _truncation_of(store: Store, descriptor: Descriptor) -> tuple[int, Truncatio
 
 
 class AcceptedLoss(NamedTuple):
-    """What a person gave up, as the ledger's record says it, and when, by the store's time."""
+    """What a person gave up, as the ledger's record says it, and when, by the store's time. Without a `record` the file
+    at `path` cannot be read, and `problem` says why.
+    """
 
-    record: AcceptLoss | Restart
+    path: str
     accepted_s: float
+    record: AcceptLoss | Restart | None
+    problem: str = ""
 
 
 def put_loss(store: Store, record: AcceptLoss | Restart) -> None:
@@ -107,17 +111,20 @@ def put_loss(store: Store, record: AcceptLoss | Restart) -> None:
 
 
 def losses_of(store: Store) -> list[AcceptedLoss]:
-    """What people gave up, oldest first, also where the ledger was truncated past it.
-
-    Raises Damaged, StoreUnavailable.
+    """What people gave up, oldest first, also where the ledger was truncated past it. Nothing is decided by it, so what
+    cannot be read is told, and stops nobody. Raises StoreUnavailable.
     """
-    found: list[AcceptedLoss] = []
-    for info in _losses(store):
-        record = decode(store.read(info.path))
-        if not isinstance(record, AcceptLoss | Restart):
-            raise CorruptLedger("a file of losses says something else", path=info.path, hint="Restore it from a copy")
-        found.append(AcceptedLoss(record, info.modified_s))
-    return found
+    return [_loss(info, store.read(info.path)) for info in _losses(store)]
+
+
+def _loss(info: FileInfo, data: bytes) -> AcceptedLoss:
+    try:
+        record = decode(data)
+    except (Corrupt, UnknownFormat) as error:
+        return AcceptedLoss(info.path, info.modified_s, None, error.message)
+    if not isinstance(record, AcceptLoss | Restart):
+        return AcceptedLoss(info.path, info.modified_s, None, "it says something else")
+    return AcceptedLoss(info.path, info.modified_s, record)
 
 
 def _losses(store: Store) -> list[FileInfo]:
