@@ -34,6 +34,7 @@ from statelog.web.pictures import picture_of_runs, picture_of_topics
 T = TypeVar("T")
 _WAIT_S = 3.0
 _EVERY_S = 2.0
+_STEPS = 10
 _BEAT_S = 15.0
 _MOST_ROWS = 200
 _MOST_LIVE = 64
@@ -52,7 +53,7 @@ def page_app(looks: Looks, listening: Listening) -> Starlette:
     """The application of a server at this place."""
     page = _Page(looks)
     hosts = ["*"] if listening.token else [*_LOOPBACK, listening.host]
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/", page.root),
             Route("/events", page.root_events),
@@ -67,6 +68,8 @@ def page_app(looks: Looks, listening: Listening) -> Starlette:
             Middleware(_Guarded, listening=listening),
         ],
     )
+    app.state.is_ending = False
+    return app
 
 
 class _Guarded:
@@ -186,7 +189,7 @@ class _Page:
         self._live += 1
         try:
             last, silent_s = "", 0.0
-            while not await request.is_disconnected():
+            while not await _is_over(request):
                 text = await run_in_threadpool(render)
                 if text != last:
                     last, silent_s = text, 0.0
@@ -194,10 +197,22 @@ class _Page:
                 elif silent_s >= _BEAT_S:
                     silent_s = 0.0
                     yield ": still here\n\n"
-                await asyncio.sleep(_EVERY_S)
-                silent_s += _EVERY_S
+                silent_s += await _pause(request)
         finally:
             self._live -= 1
+
+
+async def _is_over(request: Request) -> bool:
+    return request.app.state.is_ending or await request.is_disconnected()
+
+
+async def _pause(request: Request) -> float:
+    """Wait for the next look, less long if the server ends; returns how long."""
+    steps = 0
+    while steps < _STEPS and not request.app.state.is_ending:
+        await asyncio.sleep(_EVERY_S / _STEPS)
+        steps += 1
+    return _EVERY_S * steps / _STEPS
 
 
 async def _static(request: Request) -> Response:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from statelog.errors import Unavailable
 from statelog.operate.listening import Listening
@@ -18,7 +18,7 @@ _GRACE_S = 2
 _POLL_S = 0.02
 
 
-def serve(app: ASGIApp, listening: Listening, wait: Callable[[], object], *, told: Callable[[str], object]) -> None:
+def serve(app: Starlette, listening: Listening, wait: Callable[[], object], *, told: Callable[[str], object]) -> None:
     """Serve until `wait` returns; `told` gets the URL once pages are answered. Raises ConfigError."""
     listening.context()  # Refused here, with what to do, and not by the server.
     config = uvicorn.Config(
@@ -43,5 +43,6 @@ def serve(app: ASGIApp, listening: Listening, wait: Callable[[], object], *, tol
             told(Listening(host=listening.host, port=port, certificate=listening.certificate).url)
             wait()
         finally:
+            app.state.is_ending = True  # Which ends the pages that are live.
             server.should_exit = True
             thread.join(_GRACE_S * 2)

@@ -187,6 +187,16 @@ def _next_event(events: Iterable[bytes]) -> str:
     return "".join(lines)
 
 
+def test_a_live_page_ends_with_the_server(twin: Twin, caplog: pytest.LogCaptureFixture) -> None:
+    """In order, and soon: its stream has an end, and nothing is logged of it."""
+    with served(twin.where()) as url:
+        events = urllib.request.urlopen(f"{url}/logs/visits/events", timeout=30)
+        assert _next_event(events)
+    with closing(events):
+        events.read()  # To its end, which comes.
+    assert [one.message for one in caplog.records if one.levelname == "ERROR"] == []
+
+
 def test_a_log_that_hangs_or_is_damaged_leaves_the_others_alone(twin: Twin) -> None:
     """The page of another log is as fast as ever, and the list says which one does not answer."""
     gate = threading.Event()
