@@ -155,6 +155,7 @@ BENCHMARKS: Mapping[str, Callable[[Setting], list[Figure]]] = {
     "latency-far": _elsewhere("far", "latency_far"),
     "replay": replay,
     "snapshot": snapshot,
+    "rounds": _elsewhere("rounds", "rounds"),
     "shapes": _elsewhere("shapes", "shapes"),
     "rocksdb": _elsewhere("rocksdb", "rocksdb"),
     "cache": _elsewhere("cache", "cache"),

@@ -1,0 +1,137 @@
+"""Rounds for ever: forty rounds over tails of one size onto all keys, each beside the floor of the same changes.
+
+The floor is what a round cannot do without: pyarrow sorts the tail, keeps the last change of each key, and writes them
+as Parquet, in one thread, from memory. It reads nothing from Kafka, checks and merges nothing, and reads nothing back.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from bench.figures import Figure, Took, timed
+from bench.logs import bench_log, bulk_append
+from bench.setting import Setting
+from bench.workload import batches, every_key
+from statelog.materializer.cleanup import VerifiedRuns
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import Round
+from statelog.materializer.settings import MaterializerSettings
+
+__all__ = ["rounds"]
+
+_ROUNDS = 40
+_WINDOW = 10
+_SHARES = {4: "a quarter", 20: "a twentieth"}
+_FLOOR = "sort and write by pyarrow"
+
+
+@dataclass(slots=True)
+class _Takes:
+    """What each round took and wrote."""
+
+    took: list[Took] = field(default_factory=list[Took])
+    written_bytes: list[int] = field(default_factory=list[int])
+
+
+def rounds(setting: Setting) -> list[Figure]:
+    """Changes for each second of the processors, the longest round, and the bytes written, beside the floor's."""
+    figures: list[Figure] = []
+    for share, words in _SHARES.items():
+        changes = max(1000, setting.keys // share)
+        ours, floor = _forty(setting, changes)
+        name = f"{_ROUNDS} rounds over tails of {words} of the keys"
+        figures += [
+            _by_cpu(name, changes, ours, floor),
+            _longest(name, ours, floor),
+            _bytes(name, changes, ours, floor),
+        ]
+    return figures
+
+
+def _forty(setting: Setting, changes: int) -> tuple[_Takes, _Takes]:
+    ours, floor = _Takes(), _Takes()
+    with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
+        settings, verified = MaterializerSettings(scratch=Path(scratch)), VerifiedRuns()
+
+        def roll_up() -> bool:
+            outcome = Round(log, settings, verified=verified).run()
+            assert isinstance(outcome, CompletedRound)
+            ours.written_bytes.append(outcome.size_bytes)
+            return outcome.behind
+
+        bulk_append(log, every_key(setting.keys), commits=20)
+        while roll_up():
+            continue  # A large state takes several rounds.
+        ours.written_bytes.clear()
+        for seed in range(_ROUNDS):
+            tail = batches(changes, setting.keys, seed=seed)
+            bulk_append(log, tail, commits=2)
+            file = Path(scratch) / "floor.parquet"
+            floor.took.append(timed(partial(_write_floor, tail, file)))
+            floor.written_bytes.append(file.stat().st_size)
+            ours.took.append(timed(roll_up))
+    return ours, floor
+
+
+def _write_floor(tail: list[pa.RecordBatch], file: Path) -> None:
+    table = pa.Table.from_batches(tail).combine_chunks()
+    order = pc.sort_indices(table, sort_keys=[("key", "ascending")])  # Stable.
+    keys = table.column("key").take(order)
+    is_last = pa.concat_arrays([*pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).chunks, pa.array([True])])
+    newest = table.take(order.filter(is_last))
+    with pq.ParquetWriter(str(file), newest.schema, compression="lz4", use_dictionary=False) as writer:
+        writer.write_table(newest)
+
+
+def _by_cpu(name: str, changes: int, ours: _Takes, floor: _Takes) -> Figure:
+    """Over all rounds; the lowest and the highest of ten in a row, which tell whether it stays as it is."""
+    rates = [_rate(changes, ours.took[first : first + _WINDOW]) for first in range(0, _ROUNDS, _WINDOW)]
+    return Figure(
+        name=f"{name}, by CPU",
+        unit="M changes/CPU s",
+        value=_rate(changes, ours.took),
+        lowest=min(rates),
+        highest=max(rates),
+        baseline_name=_FLOOR,
+        baseline=_rate(changes, floor.took),
+        cpu_s=sum(one.cpu_s for one in ours.took),
+        peak_bytes=max((one.peak_bytes or 0 for one in ours.took), default=0) or None,
+        baseline_cpu_s=sum(one.cpu_s for one in floor.took),
+    )
+
+
+def _rate(changes: int, took: Sequence[Took]) -> float:
+    return len(took) * changes / sum(one.cpu_s for one in took) / 1e6
+
+
+def _longest(name: str, ours: _Takes, floor: _Takes) -> Figure:
+    return Figure(
+        name=f"{name}, the longest",
+        unit="s",
+        value=max(ours.took),
+        lowest=min(ours.took),
+        highest=max(ours.took),
+        baseline_name=_FLOOR,
+        baseline=max(floor.took),
+        higher_is_better=False,
+    )
+
+
+def _bytes(name: str, changes: int, ours: _Takes, floor: _Takes) -> Figure:
+    each = [size_bytes / changes for size_bytes in ours.written_bytes]
+    return Figure(
+        name=f"{name}, bytes written",
+        unit="bytes a change",
+        value=sum(each) / len(each),
+        lowest=min(each),
+        highest=max(each),
+        baseline_name=_FLOOR,
+        baseline=sum(floor.written_bytes) / len(each) / changes,
+        higher_is_better=False,
+    )
