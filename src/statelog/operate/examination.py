@@ -44,7 +44,7 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.copied import Origin
 from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.claims import expired, holding
-from statelog.schemas.snapshot.manifest import Manifest, sha256
+from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest, sha256
 from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.topic_policy import TopicNeeds, TopicRole, objections
@@ -382,8 +382,9 @@ class _Examination:
         return log_checks.of_clocks(self._now_s, times_s)
 
     def versions(self) -> Verdict:
-        """Of clients."""
+        """Of clients, and of the newest manifests that this one writes and reads."""
         found = {name: text for name, text in versions().items() if text is not None}
+        found["manifest_format"] = str(FORMAT_VERSION)
         return Verdict(Severity.OK, ", ".join(f"{name} {text}" for name, text in found.items()), facts=found)
 
 
