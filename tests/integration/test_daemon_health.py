@@ -89,3 +89,56 @@ def test_others_are_not_served_in_the_clear(shell: Shell) -> None:
     error = shell.json("materialize", shell.name, "--listen", "0.0.0.0:9400", code=2)
     assert error["error"] == "ConfigError"
     assert "a certificate" in error["hint"]
+
+
+def test_one_daemon_rolls_up_all_logs_below_a_root(shell: Shell, tmp_path: Path) -> None:
+    """Those that are there, one that is made meanwhile, and not one that is damaged, which it names; one is deleted."""
+    names = [f"{shell.name}-{letter}" for letter in "abc"]
+    rows = write_lines(tmp_path / "lines.jsonl", [{"key": "a", "value": "1"}])
+    options = ["--partitions", 1, "--key-groups", 4, "--key-type", "string"]
+    port = free_port()
+
+    def make(name: str) -> None:
+        assert shell.run("init", name, *options).exit_code == 0
+        assert shell.run("append", name, rows).exit_code == 0
+
+    def is_rolled_up(name: str) -> bool:
+        return f'statelog_rounds_total{{log="{name}",outcome="completed"}} 1.0' in _ask(port, "/metrics")[1]
+
+    make(names[0])
+    make(names[1])
+    descriptor = shell.root / names[1] / "descriptor.avro"
+    whole = descriptor.read_bytes()
+    descriptor.write_bytes(whole[:-1])
+    # Nobody reads its lines before the end: so few that they fit into a pipe.
+    paced = ["--interval", "3s", "--jitter", 0, "--log-format", "json", "--listen", f"127.0.0.1:{port}"]
+    process = shell.start("materialize", "--all", *paced)
+    try:
+        wait_for(lambda: is_rolled_up(names[0]), "the whole log is not rolled up")
+        wait_for(lambda: f"{names[1]}: " in _ask(port, "/readyz")[1], "the damaged log is not named")
+        assert _ask(port, "/livez") == (200, "live\n")
+        assert _ask(port, f"/readyz?log={names[0]}") == (200, "ready\n")
+        make(names[2])
+        wait_for(lambda: is_rolled_up(names[2]), "a log that was made meanwhile is not rolled up")
+        descriptor.write_bytes(whole)
+        wait_for(lambda: is_rolled_up(names[1]), "the mended log is not rolled up")
+        assert shell.run("delete", names[0], "--yes").exit_code == 0
+        wait_for(
+            lambda: f'age_seconds{{log="{names[0]}"' not in _ask(port, "/metrics")[1], "the deleted log is still there"
+        )
+    finally:
+        process.send_signal(signal.SIGTERM)
+        told, complaints = process.communicate(timeout=60)
+    assert process.returncode == 0, complaints
+    events = [json.loads(line) for line in told.splitlines()]
+    assert {one["log"] for one in events if one["event"] == "log-set-aside"} <= {names[0], names[1]}
+    assert [one["log"] for one in events if one["event"] == "log-gone"] == [names[0]]
+    for name in names[1:]:
+        shell.run("delete", name, "--yes")
+
+
+def test_logs_are_named_or_all(shell: Shell) -> None:
+    """One of both, and a single round is one log's."""
+    assert shell.json("materialize", code=2)["error"] == "Misuse"
+    assert shell.json("materialize", "--all", shell.name, code=2)["error"] == "Misuse"
+    assert "one log" in shell.json("materialize", shell.name, "other", "--once", code=2)["message"]

@@ -3,9 +3,9 @@
 import datetime
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
@@ -14,7 +14,7 @@ from statelog.cli.observing import JsonLines, Observing, WatchedLog, observed
 from statelog.cli.output import Output
 from statelog.cli.session import Session, connected
 from statelog.cli.streams import give_up_stdout
-from statelog.errors import ConfigError, NotFound
+from statelog.errors import ConfigError, Misuse, NotFound
 from statelog.materializer import (
     CompletedRound,
     Control,
@@ -27,16 +27,23 @@ from statelog.materializer import (
 )
 from statelog.materializer import claim_root as claim
 from statelog.materializer.engine import EngineMaker, LocalEngine
+from statelog.materializer.fleet import Fleet, FleetSettings, Kit
 from statelog.materializer.outcome import RoundOutcome
 from statelog.operate.report import Report
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.config import Config
-from statelog.storage.log.where import configured_where
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import configured_where, log_names, one_client
+
+if TYPE_CHECKING:
+    from statelog.operate.health import Health
 
 _LOOK_AGAIN_S = 2.0
 F = TypeVar("F", bound=Callable[..., Any])
 _HELP = """Roll the log NAME up into snapshots and truncate what they cover, round after round.
+
+With several names, or --all, one process does it for many logs: an error of one does not stop the others.
 
 SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0; a second one gives the round up.
 SIGUSR1 starts a round now."""
@@ -48,7 +55,7 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 
 
 @click.command("materialize", help=_HELP)
-@click.argument("name")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.option("--once", is_flag=True, help="Run one round now, print its outcome, and exit.")
 @click.option("--now", is_flag=True, help="Start with a round at once, without the initial delay.")
 @click.option("--wait", is_flag=True, help="Wait for the log if it does not exist yet.")
@@ -79,11 +86,14 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 @_setting("--round-timeout", "round_timeout_s", "TIME", "Give up a round after this time. Default 6h.")
 @_setting("--hang", "hang_s", "TIME", "Not live after so long without a step. Default 15min.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Lines of words, or objects, warnings as well.")
+@click.option("--all", "is_all", is_flag=True, help="All logs below the root, also those that are made meanwhile.")
+@_setting("--rounds", "rounds", "N", "Of several logs, rounds at once. Default 2.")
 @observed
 @connected
 def command(
     session: Session,
-    name: str,
+    names: tuple[str, ...],
+    is_all: bool,
     once: bool,
     now: bool,
     wait: bool,
@@ -91,35 +101,89 @@ def command(
     log_format: str | None,
     observing: Observing,
 ) -> None:
-    """Materialize a log."""
+    """Materialize logs."""
     if log_format is not None:
         session = replace(session, output=JsonLines() if log_format == "json" else Output(as_json=False))
-    settings = materializer_settings(session.config)
+    if is_all == bool(names):
+        raise Misuse("name the logs, or give --all")
+    name, *others = names or ("",)
+    are_many = is_all or bool(others)
+    if are_many and (once or claim_root):
+        raise Misuse("--once and --claim-root are for one log", hint="Name one log at a time")
     control = Control()
     restore = install_signal_handlers(control)
-    watched = WatchedLog(name, settings)
     try:
-        with observing.started(session, watched, [settings.scratch]):
-            if wait and not _wait_for_log(session, name, control):
-                return
-            watched.is_opening()
-            with session.open_log(name) as log:
-                engine = engine_for(session.config, name)
-                if claim_root:
-                    claim(log)
-                if once:
-                    outcome = Materializer(log, settings, control=control, make_engine=engine).run_once()
-                    session.output.report(outcome_report(name, outcome))
-                    return
-                if now:
-                    control.trigger()
-                events = _Events(session, control)
-                daemon = Materializer(log, settings, control=control, make_engine=engine, on_event=events.tell)
-                watched.is_driven_by(daemon)
-                daemon.run()
-                events.check()
+        if now:
+            control.trigger()
+        if are_many:
+            _materialize_all(session, names, control, observing)
+        else:
+            of_log = replace(session, config=session.config.of_log(name))
+            _materialize(of_log, name, control, observing, _Way(once=once, wait=wait, claim_root=claim_root))
     finally:
         restore()
+
+
+class _Way(NamedTuple):
+    once: bool
+    wait: bool
+    claim_root: bool
+
+
+def _materialize(session: Session, name: str, control: Control, observing: Observing, way: _Way) -> None:
+    """One log: what ends its rounds ends the command."""
+    settings = materializer_settings(session.config)
+    watched = WatchedLog(name, settings)
+    with observing.started(session, watched, [settings.scratch]):
+        if way.wait and not _wait_for_log(session, name, control):
+            return
+        watched.is_opening()
+        with session.open_log(name) as log:
+            engine = engine_for(session.config, name)
+            if way.claim_root:
+                claim(log)
+            if way.once:
+                outcome = Materializer(log, settings, control=control, make_engine=engine).run_once()
+                session.output.report(outcome_report(name, outcome))
+                return
+            events = _Events(session, control)
+            daemon = Materializer(log, settings, control=control, make_engine=engine, on_event=events.tell)
+            watched.is_driven_by(daemon)
+            daemon.run()
+            events.check()
+
+
+def _materialize_all(session: Session, names: Sequence[str], control: Control, observing: Observing) -> None:
+    """Several logs: what ends the rounds of one does not end the command."""
+    settings, events, where = materializer_settings(session.config), _Events(session, control), session.where()
+    most = cast("int", session.config.materializer.get("rounds", FleetSettings().rounds))
+
+    def kit(name: str) -> Kit:
+        config = session.config.of_log(name)
+        return Kit(lambda: Log.open(name, shared), materializer_settings(config), engine_for(config, name))
+
+    fleet: Fleet | None = None
+
+    def health() -> "Health":
+        from statelog.operate.health import Health, health_of_all  # Loaded if it is asked for.
+
+        if fleet is None:
+            return Health(logs=())
+        return health_of_all(fleet.states(), late_s=fleet.late_s, hang_s=settings.hang_s, problem=fleet.problem)
+
+    # What is made before somebody watches is not seen.
+    watched = observing.started(session, health, [settings.scratch])
+    with session.warnings_shown(), watched, one_client(where) as shared:
+        fleet = Fleet(
+            kit,
+            names,
+            find=None if names else lambda: log_names(where),
+            settings=FleetSettings(rounds=most),
+            control=control,
+            on_event=events.tell,
+        )
+        fleet.run()
+    events.check()
 
 
 def _wait_for_log(session: Session, name: str, control: Control) -> bool:
@@ -193,7 +257,8 @@ _INTERVALS_BEFORE_ALARM = 6
 def materializer_settings(config: Config) -> MaterializerSettings:
     """The settings of the configuration. An alarm age that was not set follows a long interval. Raises ConfigError."""
     given = dict(config.materializer)
-    given.pop("engine", None)  # Who works is no setting of the rounds.
+    for name in ("engine", "rounds"):
+        given.pop(name, None)  # Who works, and how many do, is no setting of a log's rounds.
     retention = {name: given.pop(name) for name in ("keep", "min_age_s") if name in given}
     if "alarm_age_s" not in given and "interval_s" in given:
         usual = MaterializerSettings().alarm_age_s

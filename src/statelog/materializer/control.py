@@ -27,8 +27,9 @@ class Control:
         >>> daemon = Materializer(log, control=control)
     """
 
-    def __init__(self) -> None:
-        self._bell = threading.Event()
+    def __init__(self, *, beside: "Control | None" = None) -> None:
+        """`beside`: whoever waits at that one is woken by requests to this one, too."""
+        self._bell: threading.Event = threading.Event() if beside is None else beside._bell
         environment = current_environment()
         self._wait = environment.wait
         self._clock = environment.clock
@@ -64,6 +65,10 @@ class Control:
         """Ask for a round now. If one is in flight, another follows it, which covers all that is committed by now."""
         self.is_triggered = True
         self._bell.set()
+
+    def follow(self, other: "Control") -> None:
+        """Ask for what the other one was asked for: to stop, and to end the round in flight."""
+        self.stopped_s, self.abandoned_s = other.stopped_s, other.abandoned_s
 
     def take_trigger(self) -> None:
         """Note that a round begins, which answers every request so far."""

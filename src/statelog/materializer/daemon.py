@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from enum import Enum
 
 from statelog.environment import current_environment
 from statelog.errors import (
@@ -54,6 +55,16 @@ _ENDED: dict[type[RoundOutcome], EventKind] = {
 }
 
 
+class Work(Enum):
+    """What a daemon begins on a thread of its own."""
+
+    ROUND = "round"
+    LOOK = "look"
+
+
+Admit = Callable[[Work], bool]
+
+
 class Materializer:
     """Runs rounds on one log. `run` belongs to one thread; `statistics`, `trigger` and `stop` may be called from any.
 
@@ -77,6 +88,9 @@ class Materializer:
         make_engine: EngineMaker = LocalEngine,
     ) -> None:
         self._log = log
+        self.admit: Admit = lambda _: True
+        """Asked before each piece of work that is due: whether it may begin now, beside that of others."""
+        self._working: set[BackgroundTask[RoundOutcome]] = set()
         self._make_engine = make_engine
         self._settings = settings = settings or MaterializerSettings()
         self._control = control or Control()
@@ -95,6 +109,8 @@ class Materializer:
         self._due_s = environment.clock()
         self._ended_s: float | None = None
         self._failing_since_s = 0.0
+        self.is_ended = False
+        """Whether nobody drives it any more."""
         self._awaited_s = math.inf  # When the loop turns again, at the latest.
         self._began_s = self._stepped_s = 0.0  # The newest round, and its last step.
         environment.made(self, log.name)
@@ -194,6 +210,22 @@ class Materializer:
         """Whether it was asked to stop, and no round is in flight."""
         return self._control.is_stopped and self._round is None
 
+    @property
+    def due_s(self) -> float:
+        """When the next round is due, on its clock."""
+        return self._due_s
+
+    def works_on(self, patience_s: float) -> list[Work]:
+        """What is under way now, but for what was given up, and for what has been silent for longer: it may hang."""
+        late_s, look_s = self._clock() - patience_s, self._tail_watch.looking_since_s
+        is_at_it = self._round is not None and self._stepped_s >= late_s
+        return [Work.ROUND] * is_at_it + [Work.LOOK] * (look_s is not None and look_s >= late_s)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no round is under way any more, not even one that was given up."""
+        return not self._working
+
     def turn(self) -> float | None:
         """Collect what ended, and begin what is due; waits for nothing. Returns for how long nothing will be due, and
         None if something is there already. Raises as `run`.
@@ -211,7 +243,7 @@ class Materializer:
 
     def end(self) -> None:
         """Release what is held, and say so. Idempotent but for the event."""
-        self._awaited_s = math.inf
+        self._awaited_s, self.is_ended = math.inf, True
         self._tail_watch.drop()
         self._tell(EventKind.STOPPED)
 
@@ -231,13 +263,15 @@ class Materializer:
         return error
 
     def _begin_what_is_due(self) -> None:
-        if self._clock() >= self._tail_watch.due_s:
+        if self._clock() >= self._tail_watch.due_s and self.admit(Work.LOOK):
             self._tail_watch.begin()
             self._take_in()
         cause = None if self._round is not None else cause_of_round(self._situation(), self._settings)
-        if cause is not None:
+        if cause is not None and self.admit(Work.ROUND):
             started_s = self._begin(cause)
-            self._round = begin_task(self._environment, lambda: self._run_round(started_s), self._round_over)
+            self._round = task = begin_task(self._environment, lambda: self._run_round(started_s), self._round_over)
+            if not task.future.done():
+                self._working.add(task)
 
     def _situation(self) -> ScheduleState:
         return ScheduleState(
@@ -267,6 +301,7 @@ class Materializer:
     # ---- results; the first method runs on another thread
 
     def _round_over(self, task: BackgroundTask[RoundOutcome]) -> None:
+        self._working.discard(task)
         self._ended.append(task)
         self._control.ring()
 

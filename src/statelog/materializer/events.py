@@ -61,6 +61,12 @@ class EventKind(StrEnum):
     What helps: a larger budget, a faster store, less state, or several workers that each restore a part. Reported once,
     and again if the budget was within reach in between.
     """
+    LOG_SET_ASIDE = "log-set-aside"
+    """Of many logs, this one ended its rounds by `Event.error`, or could not be opened; it is opened again after
+    `retry_s`, and the others go on. The facts have the class of the `error`, its `message` and its `facts`.
+    """
+    LOG_GONE = "log-gone"
+    """Of many logs, this one was deleted, or does not exist yet."""
     STOPPED = "stopped"
     """The daemon ends. No round is in flight, except those that were given up and hang."""
 
@@ -96,6 +102,8 @@ _SHOWN = {
         "restore budget out of reach: the snapshot alone takes about {snapshot_s} of {budget_s}; restore parts on"
         " several workers, or allow more time",
     ),
+    EventKind.LOG_SET_ASIDE: (logging.ERROR, "set aside, to be opened again in {retry_s}: {error}"),
+    EventKind.LOG_GONE: (logging.INFO, "there is no such log any more, or not yet"),
     EventKind.STOPPED: (logging.INFO, "materializer stopped"),
 }
 """How loud an event of the kind is, and its text."""
@@ -134,6 +142,8 @@ class Event:
                 facts["more"] = ", more to do" if facts["behind"] else ""
             case EventKind.ROUND_FAILED:
                 facts |= {"error": self.error, "goes_on": "going on" if facts["tolerated"] else "giving up"}
+            case EventKind.LOG_SET_ASIDE:
+                facts["error"] = self.error
             case EventKind.NEED_AGING:
                 facts["how"] = "gone" if facts["is_gone"] else f"{facts['age_s']} old"
             case EventKind.ROUND_ENDED_LATE:

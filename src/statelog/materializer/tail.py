@@ -185,6 +185,11 @@ class TailWatch:
         return bool(self._over)
 
     @property
+    def looking_since_s(self) -> float | None:
+        """When the look that is under way began; None if none is."""
+        return None if self._under_way is None else self._under_way.started_s
+
+    @property
     def due_s(self) -> float:
         """When the next look is due; never while one is under way, or too many hang."""
         has_room = self._under_way is None and self._out <= self._settings.failures_tolerated

@@ -23,8 +23,20 @@ from prometheus_client.registry import Collector
 
 from statelog.errors import StatelogError
 from statelog.materializer import Materializer
+from statelog.materializer.fleet import Fleet
 from statelog.observing import Request, Step
-from statelog.operate.metrics import METRICS, STEPS, Kind, Metric, Sample, of_rounds, of_standby, of_table, of_writer
+from statelog.operate.metrics import (
+    METRICS,
+    STEPS,
+    Kind,
+    Metric,
+    Sample,
+    of_fleet,
+    of_rounds,
+    of_standby,
+    of_table,
+    of_writer,
+)
 from statelog.producer import Life, Writer
 from statelog.tables import Standby, Table
 
@@ -122,6 +134,7 @@ class Metrics(Collector):
 
 _ASKED: Mapping[type, Callable[[str, str, Any], Iterator[Sample]]] = {
     Materializer: of_rounds,
+    Fleet: of_fleet,
     Writer: of_writer,
     Table: of_table,
     Standby: of_standby,
@@ -131,7 +144,8 @@ _ASKED: Mapping[type, Callable[[str, str, Any], Iterator[Sample]]] = {
 def _of(made: _Made) -> Iterator[Sample]:
     thing: Any = made.of()
     for kind, samples in _ASKED.items():
-        if isinstance(thing, kind) and getattr(thing, "life", Life.OPEN) is Life.OPEN:
+        is_over = getattr(thing, "life", Life.OPEN) is not Life.OPEN or getattr(thing, "is_ended", False)
+        if isinstance(thing, kind) and not is_over:
             yield from samples(made.log, made.name, thing)
 
 

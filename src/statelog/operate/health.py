@@ -7,11 +7,12 @@
 Invariant: a daemon that fails is live. Starting it anew would not help, and would hide what is wrong.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from statelog.formatting import show_duration
 from statelog.materializer import MaterializerSettings
+from statelog.materializer.fleet import MemberState
 from statelog.materializer.statistics import MaterializerStatistics
 
 
@@ -48,6 +49,21 @@ class Health:
 def health_of(log: str, now: MaterializerStatistics, settings: MaterializerSettings) -> LogHealth:
     """Of a log, by what its rounds know now."""
     return LogHealth(log=log, not_live=_hangs(now, settings.hang_s), not_ready=tuple(_fails(now, settings)))
+
+
+def health_of_all(states: Iterable[MemberState], *, late_s: float, hang_s: float, problem: str = "") -> Health:
+    """Of a process that drives many logs: how each of them is, for how long its own loop is late, and its problem."""
+    late = f"the loop hangs: it should have turned {show_duration(late_s)} ago"
+    beside = [LogHealth(log="all logs", not_ready=(problem,))] if problem else []
+    return Health(logs=[*beside, *map(_of_member, states)], not_live=late if late_s >= hang_s else "")
+
+
+def _of_member(state: MemberState) -> LogHealth:
+    if state.statistics is not None:
+        return health_of(state.log, state.statistics, state.settings)
+    if state.opening_s >= state.settings.hang_s:
+        return LogHealth(log=state.log, not_live=f"it has been opening for {show_duration(state.opening_s)}")
+    return LogHealth(log=state.log, not_ready=(state.problem,) if state.problem else ())
 
 
 def _hangs(now: MaterializerStatistics, hang_s: float) -> str:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from statelog.materializer import Materializer
+from statelog.materializer.fleet import Fleet
 from statelog.producer import Writer
 from statelog.tables import Standby, Table
 
@@ -68,6 +69,7 @@ OTHERS = {
 }
 OF_ROUNDS = {
     "statelog_rounds_total": _count("Rounds that ended, as completed, skipped, lost or failed", "log", "outcome"),
+    "statelog_set_aside": _gauge("1 while one of several logs has no rounds, because of an error", *_OF_LOG),
     "statelog_round_failures_in_a_row": _gauge("Rounds that failed since the last one that ended well", *_OF_LOG),
     "statelog_rounds_hanging": _gauge("Rounds that were given up and have not ended yet", *_OF_LOG),
     "statelog_round_silent_seconds": _gauge("Since the round in flight reached its last step", *_OF_LOG),
@@ -166,6 +168,12 @@ def of_rounds(log: str, _name: str, daemon: Materializer) -> Iterator[Sample]:
             # Whose lease or subscription it is, is worth a series; which manifest it is, is not.
             yield Sample("statelog_truncation_held", (log, "manifest" if held.startswith("manifest ") else held), 1)
     yield from _named(values, log)
+
+
+def of_fleet(_log: str, _name: str, fleet: Fleet) -> Iterator[Sample]:
+    """Of the daemons of many logs, each of which is asked for itself while it has one."""
+    for state in fleet.states():
+        yield Sample("statelog_set_aside", (state.log,), bool(state.problem))
 
 
 def of_writer(log: str, name: str, writer: Writer) -> Iterator[Sample]:

@@ -17,12 +17,12 @@ import os
 import re
 import tomllib
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
 from statelog.errors import ConfigError, NotFound
-from statelog.storage.config_keys import FREE_TABLES, KEYS, MATERIALIZER, Key, setting_text
+from statelog.storage.config_keys import FREE_TABLES, KEYS, LOGS, MATERIALIZER, Key, setting_text
 from statelog.storage.kafka.config import TOKEN, client_config, is_secret_setting
 from statelog.storage.kafka.config import secret_of as setting_of
 from statelog.storage.secret_files import merge_secrets
@@ -54,12 +54,13 @@ class ConfigLayer:
     values: Mapping[str, object] = field(default_factory=dict[str, object])
     kafka: Mapping[str, str] = field(default_factory=dict[str, str])
     storage: Mapping[str, object] = field(default_factory=dict[str, object])
+    logs: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Config:
     """The configuration of one run. `kafka` holds librdkafka settings but for the address, `storage` fsspec options;
-    `materializer` those of its settings that were set.
+    `materializer` those of its settings that were set, and `logs` those that were set for one log, by its name.
     """
 
     bootstrap: str | None = None
@@ -69,7 +70,12 @@ class Config:
     allow_unsafe: tuple[str, ...] = ()
     replication_factor: int = DEFAULT_REPLICATION_FACTOR
     materializer: Mapping[str, object] = field(default_factory=dict[str, object])
+    logs: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
     origins: tuple[str, ...] = ()
+
+    def of_log(self, name: str) -> "Config":
+        """As it is for this log: what is said of one log is stronger than what is said of all."""
+        return replace(self, materializer={**self.materializer, **self.logs.get(name, {})})
 
     def kafka_settings(self) -> dict[str, str]:
         """All settings of the Kafka client. Raises ConfigError without a broker, and for a setting that is refused."""
@@ -93,6 +99,7 @@ class Config:
             "allow_unsafe": list(self.allow_unsafe),
             "replication_factor": self.replication_factor,
             MATERIALIZER: dict(self.materializer),
+            LOGS: {name: dict(settings) for name, settings in self.logs.items()},
         }
 
     def __repr__(self) -> str:
@@ -107,14 +114,16 @@ def file_layer(text: str, path: str) -> ConfigLayer:
         raise ConfigError("the configuration file is not TOML", file=path, problem=str(error)) from None
     values: dict[str, object] = {}
     for name, value in document.items():
-        if name in FREE_TABLES or name == MATERIALIZER:
+        if name in (*FREE_TABLES, MATERIALIZER, LOGS):
             _require_table(name, value, path)
         if name == MATERIALIZER:
             values.update(_known(f"{name}.{inner}", one, path) for inner, one in _table(value).items())
-        elif name not in FREE_TABLES:
+        elif name not in (*FREE_TABLES, LOGS):
             values.update([_known(name, value, path)])
     kafka = dict(_flattened(_table(document.get("kafka")), "", path))
-    return _checked(ConfigLayer(origin=path, values=values, kafka=kafka, storage=_table(document.get("storage"))))
+    logs = {name: _of_log(name, value, path) for name, value in _table(document.get(LOGS)).items()}
+    storage = _table(document.get("storage"))
+    return _checked(ConfigLayer(origin=path, values=values, kafka=kafka, storage=storage, logs=logs))
 
 
 def environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
@@ -161,8 +170,10 @@ def merge(layers: Iterable[ConfigLayer]) -> Config:
     values: dict[str, object] = {}
     kafka: dict[str, str] = {}
     storage: dict[str, object] = {}
+    logs: dict[str, Mapping[str, object]] = {}
     origins: list[str] = []
     for layer in layers:
+        logs |= layer.logs
         address = layer.kafka.get(_SERVERS)
         values.update(layer.values if address is None else {**layer.values, "bootstrap": address})
         others = {name: value for name, value in layer.kafka.items() if name != _SERVERS}
@@ -178,6 +189,7 @@ def merge(layers: Iterable[ConfigLayer]) -> Config:
         allow_unsafe=cast("tuple[str, ...]", values.get("allow_unsafe", ())),
         replication_factor=cast("int", values.get("replication_factor", DEFAULT_REPLICATION_FACTOR)),
         materializer={path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)},
+        logs=logs,
         origins=tuple(origins),
     )
 
@@ -185,9 +197,16 @@ def merge(layers: Iterable[ConfigLayer]) -> Config:
 # ---- reading one layer
 
 
+def _of_log(log: str, value: object, file: str) -> dict[str, object]:
+    """The settings of the materializer that hold for one log."""
+    _require_table(f"{LOGS}.{log}", value, file)
+    found = dict(_known(f"{MATERIALIZER}.{name}", one, file) for name, one in _table(value).items())
+    return {path.removeprefix(f"{MATERIALIZER}."): one for path, one in found.items()}
+
+
 def _known(path: str, value: object, file: str) -> tuple[str, object]:
     if path not in KEYS:
-        known = [*KEYS, *FREE_TABLES, MATERIALIZER]
+        known = [*KEYS, *FREE_TABLES, MATERIALIZER, LOGS]
         raise ConfigError(
             f"the configuration has no key {path!r}", file=file, key=path, hint=_nearest(path, known)
         ) from None

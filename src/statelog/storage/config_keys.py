@@ -12,6 +12,8 @@ from typing import cast
 from statelog.errors import ConfigError
 
 MATERIALIZER = "materializer"
+LOGS = "logs"
+"""The table of tables of settings that hold for one log."""
 ENGINES = ("local", "spark")
 """Who may carry out a round's work: this process, or Spark."""
 FREE_TABLES = ("kafka", "storage")
@@ -155,6 +157,7 @@ _ALL = (
     Key("round_timeout_s", duration_s, MATERIALIZER),
     Key("restore_budget_s", duration_s, MATERIALIZER),
     Key("restore_spacing_s", duration_s, MATERIALIZER),
+    Key("rounds", _whole, MATERIALIZER),
 )
 KEYS: Mapping[str, Key] = {key.path: key for key in _ALL}
 """Every key but those of the free tables, by its path."""

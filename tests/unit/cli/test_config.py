@@ -184,6 +184,32 @@ def test_no_error_shows_a_value_of_the_free_tables(kafka: list[str], storage: li
     assert CANARY not in str(caught.value)
 
 
+def test_what_is_said_of_one_log_is_stronger() -> None:
+    """Than what is said of all, also by a flag; other logs have nothing of it."""
+    text = "[materializer]\nkeep = 5\ninterval_s = 9\n[logs.orders]\ninterval_s = '1min'\nengine = 'spark'"
+    config = made(text, flags=flag_layer({"materializer.interval_s": "20"}, [], []))
+    orders = config.of_log("orders")
+    assert orders.materializer == {"keep": 5, "interval_s": 60.0, "engine": "spark"}
+    assert materializer_settings(orders).interval_s == 60
+    assert materializer_settings(config.of_log("visits")).interval_s == 20
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "nearest"),
+    [
+        ("logs = 1", "logs", "below it"),
+        ("[logs]\norders = 1", "logs.orders", "below it"),
+        ("[logs.orders]\nintervall_s = 1", "materializer.intervall_s", "materializer.interval_s"),
+    ],
+)
+def test_what_is_no_setting_of_a_log_is_refused(text: str, key: str, nearest: str) -> None:
+    """By its name, with what it may be."""
+    with pytest.raises(ConfigError) as caught:
+        made(text)
+    assert caught.value.facts["key"] == key
+    assert nearest in caught.value.hint
+
+
 def test_settings_of_the_materializer_follow() -> None:
     """What was set arrives; an alarm age that nobody set is longer than the interval, whatever that is."""
     settings = materializer_settings(made("[materializer]\ninterval_s = '2h'\nkeep = 5\nmin_age_s = 0"))

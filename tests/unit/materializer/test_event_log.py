@@ -61,6 +61,14 @@ _EVENTS: tuple[tuple[Event, int, str], ...] = (
         logging.ERROR,
         "manifest 2 needs a record of l[0] that is 60.0 s old, and Kafka deletes records after 100.0 s",
     ),
+    (
+        Event(
+            kind=EventKind.LOG_SET_ASIDE, log="l", at_s=0.0, facts={"retry_s": 60.0}, error=BrokerUnavailable("away")
+        ),
+        logging.ERROR,
+        "opened again in 60.0 s: away",
+    ),
+    (_event(EventKind.LOG_GONE), logging.INFO, "no such log"),
     (_event(EventKind.STOPPED), logging.INFO, "stopped"),
 )
 

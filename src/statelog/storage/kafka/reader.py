@@ -53,6 +53,7 @@ _BATCH = 16
 _POLL_S = 0.1
 _SILENCE_S = 1.0
 """Nothing came for so long: time to ask what was not asked at the beginning, whether it is all there."""
+_MOST_IDLE = 16
 _FRESH_S = 60.0
 """So long a connection that nobody uses is trusted: less than any load balancer drops one after."""
 _BY_BROKER = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
@@ -83,7 +84,8 @@ class _Waiting(NamedTuple):
 class IdleConsumers:
     """Consumers between two reads, at most one a topic, for readers that are many and seldom read. Thread-safe.
 
-    One that has waited for long is closed instead of used: its connections may be gone without a word.
+    Of many topics those are kept that were read last: each has connections and threads of its own. One that has waited
+    for long is closed instead of used: its connections may be gone without a word.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -108,6 +110,8 @@ class IdleConsumers:
         waiting.guard.hold(idle.client)
         if self._waiting.setdefault(topic, waiting) is not waiting:
             waiting.close()
+        for topic in list(self._waiting)[:-_MOST_IDLE]:
+            self._end(topic)
         if self._is_closed:  # By another thread, which may have looked before.
             self.close()
 
@@ -115,9 +119,12 @@ class IdleConsumers:
         """Release them. Idempotent."""
         self._is_closed = True
         for topic in list(self._waiting):
-            waiting = self._waiting.pop(topic, None)
-            if waiting is not None:
-                waiting.close()
+            self._end(topic)
+
+    def _end(self, topic: str) -> None:
+        waiting = self._waiting.pop(topic, None)
+        if waiting is not None:
+            waiting.close()
 
 
 class ConfluentReader:

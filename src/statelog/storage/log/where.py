@@ -10,7 +10,7 @@ Invariants: equal values mean equal connections, so they are the keys of client 
 import os
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, cast
@@ -176,6 +176,19 @@ def opened_ports(name: str, where: Where, *, keeps: bool = True) -> Generator[Po
     finally:
         if not is_kept:
             client.close()
+
+
+@contextmanager
+def one_client(where: Where) -> Generator[Where]:
+    """The same place, by one client for all that is opened there, which is closed at the end. Raises ConfigError."""
+    if not isinstance(where.kafka, Mapping):
+        yield where
+        return
+    client = _client(where.client_config(), parse_waivers(where.allow_unsafe))
+    try:
+        yield replace(where, kafka=client.lend(), kafka_token=None)
+    finally:
+        client.close()
 
 
 def opened_store(name: str, where: Where) -> Store:

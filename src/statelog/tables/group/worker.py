@@ -41,6 +41,7 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.group import ConfluentMember, GroupKafka, Taken, group_settings
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own, sweep
+from statelog.storage.log.where import one_client
 from statelog.tables.group.assignment import Assignment
 from statelog.tables.group.context import (
     DescribedInput,
@@ -113,7 +114,7 @@ def worker(
         found = describe_input(cluster, source.name)
         descriptor = _fitting(name, found, where, create)
         check_fits(descriptor, found)
-        shared = _shared(where, failing)
+        shared = failing.enter_context(one_client(where))
         release = failing.pop_all()
         failing.push(release)
         doors = _Doors(name, shared, kept, machine, release)
@@ -375,15 +376,6 @@ def _input(name: str, where: Where, topic: InputTopic, stack: ExitStack) -> tupl
     cluster = ConfluentKafka(group.config)
     stack.callback(cluster.close)
     return cluster, lambda listener, note: ConfluentMember(group, topic.name, listener, note)
-
-
-def _shared(where: Where, stack: ExitStack) -> Where:
-    """Where the log is, by one client for all tables."""
-    if isinstance(where.kafka, GroupKafka):
-        return where
-    client = ConfluentKafka(where.client_config(), keeps_consumers=True)
-    stack.callback(client.close)
-    return replace(where, kafka=client.lend(), kafka_token=None)
 
 
 class _Doors:

@@ -1,0 +1,393 @@
+"""`Fleet`: the daemons of many logs in one process: fair, apart from each other, and few at work at a time.
+
+One thread drives all of them: it collects what ended and begins what is due, the log whose round has waited longest
+first, and waits for nothing else. Logs are opened, closed, looked for, looked at and rolled up on threads of their own.
+
+    at work      so many rounds, looks and opens at once. One that is silent for long does not count: it may hang, and
+                 others must not wait for it
+    set aside    a log whose rounds end in an error, or that cannot be opened, is tried again a while later
+    gone         a log that was deleted is let go of; one that was named, and not found, is looked for again
+    new          with `find`, logs that appear are taken up within `find_s`
+
+Invariants:
+- What becomes of one log is no other's trouble: every error of a log stays with it.
+- A log whose rounds hang is not opened a second time while they do. So threads are as many as are admitted, and those
+  that hang: no more for each log than its daemon tolerates.
+- Memory is that of the rounds at work, each with the budget of its log, and of what is remembered of each ledger.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from statelog.environment import current_environment
+from statelog.errors import Damaged, NotFound, StatelogError
+from statelog.materializer.control import BackgroundTask, Control, begin_task
+from statelog.materializer.daemon import Admit, Materializer, Work, ask_first_delay_s
+from statelog.materializer.engine import EngineMaker
+from statelog.materializer.events import Event, EventKind, log_event
+from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.statistics import MaterializerStatistics
+from statelog.storage.log.log import Log
+
+_LOG = logging.getLogger("statelog.materializer")
+_PATIENCE_S = 30.0
+_TICK_S, _WAKE_S = 0.25, 30.0
+_WATCH_S = 5.0
+_ABSENT = "it does not exist"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings:
+    """How much goes on at once, and how often what is missing is looked for.
+
+    rounds   rounds at once, of different logs; each takes the memory of one
+    looks    looks at tails at once, and as many logs are opened at once
+    retry_s  after so long a log that was set aside is opened again, or after its interval if that is shorter
+    find_s   so often logs are looked for
+    """
+
+    rounds: int = 2
+    looks: int = 4
+    retry_s: float = 60.0
+    find_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberState:
+    """One log: the statistics of its daemon while it has one; else why it has none, and for how long."""
+
+    log: str
+    settings: MaterializerSettings
+    statistics: MaterializerStatistics | None = None
+    problem: str = ""
+    opening_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """What a log takes from outside: how it is opened, with which settings, and who writes its runs."""
+
+    open: Callable[[], Log]
+    settings: MaterializerSettings
+    make_engine: EngineMaker
+
+
+MakeKit = Callable[[str], Kit]
+"""By the name of the log. Raises ConfigError."""
+
+
+class Fleet:
+    """Drives the daemons of `names`, and of what `find` finds. `run` belongs to one thread; the rest is for any.
+
+    `control` carries requests for all of them.
+    """
+
+    def __init__(
+        self,
+        make_kit: MakeKit,
+        names: Iterable[str] = (),
+        *,
+        find: Callable[[], Collection[str]] | None = None,
+        settings: FleetSettings | None = None,
+        control: Control | None = None,
+        on_event: Callable[[Event], None] = log_event,
+    ) -> None:
+        self._make_kit = make_kit
+        self._find = find
+        self._settings = settings or FleetSettings()
+        self._control = control or Control()
+        self._on_event = on_event
+        self._environment = environment = current_environment()
+        self._clock = environment.clock
+        self._free: dict[Work, int] = {}
+        self._members = {name: self._member(name, is_named=True) for name in dict.fromkeys(names)}
+        self._finding: BackgroundTask[Collection[str]] | None = None
+        self._find_due_s = environment.clock() if find else math.inf
+        self._awaited_s = math.inf
+        self.problem = ""
+        """Why logs cannot be looked for, if they cannot."""
+        environment.made(self, "")
+
+    # ---- from any thread
+
+    @property
+    def late_s(self) -> float:
+        """For how long the thread that drives all should have turned; 0 if all is well."""
+        return max(0.0, self._clock() - self._awaited_s)
+
+    def states(self) -> list[MemberState]:
+        """How each log is, by name."""
+        return [one.state() for _, one in sorted(self._members.items())]
+
+    # ---- round after round
+
+    def run(self) -> None:
+        """Drive all until stopped, and their rounds are over."""
+        over = threading.Event()
+        threading.Thread(target=self._watch, args=(over,), name="statelog-watchdogs", daemon=True).start()
+        try:
+            while not (self._control.is_stopped and all(one.is_over for one in self._members.values())):
+                wait_s = self._turn()
+                self._awaited_s = self._clock() + wait_s
+                self._control.wait(wait_s)
+        finally:
+            over.set()
+            self._awaited_s = math.inf
+
+    def _turn(self) -> float:
+        """Turn each of them once; returns for how long nothing is due."""
+        self._look_for_logs()
+        is_triggered = self._control.is_triggered
+        self._control.take_trigger()
+        self._count()
+        wait_s = self._find_due_s - self._clock()
+        for one in sorted(self._members.values(), key=lambda one: one.due_s):
+            one.control.follow(self._control)
+            if is_triggered:
+                one.control.trigger()
+            wait_s = min(wait_s, one.turn())
+        if any(one.is_gone for one in self._members.values()):
+            self._members = {name: one for name, one in self._members.items() if not one.is_gone}
+        return min(_WAKE_S, max(wait_s, _TICK_S))  # What ends before that rings.
+
+    def _count(self) -> None:
+        """How much may begin beside what is at work."""
+        at_work = [work for one in self._members.values() for work in one.at_work()]
+        self._free = {
+            Work.ROUND: self._settings.rounds - at_work.count(Work.ROUND),
+            Work.LOOK: self._settings.looks - at_work.count(Work.LOOK),
+        }
+
+    def _admit(self, work: Work) -> bool:
+        self._free[work] -= 1
+        return self._free[work] >= 0
+
+    def _look_for_logs(self) -> None:
+        find, found = self._find, self._finding
+        if found is not None and found.future.done():
+            self._finding = None
+            try:
+                self._take_up(found.future.result())
+                self.problem = ""
+            except StatelogError as error:
+                self.problem = f"logs cannot be looked for: {_told(error)}"
+        if find is not None and self._finding is None and self._clock() >= self._find_due_s:
+            self._find_due_s = self._clock() + self._settings.find_s
+            self._finding = begin_task(self._environment, find, lambda _: self._control.ring())
+
+    def _take_up(self, names: Collection[str]) -> None:
+        for name in sorted(names):
+            if name not in self._members:
+                self._members = {**self._members, name: self._member(name, is_named=False)}
+
+    def _member(self, name: str, *, is_named: bool) -> "_Member":
+        return _Member(
+            name,
+            self._make_kit(name),
+            self._settings,
+            Control(beside=self._control),
+            admit=self._admit,
+            on_event=self._on_event,
+            is_named=is_named,
+        )
+
+    def _watch(self, over: threading.Event) -> None:
+        """Tell of what stays out of every snapshot, on a thread of its own, which does not depend on the other."""
+        while not over.wait(_WATCH_S):
+            for one in self._members.values():
+                one.check_age()
+
+
+class _Member:
+    """One log of a fleet, and its daemon while it has one. `state` and `check_age` are for any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        kit: Kit,
+        settings: FleetSettings,
+        control: Control,
+        *,
+        admit: Admit,
+        on_event: Callable[[Event], None],
+        is_named: bool,
+    ) -> None:
+        self.control = control
+        self.is_gone = False
+        self._name, self._kit, self._settings, self._is_named = name, kit, settings, is_named
+        self._admit, self._on_event = admit, on_event
+        self._environment = environment = current_environment()
+        self._clock = environment.clock
+        self._opening: BackgroundTask[tuple[Log, float]] | None = None
+        self._ending: BackgroundTask[StatelogError | None] | None = None
+        self._log: Log | None = None
+        self._daemon: Materializer | None = None
+        self._former: Materializer | None = None
+        self._open_due_s = self._clock()
+        self._problem = "it has not been opened yet" if is_named else ""
+
+    # ---- from any thread
+
+    def state(self) -> MemberState:
+        """How it is now."""
+        daemon, opening = self._daemon, self._opening
+        return MemberState(
+            log=self._name,
+            settings=self._kit.settings,
+            statistics=None if daemon is None else daemon.statistics(),
+            problem=self._problem,
+            opening_s=0.0 if opening is None else self._clock() - opening.started_s,
+        )
+
+    def check_age(self) -> None:
+        """Alarm if it is time to."""
+        daemon = self._daemon
+        if daemon is not None:
+            daemon.watchdog.check()
+
+    # ---- from the fleet's thread
+
+    @property
+    def due_s(self) -> float:
+        """Since when, or from when on, something is to be done."""
+        return self._open_due_s if self._daemon is None else self._daemon.due_s
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no round has to be waited for."""
+        return self._daemon is None
+
+    def at_work(self) -> list[Work]:
+        """What is under way, and is not silent."""
+        if self._daemon is not None:
+            return self._daemon.works_on(_PATIENCE_S)
+        is_opening = self._opening is not None and self._clock() - self._opening.started_s < _PATIENCE_S
+        return [Work.LOOK] * is_opening
+
+    def turn(self) -> float:
+        """Collect what ended, and begin what is due; returns for how long nothing will be."""
+        if self._opening is not None and self._opening.future.done():
+            self._take_opened(self._opening)
+        if self._ending is not None and self._ending.future.done():
+            self._take_ended(self._ending)
+        if self._daemon is not None:
+            return self._drive(self._daemon)
+        is_busy = self._opening is not None or self._ending is not None
+        if is_busy or self.is_gone or self.control.is_stopped:
+            return math.inf
+        if self._former is not None and not self._former.is_quiet:
+            return math.inf  # Its rounds hang; they ring when they end.
+        left_s = self._open_due_s - self._clock()
+        if left_s <= 0 and self._admit(Work.LOOK):
+            self._opening = begin_task(self._environment, self._open, self._ring)
+        return max(0.0, left_s)
+
+    def _drive(self, daemon: Materializer) -> float:
+        try:
+            wait_s = daemon.turn()
+        except Exception as error:  # noqa: BLE001 - a defect that one log brings out is no other's trouble
+            self._let_go(daemon, _as_ours(error, self._name))
+            return math.inf
+        if daemon.is_over:
+            self._let_go(daemon, None)
+        return wait_s or 0.0
+
+    def _ring(self, _: object) -> None:
+        self.control.ring()
+
+    # ---- opening; the first method runs on another thread
+
+    def _open(self) -> tuple[Log, float]:
+        log = self._kit.open()
+        return log, ask_first_delay_s(log, self._kit.settings)
+
+    def _take_opened(self, opening: BackgroundTask[tuple[Log, float]]) -> None:
+        self._opening = None
+        try:
+            self._log, delay_s = opening.future.result()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._takes_leave(_as_ours(error, self._name))
+            return
+        self._problem = ""
+        daemon = self._environment.run(
+            Materializer,
+            self._log,
+            self._kit.settings,
+            control=self.control,
+            on_event=self._on_event,
+            make_engine=self._kit.make_engine,
+        )
+        daemon.admit = self._admit
+        daemon.begin(delay_s)
+        self._daemon = daemon
+
+    # ---- ending; the second method runs on another thread
+
+    def _let_go(self, daemon: Materializer, error: StatelogError | None) -> None:
+        log, self._log = self._log, None
+        self._daemon, self._former = None, daemon
+        self._problem = "" if error is None else _told(error)
+        daemon.end()
+        self._ending = begin_task(self._environment, lambda: _closed(log, error), self._ring)
+
+    def _take_ended(self, ending: "BackgroundTask[StatelogError | None]") -> None:
+        self._ending = None
+        error = ending.future.result()
+        if error is not None:
+            self._takes_leave(error)
+
+    def _takes_leave(self, error: StatelogError) -> None:
+        """It has no daemon for now: it is not there, or has to be looked at by a person."""
+        now_s = self._clock()
+        if isinstance(error, NotFound):
+            self._open_due_s, self.is_gone = now_s + self._settings.find_s, not self._is_named
+            if self._former is not None or (self._is_named and self._problem != _ABSENT):
+                self._tell(EventKind.LOG_GONE)
+            self._problem, self._former = _ABSENT, None
+            return
+        retry_s = min(self._settings.retry_s, self._kit.settings.interval_s)
+        self._open_due_s, self._problem = now_s + retry_s, _told(error)
+        self._tell(
+            EventKind.LOG_SET_ASIDE,
+            error,
+            error=type(error).__name__,
+            message=error.message,
+            facts=dict(error.facts),
+            retry_s=retry_s,
+        )
+
+    def _tell(self, kind: EventKind, cause: StatelogError | None = None, **facts: object) -> None:
+        self._on_event(Event(kind=kind, log=self._name, at_s=self._clock(), facts=facts, error=cause))
+
+
+def _closed(log: Log | None, error: StatelogError | None) -> StatelogError | None:
+    """Close the log whose rounds ended so; returns what it was: damage may be that the log is being deleted."""
+    if log is None:
+        return error
+    try:
+        if isinstance(error, Damaged):
+            log.verify_anew()
+    except NotFound as gone:
+        return gone
+    except StatelogError:
+        return error
+    finally:
+        with suppress(StatelogError):
+            log.close()
+    return error
+
+
+def _as_ours(error: Exception, log: str) -> StatelogError:
+    """The error, or a defect in the clothes of one, with its traceback in the log lines."""
+    if isinstance(error, StatelogError):
+        return error
+    _LOG.error("%s: a defect", log, exc_info=error)
+    return StatelogError(f"a defect: {type(error).__name__}: {error}", log=log)
+
+
+def _told(error: StatelogError) -> str:
+    return f"{error.message} [{type(error).__name__}]"

@@ -1,0 +1,255 @@
+"""Many logs in one process, on twins and real threads: what becomes of one is no other's trouble."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.errors import StoreUnavailable
+from statelog.materializer import Control, Event, EventKind
+from statelog.materializer.engine import LocalEngine
+from statelog.materializer.fleet import Fleet, FleetSettings, Kit, MemberState
+from statelog.producer import Writer
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import LogOptions
+from statelog.testing import Twin
+from statelog.testing.store import Fault, MemoryStore
+from tests.support.rigs.log import settings_for
+from tests.support.waiting import wait_for
+
+
+@dataclass(slots=True)
+class FleetBench:
+    """Logs on a twin, and the fleet that drives them. `calls` are told of each call of the store first."""
+
+    scratch: Path
+    twin: Twin = field(default_factory=Twin)
+    settings: FleetSettings = field(default_factory=lambda: FleetSettings(retry_s=0.05, find_s=0.05))
+    of_log: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    calls: Callable[[str, str], Fault | None] = lambda _log, _method: None
+    events: list[Event] = field(default_factory=list[Event])
+    fleet: Fleet = field(init=False)
+
+    def make(self, *names: str) -> None:
+        """Make logs, each with a commit."""
+        for name in names:
+            Log.create(name, self.twin.where(), LogOptions(partitions=1, key_groups=4)).close()
+            self.write(name)
+
+    def write(self, name: str) -> None:
+        """One more commit."""
+        with Log.open(name, self.twin.where()) as log, Writer(log, "w") as writer:
+            writer.put(b"k", str(time.monotonic()).encode())
+            writer.commit()
+
+    @contextmanager
+    def running(self, *names: str, find: Callable[[], Collection[str]] | None = None) -> Generator[None]:
+        """The fleet at work, on a thread of its own; it ends by itself at the end."""
+        control = Control()
+        self.fleet = Fleet(
+            self._kit, names, find=find, settings=self.settings, control=control, on_event=self.events.append
+        )
+        thread = threading.Thread(target=self.fleet.run, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            control.stop()
+            control.insist()
+            thread.join(60)
+        assert not thread.is_alive()
+
+    def rounds(self, name: str) -> int:
+        """How many rounds of a log put a manifest."""
+        return self.told(EventKind.ROUND_COMPLETED, name)
+
+    def told(self, kind: EventKind, name: str) -> int:
+        """How many events of a kind a log has."""
+        return sum(one.kind is kind and one.log == name for one in list(self.events))
+
+    def state(self, name: str) -> MemberState | None:
+        """How a log is."""
+        return next((one for one in self.fleet.states() if one.log == name), None)
+
+    def _kit(self, name: str) -> Kit:
+        given: dict[str, Any] = {"interval_s": 0.02, "jitter": 0.0, "alarm_age_s": 60.0, **self.of_log.get(name, {})}
+        return Kit(lambda: self._open(name), settings_for(self.scratch, **given), LocalEngine)
+
+    def _open(self, name: str) -> Log:
+        store = MemoryStore(self.twin.disk, name, faults=lambda method, _: self.calls(name, method))
+        return Log.open(name, replace(self.twin.where(), root=store))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> FleetBench:
+    """A bench without logs."""
+    return FleetBench(tmp_path)
+
+
+def test_each_log_gets_its_rounds(bench: FleetBench) -> None:
+    """By its own settings, and counted for itself; all are closed at the end."""
+    bench.make("a", "b", "c")
+    bench.of_log["c"] = {"interval_s": 59.0, "jitter": 1.0, "alarm_age_s": 1e5}
+    with bench.running("a", "b", "c"):
+        wait_for(lambda: bench.rounds("a") > 0 and bench.rounds("b") > 0)
+        for _ in range(3):
+            before = bench.rounds("a")
+            bench.write("a")
+            wait_for(lambda before=before: bench.rounds("a") > before)  # type: ignore[misc]  # a lambda with a default
+        state = bench.state("a")
+        assert state is not None
+        assert state.statistics is not None
+        assert state.statistics.completed >= 4
+        assert bench.fleet.late_s == 0
+    assert bench.rounds("b") == 1
+    assert bench.rounds("c") <= 1
+    assert {one.log for one in bench.events if one.kind is EventKind.STOPPED} == {"a", "b", "c"}
+
+
+def test_a_damaged_log_is_set_aside_and_the_others_go_on(bench: FleetBench) -> None:
+    """It says why, and is taken up again once it is mended."""
+    bench.make("bad", "good")
+    [manifest_path] = [one.path for one in bench.twin.disk.files("bad/descriptor")]
+    whole = bench.twin.disk.get(manifest_path)
+    bench.twin.disk.flip_byte(manifest_path, 12)
+    with bench.running("bad", "good"):
+        wait_for(lambda: bench.told(EventKind.LOG_SET_ASIDE, "bad") >= 2)
+        state = bench.state("bad")
+        assert state is not None
+        assert "CorruptDescriptor" in state.problem
+        before = bench.rounds("good")
+        bench.write("good")
+        wait_for(lambda: bench.rounds("good") > before)
+        bench.twin.disk.write(manifest_path, whole, absent=False)
+        wait_for(lambda: bench.rounds("bad") == 1)
+        mended = bench.state("bad")
+        assert mended is not None
+        assert not mended.problem
+    assert bench.told(EventKind.LOG_SET_ASIDE, "good") == 0
+
+
+def test_rounds_that_hang_keep_no_other_log_from_its_rounds(bench: FleetBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More logs hang than rounds are admitted at once: those that are silent do not count."""
+    monkeypatch.setattr("statelog.materializer.fleet._PATIENCE_S", 0.1)
+    bench.settings = FleetSettings(rounds=2, looks=2, retry_s=0.05, find_s=0.05)
+    hanging = ["h1", "h2", "h3"]
+    bench.make(*hanging, "well")
+    over, hung = threading.Event(), set[str]()
+
+    def hang(log: str, method: str) -> Fault | None:
+        if log in hanging and method == "upload":
+            hung.add(log)
+            over.wait(60)
+        return None
+
+    bench.calls = hang
+    with bench.running(*hanging, "well"):
+        wait_for(lambda: hung == set(hanging))
+        for _ in range(3):
+            before = bench.rounds("well")
+            bench.write("well")
+            wait_for(lambda before=before: bench.rounds("well") > before)  # type: ignore[misc]  # as above
+        state = bench.state("h1")
+        assert state is not None
+        assert state.statistics is not None
+        assert state.statistics.silent_s > 0.1
+        over.set()
+        wait_for(lambda: all(bench.rounds(name) for name in hanging))
+
+
+def test_few_rounds_go_on_at_once(bench: FleetBench) -> None:
+    """However many logs are due, and each gets its turn."""
+    bench.settings = FleetSettings(rounds=2)
+    names = [f"log{number}" for number in range(12)]
+    bench.make(*names)
+    lock, at_once, most = threading.Lock(), 0, 0
+
+    def count(_log: str, method: str) -> Fault | None:
+        nonlocal at_once, most
+        if method == "upload":
+            with lock:
+                at_once += 1
+                most = max(most, at_once)
+            time.sleep(0.02)
+            with lock:
+                at_once -= 1
+        return None
+
+    bench.calls = count
+    with bench.running(*names):
+        wait_for(lambda: all(bench.rounds(name) for name in names))
+    assert most == 2
+
+
+def test_a_log_that_is_always_behind_starves_no_other(bench: FleetBench) -> None:
+    """With one round at a time: it is due at once after each of its rounds, and others were due before."""
+    bench.settings = FleetSettings(rounds=1)
+    bench.make("busy", "a", "b")
+    for _ in range(40):
+        bench.write("busy")
+    bench.of_log["busy"] = {"budget_commits": 1}
+    with bench.running("busy", "a", "b"):
+        wait_for(lambda: bench.rounds("busy") >= 40)
+    order = [one.log for one in bench.events if one.kind is EventKind.ROUND_COMPLETED]
+    assert {"a", "b"} <= set(order[:10])
+
+
+def test_logs_appear_and_go(bench: FleetBench) -> None:
+    """What is below the root is found while it runs; a directory that is no log is nobody's trouble."""
+    bench.make("first")
+    bench.twin.disk.write("stray/file", b"x", absent=True)
+
+    def find() -> Collection[str]:
+        return {one.path.partition("/")[0] for one in bench.twin.disk.files("")}
+
+    with bench.running(find=find):
+        wait_for(lambda: bench.rounds("first") == 1)
+        bench.make("second")
+        wait_for(lambda: bench.rounds("second") == 1)
+        Log.delete("first", bench.twin.where())
+        wait_for(lambda: bench.state("first") is None)
+        bench.write("second")
+        wait_for(lambda: bench.rounds("second") == 2)
+        wait_for(lambda: [one.log for one in bench.fleet.states() if one.statistics] == ["second"])
+    assert bench.told(EventKind.LOG_GONE, "first") == 1
+    assert [one.log for one in bench.events if one.log == "stray"] == []
+
+
+def test_a_named_log_that_does_not_exist_is_waited_for(bench: FleetBench) -> None:
+    """It is told once, and is not ready; once it is made, it is rolled up."""
+    bench.make("there")
+    with bench.running("there", "missing"):
+        wait_for(lambda: bench.told(EventKind.LOG_GONE, "missing") == 1)
+        state = bench.state("missing")
+        assert state is not None
+        assert state.problem == "it does not exist"
+        bench.make("missing")
+        wait_for(lambda: bench.rounds("missing") == 1)
+    assert bench.told(EventKind.LOG_GONE, "missing") == 1
+
+
+def test_a_root_that_cannot_be_listed_is_told_and_asked_again(bench: FleetBench) -> None:
+    """What is known goes on meanwhile."""
+    bench.make("a")
+    fails = iter([False, True, True])
+
+    def find() -> Collection[str]:
+        if next(fails, False):
+            raise StoreUnavailable("no answer")
+        return ["a"]
+
+    problems: set[str] = set()
+    with bench.running(find=find):
+
+        def is_seen() -> bool:
+            problems.add(bench.fleet.problem)
+            return len(problems) > 1 and not bench.fleet.problem
+
+        wait_for(is_seen)
+        wait_for(lambda: bench.rounds("a") == 1)
+    assert problems == {"", "logs cannot be looked for: no answer [StoreUnavailable]"}
