@@ -92,8 +92,9 @@ def test_a_follower_asks_once_a_second(twin: TwinRig) -> None:
 def test_a_writer_is_told_nothing_by_another_cluster(twin: TwinRig) -> None:
     """The last record of a mirror's ledger is the one that it folded last, so only the ids tell."""
     now_s = [100.0]
-    with twin.open() as log:
-        writer = Environment(clock=lambda: now_s[0]).run(Writer, log, "w")
+    environment = Environment(clock=lambda: now_s[0])
+    with environment.run(twin.open) as log:
+        writer = environment.run(Writer, log, "w")
         writer.commit()
         twin.cluster.cluster_id = "another"
         now_s[0] += LOOK_AGAIN_S
@@ -146,7 +147,8 @@ def test_a_lost_tail_is_told_while_nobody_says_who_answers(twin: TwinRig, monkey
         client.fold_end()
         twin.cluster.lose_tail(log.ledger_topic, 0, 1)
 
-        def nobody_says() -> None:
+        def nobody_says(*, anew: bool) -> None:
+            assert anew
             raise BrokerUnavailable("asleep")
 
         monkeypatch.setattr(client, "_verify", nobody_says)

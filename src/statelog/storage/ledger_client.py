@@ -111,7 +111,7 @@ class ValidCommit(_Valid):
         return (entry for handle in self.body.handles for entry in handle.entries if entry.partition in partitions)
 
 
-def _nothing_to_verify() -> None:
+def _nothing_to_verify(*, anew: bool = False) -> None:
     """Who only reads has no verdict that identity could spoil."""
 
 
@@ -182,8 +182,8 @@ def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
 class LedgerClient:
     """Follows one log's ledger from a base state. `last` is the record right below it, if it is known.
 
-    `verify` compares the log's identity with the cluster's, as whoever makes a client has just done. It is asked before
-    a verdict, and before what was read is believed, at most once in LOOK_AGAIN_S.
+    `verify` compares the log's identity with the cluster's, unless that was done just now, or always if `anew`. It is
+    asked before a verdict, and before what was read is believed.
     `rebase` gives the newest snapshot's state and last record. With `keeps` the valid commits that are folded are kept
     until `kept` is asked for.
     """
@@ -197,7 +197,7 @@ class LedgerClient:
         *,
         last: LastRecord | None = None,
         rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
-        verify: Callable[[], None] = _nothing_to_verify,
+        verify: Callable[..., object] = _nothing_to_verify,
         clock: Callable[[], float] = time.monotonic,
         keeps: bool = False,
     ) -> None:
@@ -209,7 +209,6 @@ class LedgerClient:
         self._verify = verify
         self._clock = clock
         self._read_s: float | None = None
-        self._verified_s = clock()
         self._reader = kafka.reader(topic)
         self._valid: list[ValidCommit] = []
         self._keeps = keeps
@@ -291,25 +290,19 @@ class LedgerClient:
             else:
                 void = self._read_verdict(offset, record)
             if verify is not None and void is None:
-                self._ask_who_answers(verify)
+                verify()
         return void
 
     @contextmanager
     def _asking_who_answers(self) -> Generator[None]:
-        """Before what was read is believed, if it is time to; and before anything is told that is missing."""
+        """Before what was read is believed; and before anything is told that is missing, anew."""
         try:
             yield
         except (NotFound, DataLoss):
             with suppress(Unavailable):
-                self._verify()
+                self._verify(anew=True)
             raise
-        if self._is_over_due(self._verified_s):
-            self._ask_who_answers(self._verify)
-
-    def _ask_who_answers(self, verify: Callable[[], object]) -> None:
-        asked_s = self._clock()
-        verify()
-        self._verified_s = asked_s
+        self._verify()
 
     def _is_over_due(self, looked_s: float | None) -> bool:
         return looked_s is None or self._clock() - looked_s >= LOOK_AGAIN_S

@@ -27,18 +27,17 @@ _ASK_AGAIN_S = 0.25
 class Ledger:
     """The ledger of the log that `descriptor` describes: `log.ledger`.
 
-    `newest_manifest` reads the log's newest one from the store, or None. `verify_identity` compares descriptor and
-    cluster: ids never come back, so what was acknowledged before this landed in this log. `verify_lately` does so
-    unless that was done just now. `patience_s` is how long an answer of Kafka's that goes back behind what is known is
-    asked again before it is believed.
+    `newest_manifest` reads the log's newest one from the store, or None. `identify` compares descriptor and cluster,
+    unless that was done just now, or always if `anew`: ids never come back, so what was acknowledged before this landed
+    in this log. `patience_s` is how long an answer of Kafka's that goes back behind what is known is asked again before
+    it is believed.
     """
 
     descriptor: Descriptor
     kafka: Kafka
     store: Store
     newest_manifest: Callable[[], Manifest | None]
-    verify_lately: Callable[[], None]
-    verify_identity: Callable[[], None]
+    identify: Callable[..., object]
     patience_s: float
 
     @property
@@ -96,7 +95,7 @@ class Ledger:
             base.state if base else None,
             last=base.place.last if base else None,
             rebase=rebase,
-            verify=self.verify_identity,
+            verify=self.identify,
             clock=clock,
             keeps=keeps,
         )
@@ -106,7 +105,7 @@ class Ledger:
 
         Who answers is asked first: a log may have been opened long ago. Raises IdentityChanged, Unavailable.
         """
-        self.verify_lately()
+        self.identify()
         return self.client(self.newest_manifest(), rebase=self.newest_state)
 
     def newest_state(self) -> tuple[LedgerState, LastRecord | None] | None:

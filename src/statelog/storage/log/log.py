@@ -191,7 +191,7 @@ class Log(Closing):
         NotFound for a log that was deleted, IdentityChanged, UnsafeTopic, Unavailable. Partitions that were added later
         are a log line only.
         """
-        verified, self._verified = self._identify(self.look_again_s), None  # What is refused here is asked anew.
+        verified, self._verified = self._identify(), None  # What is refused here is asked anew.
         data, ledger, warning = verified.topics
         truncation = verified.truncation
         if truncation is None:
@@ -224,19 +224,13 @@ class Log(Closing):
             yield
         except (NotFound, DataLoss):
             with suppress(Unavailable):
-                self._verify_identity()
+                self._identify(anew=True)
             raise
 
-    def _verify_lately(self) -> None:
-        self._identify(self.look_again_s)
-
-    def _verify_identity(self) -> None:
-        self._identify(0.0)
-
-    def _identify(self, max_age_s: float) -> Verified:
+    def _identify(self, *, anew: bool = False) -> Verified:
         now_s = self._clock()
         verified = self._verified
-        if verified is None or now_s - verified.asked_s >= max_age_s:
+        if anew or verified is None or now_s - verified.asked_s >= self.look_again_s:
             verified = self._verified = Verified(identify(self.kafka, self.store, self.descriptor), now_s)
         return verified
 
@@ -280,8 +274,7 @@ class Log(Closing):
             kafka=self.kafka,
             store=self.store,
             newest_manifest=self._newest_manifest,
-            verify_lately=self._verify_lately,
-            verify_identity=self._verify_identity,
+            identify=self._identify,
             patience_s=self.patience_s,
         )
 
@@ -307,7 +300,7 @@ class Log(Closing):
         it, ConfigError, also where records cannot be deleted; Unavailable.
         """
         wanted = Truncation.named(truncation, retention_days)
-        data, ledger, _ = self._identify(0.0).topics
+        data, ledger, _ = self._identify(anew=True).topics
         self._check_made(data, ledger, wanted)
         if not wanted.is_by_kafka:
             check_rights(

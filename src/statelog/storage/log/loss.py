@@ -352,7 +352,7 @@ class _Acceptance:
         record = Restart(digest=self.made.digest, position=1, reason=reason, operator=operator)
         put_loss(self.store, record)
         last = append_restarts(log, record, max(base.position, witness, log.ledger.end()))
-        log.ledger.verify_identity()
+        log.ledger.identify(anew=True)
         own = next_manifest(
             base,
             stored.data,
