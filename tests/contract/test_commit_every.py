@@ -1,5 +1,6 @@
 """`Table.commit_every`, on both backends, on the in-memory twins and on a real broker alike."""
 
+from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
@@ -59,6 +60,26 @@ def test_commit_every_in_a_transaction(tables: TableRig) -> None:
             table[b"k"] = b"v"
             table.commit_every(1e9, {"offset": 0})
         assert content(table) == {}
+
+
+@pytest.mark.parametrize("named", [{"offset": 2}, {}])
+@pytest.mark.parametrize("is_changed_first", [False, True])
+def test_a_progress_refused_in_a_transaction_was_never_named(
+    tables: TableRig, named: dict[str, int], is_changed_first: bool
+) -> None:
+    """The transaction is undone, and what was changed before it is not the state of that progress."""
+    with pytest.warns(UncommittedChanges), tables.open() as table:
+        table.commit({"offset": 1})
+        table[b"k"] = b"1"
+        with suppress(ZeroDivisionError), table.transaction():
+            if is_changed_first:
+                table[b"k"] = b"2"
+            with pytest.raises(Misuse, match="transaction"):
+                table.commit_every(0.0, named)
+            raise ZeroDivisionError
+        assert content(table) == {b"k": b"1"}
+    with tables.open() as table:
+        assert (table.progress, content(table)) == ({"offset": 1}, {})
 
 
 def test_what_was_put_off_is_not_committed_with_later_changes(tables: TableRig) -> None:

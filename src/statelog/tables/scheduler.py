@@ -92,6 +92,8 @@ class CommitScheduler:
         `_progress` is put off.
         """
         self._named_count = 0
+        self._noted_before: tuple[Metadata, int] = (self._named, self._named_count)
+        """Both, before the last call of `commit_every`."""
         self._put_bytes = 0
         self._committed_s = self._clock()
         self.interval_s = math.nan
@@ -107,7 +109,7 @@ class CommitScheduler:
         """
         if count == self._named_count:
             return self._named
-        if self._named:
+        if self._named or self._progress:
             raise Misuse(
                 "the table was changed since a progress was named, and this call names none",
                 writer=self._writer.name,
@@ -133,6 +135,7 @@ class CommitScheduler:
         except TypeError:
             check_metadata(progress)
             raise
+        self._noted_before = self._named, self._named_count
         self._named_count = count  # In this order: a signal's handler may commit in between.
         self._named = named
         return count >= self._look_count or interval_s != self.interval_s or self._clock() >= self._look_s
@@ -164,7 +167,7 @@ class CommitScheduler:
         is_full = left <= 0 or self._put_bytes >= settings.uncommitted_bytes_max
         if is_full or now_s - self._committed_s >= interval_s or layers.suspended:
             if self._is_news(self._named):
-                self.commit(self._named, self._named_count)
+                self._commit_noted()
             self._put_bytes, self._committed_s = 0, now_s
         self.interval_s = interval_s
         self._look_s = min(self._committed_s + interval_s, now_s + _LOOK_S if self._checkpoints else math.inf)
@@ -172,12 +175,25 @@ class CommitScheduler:
         if layers.suspended:
             self.look_at_once()
 
+    def _commit_noted(self) -> None:
+        """Commit under the noted progress. One that is refused inside of a transaction was never named: what it is the
+        place of may be undone.
+        """
+        try:
+            self.commit(self._named, self._named_count)
+        except Misuse:
+            if self._layers.suspended:
+                self._named, self._named_count = self._noted_before
+            raise
+
     def finish(self, count: int) -> None:
         """Commit the deferred progress if the table has not changed since, or, where no progress was ever named, the
         changes alone; then wait for all pending commits.
         """
         is_deferred = self._named is not self._progress and self._named_count == count
-        if (is_deferred or not (self._named or self._layers.suspended)) and self._is_news(self._named):
+        if (is_deferred or not (self._named or self._progress or self._layers.suspended)) and self._is_news(
+            self._named
+        ):
             self.commit(self._named, count)
         while self._checkpoints:
             self.step(None)
