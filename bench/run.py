@@ -157,6 +157,7 @@ BENCHMARKS: Mapping[str, Callable[[Setting], list[Figure]]] = {
     "snapshot": snapshot,
     "rounds": _elsewhere("rounds", "rounds"),
     "shapes": _elsewhere("shapes", "shapes"),
+    "restore": _elsewhere("restore", "restore"),
     "rocksdb": _elsewhere("rocksdb", "rocksdb"),
     "cache": _elsewhere("cache", "cache"),
     "table-loop": _elsewhere("table_loop", "table_loop"),

@@ -1,4 +1,4 @@
-"""`python -m bench`: the benchmarks of a writer's puts and of tables, at a tiny size."""
+"""`python -m bench`: the benchmarks of a writer's puts, of restores and of tables, at a tiny size."""
 
 import io
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +22,10 @@ ROWS = {
     "put of a Writer, one commit": "produce, one flush",
     "the same, 10 commits under way": "produce, one flush",
     "the same, 10 commits that wait": "produce, one flush",
+    "restore to Arrow, 10 x the keys and a tail": "read_table of the runs",
+    "restore to a dict": "client and one dict",
+    "restore to a dict, by CPU": "client and one dict",
+    "restore to a dict, commits of 100 changes": "client alone",
     "put of a Table in rocksdb, 10 commits under way": "produce, one flush",
     "loop over a topic, rocksdb": "",
     "worker over a topic, rocksdb": "",
@@ -39,7 +43,7 @@ ROWS = {
 """What is measured, and what it is compared with, if that needs no other library."""
 
 
-NAMES = ("put", "table-loop", "table-commit", "table-restart", "table-open", "table-takeover")
+NAMES = ("put", "restore", "table-loop", "table-commit", "table-restart", "table-open", "table-takeover")
 
 
 def test_each_prints_its_rows(broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -248,8 +248,8 @@ def fold(
     Raises StorageFull, StoreUnavailable for the scratch directory.
     """
     with SortedTail(fold_bytes=fold_bytes, directories=(scratch,), open_file=partial(NamelessFile, disk=disk)) as tail:
-        for chunk in chunks:
-            tail.add(chunk.partition, converter.batch(chunk.changes, chunk.value_schema_id), chunk.size_bytes)
+        for chunk in map(converter.chunk, chunks):
+            tail.add(chunk.partition, chunk.changes, chunk.size_bytes)
         tail.finish()
         yield from merge_streams(tail.streams(), drop_deletes=drop_deletes)
 

@@ -51,7 +51,9 @@ Pause = Callable[[float], bool]
 
 
 class CommittedChunk(NamedTuple):
-    """The changes of one committed chunk, as they were written: with the value schema of `value_schema_id`."""
+    """The changes of one committed chunk, as they were written: with the value schema of `value_schema_id`. They keep
+    `size_bytes` in memory: the record's, because they point into it.
+    """
 
     partition: int
     offset: int
@@ -130,6 +132,13 @@ class Converter:
         self.target: ValueSchema = schemas.newest() if target_id is None else schemas.get(target_id)
         self.schema = change_schema(log.descriptor.key_type, self.target.arrow_type)
         self.newest_id = self.target.id
+
+    def chunk(self, chunk: CommittedChunk) -> CommittedChunk:
+        """A chunk in the one schema, with the memory that it then holds. Raises as `batch`."""
+        changes = self.batch(chunk.changes, chunk.value_schema_id)
+        if changes is chunk.changes:
+            return chunk
+        return chunk._replace(changes=changes, size_bytes=max(chunk.size_bytes, changes.nbytes))
 
     def batch(self, changes: pa.RecordBatch, value_schema_id: int) -> pa.RecordBatch:
         """A chunk's changes. Raises IncompatibleSchema if the target is older than their schema and cannot, or may not,
@@ -217,10 +226,14 @@ def committed_chunks(
     try:
         for chunk in replay(reader, log.data_topic, plan, schema, stall_timeout_s=stall_timeout_s):
             counter.add(chunk.changes.num_rows, chunk.size_bytes)
-            changes = chunk.changes if key_groups is None else select_key_groups(chunk.changes, key_groups)
-            yield chunk._replace(changes=converter.batch(changes, chunk.value_schema_id))
+            yield converter.chunk(chunk if key_groups is None else _of_key_groups(chunk, key_groups))
     finally:
         reader.close()
+
+
+def _of_key_groups(chunk: CommittedChunk, key_groups: Collection[int]) -> CommittedChunk:
+    changes = select_key_groups(chunk.changes, key_groups)
+    return chunk if changes is chunk.changes else chunk._replace(changes=changes, size_bytes=changes.nbytes)
 
 
 def _tail_reader(log: Log, plan: ReplayPlan, local_copies: Path | None, from_kafka: Callable[[], Reader]) -> Reader:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from statelog.closing import Closing
 from statelog.environment import OpenSpillFile
 from statelog.errors import ClosedError
+from statelog.schemas.arrays import numbers_of
 from statelog.schemas.changes.changes import DELETE, chunk_slices, cut_by_bytes, newest_sorted
 from statelog.schemas.changes.key_order import last_rows
 from statelog.schemas.snapshot.runs import key_groups_of
@@ -69,9 +70,9 @@ class PartitionChanges:
         return self._tables_bytes + self._small_bytes
 
     def add(self, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
-        """The next changes, which keep so many bytes in memory, if that is more than their own."""
+        """The next changes, which keep so many bytes in memory; 0 if nothing but their own."""
         self._is_sorted = False
-        size_bytes = max(held_bytes, changes.nbytes)
+        size_bytes = held_bytes or changes.nbytes
         if size_bytes < _SMALL_BYTES:
             self._small.append(changes)
             self._small_bytes += max(size_bytes, _HELD_BYTES)
@@ -137,7 +138,7 @@ class SortedTail(Closing):
         self._is_closed = False
 
     def add(self, partition: int, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
-        """The next changes of a partition, which keep so many bytes in memory, if that is more than their own.
+        """The next changes of a partition, which keep so many bytes in memory; 0 if nothing but their own.
 
         Raises StorageFull, StoreUnavailable, ConfigError for directories that cannot be used, ClosedError.
         """
@@ -282,7 +283,7 @@ def newest(tables: Sequence[pa.Table], *, keep_deletes: bool, max_key_bytes: int
         mine = keep[start : start + table.num_rows]
         start += table.num_rows
         if not keep_deletes:
-            mine = mine & (np.asarray(table.column("op"), np.uint8) != DELETE)
+            mine = mine & (numbers_of(table.column("op")) != DELETE)
         if mine.all():
             kept.append(table)
         elif mine.any():
@@ -328,7 +329,7 @@ def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Tab
 
 def select_key_groups(batch: pa.RecordBatch, wanted: Collection[int]) -> pa.RecordBatch:
     """The changes of the wanted key groups, in their order."""
-    mask = np.isin(np.asarray(batch.column("key_group"), np.uint16), np.asarray(list(wanted), np.int64))
+    mask = np.isin(numbers_of(batch.column("key_group")), np.asarray(list(wanted), np.int64))
     return batch if mask.all() else batch.filter(pa.array(mask))
 
 
@@ -344,12 +345,12 @@ class MemoryTail:
         self._piles: dict[int, PartitionChanges] = {}
         self._folded: dict[int, int] = {}
 
-    def add(self, partition: int, changes: pa.RecordBatch) -> None:
-        """The next changes of a partition, in offset order."""
+    def add(self, partition: int, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
+        """The next changes of a partition, in offset order, which keep so many bytes in memory; 0 if their own."""
         if not changes.num_rows:
             return
         pile = self._piles.setdefault(partition, PartitionChanges())
-        pile.add(changes)
+        pile.add(changes, held_bytes)
         folded = self._folded.get(partition, 0)
         if pile.size_bytes - folded > max(self._fold_bytes, folded):
             pile.replace(newest(pile.tables(), keep_deletes=True))

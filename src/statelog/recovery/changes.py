@@ -254,7 +254,7 @@ def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Envir
             closing(planned_chunks(log, plan, converter, settings, environment)) as chunks,
         ):
             for chunk in chunks:
-                tail.add(chunk.partition, chunk.changes)
+                tail.add(chunk.partition, chunk.changes, chunk.size_bytes)
                 hold.renew()
         tail.finish()
         yield from merge_streams(tail.streams(), drop_deletes=False)

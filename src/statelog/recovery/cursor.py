@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
+from statelog.schemas.arrays import numbers_of
 from statelog.schemas.changes.chunk import DECODING_ERRORS
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LogIdentity, Place, shown_id
@@ -67,7 +68,7 @@ class Applied(NamedTuple):
 
     def after(self, sorted_rows: pa.Table | pa.RecordBatch) -> "Applied":
         """With the next rows of the state, which are sorted and at least one."""
-        groups = np.asarray(sorted_rows.column("key_group"), np.uint16)
+        groups = numbers_of(sorted_rows.column("key_group"))
         last = int(groups[-1])
         rows = len(groups) - int(np.searchsorted(groups, last))
         return Applied(self.place, last, rows + (self.rows if last == self.next_key_group else 0))

@@ -225,7 +225,7 @@ class PlanReader:
             for chunk in chunks:
                 if self._stop.is_set():
                     break
-                fold.add(chunk.partition, chunk.changes)
+                fold.add(chunk.partition, chunk.changes, chunk.size_bytes)
 
     # ---- waiting
 

@@ -36,6 +36,7 @@ from statelog.recovery.rocksdb_state import (
     opens_rocksdb,
     rocksdb_disk,
 )
+from statelog.schemas.arrays import numbers_of
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
@@ -190,9 +191,9 @@ def _publish(made: Path, path: Path) -> None:
 
 def raw_keys(rows: pa.RecordBatch) -> pa.Array:
     """The raw keys of a batch with the columns key_group and key, as binary."""
-    groups = _big_endian(np.asarray(rows.column("key_group"), np.uint16).astype(">u2"))
+    groups = _big_endian(numbers_of(rows.column("key_group")).astype(">u2"))
     keys = rows.column("key")
-    data = _big_endian(np.asarray(keys, np.int64).astype(">i8")) if pa.types.is_integer(keys.type) else keys
+    data = _big_endian(numbers_of(keys).astype(">i8")) if pa.types.is_integer(keys.type) else keys
     return pc.binary_join_element_wise(groups, data.cast(pa.binary()), pa.scalar(b"", pa.binary()))
 
 
@@ -249,5 +250,5 @@ class _HeldBack:
 
 def _places(table: pa.Table) -> NDArray[np.int64]:
     """Twice the key group, and one more for a negative key: what a table is sorted by, before the keys themselves."""
-    negative = np.asarray(table.column("key"), np.int64) < 0
+    negative = numbers_of(table.column("key")) < 0
     return key_groups_of(table).astype(np.int64) * 2 + negative
