@@ -101,7 +101,10 @@ class TableSetup(Closing):
         )
 
     def writer(self, base: LedgerBase | None = None) -> tuple[Writer, Folding | None]:
-        """The owner's Open, and what it folded; nothing if it began at `base`. Raises what opening a writer does."""
+        """The owner's Open, and what it folded; nothing if it began at `base`.
+
+        Raises Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+        """
         return self.environment.run(self._writer, base)
 
     def _writer(self, base: LedgerBase | None) -> tuple[Writer, Folding | None]:

@@ -120,7 +120,10 @@ class StateOpener:
                 self._kept, self._unfit = self._judged(self._directory)
 
     def open(self, wanted: Wanted) -> tuple[State, OpenReport]:
-        """The state that is wanted, of what was looked at, and how it was opened. Raises Fenced, and as `look`."""
+        """The state that is wanted, of what was looked at, and how it was opened.
+
+        Raises BeyondEnd or AnchorMismatch for a proof of loss; Fenced, Damaged, NotFound, StorageFull, Unavailable.
+        """
         self._want(wanted)
         if self._values is None or wanted.values.schema != self._values.schema:
             if self._kept is not None:
@@ -141,7 +144,10 @@ class StateOpener:
         return state, report
 
     def make(self, wanted: Wanted) -> None:
-        """Make the state that is wanted, beside one that is in use. Raises StorageFull, and as `recover`."""
+        """Make the state that is wanted, beside one that is in use.
+
+        Raises NotFound, Damaged, StorageFull, Unavailable.
+        """
         self._want(wanted)
         self._read_as(wanted.values)
         self._make()

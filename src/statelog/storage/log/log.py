@@ -418,8 +418,8 @@ def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log: 
     `create` may say how: `create=LogOptions(key_type="string")`. An existing log has to agree with each option that is
     given. A `value_schema` agrees if the log has it, as its newest or as an earlier one.
 
-    Raises NotFound without `create`; ConfigError, which names the options that differ; and as `Log.open` and
-    `Log.create` do.
+    Raises NotFound without `create`; ConfigError, which names the options that differ; IdentityChanged, UnsafeTopic,
+    UnsafeStore, InvalidName, CorruptDescriptor, UnknownFormat, Unavailable.
     """
     options = create if isinstance(create, LogOptions) else LogOptions()
     with opened_ports(name, where) as (client, store, _):
@@ -441,7 +441,9 @@ def open_snapshots(name: str, where: Where) -> Log:
 
 def create_closed(name: str, where: Where, options: LogOptions, *, reason: str, operator: str) -> Log:
     """Make a log that is read and written only from a snapshot on that somebody has yet to put: its ledger begins with
-    a Restart behind which nothing counts that was folded from the first record. Raises as `Log.create`.
+    a Restart behind which nothing counts that was folded from the first record.
+
+    Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
     """
     return _create(name, where, options, partial(Restart, position=1, reason=reason, operator=operator))
 
