@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import __main__ as program
-from bench import put, table_commit, table_loop, table_open, table_takeover, tables
+from bench import fleet, put, table_commit, table_loop, table_open, table_takeover, tables
 from bench.figures import Figure
 from bench.run import BENCHMARKS
 from bench.setting import Setting
@@ -38,12 +38,13 @@ ROWS = {
     "cold open, 100 keys, rocksdb, 30 ms a request, behind": "all of it first",
     "cold get, rocksdb, local store, p50": "the same once more",
     "takeover, standby level, 100 keys, rocksdb": "open without a standby",
+    "3 logs in one daemon, a round each": "one by one",
     "takeover, standby behind, 100 keys, rocksdb": "open without a standby",
 }
 """What is measured, and what it is compared with, if that needs no other library."""
 
 
-NAMES = ("put", "restore", "table-loop", "table-commit", "table-restart", "table-open", "table-takeover")
+NAMES = ("put", "restore", "table-loop", "table-commit", "table-restart", "table-open", "table-takeover", "fleet")
 
 
 def test_each_prints_its_rows(broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -55,6 +56,7 @@ def test_each_prints_its_rows(broker: Broker, monkeypatch: pytest.MonkeyPatch, t
         monkeypatch.setattr(module, "BACKENDS", ("rocksdb",))
     monkeypatch.setattr(tables, "_LIFE_S", 0.05)
     monkeypatch.setattr(table_open, "_REQUEST_S", 0.001)
+    monkeypatch.setattr(fleet, "LOGS", 3)
     told = io.StringIO()
     with redirect_stderr(told):
         for name, figures in _measured(broker, tmp_path / "root").items():
