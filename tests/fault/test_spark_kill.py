@@ -14,7 +14,7 @@ from tests.support.spark.job import JobSettings
 from tests.support.spark.rig import Row, SparkLog, fold_rows, write_batches
 from tests.support.waiting import wait_for
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(600)]  # A life of Spark takes its time.
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(900)]  # Six lives of Spark at most.
 
 BATCHES: list[list[Row]] = [[(key, number * 100 + key) for key in range(number, 40, 2)] for number in range(7)]
 BATCHES[3] += [(key, None) for key in (1, 2)]  # Both are of another parity, or below the range: no key comes twice.

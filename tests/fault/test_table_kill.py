@@ -6,6 +6,7 @@ it reads no more than what was committed behind its directory's place.
 
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from tests.support.processes.parts import Lives, start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.services.broker import Broker
+from tests.support.waiting import wait_for
 
 POINTS = ("opened", "recovered", "set-aside", "caught-up", "table-open", "sealed", "sent", "persisted", "commit-made")
 POINTS_BEHIND = ("committed", "history", "applied")
@@ -122,9 +124,7 @@ def test_killed_at_any_moment(broker: Broker, log_name: str, tmp_path: Path) -> 
     arguments = [*_arguments(rig, tmp_path, str(local)), NEVER, 1, END * 100]
     for _ in range(4):
         with start(table_life, *arguments) as process:
-            while _position(rig) <= position:
-                assert process.poll() is None
-                time.sleep(0.05)
+            _await_commit(rig, position, process)
             time.sleep(chance.random() / 5)
             process.kill()
         position = _position(rig)
@@ -132,6 +132,14 @@ def test_killed_at_any_moment(broker: Broker, log_name: str, tmp_path: Path) -> 
             assert table.progress == {"position": position}
             assert content(table) == COPIED.fold(position)
             _check_was_kept(table, local)
+
+
+def _await_commit(rig: LogRig, position: int, process: "subprocess.Popen[bytes]") -> None:
+    def has_moved() -> bool:
+        assert process.poll() is None
+        return _position(rig) > position
+
+    wait_for(has_moved, tick_s=0.05)
 
 
 def _check_was_kept(table: Table[bytes, bytes], local: Path | None) -> None:

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from hashlib import md5
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.support.services.http import Answering, serving
 
 __all__ = ["BROKEN", "FaultyS3", "Told", "faulty_s3"]
 
@@ -67,62 +68,38 @@ class FaultyS3:
 @contextmanager
 def faulty_s3() -> Generator[FaultyS3]:
     """A service on a free port of this machine, with any bucket that is asked for."""
-    server = _Server(("127.0.0.1", 0), _Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield server.service
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+
+    class Handler(_Handler):
+        """Of this service."""
+
+    with serving(Handler) as endpoint:
+        Handler.service = FaultyS3(endpoint)
+        yield Handler.service
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(address, handler)
-        self.service = FaultyS3(f"http://127.0.0.1:{self.server_address[1]}")
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no news."""
-
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
     protocol_version = "HTTP/1.1"
+    service: FaultyS3
 
-    def do_GET(self) -> None:
-        self._serve()
-
-    do_HEAD = do_PUT = do_DELETE = do_GET  # noqa: N815 - the names are http.server's
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is http.server's
-        """Keep quiet."""
-
-    @property
-    def _service(self) -> FaultyS3:
-        assert isinstance(self.server, _Server)
-        return self.server.service
-
-    def _serve(self) -> None:
+    def serve(self) -> None:
+        """Do what is asked, unless a fault is told."""
         place = urlsplit(self.path)
         key = unquote(place.path).lstrip("/")
-        body = self._body()
+        body = self._object()
         method = "LIST" if "list-type" in place.query else self.command
-        fault = self._service.take(method, key)
+        fault = self.service.take(method, key)
         if fault is None:
-            self._answer(*self._done(method, key, place.query, body))
+            self.answer(*self._done(method, key, place.query, body))
             return
         if fault.after:
             self._done(method, key, place.query, body)
         if fault.status == BROKEN:
             self.close_connection = True
             return
-        self._answer(fault.status, _error(_CODES[fault.status]), {})
+        self.answer(fault.status, _error(_CODES[fault.status]))
 
-    def _body(self) -> bytes:
-        data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    def _object(self) -> bytes:
+        data = self.body()
         if "aws-chunked" not in self.headers.get("Content-Encoding", ""):
             return data
         whole, rest = b"", data
@@ -136,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _done(self, method: str, key: str, query: str, body: bytes) -> tuple[int, bytes, dict[str, str]]:
         """Do what is asked: status, body, headers."""
-        service = self._service
+        service = self.service
         with service.lock:
             if method == "LIST":
                 return 200, _listing(service.objects, key.rstrip("/"), parse_qs(query)), {}
@@ -160,15 +137,6 @@ class _Handler(BaseHTTPRequestHandler):
         start, end = int(first), min(int(last) + 1, len(data)) if last else len(data)
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
         return 206, data[start:end], headers
-
-    def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
 
 def _etag(data: bytes) -> str:

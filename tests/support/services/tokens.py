@@ -12,16 +12,14 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from tests.support.canary import CANARY
+from tests.support.services.http import Answering, serving
 
 __all__ = ["Issuer", "TokenServer", "token_server"]
 
@@ -54,18 +52,15 @@ class Issuer:
 
 @dataclass(slots=True)
 class TokenServer:
-    """A running one. `secrets` are those of the clients, by their ids; `asked` the paths and forms of all requests."""
+    """A running one, at `url`. `secrets` are those of the clients, by their ids; `asked` the paths and forms
+    of all requests.
+    """
 
     issuer: Issuer
-    port: int
+    url: str
     secrets: dict[str, str]
     lifetime_s: float = 3600.0
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list[tuple[str, dict[str, str]]])
-
-    @property
-    def url(self) -> str:
-        """Its address."""
-        return f"http://127.0.0.1:{self.port}"
 
     def module(self, directory: Path, *principals: str) -> str:
         """The name of a module in `directory` that has a function for each principal, which gives tokens of it."""
@@ -113,31 +108,13 @@ class TokenServer:
 def token_server(issuer: Issuer, secrets: dict[str, str]) -> Generator[TokenServer]:
     """A token server on loopback, for as long as the block runs."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self._answer(self.rfile.read(int(self.headers["Content-Length"])).decode())
-
-        def do_GET(self) -> None:
-            self._answer(urlsplit(self.path).query)
-
-        def _answer(self, query: str) -> None:
+    class Handler(Answering):
+        def serve(self) -> None:
+            query = self.body().decode() or urlsplit(self.path).query
             form = {name: values[0] for name, values in parse_qs(query).items()}
             status, kind, text = server.answer(urlsplit(self.path).path, form, self.headers.get("Authorization", ""))
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
+            self.answer(status, text.encode(), {"Content-Type": kind})
 
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that http.server gives it
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        server = TokenServer(issuer, http.server_address[1], secrets)
-        thread = Thread(target=http.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            http.shutdown()
-            thread.join()
+    with serving(Handler) as url:
+        server = TokenServer(issuer, url, secrets)
+        yield server

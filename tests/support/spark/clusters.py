@@ -25,12 +25,12 @@ from pyspark.sql import SparkSession
 from statelog.testing.broker import free_port
 from tests.support.spark.programs import PROGRAMS, Place
 from tests.support.spark.session import SPARK_SETTINGS
+from tests.support.waiting import wait_for
 
 __all__ = ["KINDS", "Kind", "main", "spark_environment", "standalone_master"]
 
 _HOME = Path(pyspark.__file__).parent
 _JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-_START_TIMEOUT_S = 120
 _EXECUTORS = {"spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.executor.extraJavaOptions": _JVM}
 
 
@@ -138,14 +138,11 @@ def _daemon(arguments: list[str], output: Path, environment: Mapping[str, str] =
 
 
 def _await_port(port: int) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while True:
+    def is_listening() -> bool:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing listens on port {port}")
-        time.sleep(0.2)
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_for(is_listening, f"nothing listens on port {port}")
 
 
 def _run_all(spark: SparkSession, place: Place, names: Sequence[str]) -> bool:

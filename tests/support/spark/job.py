@@ -30,7 +30,7 @@ from tests.support.spark.session import open_session
 __all__ = ["JobSettings", "StrikingSource", "StrikingWriter", "parent_of"]
 
 _VARIABLE = "STATELOG_TEST_STRIKE"
-_HOLD_TIMEOUT_S = 280
+_HOLD_TIMEOUT_S = 900  # As long as a test with all its lives may last: what is held then gives up.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,14 +1,14 @@
 """WebHDFS: which refusals of a name node are for the moment, and which are for good."""
 
 import json
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from statelog.storage.store.errors import is_transient
 from statelog.storage.store.webhdfs import WebHdfs
+from tests.support.services.http import Answering, serving
 
 
 @pytest.mark.parametrize(
@@ -25,20 +25,13 @@ def test_a_name_node_without_data_nodes_refuses_for_the_moment(
     """It says 403 to all of these; only the words tell a right that is missing from a cluster that starts."""
     told = json.dumps({"RemoteException": {"exception": exception, "message": message}}).encode()
 
-    class Refusing(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # the library's name
-            self.send_response(403)
-            self.send_header("Content-Length", str(len(told)))
-            self.end_headers()
-            self.wfile.write(told)
+    class Refusing(Answering):
+        def serve(self) -> None:
+            self.answer(403, told)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the library's
-            """Say nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Refusing) as server:
-        Thread(target=server.handle_request, daemon=True).start()
+    with serving(Refusing) as url:
         make: Any = WebHdfs  # fsspec has no types.
-        files = make("127.0.0.1", port=server.server_port, skip_instance_cache=True)
+        files = make("127.0.0.1", port=urlsplit(url).port, skip_instance_cache=True)
         with pytest.raises(OSError, match=message[:20]) as raised:
             files.info("/orders")
     assert is_transient(raised.value) is is_momentary

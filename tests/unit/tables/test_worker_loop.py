@@ -1,7 +1,6 @@
 """The loop around a worker: which messages are processed, how it ends, and who may touch it."""
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -28,6 +27,7 @@ from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 from tests.sim.source import WORK
 from tests.support.faults.signals import at_line, handled
 from tests.support.told import told
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -312,8 +312,5 @@ def test_a_worker_without_partitions_has_standbys() -> None:
 
     with world.start(standbys=StandbyPool([1], opened, world.clock)) as worker:
         assert list(worker) == []
-        deadline_s = time.monotonic() + 30
-        while not asked:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)
+        wait_for(lambda: bool(asked))
     assert asked == [1]

@@ -1,0 +1,65 @@
+"""A small HTTP server on loopback, inside the test's process, for the services that tests play."""
+
+import sys
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+__all__ = ["Answering", "serving"]
+
+_POLL_S = 0.05
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers with whole bodies, and keeps quiet. What it answers to is said by `serve`, whatever the method."""
+
+    def do_GET(self) -> None:
+        """As any other method."""
+        self.serve()
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815 - the names are http.server's
+
+    def serve(self) -> None:
+        """Answer the request."""
+        raise NotImplementedError
+
+    def answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        """Status, headers and body; a HEAD gets no body."""
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def body(self) -> bytes:
+        """What came with the request."""
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is http.server's
+        """Keep quiet."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is no news."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
+@contextmanager
+def serving(handler: Callable[[Any, Any, Any], BaseHTTPRequestHandler]) -> Generator[str]:
+    """The address of a server on a free port, for as long as the block runs."""
+    with _Server(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
