@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from threading import Lock
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from statelog.reading.commits import Commits
 from statelog.recovery import RecoverySettings
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where, log_names, opened_ports, opened_store
+from statelog.storage.log.where import Where, log_names, one_client, opened_store
 from statelog.web.fresh import Fresh, Seen
 
 _FRESH_S = 2.0
@@ -77,9 +77,8 @@ class Looks(Closing):
     """Thread-safe. Close it, or use it in a `with` block."""
 
     def __init__(self, where: Where, settings: MaterializerSettings, *, clock: Callable[[], float] = time.time) -> None:
-        with opened_ports("any", where) as (kafka, _, _):
-            self._where = replace(where, kafka=kafka, kafka_token=None)
-        self._kafka = kafka
+        self._shared = ExitStack()
+        self._where = self._shared.enter_context(one_client(where))
         self.settings = settings
         """Those of the materializer, by which it is told what holds truncation back, and what a restore may take."""
         self._clock = clock
@@ -110,17 +109,17 @@ class Looks(Closing):
         """Look a key up, and read its history if asked. Raises NotFound, InvalidChange, ConfigError, Damaged,
         Unavailable.
         """
-        log = Log.open(name, self._where)
-        key: pa.Array = read_keys([text], log.descriptor.key_type, bytes_text)
-        groups = groups_of(key, group, log.descriptor)
-        looked = look_up(log, key, groups, settings=_SETTINGS)
-        history = history_of(log, key, groups, most=_HISTORY_ROWS, settings=_SETTINGS) if with_history else None
+        with Log.open(name, self._where) as log:
+            key: pa.Array = read_keys([text], log.descriptor.key_type, bytes_text)
+            groups = groups_of(key, group, log.descriptor)
+            looked = look_up(log, key, groups, settings=_SETTINGS)
+            history = history_of(log, key, groups, most=_HISTORY_ROWS, settings=_SETTINGS) if with_history else None
         return KeyLook(key_group=groups[0], looked=looked, history=history)
 
     def close(self) -> None:
         """Let go of the cluster; looks that are under way end with it."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        self._kafka.close()
+        self._shared.close()
 
 
 class _Watched:
@@ -135,8 +134,9 @@ class _Watched:
 
     def look(self) -> LogLook:
         log, self._log = self._log or self._open(), None
-        report = describe_log(log, self._settings)
-        recent = self._follow(log)
+        with _closed_by_errors(log):
+            report = describe_log(log, self._settings)
+            recent = self._follow(log)
         self._log = log
         return LogLook(report=report, commits=tuple(reversed(recent.latest)), commits_per_s=recent.rate(self._clock()))
 
@@ -186,11 +186,11 @@ class _Recent:
 
 
 @contextmanager
-def _closed_by_errors(recent: _Recent) -> Generator[None]:
+def _closed_by_errors(opened: Log | _Recent) -> Generator[None]:
     try:
         yield
     except BaseException:
-        recent.close()
+        opened.close()
         raise
 
 
