@@ -51,3 +51,15 @@ def test_one_waits_for_a_topic(is_late: bool) -> None:
     waiting.close()
     assert (first.closed, second.closed) == (1, 1)
     assert waiting.take("t") is None
+
+
+def test_of_many_topics_the_oldest_are_closed() -> None:
+    """However many logs a process reads, few consumers wait: those that were read last."""
+    waiting = IdleConsumers(lambda: 0.0)
+    consumers = [_Client() for _ in range(20)]
+    for number, consumer in enumerate(consumers):
+        waiting.give(f"topic{number}", _idle(consumer))
+    assert [one.closed for one in consumers] == [1] * 4 + [0] * 16
+    assert waiting.take("topic3") is None
+    assert waiting.take("topic4") is not None
+    waiting.close()
