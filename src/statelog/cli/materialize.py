@@ -3,7 +3,8 @@
 import datetime
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -37,6 +38,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.log.where import configured_where, log_names, one_client
 
 if TYPE_CHECKING:
+    from statelog.operate.drills import OpenLog
     from statelog.operate.health import Health
 
 _LOOK_AGAIN_S = 2.0
@@ -87,6 +89,7 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 @_setting("--hang", "hang_s", "TIME", "Not live after so long without a step. Default 15min.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Lines of words, or objects, warnings as well.")
 @click.option("--all", "is_all", is_flag=True, help="All logs below the root, also those that are made meanwhile.")
+@_setting("--drill-every", "drill_every_s", "TIME", "Drill a restore each time that so long has passed; else never.")
 @_setting("--rounds", "rounds", "N", "Of several logs, rounds at once. Default 2.")
 @observed
 @connected
@@ -149,7 +152,8 @@ def _materialize(session: Session, name: str, control: Control, observing: Obser
             events = _Events(session, control)
             daemon = Materializer(log, settings, control=control, make_engine=engine, on_event=events.tell)
             watched.is_driven_by(daemon)
-            daemon.run()
+            with _drills(session, lambda: [name], lambda one: Log.open(one, session.where()), events):
+                daemon.run()
             events.check()
 
 
@@ -182,8 +186,22 @@ def _materialize_all(session: Session, names: Sequence[str], control: Control, o
             control=control,
             on_event=events.tell,
         )
-        fleet.run()
+        of_all = fleet
+        with _drills(session, lambda: [one.log for one in of_all.states()], lambda one: Log.open(one, shared), events):
+            fleet.run()
     events.check()
+
+
+def _drills(
+    session: Session, names: Callable[[], Collection[str]], open_log: "OpenLog", events: "_Events"
+) -> AbstractContextManager[object]:
+    """What drills the logs beside the rounds in the block, if the configuration wants it."""
+    every_s = cast("float", session.config.materializer.get("drill_every_s", 0.0))
+    if not every_s:
+        return nullcontext()
+    from statelog.operate.drills import Drills  # Loaded if it is asked for.
+
+    return Drills(names, open_log, every_s, events.tell)
 
 
 def _wait_for_log(session: Session, name: str, control: Control) -> bool:
@@ -257,8 +275,8 @@ _INTERVALS_BEFORE_ALARM = 6
 def materializer_settings(config: Config) -> MaterializerSettings:
     """The settings of the configuration. An alarm age that was not set follows a long interval. Raises ConfigError."""
     given = dict(config.materializer)
-    for name in ("engine", "rounds"):
-        given.pop(name, None)  # Who works, and how many do, is no setting of a log's rounds.
+    for name in ("engine", "rounds", "drill_every_s"):
+        given.pop(name, None)  # Who works, how many do, and what else they do, is no setting of a log's rounds.
     retention = {name: given.pop(name) for name in ("keep", "min_age_s") if name in given}
     if "alarm_age_s" not in given and "interval_s" in given:
         usual = MaterializerSettings().alarm_age_s

@@ -67,6 +67,14 @@ class EventKind(StrEnum):
     """
     LOG_GONE = "log-gone"
     """Of many logs, this one was deleted, or does not exist yet."""
+    DRILLED = "drilled"
+    """A drill restored the newest state in `restored_s`: so many `rows` at a `position`, equal to what it was
+    `compared_with`, another way to the same state, if there is one. It passed over so many `damaged_snapshots`.
+    """
+    DRILL_FAILED = "drill-failed"
+    """A drill ended by `Event.error`: a restore would, too, or two ways to one state lead to different ones. The facts
+    have the class of the `error`, its `message` and its `facts`.
+    """
     STOPPED = "stopped"
     """The daemon ends. No round is in flight, except those that were given up and hang."""
 
@@ -104,6 +112,12 @@ _SHOWN = {
     ),
     EventKind.LOG_SET_ASIDE: (logging.ERROR, "set aside, to be opened again in {retry_s}: {error}"),
     EventKind.LOG_GONE: (logging.INFO, "there is no such log any more, or not yet"),
+    EventKind.DRILLED: (
+        logging.INFO,
+        "drill: {rows} rows restored in {restored_s}, compared with {compared_with};"
+        " damaged snapshots: {damaged_snapshots}",
+    ),
+    EventKind.DRILL_FAILED: (logging.ERROR, "a drill failed, and so would a restore: {error}"),
     EventKind.STOPPED: (logging.INFO, "materializer stopped"),
 }
 """How loud an event of the kind is, and its text."""
@@ -142,7 +156,7 @@ class Event:
                 facts["more"] = ", more to do" if facts["behind"] else ""
             case EventKind.ROUND_FAILED:
                 facts |= {"error": self.error, "goes_on": "going on" if facts["tolerated"] else "giving up"}
-            case EventKind.LOG_SET_ASIDE:
+            case EventKind.LOG_SET_ASIDE | EventKind.DRILL_FAILED:
                 facts["error"] = self.error
             case EventKind.NEED_AGING:
                 facts["how"] = "gone" if facts["is_gone"] else f"{facts['age_s']} old"

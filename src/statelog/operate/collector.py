@@ -35,10 +35,11 @@ from statelog.operate.metrics import (
     of_rounds,
     of_standby,
     of_table,
+    of_worker,
     of_writer,
 )
 from statelog.producer import Life, Writer
-from statelog.tables import Standby, Table
+from statelog.tables import Standby, Table, Worker
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 
@@ -138,6 +139,7 @@ _ASKED: Mapping[type, Callable[[str, str, Any], Iterator[Sample]]] = {
     Writer: of_writer,
     Table: of_table,
     Standby: of_standby,
+    Worker: of_worker,
 }
 
 

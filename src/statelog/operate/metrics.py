@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from statelog.materializer import Materializer
 from statelog.materializer.fleet import Fleet
 from statelog.producer import Writer
-from statelog.tables import Standby, Table
+from statelog.tables import Standby, Table, Worker
 
 
 class Kind(StrEnum):
@@ -56,6 +56,7 @@ STEPS = {
     "table_open": _times("Opening a table, with its recovery", *_OF_LOG),
     "commit": _times("A commit, from its send to its outcome", *_OF_LOG),
     "round": _times("A round", *_OF_LOG),
+    "drill": _times("A drill: a restore by two ways, and their comparison", *_OF_LOG),
     "recovery": _times("Filling one target: a restore, as it was measured", *_OF_LOG),
 }
 """By the name of the step; the metric is `statelog_STEP_seconds`."""
@@ -109,6 +110,8 @@ OF_TABLES = {
     "statelog_table_changes_total": _count("Changes of a table", *_OF_WRITER),
     "statelog_table_local": _gauge("1 once all of the state is local, 0 while some is in a snapshot", *_OF_WRITER),
     "statelog_table_open_rows": _gauge("Changes that opening read behind the local directory", *_OF_WRITER),
+    "statelog_worker_tables": _gauge("Tables that a worker has open: of so many partitions", *_OF_LOG),
+    "statelog_worker_standbys": _gauge("Standbys that a worker has open", *_OF_LOG),
     "statelog_standby_position": _gauge("The ledger position of a standby's state", *_OF_WRITER),
     "statelog_standby_age_seconds": _gauge("Since it was last known to be level with the ledger's end", *_OF_WRITER),
 }
@@ -208,6 +211,11 @@ def of_table(log: str, name: str, table: Table[Any, Any]) -> Iterator[Sample]:
 def of_standby(log: str, name: str, standby: Standby[Any, Any]) -> Iterator[Sample]:
     """Of a standby, as it is now."""
     return _named({"standby_position": standby.position, "standby_age_seconds": standby.age_s}, log, name)
+
+
+def of_worker(log: str, _name: str, worker: Worker[Any, Any]) -> Iterator[Sample]:
+    """Of a worker, as it is now; its tables and standbys have series of their own."""
+    return _named({"worker_tables": len(worker.partitions), "worker_standbys": len(worker.standbys)}, log)
 
 
 def _named(values: dict[str, float], *labels: str) -> Iterator[Sample]:

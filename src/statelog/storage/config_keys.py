@@ -158,6 +158,7 @@ _ALL = (
     Key("restore_budget_s", duration_s, MATERIALIZER),
     Key("restore_spacing_s", duration_s, MATERIALIZER),
     Key("rounds", _whole, MATERIALIZER),
+    Key("drill_every_s", duration_s, MATERIALIZER),
 )
 KEYS: Mapping[str, Key] = {key.path: key for key in _ALL}
 """Every key but those of the free tables, by its path."""

@@ -69,6 +69,18 @@ _EVENTS: tuple[tuple[Event, int, str], ...] = (
         "opened again in 60.0 s: away",
     ),
     (_event(EventKind.LOG_GONE), logging.INFO, "no such log"),
+    (
+        _event(
+            EventKind.DRILLED, restored_s=3.0, rows=7, position=9, damaged_snapshots=1, compared_with="the log alone"
+        ),
+        logging.INFO,
+        "7 rows restored in 3.0 s, compared with the log alone; damaged snapshots: 1",
+    ),
+    (
+        Event(kind=EventKind.DRILL_FAILED, log="l", at_s=0.0, facts={}, error=BrokerUnavailable("away")),
+        logging.ERROR,
+        "so would a restore: away",
+    ),
     (_event(EventKind.STOPPED), logging.INFO, "stopped"),
 )
 

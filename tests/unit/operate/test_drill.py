@@ -1,16 +1,23 @@
 """A drill: the state of a log is restored in two ways, and a difference is damage."""
 
+import logging
 from pathlib import Path
+from queue import Empty, Queue
 
 import pytest
 
+import statelog
 from statelog.errors import Corrupt
+from statelog.materializer.events import Event, EventKind
 from statelog.materializer.round import run_round
 from statelog.operate.drill import Drilled, drill
+from statelog.operate.drills import Drills
 from statelog.recovery import Recovery, RecoverySettings, recover
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.ledger.records import LossRange
+from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
+from statelog.testing import Twin
 from tests.support.rigs.log import TwinLog, settings_for
 
 KEYS = [b"k%d" % number for number in range(30)]
@@ -112,3 +119,39 @@ def test_a_digest_is_the_states(tmp_path: Path) -> None:
     with twin.open() as log, recover(log) as recovery:
         table = recovery.to_arrow()
         assert recovery.digest() == StateDigest().of_more(table, log.value_schemas.newest()) != earlier
+
+
+def _told(twin: Twin, *names: str) -> list[Event]:
+    """The first event of each of these logs, of drills that come every few milliseconds."""
+    told: Queue[Event] = Queue()
+    with twin.environment(), Drills(lambda: names, lambda name: Log.open(name, twin.where()), 0.01, told.put):
+        return [told.get(timeout=30) for _ in names]
+
+
+def test_drills_come_by_themselves_and_are_told() -> None:
+    """Each log in its turn; what one of them has lost is its own event, and the next one is drilled all the same."""
+    twin = Twin()
+    with twin.environment():
+        for name in ("damaged", "whole"):
+            with statelog.open(name, twin.where(), create=True) as log, statelog.Writer(log, "w") as writer:
+                writer.put(b"k", b"v")
+                writer.commit()
+                statelog.run_round(log)
+    twin.disk.remove("damaged/descriptor.avro")
+    damaged, whole = _told(twin, "whole", "damaged")
+    assert (damaged.kind, damaged.log, damaged.level) == (EventKind.DRILL_FAILED, "damaged", logging.ERROR)
+    assert damaged.error is not None
+    assert damaged.facts["error"] == type(damaged.error).__name__
+    assert (whole.kind, whole.log) == (EventKind.DRILLED, "whole")
+    assert (whole.facts["rows"], whole.facts["compared_with"]) == (1, "the log alone, from its first record")
+    assert whole.text.startswith("drill: 1 rows restored in ")
+
+
+def test_no_drill_begins_behind_the_end() -> None:
+    """And none is told of: what reads events may be gone."""
+    told: Queue[Event] = Queue()
+    twin = Twin()
+    with twin.environment():
+        Drills(lambda: ["absent"], lambda name: Log.open(name, twin.where()), 0.2, told.put).close()
+    with pytest.raises(Empty):
+        told.get(timeout=0.5)

@@ -172,6 +172,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
             self._assignment = Assignment(context)
             self._at_hand = self._assignment.member.at_hand
             failing.pop_all()
+        context.environment.made(self, context.name, "")
 
     # ---- messages
 
@@ -264,6 +265,11 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         self._guard.check_life()
         self._guard.check_thread()
         return MappingProxyType({one: assigned.table for one, assigned in sorted(self._assignment.held.items())})
+
+    @property
+    def partitions(self) -> tuple[int, ...]:
+        """Those whose tables are open now: any thread may ask."""
+        return tuple(sorted(self._assignment.held))
 
     @property
     def standbys(self) -> Mapping[int, Standby[K, V]]:
