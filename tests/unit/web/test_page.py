@@ -1,6 +1,8 @@
 """The page, over real HTTP, of logs on the twins: what it shows, what it refuses, and that it changes nothing."""
 
+import http.client
 import re
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -13,6 +15,7 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 
 import pytest
+import trustme
 
 import statelog
 from statelog import MaterializerSettings, Where
@@ -240,6 +243,23 @@ def test_the_token_is_asked_for(twin: Twin, tmp_path: Path) -> None:
         assert ask(url, authorization="Bearer a token of some length").status == 200
         basic = b64encode(b":a token of some length").decode()
         assert ask(f"{url}/logs/visits", authorization=f"Basic {basic}").status == 200
+
+
+def test_pages_come_over_tls(twin: Twin, tmp_path: Path) -> None:
+    """By the certificate that was given, and not in clear."""
+    authority = trustme.CA()
+    issued, certificate, key = authority.issue_cert("localhost"), tmp_path / "certificate.pem", tmp_path / "key.pem"
+    issued.private_key_pem.write_to_path(key)
+    for part in issued.cert_chain_pems:
+        part.write_to_path(certificate, append=True)
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    with served(twin.where(), listening_at("localhost:0", certificate=certificate, key=key)) as url:
+        assert url.startswith("https://localhost:")
+        with urllib.request.urlopen(url, timeout=30, context=context) as answer:
+            assert b"/logs/visits" in answer.read()
+        with pytest.raises((urllib.error.URLError, ConnectionError, http.client.HTTPException)):
+            urllib.request.urlopen(url.replace("https", "http"), timeout=30)
 
 
 def test_a_name_of_somebody_elses_is_not_answered(twin: Twin) -> None:
