@@ -9,6 +9,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +21,13 @@ from statelog.schemas.values.arrow import MAP_KEY, Nested, struct_children
 from statelog.schemas.values.schema import ValueSchema
 from statelog.schemas.values.types import ValueType
 
-_NOTHING = pa.scalar(b"", pa.binary())
 _DECIMAL_BYTES = 16
+
+
+@cache
+def _nothing() -> pa.Scalar:
+    """No bytes. Made when it is used: the first scalar of a process loads pandas, if it is installed."""
+    return pa.scalar(b"", pa.binary())
 
 
 def avro_values(column: pa.Array, schema: ValueSchema) -> pa.Array:
@@ -110,14 +116,14 @@ _ENCODERS: Mapping[str, Callable[[pa.Array, ValueType], pa.Array]] = {
 
 def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
     """The bytes of several columns, row by row end to end; null where one is."""
-    return pc.binary_join_element_wise(*parts, _NOTHING)
+    return pc.binary_join_element_wise(*parts, _nothing())
 
 
 def _blocks(lists: pa.Array) -> pa.Array:
     """Lists of encoded items as a block each: the count and the items, then the end. An empty one is the end alone."""
     lengths = np.asarray(pc.list_value_length(lists).fill_null(0), np.int64)
-    counts = pc.if_else(pa.array(lengths > 0), _varints(lengths), _NOTHING)
-    return _joined(counts, pc.binary_join(lists, _NOTHING), pa.scalar(b"\0", pa.binary()))
+    counts = pc.if_else(pa.array(lengths > 0), _varints(lengths), _nothing())
+    return _joined(counts, pc.binary_join(lists, _nothing()), pa.scalar(b"\0", pa.binary()))
 
 
 def _varints(numbers: NDArray[np.int64]) -> pa.Array:
