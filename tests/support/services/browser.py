@@ -49,7 +49,7 @@ def look(browser: str, folder: Path, page: str, *, width: int, timeout_s: float 
     """What the script of `page` posted, seen in a window of that width on the origin that serves `folder`."""
     found: Queue[Any] = Queue()
     handler = partial(_Handler, directory=str(folder), page=page, found=found)
-    with serving(handler) as url, TemporaryDirectory() as profile:
+    with serving(handler) as url, TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         options = ["--headless", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}"]
         if hasattr(os, "geteuid") and os.geteuid() == 0:
             options.append("--no-sandbox")  # Chromium has none for root, and refuses without this.
