@@ -27,12 +27,13 @@ _OLDEST = 2
 """So many snapshots are shown as bounds: the one that holds, and the one that would."""
 
 
-def describe_log(log: Log, settings: MaterializerSettings) -> Report:
+def describe_log(log: Log, settings: MaterializerSettings, now_s: float | None = None) -> Report:
     """The log at this moment. `lag` counts what the newest snapshot does not cover yet; what holds truncation back is
     by the materializer's `settings`. Raises Damaged, Unavailable, ConfigError without the right to read both topics.
     """
     tail, leases, subscriptions = tail_now(log), list_leases(log.store), list_subscriptions(log.store)
-    bounds, found = held(log, settings, leases, subscriptions, most_snapshots=_OLDEST), log.describe()
+    bounds = held(log, settings, leases, subscriptions, most_snapshots=_OLDEST, now_s=now_s)
+    found = log.describe()
     losses = losses_listing(losses_of(log.store), found.state)
     listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found), losses, bounds.listing())
     return Report(

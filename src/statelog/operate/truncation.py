@@ -116,11 +116,14 @@ def held(
     subscriptions: StoredSubscriptions,
     *,
     most_snapshots: int | None = None,
+    now_s: float | None = None,
 ) -> Held:
     """All that holds the log back now, by the materializer's `settings`; of the snapshots only the `most_snapshots`
-    oldest, because newer ones hold nothing that these do not. Raises Damaged, Unavailable.
+    oldest, because newer ones hold nothing that these do not. `now_s` is for who may not write: the store tells its
+    time by a file. Raises Damaged, Unavailable.
     """
-    listed, now_s = log.manifests.listed(), log.store.now_s()
+    listed = log.manifests.listed()
+    now_s = log.store.now_s() if now_s is None else now_s
     manifests = [one for number in sorted(listed)[:most_snapshots] if (one := _read(log, number))]
     claims = holding(subscriptions.files, log.descriptor.identity)
     live = [one for one in leases if not expired(one.lease, one.modified_s, now_s, settings.lease_cap_s)]

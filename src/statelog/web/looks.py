@@ -135,7 +135,7 @@ class _Watched:
     def look(self) -> LogLook:
         log, self._log = self._log or self._open(), None
         with _closed_by_errors(log):
-            report = describe_log(log, self._settings)
+            report = describe_log(log, self._settings, self._clock())
             recent = self._follow(log)
         self._log = log
         return LogLook(report=report, commits=tuple(reversed(recent.latest)), commits_per_s=recent.rate(self._clock()))

@@ -141,9 +141,16 @@ def test_what_a_log_holds_is_text_on_the_page(twin: Twin) -> None:
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-def test_nothing_is_written_whatever_is_asked(twin: Twin) -> None:
-    """Neither file nor record, nor lease; and nothing but questions is answered."""
+def test_nothing_is_written_whatever_is_asked(twin: Twin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither file nor record, nor lease, nor the file by which a store tells its time; and nothing but questions is
+    answered.
+    """
     twin.clock.advance(10)
+
+    def refuse(*_: object) -> float:
+        raise AssertionError("a page only reads")
+
+    monkeypatch.setattr(MemoryStore, "now_s", refuse)
 
     def held() -> list[object]:
         kafka = twin.where().kafka
@@ -154,7 +161,8 @@ def test_nothing_is_written_whatever_is_asked(twin: Twin) -> None:
     before = held()
     with served(twin.where()) as url:
         for path in ("", "logs/visits", "logs/odd", "logs/visits/key?key=ann&history=yes", "static/style.css"):
-            assert ask(f"{url}/{path}").status == 200
+            answer = ask(f"{url}/{path}")
+            assert (answer.status, "went wrong" in answer.text) == (200, False)
         with pytest.raises(urllib.error.HTTPError, match="405"):
             urllib.request.urlopen(f"{url}/logs/visits", b"data", timeout=30)
     assert held() == before
@@ -253,7 +261,7 @@ def test_pages_come_over_tls(twin: Twin, tmp_path: Path) -> None:
     for part in issued.cert_chain_pems:
         part.write_to_path(certificate, append=True)
     context = ssl.create_default_context()
-    authority.configure_trust(context)
+    authority.configure_trust(context)  # pyright: ignore[reportUnknownMemberType]  # its type names pyOpenSSL, which is not here
     with served(twin.where(), listening_at("localhost:0", certificate=certificate, key=key)) as url:
         assert url.startswith("https://localhost:")
         with urllib.request.urlopen(url, timeout=30, context=context) as answer:
