@@ -260,6 +260,12 @@ def test_the_directories_of_a_root_are_listed(place: Place) -> None:
     assert sorted(nobody.siblings()) == sorted(place.open(LOG).siblings()) == [LOG, "orders.more", "visits"]
 
 
+def test_a_measured_store_tells_the_room_of_the_one_below() -> None:
+    """It is no store without a bound for being watched."""
+    disk = MemoryDisk(lambda: 1000.0, capacity_bytes=100)
+    assert MeasuredStore(MemoryStore(disk, LOG), []).free_bytes() == MemoryStore(disk, LOG).free_bytes() == 100
+
+
 def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:
     """Reading a missing file in any way is NotFound, next to other files or in no directory at all."""
     store.put_if_absent("runs/a.parquet", b"x")

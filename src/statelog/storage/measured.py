@@ -273,6 +273,11 @@ class MeasuredStore(Store):
         """As the store."""
         self._store.tidy()
 
+    def free_bytes(self) -> int | None:
+        """As the store."""
+        with self._to.asked("free_bytes"):
+            return self._store.free_bytes()
+
     def check(self) -> None:
         """As the store."""
         with self._to.asked("check"):
