@@ -79,9 +79,7 @@ def command(
 
 
 def _show(session: Session, log: Log, lost: Sequence[LossRange], *, is_dry: bool) -> None:
-    """Show what goes with these ranges. Raises ConfigError if there are none, naming those
-    that are lost.
-    """
+    """Show what goes with these ranges. Raises ConfigError if there are none, naming those that are lost."""
     if not lost:
         found = " ".join(f"--range {shown_range(one)}" for one in missing(log))
         hint = f"By the offsets of the topic this is lost: {found}" if found else "The error of a reader names offsets"

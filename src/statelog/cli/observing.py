@@ -20,6 +20,7 @@ from statelog.cli.session import Session
 from statelog.environment import current_environment
 from statelog.formatting import as_json, show_duration
 from statelog.materializer import Materializer, MaterializerSettings
+from statelog.materializer.fleet import MemberState
 from statelog.operate import export_metrics, export_traces
 from statelog.operate.listening import Listening
 
@@ -85,17 +86,19 @@ class WatchedLog:
 
     def __call__(self) -> "Health":
         """What speaks against it now."""
-        from statelog.operate.health import Health, LogHealth, health_of
+        from statelog.operate.health import Health, health_of_member
 
-        if self._daemon is not None:
-            return Health(logs=[health_of(self._name, self._daemon.statistics(), self._settings)])
-        if self._opening_since_s is None:
-            return Health(logs=[LogHealth(log=self._name, not_ready=("it does not exist yet",))])
-        took_s = self._clock() - self._opening_since_s
-        opening = f"it has been opening for {show_duration(took_s)}"
-        if took_s >= self._settings.hang_s:
-            return Health(logs=[LogHealth(log=self._name, not_live=opening)])
-        return Health(logs=[LogHealth(log=self._name, not_ready=(opening,))])
+        daemon, since_s = self._daemon, self._opening_since_s
+        opening_s = 0.0 if since_s is None else self._clock() - since_s
+        opening = f"it has been opening for {show_duration(opening_s)}"
+        state = MemberState(
+            log=self._name,
+            settings=self._settings,
+            statistics=None if daemon is None else daemon.statistics(),
+            problem="it does not exist yet" if since_s is None else opening,
+            opening_s=opening_s,
+        )
+        return Health(logs=[health_of_member(state)])
 
 
 class JsonLines(Output):

@@ -5,7 +5,6 @@ Both show facts of `describe`, by its names.
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 
 import click
 
@@ -19,7 +18,7 @@ from statelog.operate.description import describe_log
 from statelog.operate.report import Listing, Report, shown, words
 from statelog.storage.config_keys import duration_s
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import log_names, opened_ports
+from statelog.storage.log.where import log_names, one_client
 
 _SHOWN = (
     "position", "snapshot_bytes", "lag_commits", "lag_bytes", "lag_age_s", "restore_estimate_s", "truncation_held_by",
@@ -37,11 +36,10 @@ def list_logs(session: Session) -> None:
     where, settings = session.where(), materializer_settings(session.config)
     rows: list[tuple[object, ...]] = []
     errors: list[StatelogError] = []
-    with session.warnings_shown(), opened_ports("any", where, keeps=False) as (kafka, _, _):
-        shared = replace(where, kafka=kafka, kafka_token=None)  # Not closed with a log: it is another's port.
+    with session.warnings_shown(), one_client(where) as shared:
         for name in log_names(where):
             try:
-                facts = describe_log(Log.open(name, shared), settings).facts
+                facts = describe_log(Log.open(name, shared), settings).facts  # The client is closed, for all of them.
             except NotFound:
                 continue  # A directory of somebody else's.
             except StatelogError as error:

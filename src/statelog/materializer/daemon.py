@@ -36,7 +36,7 @@ from statelog.errors import (
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.control import BackgroundTask, Control, begin_task
 from statelog.materializer.engine import EngineMaker, LocalEngine
-from statelog.materializer.events import Event, EventKind, log_event, shortfalls
+from statelog.materializer.events import Event, EventKind, error_facts, log_event, shortfalls, shown_error
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import Round
 from statelog.materializer.schedule import Rates, RoundCause, ScheduleState, cause_of_round, delay_after, first_delay_s
@@ -384,14 +384,12 @@ class Materializer:
             known,
             failed=known.failed + 1,
             failures_in_a_row=known.failures_in_a_row + 1,
-            error=f"{error.message} [{type(error).__name__}]",
+            error=shown_error(error),
         )
         self._tell(
             EventKind.ROUND_FAILED,
             cause_of=error,
-            error=type(error).__name__,
-            message=error.message,
-            facts=dict(error.facts),
+            **error_facts(error),
             failures_in_a_row=self._statistics.failures_in_a_row,
             tolerated=self._tolerates(error),
         )

@@ -167,6 +167,16 @@ class Event:
         return _SHOWN[self.kind][1].format(**facts)
 
 
+def error_facts(error: StatelogError) -> dict[str, Any]:
+    """What an event says of the error that it tells."""
+    return {"error": type(error).__name__, "message": error.message, "facts": dict(error.facts)}
+
+
+def shown_error(error: StatelogError) -> str:
+    """An error in one line."""
+    return f"{error.message} [{type(error).__name__}]"
+
+
 def shortfalls(log: str, outcome: RoundOutcome, at_s: float) -> Iterator[Event]:
     """What a round of the log that ended well could not do beside its snapshot, or had to."""
     if isinstance(outcome, CompletedRound):

@@ -28,7 +28,7 @@ from statelog.errors import Damaged, NotFound, StatelogError
 from statelog.materializer.control import BackgroundTask, Control, begin_task
 from statelog.materializer.daemon import Admit, Materializer, Work, ask_first_delay_s
 from statelog.materializer.engine import EngineMaker
-from statelog.materializer.events import Event, EventKind, log_event
+from statelog.materializer.events import Event, EventKind, error_facts, log_event, shown_error
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.statistics import MaterializerStatistics
 from statelog.storage.log.log import Log
@@ -174,7 +174,7 @@ class Fleet:
                 self._take_up(found.future.result())
                 self.problem = ""
             except StatelogError as error:
-                self.problem = f"logs cannot be looked for: {_told(error)}"
+                self.problem = f"logs cannot be looked for: {shown_error(error)}"
         if find is not None and self._finding is None and self._clock() >= self._find_due_s:
             self._find_due_s = self._clock() + self._settings.find_s
             self._finding = begin_task(self._environment, find, lambda _: self._control.ring())
@@ -330,7 +330,7 @@ class _Member:
     def _let_go(self, daemon: Materializer, error: StatelogError | None) -> None:
         log, self._log = self._log, None
         self._daemon, self._former = None, daemon
-        self._problem = "" if error is None else _told(error)
+        self._problem = "" if error is None else shown_error(error)
         daemon.end()
         self._ending = begin_task(self._environment, lambda: _closed(log, error), self._ring)
 
@@ -350,13 +350,11 @@ class _Member:
             self._problem, self._former = _ABSENT, None
             return
         retry_s = min(self._settings.retry_s, self._kit.settings.interval_s)
-        self._open_due_s, self._problem = now_s + retry_s, _told(error)
+        self._open_due_s, self._problem = now_s + retry_s, shown_error(error)
         self._tell(
             EventKind.LOG_SET_ASIDE,
             error,
-            error=type(error).__name__,
-            message=error.message,
-            facts=dict(error.facts),
+            **error_facts(error),
             retry_s=retry_s,
         )
 
@@ -387,7 +385,3 @@ def _as_ours(error: Exception, log: str) -> StatelogError:
         return error
     _LOG.error("%s: a defect", log, exc_info=error)
     return StatelogError(f"a defect: {type(error).__name__}: {error}", log=log)
-
-
-def _told(error: StatelogError) -> str:
-    return f"{error.message} [{type(error).__name__}]"

@@ -5,13 +5,13 @@ reads, and takes a lease as any reader does.
 """
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 
 from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import StatelogError
-from statelog.materializer.events import Event, EventKind
+from statelog.materializer.events import Event, EventKind, error_facts
 from statelog.operate.drill import Drilled, drill
 from statelog.recovery import RecoverySettings
 from statelog.storage.log.log import Log
@@ -60,11 +60,13 @@ class Drills(Closing):
                 found = drill(log, _SETTINGS)
                 found.check()
         except StatelogError as error:
-            facts = {"error": type(error).__name__, "message": error.message, "facts": dict(error.facts)}
-            return Event(
-                kind=EventKind.DRILL_FAILED, log=name, at_s=self._environment.clock(), facts=facts, error=error
-            )
-        return Event(kind=EventKind.DRILLED, log=name, at_s=self._environment.clock(), facts=_facts(found))
+            return self._event(EventKind.DRILL_FAILED, name, error_facts(error), error)
+        return self._event(EventKind.DRILLED, name, _facts(found))
+
+    def _event(
+        self, kind: EventKind, log: str, facts: Mapping[str, object], error: StatelogError | None = None
+    ) -> Event:
+        return Event(kind=kind, log=log, at_s=self._environment.clock(), facts=facts, error=error)
 
 
 def _facts(found: Drilled) -> dict[str, object]:

@@ -55,10 +55,11 @@ def health_of_all(states: Iterable[MemberState], *, late_s: float, hang_s: float
     """Of a process that drives many logs: how each of them is, for how long its own loop is late, and its problem."""
     late = f"the loop hangs: it should have turned {show_duration(late_s)} ago"
     beside = [LogHealth(log="all logs", not_ready=(problem,))] if problem else []
-    return Health(logs=[*beside, *map(_of_member, states)], not_live=late if late_s >= hang_s else "")
+    return Health(logs=[*beside, *map(health_of_member, states)], not_live=late if late_s >= hang_s else "")
 
 
-def _of_member(state: MemberState) -> LogHealth:
+def health_of_member(state: MemberState) -> LogHealth:
+    """Of a log, with a daemon or without."""
     if state.statistics is not None:
         return health_of(state.log, state.statistics, state.settings)
     if state.opening_s >= state.settings.hang_s:

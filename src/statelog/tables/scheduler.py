@@ -191,9 +191,8 @@ class CommitScheduler:
         changes alone; then wait for all pending commits.
         """
         is_deferred = self._named is not self._progress and self._named_count == count
-        if (is_deferred or not (self._named or self._progress or self._layers.suspended)) and self._is_news(
-            self._named
-        ):
+        is_unnamed = not (self._named or self._progress or self._layers.suspended)
+        if (is_deferred or is_unnamed) and self._is_news(self._named):
             self.commit(self._named, count)
         while self._checkpoints:
             self.step(None)

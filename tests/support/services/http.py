@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,7 @@ __all__ = ["Answering", "serving"]
 _POLL_S = 0.05
 
 
-class Answering(BaseHTTPRequestHandler):
+class Answering(ABC, BaseHTTPRequestHandler):
     """Answers with whole bodies, and keeps quiet. What it answers to is said by `serve`, whatever the method."""
 
     def do_GET(self) -> None:
@@ -21,9 +22,9 @@ class Answering(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815 - the names are http.server's
 
+    @abstractmethod
     def serve(self) -> None:
         """Answer the request."""
-        raise NotImplementedError
 
     def answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         """Status, headers and body; a HEAD gets no body."""
