@@ -38,8 +38,7 @@ from statelog.reading.commits import Commits, Folding
 from statelog.reading.plan import Plan
 from statelog.reading.planner import ATTEMPTS, LogOffsets, check_reach, data_offsets, plan_of
 from statelog.reading.replay import Converter
-from statelog.recovery.changes import planned_chunks
-from statelog.recovery.settings import RecoverySettings
+from statelog.recovery.settings import RecoverySettings, planned_chunks
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.copied import Origin
 from statelog.schemas.names import manifest_path
@@ -309,7 +308,8 @@ class _Examination:
         if not self._how.deep:
             return Verdict(Severity.OK, f"commits: {show_count(commits)}, {size} (--deep reads them)")
         changes = 0
-        with closing(planned_chunks(log, plan, Converter(log), RecoverySettings(), self._environment)) as chunks:
+        clock = self._environment.clock
+        with closing(planned_chunks(log, plan, Converter(log), RecoverySettings(), clock=clock)) as chunks:
             for chunk in chunks:
                 changes += chunk.changes.num_rows
         facts = {"commits": commits, "changes": changes}

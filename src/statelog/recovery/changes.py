@@ -11,7 +11,6 @@ Invariants:
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from threading import Event
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +19,8 @@ from statelog.environment import Environment, current_environment
 from statelog.errors import IdentityChanged, Misuse
 from statelog.reading.hold import Hold
 from statelog.reading.plan import CommitFacts, CommitSpan, Plan
-from statelog.reading.replay import CommittedChunk, Converter, ReadCount, committed_chunks
-from statelog.recovery.settings import RecoverySettings, sorted_tail, terms_of
+from statelog.reading.replay import Converter
+from statelog.recovery.settings import RecoverySettings, planned_chunks, sorted_tail, terms_of
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.storage.log.log import Log
@@ -126,7 +125,7 @@ def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = No
         return
     converter = Converter(log, plan.value_schema_id, drops_fields=False)
     batches = ChangeBatches(plan.commits, converter.schema)
-    with closing(planned_chunks(log, plan, converter, chosen, current_environment())) as chunks:
+    with closing(planned_chunks(log, plan, converter, chosen, clock=current_environment().clock)) as chunks:
         for chunk in chunks:
             yield from batches.add(chunk.changes, plan.commit_at(chunk.partition, chunk.offset))
     yield from batches.finish()
@@ -142,24 +141,6 @@ def check_identity(log: Log, plan: Plan) -> None:
             found=plan.identity.ledger_topic_id,
             hint="Plan again",
         )
-
-
-def planned_chunks(
-    log: Log, plan: Plan, converter: Converter, settings: RecoverySettings, environment: Environment
-) -> Generator[CommittedChunk]:
-    """The chunks of a plan in the converter's value schema, in offset order within a partition. Close the generator."""
-    return committed_chunks(
-        log,
-        plan.replay,
-        plan.key_groups,
-        converter,
-        ReadCount(),
-        stall_timeout_s=settings.stall_timeout_s,
-        store_timeout_s=settings.lease_ttl_s,
-        local_copies=settings.local_copies,
-        pause=Event().wait,
-        clock=environment.clock,
-    )
 
 
 def history_schema(change_schema: pa.Schema) -> pa.Schema:
@@ -251,7 +232,7 @@ def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Envir
         converter, terms = Converter(log, plan.value_schema_id), terms_of(settings)
         with (
             Hold(log.store, terms, environment=environment).on(log, plan) as hold,
-            closing(planned_chunks(log, plan, converter, settings, environment)) as chunks,
+            closing(planned_chunks(log, plan, converter, settings, clock=environment.clock)) as chunks,
         ):
             for chunk in chunks:
                 tail.add(chunk.partition, chunk.changes, chunk.size_bytes)

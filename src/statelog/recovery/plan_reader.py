@@ -27,10 +27,10 @@ from statelog.environment import GRACE_S, Environment, begin
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
-from statelog.reading.replay import Converter, ReadCount, committed_chunks
+from statelog.reading.replay import Converter, ReadCount
 from statelog.reading.sorted_tail import MemoryTail, SortedTail
 from statelog.recovery.runs import Allowance, Job, Prefetch, RunHandles, RunOpener, run_jobs, run_tables
-from statelog.recovery.settings import RecoverySettings, sorted_tail
+from statelog.recovery.settings import RecoverySettings, planned_chunks, sorted_tail
 from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.schema import ValueSchema
@@ -121,6 +121,7 @@ class PlanReader:
         with ExitStack() as opened:
             runs = self._lanes(opened)
             self._await(begin(self.environment.start, lambda: self._read_tail(tail)), Phase.READ)
+            self._beat(Phase.READ)  # All of the tail, and nothing loaded, is told however quickly it was read.
             if runs:
                 folded = self._folded(tail.sorted, Phase.READ)
                 yield from self._merged([*runs, chain.from_iterable(folded)], drop_deletes=True)
@@ -209,17 +210,14 @@ class PlanReader:
             handles.close()
 
     def _read_tail(self, fold: MemoryTail | SortedTail) -> None:
-        chunks = committed_chunks(
+        chunks = planned_chunks(
             self.log,
-            self.plan.replay,
-            self.plan.key_groups,
+            self.plan,
             self._converter,
-            self.tail_read,
-            stall_timeout_s=self._settings.stall_timeout_s,
-            store_timeout_s=self._settings.lease_ttl_s,
-            local_copies=self._settings.local_copies,
-            pause=self._stop.wait,
+            self._settings,
             clock=self.environment.clock,
+            counter=self.tail_read,
+            pause=self._stop.wait,
         )
         with closing(chunks):
             for chunk in chunks:
