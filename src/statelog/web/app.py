@@ -27,7 +27,6 @@ from statelog.operate.listening import Listening
 from statelog.operate.report import Report, shown, words
 from statelog.operate.rows import BytesText, json_column
 from statelog.schemas.changes.changes import DELETE
-from statelog.web.fresh import Seen
 from statelog.web.looks import KeyLook, LogLook, Looks, is_no_log
 from statelog.web.pictures import picture_of_runs, picture_of_topics
 
@@ -279,8 +278,3 @@ def _key_values(found: KeyLook) -> dict[str, object]:
         columns["value"] = json_column(batch.column("value"), None)
         history += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return {"found": found, "values": values, "history": history[::-1]}
-
-
-def is_behind(seen: Seen[T]) -> bool:
-    """Whether what is shown is older than it should be."""
-    return seen.is_failing or seen.waiting_s > _WAIT_S
