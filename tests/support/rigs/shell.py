@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,26 @@ from click.testing import CliRunner, Result
 from confluent_kafka import admin
 
 from statelog.cli.program import program
+from statelog.cli.session import Session
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import UNSAFE, TwinLog
 from tests.support.services.broker import Broker
 
-__all__ = ["Shell", "doctors_topics", "shell", "write_lines", "writer_row"]
+__all__ = ["Shell", "commands_open", "doctors_topics", "shell", "write_lines", "writer_row"]
+
+
+def commands_open(twin: TwinLog, monkeypatch: pytest.MonkeyPatch, *, patience_s: float | None = None) -> None:
+    """From now on the log that every command opens, in this process, is this one."""
+
+    @contextmanager
+    def open_log(_session: Session, _name: str) -> Generator[Log]:
+        with twin.open() as log:
+            if patience_s is not None:
+                log.patience_s = patience_s
+            yield log
+
+    monkeypatch.setattr(Session, "open_log", open_log)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,6 @@
 """`statelog accept-loss`: what is given up is named, confirmed by the log's name, and stays in the ledger."""
 
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +8,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from statelog.cli.program import program
-from statelog.cli.session import Session
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import AcceptLoss, LossRange, decode
 from statelog.schemas.names import loss_path
 from statelog.storage.log.files import put_loss
-from statelog.storage.log.log import Log
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, settings_for
+from tests.support.rigs.shell import commands_open
 
 WHO = ("--reason", "a disk died", "--operator", "ann")
 
@@ -31,13 +28,7 @@ def twin(monkeypatch: pytest.MonkeyPatch) -> TwinLog:
     for i in range(3):
         twin.write({b"k%d" % i: b"v"})
 
-    @contextmanager
-    def open_log(_session: Session, _name: str) -> Generator[Log]:
-        with twin.open() as log:
-            log.patience_s = 0.0
-            yield log
-
-    monkeypatch.setattr(Session, "open_log", open_log)
+    commands_open(twin, monkeypatch, patience_s=0.0)
     return twin
 
 

@@ -1,8 +1,6 @@
 """`statelog copy`: where the copy is, what goes together, and what is printed."""
 
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,10 +9,10 @@ from click.testing import CliRunner, Result
 from statelog.cli.exit_codes import MISUSE, OK
 from statelog.cli.program import program
 from statelog.cli.session import Session
-from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import TwinLog, twin_rig
+from tests.support.rigs.shell import commands_open
 
 HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
 
@@ -26,18 +24,13 @@ def wheres(monkeypatch: pytest.MonkeyPatch) -> list[Where]:
     twin, new = TwinLog(), twin_rig("copy", cluster=MemoryCluster(cluster_id="another"))
     twin.write({b"k": b"v"})
 
-    @contextmanager
-    def open_log(_session: Session, _name: str) -> Generator[Log]:
-        with twin.open() as log:
-            yield log
-
     where = Session.where
 
     def asking(session: Session) -> Where:
         asked.append(where(session))
         return new.where()
 
-    monkeypatch.setattr(Session, "open_log", open_log)
+    commands_open(twin, monkeypatch)
     monkeypatch.setattr(Session, "where", asking)
     return asked
 

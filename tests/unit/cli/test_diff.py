@@ -1,8 +1,6 @@
 """`statelog diff`: the keys that differ between two states, with both values, and no key that is as it was."""
 
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +9,12 @@ from click.testing import CliRunner, Result
 
 from statelog.cli.exit_codes import MISUSE, NOT_FOUND, OK
 from statelog.cli.program import program
-from statelog.cli.session import Session
 from statelog.materializer.round import run_round
 from statelog.operate.difference import difference
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, RecoverySettings
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
+from tests.support.rigs.shell import commands_open
 
 HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
 USER = '{"type": "record", "name": "User", "fields": [{"name": "visits", "type": "long"}]}'
@@ -37,12 +34,7 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
     twin.write({b"stays": b"2", b"goes": None, b"changes": b"2", b"comes": b"1", b"flashes": b"1"})
     twin.write({b"stays": b"1", b"flashes": None})
 
-    @contextmanager
-    def open_log(_session: Session, _name: str) -> Generator[Log]:
-        with twin.open() as log:
-            yield log
-
-    monkeypatch.setattr(Session, "open_log", open_log)
+    commands_open(twin, monkeypatch)
     return twin
 
 

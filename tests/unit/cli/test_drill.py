@@ -1,8 +1,6 @@
 """`statelog drill` and `statelog verify`: what is printed, and what they exit with."""
 
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,9 @@ from click.testing import CliRunner, Result
 
 from statelog.cli.exit_codes import DAMAGED, OK
 from statelog.cli.program import program
-from statelog.cli.session import Session
 from statelog.operate.drill import Drilled
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinLog, rolled_up
+from tests.support.rigs.shell import commands_open
 
 HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
 
@@ -24,12 +21,7 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
     """A log with a snapshot and a tail that every command opens."""
     twin = rolled_up(tmp_path)
 
-    @contextmanager
-    def open_log(_session: Session, _name: str) -> Generator[Log]:
-        with twin.open() as log:
-            yield log
-
-    monkeypatch.setattr(Session, "open_log", open_log)
+    commands_open(twin, monkeypatch)
     return twin
 
 

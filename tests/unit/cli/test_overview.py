@@ -1,8 +1,7 @@
 """`statelog list` and `statelog watch`: rows and lines of what `describe` says; `--dry-run` of what deletes."""
 
 import json
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from statelog.cli.program import program
 from statelog.cli.session import Session
 from statelog.materializer.round import run_round
 from statelog.storage.claims import HeldSubscription
-from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, twin_rig
+from tests.support.rigs.shell import commands_open
 
 HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
 
@@ -37,13 +36,8 @@ def twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TwinLog:
         store: Callable[[str], MemoryStore] = lambda name: MemoryStore(twin.disk, name)  # noqa: E731 - one expression
         return Where(twin.where().kafka, store, allow_unsafe=UNSAFE, replication_factor=1)
 
-    @contextmanager
-    def open_log(_: Session, _name: str) -> Generator[Log]:
-        with twin.open() as log:
-            yield log
-
     monkeypatch.setattr(Session, "where", where)
-    monkeypatch.setattr(Session, "open_log", open_log)
+    commands_open(twin, monkeypatch)
     return twin
 
 

@@ -1,8 +1,6 @@
 """What holds truncation back is shown as a round sees it: by partition, with whose it is and what frees it."""
 
 import json
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ import pytest
 from click.testing import CliRunner
 
 from statelog.cli.program import program
-from statelog.cli.session import Session
 from statelog.environment import Environment
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
@@ -22,6 +19,7 @@ from statelog.storage.claims import HeldSubscription, list_leases, list_subscrip
 from statelog.storage.log.log import Log
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, key_in, settings_for
+from tests.support.rigs.shell import commands_open
 
 HERE = ("--bootstrap", "here:1", "--root", "s3://here/logs")
 
@@ -163,12 +161,7 @@ def test_the_command_shows_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """`truncation --explain` of all partitions, and `describe` the two oldest snapshots, by the same names."""
     twin = rolled_up(tmp_path, 4, keep=4)
 
-    @contextmanager
-    def open_log(_session: Session, _name: str) -> Generator[Log]:
-        with twin.open() as log:
-            yield log
-
-    monkeypatch.setattr(Session, "open_log", open_log)
+    commands_open(twin, monkeypatch)
     found = json.loads(CliRunner().invoke(program, ["truncation", "log", "--explain", "--json", *HERE]).stdout)
     described = json.loads(CliRunner().invoke(program, ["describe", "log", "--json", *HERE]).stdout)
     assert found["truncation_held_by"] == described["truncation_held_by"] == "manifest 1"
