@@ -221,7 +221,7 @@ class RunHandles:
         """
         reader = self._take()
         try:
-            return [reader.row_group(number, wanted) for number in numbers]
+            return list(reader.row_groups(numbers, wanted))
         finally:
             self._put_back(reader)
 

@@ -3,13 +3,13 @@
 Invariants:
 - No byte is decoded before its checksum in the index was verified: row groups and the footer alike.
 - What does not match is CorruptRun with the path; what is not there is NotFound; neither is ever skipped.
-- Memory holds one row group at a time, besides what the caller keeps.
+- Memory holds one row group at a time and a few megabytes of the file, besides what the caller keeps.
 """
 
 import errno
 import hashlib
 import io
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -31,6 +31,8 @@ from statelog.schemas.snapshot.runs import (
     row_groups_for,
 )
 from statelog.storage.store import Store
+
+_PIECE_BYTES = 4 << 20
 
 
 class KeyBounds(NamedTuple):
@@ -62,7 +64,7 @@ class RunReader(Closing):
         self._context = opened
         self._file = self._context.__enter__()
         try:
-            self._check_size()
+            self._check_index()
             self._metadata = self._read_footer()
         except BaseException:
             self.close()
@@ -71,7 +73,7 @@ class RunReader(Closing):
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of the run's columns, without metadata."""
-        return self._parquet(b"", 0).schema_arrow.remove_metadata()
+        return self._parquet(memoryview(b""), 0).schema_arrow.remove_metadata()
 
     @property
     def label(self) -> RunMetadata:
@@ -87,15 +89,13 @@ class RunReader(Closing):
         """The changes of the wanted key groups (None: all) in order, one table for each row group that has some."""
         index = self.run.index
         numbers = range(len(index.row_groups)) if wanted is None else row_groups_for(index, wanted)
-        for number in numbers:
-            table = self.row_group(number, wanted)
-            if table.num_rows:
-                yield table
+        return (table for table in self.row_groups(numbers, wanted) if table.num_rows)
 
-    def row_group(self, number: int, wanted: Collection[int] | None = None) -> pa.Table:
-        """The changes of the wanted key groups (None: all) of one row group, in order."""
-        table = self._decode(number, self._bytes_of(self.run.index.row_groups[number]))
-        return table if wanted is None else only_key_groups(table, wanted)
+    def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None = None) -> Iterator[pa.Table]:
+        """The changes of the wanted key groups (None: all) of some row groups, in order, a table for each."""
+        for number, data in self._bytes_of(numbers):
+            table = self._decode(number, data)
+            yield table if wanted is None else only_key_groups(table, wanted)
 
     def table(self, wanted: Collection[int] | None = None) -> pa.Table:
         """The changes of the wanted key groups (None: all) as one table."""
@@ -107,8 +107,7 @@ class RunReader(Closing):
         digest = hashlib.sha256()
         last: pa.Table | None = None
         digest.update(self._read(0, self._data_start()))
-        for number, span in enumerate(self.run.index.row_groups):
-            data = self._bytes_of(span)
+        for number, data in self._bytes_of(range(len(self.run.index.row_groups))):
             digest.update(data)
             table = self._decode(number, data)
             joined = table if last is None else pa.concat_tables([last, table])
@@ -124,18 +123,14 @@ class RunReader(Closing):
         """Close the file."""
         self._context.__exit__(None, None, None)
 
-    def _check_size(self) -> None:
-        with self._reading():
-            size_bytes = self._file.seek(0, 2)
-        if size_bytes != self.run.size_bytes:
-            raise self._corrupt("the file's length differs", got=size_bytes, expected=self.run.size_bytes)
+    def _check_index(self) -> None:
         index = self.run.index
         ends = self._data_start()
         for span in index.row_groups:
             if span.offset != ends or span.rows < 1 or not 0 <= span.first_key_group < span.end_key_group:
                 raise self._corrupt("the index does not describe one file", offset=span.offset, expected=ends)
             ends = span.offset + span.size_bytes
-        if ends != index.footer_offset or ends > size_bytes or index.rows != self.run.rows:
+        if ends != index.footer_offset or ends > self.run.size_bytes or index.rows != self.run.rows:
             raise self._corrupt("the index does not describe one file", footer=index.footer_offset, expected=ends)
 
     def _data_start(self) -> int:
@@ -144,7 +139,11 @@ class RunReader(Closing):
 
     def _read_footer(self) -> pq.FileMetaData:
         footer = self.run.index.footer_offset
-        data = self._read(footer, self.run.size_bytes - footer)
+        with self._reading():
+            self._file.seek(footer)
+            data = self._file.read()  # To the end, wherever that is: one request tells the length, too.
+        if footer + len(data) != self.run.size_bytes:
+            raise self._corrupt("the file's length differs", got=footer + len(data), expected=self.run.size_bytes)
         if xxhash.xxh3_64_intdigest(data) != self.run.index.footer_checksum:
             raise self._corrupt("the footer's checksum differs", offset=footer)
         with self._decoding():
@@ -157,13 +156,19 @@ class RunReader(Closing):
             raise self._corrupt("it has other columns than a run", columns=", ".join(columns.names))
         return metadata
 
-    def _bytes_of(self, span: RowGroupSpan) -> bytes:
-        data = self._read(span.offset, span.size_bytes)
-        if xxhash.xxh3_64_intdigest(data) != span.checksum:
-            raise self._corrupt("a row group's checksum differs", offset=span.offset)
-        return data
+    def _bytes_of(self, numbers: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+        """The verified bytes of each of some row groups; what lies side by side is read in pieces."""
+        for piece in _pieces(self.run.index.row_groups, numbers):
+            spans = [self.run.index.row_groups[number] for number in piece]
+            start = spans[0].offset
+            data = memoryview(self._read(start, _end(spans[-1]) - start))
+            for number, span in zip(piece, spans, strict=True):
+                mine = data[span.offset - start :][: span.size_bytes]
+                if xxhash.xxh3_64_intdigest(mine) != span.checksum:
+                    raise self._corrupt("a row group's checksum differs", offset=span.offset)
+                yield number, mine
 
-    def _decode(self, number: int, data: bytes) -> pa.Table:
+    def _decode(self, number: int, data: memoryview) -> pa.Table:
         span = self.run.index.row_groups[number]
         with self._decoding():
             table = self._parquet(data, span.offset).read_row_group(number).replace_schema_metadata(None)
@@ -175,7 +180,7 @@ class RunReader(Closing):
             raise self._corrupt("a row group holds a key group outside its span", row_group=number)
         return table
 
-    def _parquet(self, data: bytes, offset: int) -> pq.ParquetFile:
+    def _parquet(self, data: memoryview, offset: int) -> pq.ParquetFile:
         """The file as Parquet, of which only the verified bytes from `offset` can be read."""
         source = pa.PythonFile(_Window(data, offset, self.run.size_bytes), mode="r")
         return pq.ParquetFile(source, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)
@@ -221,6 +226,22 @@ def read_back(store: Store, run: RunFile) -> None:
         reader.verify()
 
 
+def _pieces(spans: Sequence[RowGroupSpan], numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Row groups that lie side by side, together up to a few megabytes: a store bills requests, and each takes time."""
+    piece: list[int] = []
+    for number in numbers:
+        if piece and (number != piece[-1] + 1 or _end(spans[number]) - spans[piece[0]].offset > _PIECE_BYTES):
+            yield piece
+            piece = []
+        piece.append(number)
+    if piece:
+        yield piece
+
+
+def _end(span: RowGroupSpan) -> int:
+    return span.offset + span.size_bytes
+
+
 def _key_bounds(row_group: pq.RowGroupMetaData) -> KeyBounds | None:
     columns = (row_group.column(i) for i in range(row_group.num_columns))
     found = next((column.statistics for column in columns if column.path_in_schema == "key"), None)
@@ -232,9 +253,9 @@ def _key_bounds(row_group: pq.RowGroupMetaData) -> KeyBounds | None:
 class _Window(io.RawIOBase):
     """A file of which only some bytes are present, from `offset` on. Reading others is an error, not a guess."""
 
-    def __init__(self, data: bytes, offset: int, file_bytes: int) -> None:
+    def __init__(self, data: memoryview, offset: int, file_bytes: int) -> None:
         super().__init__()
-        self._data = memoryview(data)
+        self._data = data
         self._offset = offset
         self._file_bytes = file_bytes
         self._position = 0

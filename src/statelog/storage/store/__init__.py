@@ -84,7 +84,7 @@ class Store(ABC):
 
     @abstractmethod
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A seekable reader, for ranges of a large file. Raises NotFound, StoreUnavailable."""
+        """A seekable reader, for ranges of a large file. NotFound comes from here or from the first read."""
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
         """Every file whose path starts with `prefix` ('runs/', 'manifests/', or '' for all), in any order.

@@ -168,21 +168,12 @@ def guarded(*, action: str, url: str, path: str, reading: bool) -> Generator[Non
 
 
 class GuardedReader(io.RawIOBase):
-    """A seekable reader whose every read raises our errors. Wrap it in io.BufferedReader.
+    """A seekable reader whose every read raises our errors. Wrap it in io.BufferedReader."""
 
-    `repeat` makes a read again that failed for a moment; a read that failed leaves the source where it was.
-    """
-
-    def __init__(
-        self,
-        source: BinaryIO,
-        guard: Callable[[], AbstractContextManager[None]],
-        repeat: Callable[[Callable[[], bytes]], bytes] | None = None,
-    ) -> None:
+    def __init__(self, source: BinaryIO, guard: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__()
         self._source = source
         self._guard = guard
-        self._repeat = repeat
 
     def readable(self) -> bool:
         """True: it only reads."""
@@ -204,12 +195,14 @@ class GuardedReader(io.RawIOBase):
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
         """Fill `buffer` as far as one read goes; 0 at the end."""
         with self._guard(), memoryview(buffer).cast("B") as view:
-            data = self._read(len(view))
+            data = self._source.read(len(view))
             view[: len(data)] = data
             return len(data)
 
-    def _read(self, size: int) -> bytes:
-        return self._repeat(lambda: self._source.read(size)) if self._repeat else self._source.read(size)
+    def readall(self) -> bytes:
+        """What is left."""
+        with self._guard():
+            return self._source.read()
 
     def close(self) -> None:
         """Close the source too."""

@@ -14,18 +14,18 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import RLock
-from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
-from statelog.errors import AlreadyExists, ConfigError, NotFound, StoreUnavailable
+from statelog.errors import AlreadyExists, ConfigError, NotFound, StoreRefused, StoreUnavailable
 from statelog.storage.kafka.config import mask_text
 from statelog.storage.secret_files import read_secrets
 from statelog.storage.store import FileInfo, Store
-from statelog.storage.store.errors import GuardedReader, Repeats, guarded, is_conflict, is_missing, is_taken
+from statelog.storage.store.errors import Repeats, guarded, is_conflict, is_missing, is_taken
 from statelog.storage.store.local import LocalStore, make_private
 from statelog.storage.store.url import (
     RootUrl,
@@ -39,6 +39,9 @@ from statelog.storage.store.url import (
     temporary_name,
 )
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
 Connect = Callable[[], tuple[AbstractFileSystem, str]]
 """Makes a fresh file system, and tells the path of the log's directory on it."""
 
@@ -46,7 +49,6 @@ T = TypeVar("T")
 
 _MODIFIED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "modificationTime", "created")
 _CREATE_TRIES = 4
-_READ_BYTES = 256 << 10
 _PACKAGES = {"s3": "statelog[s3]", "gs": "statelog[gcs]", "abfs": "statelog[azure]", "webhdfs": "statelog[hdfs]"}
 # fsspec's memory file system checks and writes in two steps and is shared by the whole process.
 _MEMORY_LOCK = RLock()
@@ -116,6 +118,49 @@ def _open_gcs(url: str, options: Mapping[str, object]) -> tuple[AbstractFileSyst
     return GCSFileSystem(**options), url.removeprefix("gs://")
 
 
+class _Ranges(io.RawIOBase):
+    """A file of which each read is a request. Its size is asked only by who seeks from the end, or read behind it."""
+
+    def __init__(self, fetch: Callable[[int, int | None], bytes], size_bytes: Callable[[], int]) -> None:
+        super().__init__()
+        self._fetch = fetch
+        self._size_bytes = size_bytes
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        start = 0 if whence == io.SEEK_SET else self._position if whence == io.SEEK_CUR else self._size_bytes()
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int:
+        with memoryview(buffer).cast("B") as view:
+            data = self._next(self._position + len(view))
+            view[: len(data)] = data
+            return len(data)
+
+    def readall(self) -> bytes:
+        return self._next(None)
+
+    def _next(self, end: int | None) -> bytes:
+        try:
+            data = self._fetch(self._position, end)
+        except (StoreUnavailable, StoreRefused):
+            if self._position < self._size_bytes():  # Stores refuse a range that begins behind the end.
+                raise
+            return b""
+        self._position += len(data)
+        return data
+
+
 class FsspecStore(Store):
     """One log's directory on an fsspec file system. Usable from threads; reconnects in a forked process."""
 
@@ -177,14 +222,13 @@ class FsspecStore(Store):
             temporary.unlink(missing_ok=True)
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A buffered reader of ranges; its reads raise our errors."""
+        """A reader of ranges, without a buffer: each read is one request, and opening is none."""
         full = self._full(check_path(path))
-        if self._in_memory:  # All its readers share one cursor.
-            source: BinaryIO = io.BytesIO(self._read(path))
-        else:
-            source = self._ask("open", path, lambda: self._open_range(full), reading=True)
-        reader = GuardedReader(source, lambda: self._guard("read", path, reading=True), self._repeats)
-        return io.BufferedReader(reader, _READ_BYTES)
+
+        def fetch(start: int, end: int | None) -> bytes:
+            return self._ask("read", path, lambda: self._range(full, start, end), reading=True)
+
+        return cast("AbstractContextManager[BinaryIO]", _Ranges(fetch, lambda: self._size_bytes(path)))
 
     def siblings(self) -> Sequence[str]:
         """The names of the directories in the root, with one request, or one per page."""
@@ -244,9 +288,12 @@ class FsspecStore(Store):
             raise ConfigError(f"The storage options do not fit: {mask_text(text)}", store=self._url) from None
         return fs, base
 
-    def _open_range(self, full: str) -> BinaryIO:
-        # The file system's own read-ahead would fetch tens of megabytes around every range.
-        return self._fs.open(full, "rb", cache_type="none")
+    def _range(self, full: str, start: int, end: int | None) -> bytes:
+        with _MEMORY_LOCK if self._in_memory else nullcontext():  # All its readers share one cursor.
+            return bytes(self._fs.cat_file(full, start=start, end=end))
+
+    def _size_bytes(self, path: str) -> int:
+        return int(self._ask("read", path, lambda: self._fs.size(self._full(path)), reading=True))
 
     def _full(self, path: str) -> str:
         return f"{self._connected().base}/{path}"
@@ -287,7 +334,9 @@ class FsspecStore(Store):
         return AlreadyExists(f"{path} is there already", store=self._url, path=path)
 
     def _read(self, path: str) -> bytes:
-        return self._ask("read", path, lambda: self._fs.cat_file(self._full(path)), reading=True)
+        # Of a whole file S3's client first asks the size, to read what is large in parts side by side.
+        alone = {"max_concurrency": 1} if self._root.protocol == "s3" else {}
+        return self._ask("read", path, lambda: self._fs.cat_file(self._full(path), **alone), reading=True)
 
     def _delete(self, path: str) -> None:
         def remove() -> None:
@@ -300,12 +349,21 @@ class FsspecStore(Store):
         self._ask("delete", path, remove)
 
     def _files(self, prefix: str) -> Sequence[FileInfo]:
-        """With one request per directory, or per page of one."""
+        """With one request, or one per page; of stores other than S3 one per directory."""
         base = self._connected().base
         with self._guard("list", prefix, reading=False):
-            found = _walk(self._entries, f"{base}/{prefix.rpartition('/')[0]}".rstrip("/"))
+            if self._root.protocol == "s3":
+                found = self._below(base, prefix)
+            else:
+                found = _walk(self._entries, f"{base}/{prefix.rpartition('/')[0]}".rstrip("/"))
             infos = [self._info(base, entry) for entry in found]
         return [info for info in infos if info.path.startswith(prefix)]
+
+    def _below(self, base: str, prefix: str) -> Sequence[dict[str, object]]:
+        """All that S3 has below a prefix, which knows no directories; it raises what it could not list."""
+        root, _, name = base.rpartition("/")
+        found = self._repeats(lambda: self._fs.find(root, prefix=f"{name}/{prefix}", detail=True))
+        return [entry for path, entry in found.items() if entry["type"] != "directory" and not path.endswith("/")]
 
     def _entries(self, directory: str) -> Sequence[dict[str, object]]:
         return self._repeats(lambda: self._fs.ls(directory, detail=True))
