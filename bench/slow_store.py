@@ -7,7 +7,7 @@ that, as it does from a store that is far away. It reads of a request its first 
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -88,7 +88,7 @@ async def _relay(
 
 
 @asynccontextmanager
-async def _connection(host: str, port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def _connection(host: str, port: int) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_connection(host, port)
     try:
         yield reader, writer

@@ -32,6 +32,7 @@ from threading import Lock
 from typing import BinaryIO, Generic, NamedTuple, Self, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from statelog.closing import Closing
 from statelog.environment import Start, begin
@@ -212,6 +213,8 @@ class RunHandles:
         self._opening = opening
         self._lock = Lock()
         self._idle: list[RunReader] = []
+        self._first = Lock()
+        self._footer: pq.FileMetaData | None = None
         self._is_closed = False
 
     def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None) -> list[pa.Table]:
@@ -249,7 +252,12 @@ class RunHandles:
                 raise ClosedError("a run was read after it was closed")
             if self._idle:
                 return self._idle.pop()
-        return RunReader(self._opening(self._run), self._run)
+        with self._first:  # Whoever comes first reads the footer for all.
+            if self._footer is None:
+                reader = RunReader(self._opening(self._run), self._run)
+                self._footer = reader.footer
+                return reader
+        return RunReader(self._opening(self._run), self._run, self._footer)
 
     def _put_back(self, reader: RunReader) -> None:
         with self._lock:

@@ -58,14 +58,18 @@ class RunReader(Closing):
     Errors of every method: CorruptRun (with path and facts), NotFound, StoreUnavailable.
     """
 
-    def __init__(self, opened: AbstractContextManager[BinaryIO], run: RunFile) -> None:
-        """`opened` is the run's file, seekable; it is entered here, and left by `close`."""
+    def __init__(
+        self, opened: AbstractContextManager[BinaryIO], run: RunFile, footer: pq.FileMetaData | None = None
+    ) -> None:
+        """`opened` is the run's file, seekable; it is entered here, and left by `close`. A `footer` that another reader
+        of the same run has verified is not read again.
+        """
         self.run = run
         self._context = opened
         self._file = self._context.__enter__()
         try:
             self._check_index()
-            self._metadata = self._read_footer()
+            self.footer = footer or self._read_footer()
         except BaseException:
             self.close()
             raise
@@ -78,12 +82,12 @@ class RunReader(Closing):
     @property
     def label(self) -> RunMetadata:
         """What the run says about itself."""
-        return RunMetadata.from_parquet(self._metadata.metadata or {})
+        return RunMetadata.from_parquet(self.footer.metadata or {})
 
     def key_bounds(self) -> list[KeyBounds | None]:
         """What the verified footer says of the keys of each row group; None where it says nothing."""
         with self._decoding():
-            return [_key_bounds(self._metadata.row_group(i)) for i in range(self._metadata.num_row_groups)]
+            return [_key_bounds(self.footer.row_group(i)) for i in range(self.footer.num_row_groups)]
 
     def tables(self, wanted: Collection[int] | None = None) -> Iterator[pa.Table]:
         """The changes of the wanted key groups (None: all) in order, one table for each row group that has some."""
@@ -183,7 +187,7 @@ class RunReader(Closing):
     def _parquet(self, data: memoryview, offset: int) -> pq.ParquetFile:
         """The file as Parquet, of which only the verified bytes from `offset` can be read."""
         source = pa.PythonFile(_Window(data, offset, self.run.size_bytes), mode="r")
-        return pq.ParquetFile(source, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)
+        return pq.ParquetFile(source, metadata=self.footer, pre_buffer=False, page_checksum_verification=True)
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
         with self._reading():
