@@ -1,0 +1,175 @@
+"""Object stores: what a request's time does to an open, a restore, a round and a first commit, and what is asked.
+
+One log lies on local files, its like on S3 behind a proxy, which makes each request take 10, 30 and 100 ms. They take
+turns. Requests are counted where they pass, so that what S3's client asks by itself is among them. The daemon of an
+idle log is watched over a few of its intervals, which are cut to twenty seconds.
+"""
+
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Timer
+from typing import NamedTuple
+
+import statelog
+from bench.figures import Figure, Took, timed
+from bench.logs import PARTITIONS, bench_where, bulk_append
+from bench.setting import Setting
+from bench.slow_store import SlowStore, slow_store
+from bench.tables import first_commit
+from bench.workload import batches, every_key
+from statelog.materializer import Control, Materializer, MaterializerSettings
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import run_round
+from statelog.recovery import recover
+from statelog.storage import Log, LogOptions, Where
+from statelog.tables import TableSettings
+
+__all__ = ["object_store"]
+
+_REQUEST_S = (0.01, 0.03, 0.1)
+_LARGER = 10
+_INTERVAL_S = 20.0
+_INTERVALS = 4
+_WRITE_DOLLARS, _READ_DOLLARS = 5.0, 0.4
+"""What S3 Standard takes for a million requests of either kind, in its first region, by its public price list."""
+
+
+def object_store(setting: Setting) -> list[Figure]:
+    """Seconds on S3 beside those on local files, and how often S3 was asked."""
+    with ExitStack() as stack:
+        settings = MaterializerSettings(scratch=Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        store = stack.enter_context(slow_store())
+        local = _Works(stack, bench_where(setting.bootstrap, setting.root), setting, settings)
+        far = _Works(stack, _on(setting, store), setting, settings)
+        figures = [
+            figure
+            for one, other in zip(local.all(), far.all(), strict=True)
+            for figure in _figures(store, one, other, setting.rounds)
+        ]
+        return [*figures, *_idle(far.log, store)]
+
+
+def _on(setting: Setting, store: SlowStore) -> Where:
+    return Where(
+        {"bootstrap.servers": setting.bootstrap},
+        store.root,
+        storage_options=store.storage_options,
+        allow_unsafe=("replication", "min-insync"),
+        replication_factor=1,
+    )
+
+
+class _Work(NamedTuple):
+    """What is made ready before each take, and what is timed."""
+
+    name: str
+    make_ready: Callable[[], None]
+    do: Callable[[], None]
+
+
+def _nothing() -> None:
+    """What needs none is ready."""
+
+
+class _Works:
+    """A log of ten times the keys, all in a snapshot, and a tail of a tenth of that."""
+
+    def __init__(self, stack: ExitStack, where: Where, setting: Setting, settings: MaterializerSettings) -> None:
+        self._where, self._setting, self._settings = where, setting, settings
+        name = f"bench-{time.time_ns():x}"
+        self.log = stack.enter_context(Log.create(name, where, LogOptions(partitions=PARTITIONS)))
+        stack.callback(Log.delete, name, where)
+        all_keys = every_key(setting.keys * _LARGER)
+        for first in range(0, len(all_keys), _LARGER):
+            bulk_append(self.log, all_keys[first : first + _LARGER], commits=1)
+        self._make_tail()
+
+    def all(self) -> list[_Work]:
+        """In the order in which they leave the log to each other."""
+        return [
+            _Work("open", _nothing, self._open),
+            _Work("restore to Arrow, 10 x the keys and a tail", _nothing, self._restore),
+            _Work("round of that tail", self._make_tail, self._round_up),
+            _Work("open of a table and its first commit", _nothing, self._first_commit),
+        ]
+
+    def _make_tail(self) -> None:
+        self._round_up()
+        bulk_append(self.log, batches(self._setting.keys, self._setting.keys * _LARGER), commits=5)
+
+    def _open(self) -> None:
+        Log.open(self.log.name, self._where).close()
+
+    def _restore(self) -> None:
+        recover(self.log).to_arrow()
+
+    def _round_up(self) -> None:
+        while isinstance(run_round(self.log, self._settings), CompletedRound):
+            continue  # A large state takes several rounds.
+
+    def _first_commit(self) -> None:
+        with statelog.table(self.log.name, self._where, settings=TableSettings(loading="on-demand")) as table:
+            first_commit(table)
+
+
+def _figures(store: SlowStore, local: _Work, far: _Work, rounds: int) -> list[Figure]:
+    figures: list[Figure] = []
+    for request_s in _REQUEST_S:
+        took: tuple[list[Took], list[Took]] = ([], [])
+        for _ in range(rounds):
+            for work, found in zip((local, far), took, strict=True):
+                store.request_s = 0.0
+                work.make_ready()
+                gc.collect()
+                store.request_s = request_s
+                store.asked.clear()
+                found.append(timed(work.do))
+        figures.append(_seconds(f"{far.name}, {request_s * 1e3:g} ms a request", took[1], took[0]))
+    store.request_s = 0.0
+    return [*figures, *_requests(far.name, store.billed)]
+
+
+def _seconds(name: str, far: list[Took], local: list[Took]) -> Figure:
+    return Figure(
+        name=name,
+        unit="s",
+        value=statistics.median(far),
+        lowest=min(far),
+        highest=max(far),
+        baseline_name="local files",
+        baseline=statistics.median(local),
+        higher_is_better=False,
+        cpu_s=statistics.median(one.cpu_s for one in far),
+        baseline_cpu_s=statistics.median(one.cpu_s for one in local),
+    )
+
+
+def _requests(name: str, billed: tuple[float, float]) -> list[Figure]:
+    writes, reads = billed
+    dollars = writes * _WRITE_DOLLARS + reads * _READ_DOLLARS
+    return [
+        _count(f"{name}, writes and listings", "requests", writes),
+        _count(f"{name}, reads", "requests", reads),
+        _count(f"{name}, a million times", "USD", dollars),
+    ]
+
+
+def _count(name: str, unit: str, value: float) -> Figure:
+    return Figure(name=name, unit=unit, value=value, lowest=value, highest=value, higher_is_better=False)
+
+
+def _idle(log: Log, store: SlowStore) -> list[Figure]:
+    """What the daemon of a log asks to which nobody writes, for each of its intervals, once it has begun."""
+    control = Control()
+    daemon = Materializer(log, MaterializerSettings(interval_s=_INTERVAL_S, jitter=0.0), control=control)
+    begun_s = _INTERVAL_S / 2
+    Timer(begun_s, store.asked.clear).start()
+    Timer(begun_s + _INTERVAL_S * _INTERVALS, control.stop).start()
+    daemon.run()
+    writes, reads = (count / _INTERVALS for count in store.billed)
+    return _requests("idle log, an interval of its daemon", (writes, reads))
