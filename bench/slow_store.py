@@ -5,10 +5,12 @@ that, as it does from a store that is far away. It reads of a request its first 
 """
 
 import asyncio
+import multiprocessing
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from multiprocessing.connection import Connection
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -17,69 +19,94 @@ from tests.support.services.s3 import S3Service, open_s3
 __all__ = ["SlowStore", "slow_store"]
 
 _PIECE_BYTES = 256 << 10
-_WRITES = frozenset({"PUT", "POST", "COPY", "LIST"})
-"""What stores bill as writes: ten to thirteen times as dear as a read. They count listings with them."""
+_START_TIMEOUT_S = 60
+_WRITES = frozenset({"PUT", "POST", "LIST"})
+"""What stores bill as writes, listings among them: each is as dear as a dozen reads."""
 
 
 class SlowStore:
-    """`request_s` may be set at any time. `asked` counts requests by operation: GET, HEAD, LIST, PUT, POST, DELETE."""
+    """Where the store is, and the hand on its proxy, which is a process of its own."""
 
-    def __init__(self, service: S3Service, port: int) -> None:
-        self.request_s = 0.0
-        self.asked: Counter[str] = Counter()
+    def __init__(self, service: S3Service, port: int, control: Connection) -> None:
         self.root = f"s3://{service.bucket}/bench"
         self.storage_options = {**service.options, "endpoint_url": f"http://127.0.0.1:{port}"}
+        self._control = control
+
+    def slow_down(self, request_s: float) -> None:
+        """Each answer comes so much later from now on; and what was asked is forgotten."""
+        self._ask(request_s)
+
+    @property
+    def asked(self) -> Counter[str]:
+        """Requests since `slow_down` by operation: GET, HEAD, LIST, PUT, POST, DELETE."""
+        return Counter(self._ask(None))
 
     @property
     def billed(self) -> tuple[int, int]:
-        """How many requests so far a store bills as writes, and how many as reads; deletes are free."""
-        writes = sum(count for operation, count in self.asked.items() if operation in _WRITES)
-        return writes, self.asked.total() - writes - self.asked["DELETE"]
+        """How many of them a store bills as writes, and how many as reads; deletes are free."""
+        asked = self.asked
+        writes = sum(count for operation, count in asked.items() if operation in _WRITES)
+        return writes, asked.total() - writes - asked["DELETE"]
+
+    def _ask(self, request_s: float | None) -> Any:
+        self._control.send(request_s)
+        return self._control.recv()
 
 
 @contextmanager
-def slow_store() -> Generator[SlowStore]:
-    """A service by Docker, and a proxy before it."""
+def slow_store(service: S3Service | None = None) -> Generator[SlowStore]:
+    """A proxy before a service, or before one by Docker."""
     with ExitStack() as stack:
-        service = open_s3(stack)
-        run = stack.enter_context(_loop())
-        found: list[SlowStore] = []
-
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await _relay(service, found[0], reader, writer)
-
-        server = run(asyncio.start_server(answer, "127.0.0.1", 0))
-        found.append(SlowStore(service, server.sockets[0].getsockname()[1]))
-        stack.callback(server.close)
-        yield found[0]
+        service = service or open_s3(stack)
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_run_proxy, args=(service.endpoint, theirs), daemon=True)
+        process.start()
+        stack.callback(process.join)
+        stack.callback(process.terminate)
+        assert ours.poll(_START_TIMEOUT_S), "the proxy did not start"
+        yield SlowStore(service, ours.recv(), ours)
 
 
-@contextmanager
-def _loop() -> Generator[Any]:
-    """Runs coroutines in an event loop of its own thread."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
+class _Proxy:
+    """What the connections share."""
 
-    def run(work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
+    def __init__(self, endpoint: str) -> None:
+        place = urlsplit(endpoint)
+        self.host, self.port = str(place.hostname), int(place.port or 80)
+        self.request_s = 0.0
+        self.asked: Counter[str] = Counter()
 
-    try:
-        yield run
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+    def obey(self, control: Connection) -> None:
+        """Carry out what comes through the pipe until its other end is closed."""
+        with suppress(EOFError):
+            while True:
+                request_s = control.recv()
+                if request_s is not None:
+                    self.request_s, self.asked = request_s, Counter()
+                control.send(dict(self.asked))
 
 
-async def _relay(
-    service: S3Service, store: SlowStore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
+def _run_proxy(endpoint: str, control: Connection) -> None:
+    asyncio.run(_serve(_Proxy(endpoint), control))
+
+
+async def _serve(proxy: _Proxy, control: Connection) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await _relay(proxy, reader, writer)
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    control.send(server.sockets[0].getsockname()[1])
+    threading.Thread(target=proxy.obey, args=(control,), daemon=True).start()
+    await server.serve_forever()
+
+
+async def _relay(proxy: _Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """One connection, until either side ends it."""
-    place = urlsplit(service.endpoint)
-    async with _connection(str(place.hostname), int(place.port or 80)) as (answers, questions):
+    async with _connection(proxy.host, proxy.port) as (answers, questions):
         sides = [
-            asyncio.create_task(_questions(store, reader, questions)),
-            asyncio.create_task(_answers(store, answers, writer)),
+            asyncio.create_task(_questions(proxy, reader, questions)),
+            asyncio.create_task(_answers(proxy, answers, writer)),
         ]
         await asyncio.wait(sides, return_when=asyncio.FIRST_COMPLETED)
         for side in sides:
@@ -96,11 +123,11 @@ async def _connection(host: str, port: int) -> AsyncGenerator[tuple[asyncio.Stre
         writer.close()
 
 
-async def _questions(store: SlowStore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _questions(proxy: _Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
-            store.asked[_operation(head)] += 1
+            proxy.asked[_operation(head)] += 1
             writer.write(head)
             left = _body_bytes(head)
             while left:
@@ -126,7 +153,7 @@ def _body_bytes(head: bytes) -> int:
     return 0
 
 
-async def _answers(store: SlowStore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _answers(proxy: _Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Each piece goes on when its time has come; those behind it are taken meanwhile."""
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue[tuple[float, bytes]](maxsize=1024)
 
@@ -142,5 +169,5 @@ async def _answers(store: SlowStore, reader: asyncio.StreamReader, writer: async
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(hand_on())
         while piece := await reader.read(_PIECE_BYTES):
-            await pieces.put((loop.time() + store.request_s, piece))
+            await pieces.put((loop.time() + proxy.request_s, piece))
         await pieces.put((0.0, b""))

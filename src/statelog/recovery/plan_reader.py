@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing
 from enum import StrEnum
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from threading import Event
 from typing import TypeVar
 
@@ -29,7 +29,7 @@ from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
 from statelog.reading.replay import Converter, ReadCount
 from statelog.reading.sorted_tail import MemoryTail, SortedTail
-from statelog.recovery.runs import Allowance, Job, Prefetch, RunHandles, RunOpener, run_jobs, run_tables
+from statelog.recovery.runs import Job, Prefetch, RunHandles, RunOpener, run_jobs, run_tables
 from statelog.recovery.settings import RecoverySettings, planned_chunks, sorted_tail
 from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
@@ -38,7 +38,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.merge import merge_streams
 
 _WAIT_S = 0.05
-_AHEAD = 6
+_AHEAD = 12
 _AHEAD_BYTES = 64 << 20
 T = TypeVar("T")
 
@@ -92,7 +92,6 @@ class PlanReader:
         self._converter = converter or Converter(log, settings.value_schema_id)
         self._opener = opener or RunOpener(log)
         self._stop = Event()
-        self._allowance = Allowance(_AHEAD, _AHEAD_BYTES)
         self._grace_s = GRACE_S
 
     @property
@@ -174,31 +173,35 @@ class PlanReader:
     def _folded(self, fold: Callable[[int], list[pa.Table]], phase: Phase) -> Iterator[list[pa.Table]]:
         """What `fold` makes of each partition of a tail, a few ahead."""
         jobs = [Job(0, partial(fold, partition)) for partition in self.plan.partitions]
-        allowance = Allowance(self._settings.threads - 1, 0)
-        return Prefetch(jobs, self.environment.start, allowance, lambda result: self._await(result, phase))
+        most = self._settings.threads - 1
+        return Prefetch(jobs, self.environment.start, lambda result: self._await(result, phase), most=most)
 
     def _lanes(self, opened: ExitStack) -> list[Iterator[pa.Table]]:
-        """The runs, oldest first, those of one ledger range as one; their first row groups are read from now on."""
-        numbers = {part.run.path: number for number, part in enumerate(self.plan.runs)}
-        return [
-            self._lane([numbers[run.path] for run in lane], opened)
-            for lane in lanes(part.run for part in self.plan.runs)
-        ]
+        """The runs, oldest first, those of one ledger range as one; row groups of each are read from now on."""
+        parts = {part.run.path: part for part in self.plan.runs}
+        found = lanes(part.run for part in self.plan.runs)
+        return [self._lane([parts[run.path] for run in lane], len(found), opened) for lane in found]
 
-    def _lane(self, numbers: Sequence[int], opened: ExitStack) -> Iterator[pa.Table]:
-        """The tables of some runs, one run after the other; all but the first are opened in their turn."""
-        first = self._one_run(numbers[0], opened)
-        return chain(first, chain.from_iterable(self._one_run(number, opened) for number in numbers[1:]))
-
-    def _one_run(self, number: int, opened: ExitStack) -> Iterator[pa.Table]:
-        """The tables of a run, whose first row groups are read from now on, as far as that is allowed."""
-        part = self.plan.runs[number]
-        handles = RunHandles(part.run, self._opener.open)
-        opened.callback(handles.close)
-        jobs = run_jobs(self.plan, part, handles)
-        ahead = Prefetch(jobs, self.environment.start, self._allowance, lambda result: self._await(result, Phase.READ))
+    def _lane(self, parts: Sequence[RunPart], of: int, opened: ExitStack) -> Iterator[pa.Table]:
+        """The tables of some runs, one run after the other, of which row groups are read from now on, as far as that is
+        allowed: `of` lanes share it.
+        """
+        handles = [RunHandles(part.run, self._opener.open) for part in parts]
+        jobs = [run_jobs(self.plan, part, files) for part, files in zip(parts, handles, strict=True)]
+        ahead = Prefetch(
+            chain.from_iterable(jobs),
+            self.environment.start,
+            lambda result: self._await(result, Phase.READ),
+            most=max(2, _AHEAD // of),
+            most_bytes=_AHEAD_BYTES // of,
+        )
+        for files in handles:
+            opened.callback(files.close)
         opened.callback(lambda: self._wait_shortly(ahead.close()))
-        return self._tables_of(part, handles, ahead)
+        return chain.from_iterable(
+            self._tables_of(part, files, islice(ahead, len(mine)))
+            for part, files, mine in zip(parts, handles, jobs, strict=True)
+        )
 
     def _tables_of(self, part: RunPart, handles: RunHandles, results: Iterator[list[pa.Table]]) -> Iterator[pa.Table]:
         try:

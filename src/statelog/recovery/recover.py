@@ -182,7 +182,7 @@ class Recovery(Closing):
 
         Memory, beside that of the clients: about three times `fold_bytes` while a tail is sorted, which goes to
         `spill_directories` above that, however large it is; then, decoded, a row group of every run and what is read
-        ahead (six of a megabyte or more, up to 64 MB in their files). The file appears whole or not at all, replacing
+        ahead (a dozen of four megabytes, up to 64 MB in their files). The file appears whole or not at all, replacing
         an older one. Raises AlreadyExists for a directory, StorageFull, Damaged, Unavailable.
         """
         require_file(Path(path))

@@ -15,8 +15,8 @@ Invariants:
 - A run that is missing or damaged is SnapshotFailed, which tells it apart from anything else that can be missing.
 - A file serves one thread at a time; it is kept for the next one that asks. After `close` none stays open: one that is
   in use is closed by the thread that uses it.
-- Begun ahead are only as many jobs, and of as many bytes, as the allowance grants to all who share it. The job whose
-  result is needed next is begun in any case.
+- Begun ahead are only as many jobs, and of as many bytes, as each lane of runs may: a lane that could take what another
+  needs would wait for each of its requests. The job whose result is needed next is begun in any case.
 """
 
 import logging
@@ -201,7 +201,7 @@ os.register_at_fork(after_in_child=_start_anew)
 # ---- read ahead
 
 
-_JOB_BYTES = 1 << 20
+_JOB_BYTES = 4 << 20
 T = TypeVar("T")
 
 
@@ -274,44 +274,32 @@ class Job(NamedTuple, Generic[T]):
     work: Callable[[], T]
 
 
-class Allowance:
-    """What may be begun ahead, by all who share this together: `most` jobs, of `most_bytes`."""
-
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._left = most
-        self._left_bytes = most_bytes
-
-    def take(self, size_bytes: int) -> bool:
-        """Whether one more job may be begun; then it counts until it is given back."""
-        if not self._left or size_bytes > self._left_bytes:
-            return False
-        self._left -= 1
-        self._left_bytes -= size_bytes
-        return True
-
-    def give_back(self, size_bytes: int) -> None:
-        """A job is ahead no more."""
-        self._left += 1
-        self._left_bytes += size_bytes
-
-
 class Prefetch(Iterator[T]):
-    """The results of `jobs`, whose first ones are begun at once. `wait` waits for one, and raises its error."""
+    """The results of `jobs`, of which at most so many, of so many bytes together, are begun ahead. `wait` waits for
+    one, and raises its error.
+    """
 
     def __init__(
-        self, jobs: Iterable[Job[T]], start: Start, allowance: Allowance, wait: "Callable[[Future[T]], T]"
+        self,
+        jobs: Iterable[Job[T]],
+        start: Start,
+        wait: "Callable[[Future[T]], T]",
+        *,
+        most: int,
+        most_bytes: int = 0,
     ) -> None:
         self._left = deque(jobs)
         self._start = start
-        self._allowance = allowance
         self._wait = wait
+        self._most = most
+        self._most_bytes = most_bytes
         self._under_way: deque[tuple[int, Future[T]]] = deque()
         self._begin_ahead()
 
     def __next__(self) -> T:
         if self._under_way:
             size_bytes, result = self._under_way.popleft()
-            self._allowance.give_back(size_bytes)
+            self._most_bytes += size_bytes
         elif self._left:
             result = begin(self._start, self._left.popleft().work)
         else:
@@ -322,15 +310,14 @@ class Prefetch(Iterator[T]):
     def close(self) -> "list[Future[T]]":
         """Begin no more, and drop what is under way, which ends by itself, and is returned. Idempotent."""
         self._left.clear()
-        dropped = list(self._under_way)
+        dropped = [future for _, future in self._under_way]
         self._under_way.clear()
-        for size_bytes, _ in dropped:
-            self._allowance.give_back(size_bytes)
-        return [future for _, future in dropped]
+        return dropped
 
     def _begin_ahead(self) -> None:
-        while self._left and self._allowance.take(self._left[0].size_bytes):
+        while self._left and len(self._under_way) < self._most and self._left[0].size_bytes <= self._most_bytes:
             size_bytes, work = self._left.popleft()
+            self._most_bytes -= size_bytes
             self._under_way.append((size_bytes, begin(self._start, work)))
 
 

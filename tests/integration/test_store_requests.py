@@ -1,0 +1,79 @@
+"""What S3 is asked, as it sees it: its client could ask more than we did, and each request takes time and is billed."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from docker.errors import DockerException
+
+from bench.slow_store import SlowStore, slow_store
+from statelog.materializer.round import run_round
+from statelog.producer.writer import Writer
+from statelog.recovery import recover
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import LogOptions, Where
+from statelog.storage.store import Store
+from statelog.storage.store.fsspec import open_store
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.kafka import MemoryKafka
+from tests.support.rigs.log import UNSAFE, settings_for
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[SlowStore]:
+    """A service and its proxy; skipped, with docker's words, where there is none."""
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(slow_store())
+        except DockerException as error:
+            pytest.skip(f"needs Docker for an S3 service: {error}")
+        yield found
+
+
+@pytest.fixture
+def store(s3: SlowStore) -> Store:
+    """One log's directory; what was asked before is forgotten."""
+    s3.slow_down(0.0)
+    return open_store(s3.root, "requests", s3.storage_options)
+
+
+def test_each_call_is_one_request(s3: SlowStore, store: Store) -> None:
+    """A small file is read, and a directory listed, by one request each; so is a range, and opening is none."""
+    store.put("leases/a", b"0123456789")
+    assert store.read("leases/a") == b"0123456789"
+    assert [info.path for info in store.list("leases/")] == ["leases/a"]
+    assert list(store.list("runs/")) == []
+    with store.open("leases/a") as file:
+        file.seek(3)
+        assert file.read(4) == b"3456"
+        assert file.read() == b"789"
+    assert s3.asked == Counter(PUT=1, GET=3, LIST=2)
+
+
+def test_a_file_of_several_megabytes_is_read_and_written_whole(s3: SlowStore, store: Store, tmp_path: Path) -> None:
+    """What the proxy hands on is what was sent, so that its counts are of requests that were made."""
+    (tmp_path / "a").write_bytes(data := bytes(range(256)) * 30_000)
+    store.upload(tmp_path / "a", "runs/a")
+    assert store.read("runs/a") == data
+    assert s3.asked == Counter(PUT=1, GET=1)
+
+
+def test_a_run_is_read_by_its_footer_and_by_megabytes(s3: SlowStore, tmp_path: Path) -> None:
+    """A recovery reads a run by one request for its footer, and one for row groups of some megabytes."""
+    kafka = MemoryKafka(cluster=MemoryCluster())
+    where = Where(kafka, s3.root, storage_options=s3.storage_options, allow_unsafe=UNSAFE, replication_factor=1)
+    with Log.create("runs", where, LogOptions(partitions=1)) as log:
+        with Writer(log, "writer") as writer:
+            keys = pa.array([b"%06d" % number for number in range(100_000)])
+            writer.append_batch(pa.RecordBatch.from_arrays([keys, keys], names=["key", "value"]))
+            writer.commit()
+        run_round(log, settings_for(tmp_path))
+        with recover(log) as recovery:
+            (part,) = recovery.plan.runs
+            assert len(part.row_groups) > 1
+            s3.slow_down(0.0)
+            assert len(recovery.to_dict()) == 100_000
+        assert s3.asked["GET"] == 3  # The manifest, again once the lease was there; the footer; all row groups.
