@@ -173,21 +173,29 @@ class Environment:
             one.made(thing, log, name)
 
     @contextmanager
-    def step(self, name: str, log: str, since_s: float | None = None) -> Generator[None]:
-        """Tell the observers of what the block does, as a step; it began earlier if `since_s` says so, on `clock`."""
+    def step(
+        self, name: str, log: str, since_s: float | None = None, *, changes: int = 0, size_bytes: int = 0
+    ) -> Generator[None]:
+        """Tell the observers of what the block does, as a step; it began earlier if `since_s` says so, on `clock`.
+
+        `changes` and `size_bytes` are those of `Step`.
+        """
         if not self.observers:
             yield
             return
-        started_s, error = self.clock() if since_s is None else since_s, ""
+        now_s, error = self.clock(), ""
+        started_s = now_s if since_s is None else since_s
+        step = Step(name, log, self.wall_clock() - (now_s - started_s), changes=changes, size_bytes=size_bytes)
+        told = [one.began(step) for one in self.observers]
         try:
             yield
         except BaseException as raised:
             error = type(raised).__name__
             raise
         finally:
-            seconds = self.clock() - started_s
-            for one in self.observers:
-                one.step(Step(name, log, self.wall_clock() - seconds, seconds, error))
+            step = step._replace(seconds=self.clock() - started_s, error=error)
+            for tell in reversed(told):
+                tell(step)
 
     def __reduce__(self) -> tuple[object, ...]:
         parts = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "observers"}

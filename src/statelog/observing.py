@@ -1,7 +1,7 @@
 """What watches a process, if anything does: it is told of requests, steps, progress, and what is made. Types only.
 
-    request    one call of a port: `kafka` or `store`, which operation, how many bytes, how long, and its error
-    step       an open, a commit, a round, a recovery: of which log, how long, and its error
+    request    one call of a port: `kafka` or `store`, of which log, which operation, how many bytes, how long, its error
+    began      an open, a commit, a round, a recovery of a log begins; who asks to be called is called when it is over
     progress   how far a recovery is, also that of a table or a worker that opens
     made       a writer, a table, a standby, a materializer: to be asked for its statistics later
 
@@ -9,6 +9,7 @@ Whoever has an environment tells: `environment.watch` sets who is told. Metrics 
 them. An observer must be quick and thread-safe, must not raise, and never changes what it is told of.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 __all__ = ["Observer", "Request", "Step"]
@@ -17,6 +18,7 @@ __all__ = ["Observer", "Request", "Step"]
 class Request(NamedTuple):
     """One call of a port. `error` is the name of the error that it ended with, empty if it ended well."""
 
+    log: str
     port: str
     operation: str
     seconds: float
@@ -25,13 +27,18 @@ class Request(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What took its time: its name, of which log, and the error that it ended with. `began_s` is since 1970."""
+    """What took its time: its name, of which log, and the error that it ended with. `began_s` is since 1970.
+
+    `changes` and their `size_bytes` are what a commit makes visible, if it ends well; 0 of every other step.
+    """
 
     name: str
     log: str
     began_s: float
-    seconds: float
+    seconds: float = 0.0
     error: str = ""
+    changes: int = 0
+    size_bytes: int = 0
 
 
 class Observer(Protocol):
@@ -41,8 +48,10 @@ class Observer(Protocol):
         """A request of a port is over."""
         ...
 
-    def step(self, step: Step) -> None:
-        """A step is over."""
+    def began(self, step: Step) -> Callable[[Step], None]:
+        """A step begins: `seconds` and `error` are not known yet. What is returned is called once it is over, in the
+        same thread and context; steps that begin in between are within it.
+        """
         ...
 
     def progress(self, log: str, fraction: float, left_s: float | None) -> None:

@@ -110,7 +110,7 @@ def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Each implementation in turn; the real one on the session's broker, near or far."""
     made = memory_world() if request.param in ("memory", "measured") else broker_world(_bootstrap(request))
     if request.param == "measured":
-        made = replace(made, kafka=MeasuredKafka(made.kafka, []))
+        made = replace(made, kafka=MeasuredKafka(made.kafka, "log", []))
     yield made
     made.kafka.close()
 

@@ -67,7 +67,7 @@ def _memory_twin(_request: pytest.FixtureRequest) -> Place:
 
 def _measured(request: pytest.FixtureRequest) -> Place:
     twin = _memory_twin(request)
-    return Place(open=lambda log: MeasuredStore(twin.open(log), []), race_rounds=5)
+    return Place(open=lambda log: MeasuredStore(twin.open(log), log, []), race_rounds=5)
 
 
 def _local(request: pytest.FixtureRequest) -> Place:
@@ -263,7 +263,7 @@ def test_the_directories_of_a_root_are_listed(place: Place) -> None:
 def test_a_measured_store_tells_the_room_of_the_one_below() -> None:
     """It is no store without a bound for being watched."""
     disk = MemoryDisk(lambda: 1000.0, capacity_bytes=100)
-    assert MeasuredStore(MemoryStore(disk, LOG), []).free_bytes() == MemoryStore(disk, LOG).free_bytes() == 100
+    assert MeasuredStore(MemoryStore(disk, LOG), LOG, []).free_bytes() == MemoryStore(disk, LOG).free_bytes() == 100
 
 
 def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:

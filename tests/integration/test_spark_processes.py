@@ -70,7 +70,7 @@ def stream_options(rig: SparkLog, **changed: str) -> WriteOptions:
 
 def run_task(task: TaskGrant, options: WriteOptions, slot: int, rows: dict[int, int], query: str = "q") -> TaskResult:
     """What a task of query `query` returns for these rows."""
-    with task_producer(options.where.where) as producer:
+    with task_producer(options.where) as producer:
         writer = TaskWriter(producer, task, slot=slot)
         writer.append_batch(pa.table({"key": list(rows), "n": list(rows.values())}))
         handle = writer.finish()

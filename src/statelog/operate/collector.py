@@ -1,13 +1,15 @@
 """`Metrics`: what this process does with statelog, for Prometheus. Needs the extra `metrics`.
 
 An observer that keeps what it is told of requests and steps in the client's own histograms and counters, and asks
-whatever is open for its statistics when it is scraped.
+whatever is open for its statistics when it is scraped. Where the client counts over processes, in files below
+PROMETHEUS_MULTIPROC_DIR, histograms and counters are those of all processes; statistics are of this one.
 
 Invariants:
 - What it was told of is held weakly, and is forgotten once it is closed: a scrape shows what is open.
 - A scrape asks no broker and no store.
 """
 
+import os
 import shutil
 import threading
 import weakref
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from statelog.errors import StatelogError
@@ -27,7 +30,7 @@ from statelog.materializer.fleet import Fleet
 from statelog.observing import Request, Step
 from statelog.operate.metrics import (
     METRICS,
-    STEPS,
+    TOLD,
     Kind,
     Metric,
     Sample,
@@ -61,31 +64,42 @@ class Metrics(Collector):
         self._made: list[_Made] = []
         self._progress: dict[str, tuple[float, float | None]] = {}
         self._last_s: dict[str, float] = {}
-        self._requests = _histogram("statelog_request_seconds")
-        self._bytes = _counter("statelog_request_bytes_total")
-        self._request_errors = _counter("statelog_request_errors_total")
-        self._steps = {name: _histogram(f"statelog_{name}_seconds") for name in STEPS}
-        self._step_errors = _counter("statelog_step_errors_total")
+        told = [(name, one.text, one.labels, one.kind) for name, one in TOLD.items()]
+        self._counters = {one[0]: Counter(*one[:3], registry=None) for one in told if one[3] is Kind.COUNTER}
+        self._times = {
+            one[0]: Histogram(*one[:3], buckets=_BUCKETS_S, registry=None) for one in told if one[3] is Kind.HISTOGRAM
+        }
 
     # ---- as an observer
 
     def request(self, request: Request) -> None:
         """A request of a port is over."""
-        self._requests.labels(request.port, request.operation).observe(request.seconds)
-        self._bytes.labels(request.port, request.operation).inc(request.size_bytes)
+        of = request.log, request.port, request.operation
+        self._times["statelog_request_seconds"].labels(request.port, request.operation).observe(request.seconds)
+        self._count("requests", *of)
+        self._count("request_bytes", *of, by=request.size_bytes)
         if request.error:
-            self._request_errors.labels(request.port, request.operation, request.error).inc()
+            self._count("request_errors", *of, request.error)
 
-    def step(self, step: Step) -> None:
-        """A step is over."""
-        self._steps[step.name].labels(step.log).observe(step.seconds)
+    def began(self, _: Step) -> Callable[[Step], None]:
+        """A step begins; it is counted once it is over."""
+        return self._ended
+
+    def _ended(self, step: Step) -> None:
+        self._times[f"statelog_{step.name}_seconds"].labels(step.log).observe(step.seconds)
         if step.error:
-            self._step_errors.labels(step.log, step.name, step.error).inc()
+            self._count("step_errors", step.log, step.name, step.error)
+        elif step.name == "commit":
+            self._count("commit_changes", step.log, by=step.changes)
+            self._count("commit_bytes", step.log, by=step.size_bytes)
         if step.name == "recovery":
             with self._lock:
                 self._progress.pop(step.log, None)
                 if not step.error:
                     self._last_s[step.log] = step.seconds
+
+    def _count(self, name: str, *labels: str, by: float = 1) -> None:
+        self._counters[f"statelog_{name}_total"].labels(*labels).inc(by)
 
     def progress(self, log: str, fraction: float, left_s: float | None) -> None:
         """A recovery is that far."""
@@ -106,13 +120,21 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Family]:
         """What Prometheus sees now."""
-        for one in (self._requests, self._bytes, self._request_errors, *self._steps.values(), self._step_errors):
-            yield from one.collect()
+        yield from self._counted()
         found: dict[str, dict[tuple[str, ...], float]] = {}
         for sample in self._samples():  # Of two with the same labels the newer one counts: the other is closing.
             found.setdefault(sample.metric, {})[sample.labels] = sample.value
         for name, values in found.items():
             yield _family(name, METRICS[name], values)
+
+    def _counted(self) -> Iterator[Family]:
+        path = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        if path is None:
+            for one in (*self._times.values(), *self._counters.values()):
+                yield from one.collect()
+            return
+        names = {name.removesuffix("_total") for name in TOLD}  # The client adds it again.
+        yield from (family for family in MultiProcessCollector(None, path).collect() if family.name in names)
 
     def _samples(self) -> Iterator[Sample]:
         with self._lock:
@@ -157,11 +179,3 @@ def _family(name: str, metric: Metric, values: dict[tuple[str, ...], float]) -> 
     for labels, value in values.items():
         family.add_metric(labels, value)
     return family
-
-
-def _histogram(name: str) -> Histogram:
-    return Histogram(name, METRICS[name].text, METRICS[name].labels, buckets=_BUCKETS_S, registry=None)
-
-
-def _counter(name: str) -> Counter:
-    return Counter(name, METRICS[name].text, METRICS[name].labels, registry=None)

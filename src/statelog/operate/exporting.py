@@ -1,15 +1,17 @@
 """`export_metrics` and `export_traces`: tell Prometheus and OpenTelemetry what this process does with statelog.
 
 Owns what needs the extras `metrics` and `otel`; both are loaded only when they are asked for. A trace has a span for
-each open, commit, round and recovery, made when it is over, below the span that is current then.
+each open, commit, round and recovery, below the span that is current when it begins.
 """
 
+import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from statelog.environment import watch
+from statelog.environment import current_environment, watch
 from statelog.errors import ConfigError
 from statelog.observing import Request, Step
 
@@ -24,7 +26,8 @@ def export_metrics(
     """Show Prometheus what this process does with statelog from now on. Returns a function that ends it.
 
     Call it before anything is opened: ports that are open by then are not measured. `registry` is the client's own one
-    without. `directories` are those whose disk may fill. docs/metrics.md has the names:
+    without. `directories` are those whose disk may fill. Where PROMETHEUS_MULTIPROC_DIR is set, requests and steps are
+    those of all processes that count there. docs/metrics.md has the names:
 
         >>> from prometheus_client import CollectorRegistry, generate_latest
         >>> registry = CollectorRegistry()
@@ -52,6 +55,17 @@ def export_metrics(
     return end
 
 
+def export_from_worker() -> None:
+    """In a process that another program started for its work: count for that program, if PROMETHEUS_MULTIPROC_DIR says
+    where, and the extra is there. Once for each process.
+    """
+    if os.environ.get("PROMETHEUS_MULTIPROC_DIR") and not current_environment().observers:
+        with suppress(ConfigError):
+            from prometheus_client import CollectorRegistry  # As above. What asks is in another process.
+
+            export_metrics(CollectorRegistry())
+
+
 def export_traces(provider: "TracerProvider | None" = None) -> Callable[[], None]:
     """Make a span of OpenTelemetry for each open, commit, round and recovery from now on. Returns a function that ends
     it. `provider` is the global one without.
@@ -74,17 +88,25 @@ class _Traces:
     def __init__(self, tracer: "Tracer") -> None:
         self._tracer = tracer
 
-    def step(self, step: Step) -> None:
-        from opentelemetry.trace import Status, StatusCode  # Loaded already.
+    def began(self, step: Step) -> Callable[[Step], None]:
+        from opentelemetry.context import attach, detach  # Loaded already.
+        from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         began_ns = int(step.began_s * 1e9)
-        span = self._tracer.start_span(
-            f"statelog.{step.name}", attributes={"statelog.log": step.log}, start_time=began_ns
-        )
-        if step.error:
-            span.set_attribute("error.type", step.error)
-            span.set_status(Status(StatusCode.ERROR, step.error))
-        span.end(began_ns + int(step.seconds * 1e9))
+        attributes: dict[str, str | int] = {"statelog.log": step.log}
+        if step.changes:
+            attributes |= {"statelog.changes": step.changes, "statelog.size_bytes": step.size_bytes}
+        span = self._tracer.start_span(f"statelog.{step.name}", attributes=attributes, start_time=began_ns)
+        token = attach(set_span_in_context(span))
+
+        def end(ended: Step) -> None:
+            detach(token)
+            if ended.error:
+                span.set_attribute("error.type", ended.error)
+                span.set_status(Status(StatusCode.ERROR, ended.error))
+            span.end(began_ns + int(ended.seconds * 1e9))
+
+        return end
 
     def request(self, request: Request) -> None:
         pass

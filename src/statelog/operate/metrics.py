@@ -32,6 +32,7 @@ class Metric(NamedTuple):
 
 
 _OF_LOG, _OF_WRITER = ("log",), ("log", "writer")
+_OF_REQUEST = ("log", "port", "operation")
 
 
 def _count(text: str, *labels: str) -> Metric:
@@ -48,8 +49,9 @@ def _times(text: str, *labels: str) -> Metric:
 
 REQUESTS = {
     "statelog_request_seconds": _times("How long requests of a port took", "port", "operation"),
-    "statelog_request_bytes_total": _count("Bytes that requests moved, either way", "port", "operation"),
-    "statelog_request_errors_total": _count("Requests that ended with an error", "port", "operation", "error"),
+    "statelog_requests_total": _count("Requests, by the log that they were made for", *_OF_REQUEST),
+    "statelog_request_bytes_total": _count("Bytes that they moved, either way", *_OF_REQUEST),
+    "statelog_request_errors_total": _count("Those that ended with an error", *_OF_REQUEST, "error"),
 }
 STEPS = {
     "open": _times("Opening a log", *_OF_LOG),
@@ -60,8 +62,15 @@ STEPS = {
     "recovery": _times("Filling one target: a restore, as it was measured", *_OF_LOG),
 }
 """By the name of the step; the metric is `statelog_STEP_seconds`."""
-OTHERS = {
+TOLD: dict[str, Metric] = {
+    **REQUESTS,
+    **{f"statelog_{name}_seconds": metric for name, metric in STEPS.items()},
     "statelog_step_errors_total": _count("Steps that ended with an error", "log", "step", "error"),
+    "statelog_commit_changes_total": _count("Changes that commits made visible", *_OF_LOG),
+    "statelog_commit_bytes_total": _count("Bytes of these, as they were sent", *_OF_LOG),
+}
+"""What an observer is told of, and counts."""
+OTHERS = {
     "statelog_recovery_last_seconds": _gauge("The last target that was filled: the measured restore", *_OF_LOG),
     "statelog_recovery_progress_ratio": _gauge("How far a recovery, or a table that opens, is", *_OF_LOG),
     "statelog_recovery_left_seconds": _gauge("Its estimated rest", *_OF_LOG),
@@ -116,8 +125,7 @@ OF_TABLES = {
     "statelog_standby_age_seconds": _gauge("Since it was last known to be level with the ledger's end", *_OF_WRITER),
 }
 METRICS: dict[str, Metric] = {
-    **REQUESTS,
-    **{f"statelog_{name}_seconds": metric for name, metric in STEPS.items()},
+    **TOLD,
     **OTHERS,
     **OF_ROUNDS,
     **OF_WRITERS,

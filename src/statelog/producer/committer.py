@@ -150,7 +150,9 @@ class Committer:
         """The outcome of the pending Commit. Raises Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable."""
         assert self._under_way is not None, "nothing is under way"
         sent, self._under_way = self._under_way, None
-        with self._environment.step("commit", self._log.name, sent.sent_s):
+        entries = [entry for handle in sent.handles for entry in handle.entries]
+        changes, size_bytes = sum(one.changes for one in entries), sum(one.size_bytes for one in entries)
+        with self._environment.step("commit", self._log.name, sent.sent_s, changes=changes, size_bytes=size_bytes):
             return self._finish(sent, settle=settle)
 
     def _finish(self, sent: _UnderWay, *, settle: bool) -> LastCommit:

@@ -19,12 +19,14 @@ from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from statelog.errors import IdentityChanged
+from statelog.operate.exporting import export_from_worker
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.spark.options import LogAddress
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
+from statelog.storage.measured import watched_producer
 
 IDLE_S = 600.0
 """Whatever was not used for so long is closed when the cache is next used: a process may serve any number of jobs."""
@@ -115,21 +117,23 @@ def planned(where: LogAddress, plan: Callable[[], P]) -> P:
 
 
 @contextmanager
-def task_producer(where: Where) -> Generator[Producer]:
+def task_producer(where: LogAddress) -> Generator[Producer]:
     """The producer of this process for one task. After an error, or if the task is cut short, the next gets a new one:
     what this one still has in flight must not be mistaken for another's.
     """
-    config = where.client_config()
-    producer = _producers.get_or_make(where, lambda: ConfluentKafka(config).producer())
+    export_from_worker()
+    config = where.where.client_config()
+    producer = _producers.get_or_make(where.where, lambda: ConfluentKafka(config).producer())
     try:
-        yield producer
+        yield watched_producer(producer, where.log)
     except BaseException:
-        _producers.drop(where)
+        _producers.drop(where.where)
         raise
 
 
 def open_log(where: LogAddress) -> Log:
     """The log, opened for the caller alone. Raises NotFound, ConfigError, Damaged, UnsafeTopic, Unavailable."""
+    export_from_worker()
     return Log.open(*where)
 
 

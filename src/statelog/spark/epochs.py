@@ -121,7 +121,7 @@ class _Planning:
         """Say in the ledger that another plain write of this epoch is under way."""
         last = epoch.ledger.fold.last_commit(self._options.writer)
         if last is not None and last.offset > epoch.grant.epoch:
-            with task_producer(self._options.where.where) as producer:
+            with task_producer(self._options.where) as producer:
                 append_all(producer, self._log.ledger_topic, 0, under_way(epoch.grant.nonce), 1)
 
     def _first(self) -> _Epoch:

@@ -128,7 +128,7 @@ class _Sink:
             raise ConfigError("this must run inside a Spark task", hint="Use df.write or df.writeStream")
         query_id = _named_query(context.getLocalProperty(QUERY_PROPERTY), self.options.query_id)
         slot = context.taskAttemptId()  # Unique in the Spark context that the epoch belongs to, over all batches.
-        with task_producer(self.options.where.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
+        with task_producer(self.options.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
             is_case_sensitive = context.getLocalProperty(_CASE_PROPERTY) == "true"
             write_rows(iterator, rows, writer.append_batch, is_case_sensitive=is_case_sensitive)
             handle = writer.finish()

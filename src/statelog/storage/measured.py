@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
+from statelog.environment import current_environment
 from statelog.observing import Observer, Request
 from statelog.storage.kafka import Delivery, Kafka, OffsetRange, Producer, Reader, Record, TopicDescription, TopicSpec
 from statelog.storage.store import FileInfo, Store
@@ -31,9 +32,10 @@ class _Moved:
 class _Teller:
     """Tells the observers of the requests of a port."""
 
-    def __init__(self, port: _Port, observers: Sequence[Observer]) -> None:
+    def __init__(self, log: str, port: _Port, observers: Sequence[Observer]) -> None:
+        self.log = log
         self._port = port
-        self._observers = observers
+        self.observers = observers
 
     @contextmanager
     def asked(self, operation: str, size_bytes: int = 0) -> Generator[_Moved]:
@@ -49,20 +51,24 @@ class _Teller:
 
     def tell(self, operation: str, seconds: float, size_bytes: int, error: str) -> None:
         """A request is over."""
-        request = Request(self._port, operation, seconds, size_bytes, error)
-        for one in self._observers:
+        request = Request(self.log, self._port, operation, seconds, size_bytes, error)
+        for one in self.observers:
             one.request(request)
 
 
 class MeasuredKafka:
-    """A Kafka port around another one."""
+    """A Kafka port around another one, for what is asked of it for one log."""
 
-    def __init__(self, kafka: Kafka, observers: Sequence[Observer]) -> None:
+    def __init__(self, kafka: Kafka, log: str, observers: Sequence[Observer]) -> None:
         self._kafka = kafka
-        self._to = _Teller("kafka", observers)
+        self._to = _Teller(log, "kafka", observers)
 
     def __repr__(self) -> str:
         return repr(self._kafka)
+
+    def of_log(self, log: str) -> "MeasuredKafka":
+        """The same port, for what is asked for this log."""
+        return self if self._to.log == log else MeasuredKafka(self._kafka, log, self._to.observers)
 
     def cluster_id(self) -> str:
         """As the port."""
@@ -122,6 +128,12 @@ class MeasuredKafka:
     def close(self) -> None:
         """As the port."""
         self._kafka.close()
+
+
+def watched_producer(producer: Producer, log: str) -> Producer:
+    """The producer, or one that tells whoever watches of what is sent for this log."""
+    observers = current_environment().observers
+    return _MeasuredProducer(producer, _Teller(log, "kafka", observers)) if observers else producer
 
 
 class _MeasuredProducer:
@@ -197,11 +209,11 @@ class _MeasuredReader:
 
 
 class MeasuredStore(Store):
-    """A store around another one."""
+    """The store of a log around another one."""
 
-    def __init__(self, store: Store, observers: Sequence[Observer]) -> None:
+    def __init__(self, store: Store, log: str, observers: Sequence[Observer]) -> None:
         self._store = store
-        self._to = _Teller("store", observers)
+        self._to = _Teller(log, "store", observers)
 
     def __repr__(self) -> str:
         return repr(self._store)

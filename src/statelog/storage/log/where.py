@@ -171,7 +171,7 @@ def opened_ports(name: str, where: Where, *, keeps: bool = True) -> Generator[Po
     client = _client(where.client_config(), waived) if isinstance(where.kafka, Mapping) else where.kafka
     is_kept = client is where.kafka
     try:
-        yield Ports(_watched_kafka(client), opened_store(name, where), waived)
+        yield Ports(_watched_kafka(client, name), opened_store(name, where), waived)
         is_kept = is_kept or keeps
     finally:
         if not is_kept:
@@ -194,24 +194,29 @@ def one_client(where: Where) -> Generator[Where]:
 def opened_store(name: str, where: Where) -> Store:
     """The port of a log's directory alone. Raises ConfigError, InvalidName."""
     check_log_name(name)
+    return _opened_store(name, where, told=name)
+
+
+def _opened_store(name: str, where: Where, told: str) -> Store:
+    """Whoever watches is told that it is of the log `told`."""
     if isinstance(where.root, str):
-        return _watched_store(open_store(where.root, name, where.storage_options))
-    return _watched_store(where.root(name) if callable(where.root) else where.root)
-
-
-def _watched_kafka(kafka: Kafka) -> Kafka:
+        store = open_store(where.root, name, where.storage_options)
+    else:
+        store = where.root(name) if callable(where.root) else where.root
     observers = current_environment().observers
-    return MeasuredKafka(kafka, observers) if observers and not isinstance(kafka, MeasuredKafka) else kafka
+    return MeasuredStore(store, told, observers) if observers and not isinstance(store, MeasuredStore) else store
 
 
-def _watched_store(store: Store) -> Store:
+def _watched_kafka(kafka: Kafka, log: str) -> Kafka:
     observers = current_environment().observers
-    return MeasuredStore(store, observers) if observers and not isinstance(store, MeasuredStore) else store
+    if isinstance(kafka, MeasuredKafka):
+        return kafka.of_log(log)
+    return MeasuredKafka(kafka, log, observers) if observers else kafka
 
 
 def log_names(where: Where) -> list[str]:
     """What may be a log below the root, by name: opening one tells. Raises StoreUnavailable, ConfigError."""
-    return sorted(name for name in opened_store("any", where).siblings() if is_log_name(name))
+    return sorted(name for name in _opened_store("any", where, told="").siblings() if is_log_name(name))
 
 
 def _client(config: ClientConfig, waived: frozenset[Waiver]) -> ConfluentKafka:

@@ -1,0 +1,58 @@
+"""Metrics of a Spark job: what Spark's own Python processes do is seen where the driver is scraped, on a real broker."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.services.broker import Broker
+from tests.support.spark.metrics_job import BATCHES
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+_ROWS = 2 * sum(map(len, BATCHES))
+"""Written once by the stream and once by `upsert`."""
+
+
+def _scraped(broker: Broker, log: str, directory: Path, *, counts_together: bool) -> Samples:
+    variables = {name: text for name, text in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
+    if counts_together:
+        counted = directory / "counted"
+        counted.mkdir()
+        variables["PROMETHEUS_MULTIPROC_DIR"] = str(counted)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.spark.metrics_job", broker.bootstrap, log, str(directory)],
+        check=False, capture_output=True, text=True, timeout=400, env=variables,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    samples: Samples = json.loads(done.stdout.splitlines()[-1])
+    return samples
+
+
+def _sum(samples: Samples, name: str, **labels: Any) -> float:
+    return sum(value for found, value in samples.get(name, ()) if labels.items() <= found.items())
+
+
+def test_the_driver_shows_what_workers_do(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """With one directory for all of them: commits and their changes, opens, and requests of planning, tasks, reads."""
+    samples = _scraped(broker, log_name, tmp_path, counts_together=True)
+    print({k: v for k, v in samples.items() if "bucket" not in k})
+    assert _sum(samples, "statelog_commit_changes_total", log=log_name) == _ROWS
+    assert _sum(samples, "statelog_commit_seconds_count", log=log_name) == 2 * len(BATCHES)
+    assert _sum(samples, "statelog_commit_bytes_total", log=log_name) > 0
+    assert _sum(samples, "statelog_open_seconds_count", log=log_name) >= 1
+    assert _sum(samples, "statelog_requests_total", log=log_name, port="kafka", operation="send") > 2 * len(BATCHES)
+    assert _sum(samples, "statelog_requests_total", log=log_name, port="store", operation="read") >= 1
+    assert _sum(samples, "statelog_step_errors_total") == 0
+
+
+def test_alone_a_driver_sees_no_worker(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Without that directory the driver shows its own process alone, in which Spark's sink and source do nothing."""
+    samples = _scraped(broker, log_name, tmp_path, counts_together=False)
+    print({k: v for k, v in samples.items() if "bucket" not in k})
+    assert "statelog_commit_changes_total" not in samples

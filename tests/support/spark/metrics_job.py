@@ -1,0 +1,47 @@
+"""A Spark driver that Prometheus scrapes, as a process of its own: Prometheus' client decides at its import how it counts.
+
+Run with the bootstrap address, the name of a log and a directory. It writes a stream, a batch and an upsert, and reads the state and the
+changes; then prints what a scrape of the driver shows, as JSON: by sample name, a list of labels and value.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from prometheus_client import REGISTRY
+
+from statelog.operate import export_metrics
+from statelog.spark.sink import upsert
+from tests.support.spark.rig import Row, SparkLog, read_stream, run_stream, scattered, write_batches
+from tests.support.spark.session import open_session
+
+__all__ = ["BATCHES", "main"]
+
+BATCHES: list[list[Row]] = [[(key, key * 10) for key in range(50)], [(key, -key) for key in range(0, 50, 3)]]
+
+
+def main(bootstrap: str, name: str, directory: Path) -> None:
+    """The job, and the scrape."""
+    spark = open_session({})
+    made = SparkLog.create(name, bootstrap, directory)
+    made.log.close()
+    export_metrics()
+    write_batches(directory / "input", BATCHES)
+    given = {**made.options, "writerId": "stream", "uniqueKeys": "true"}
+    run_stream(scattered(read_stream(spark, directory / "input")), "statelog", given, directory / "checkpoint")
+    rows = scattered(read_stream(spark, directory / "input"))
+    start = rows.writeStream.foreachBatch(upsert(name, made.where, writer="upsert", unique_keys=True, take_over=True))
+    query = start.option("checkpointLocation", str(directory / "upserted")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert spark.read.format("statelog").options(**made.options).load().count() == 50
+    samples: dict[str, list[object]] = {}
+    for family in REGISTRY.collect():
+        for sample in family.samples:
+            if sample.name.startswith("statelog_"):
+                samples.setdefault(sample.name, []).append([sample.labels, sample.value])
+    print(json.dumps(samples))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
