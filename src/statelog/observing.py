@@ -1,6 +1,6 @@
 """What watches a process, if anything does: it is told of requests, steps, progress, and what is made. Types only.
 
-    request    one call of a port: `kafka` or `store`, of which log, which operation, how many bytes, how long, its error
+    request    one call of a port: of which log, `kafka` or `store`, which operation, bytes, seconds, and its error
     began      an open, a commit, a round, a recovery of a log begins; who asks to be called is called when it is over
     progress   how far a recovery is, also that of a table or a worker that opens
     made       a writer, a table, a standby, a materializer: to be asked for its statistics later

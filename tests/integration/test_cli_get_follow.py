@@ -196,10 +196,10 @@ def test_who_truncates(broker: Broker, tmp_path: Path, log_name: str) -> None:
     shell.json("append", log_name, write_lines(tmp_path / "in.jsonl", [{"key": "a", "value": "1"}]))
     shell.run("materialize", log_name, "--once")
     assert shell.run("get", log_name, "a").stdout == "1\n"
-    shown = shell.json("truncation", log_name)
+    shown = shell.json("truncate", log_name)
     assert (shown["truncation"], shown["retention_days"]) == ("retention", 3)
     assert {one["retention_ms"] for one in shown["topics"]} == {str(3 * 86_400_000)}
-    refused = shell.json("truncation", log_name, "--truncation", "delete-records", code=2)
+    refused = shell.json("truncate", log_name, "--truncation", "delete-records", code=2)
     assert (refused["error"], "must be -1" in refused["message"]) == ("UnsafeTopic", True)
-    assert shell.json("truncation", log_name, "--truncation", "retention", "--retention-days", 2)["retention_days"] == 2
+    assert shell.json("truncate", log_name, "--truncation", "retention", "--retention-days", 2)["retention_days"] == 2
     shell.run("delete", log_name, "--yes")

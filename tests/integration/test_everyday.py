@@ -48,7 +48,7 @@ def test_what_holds_truncation(shell: Shell) -> None:
     for value in "123":
         commit(shell, a=value)
         rolled_up(shell)
-    found = shell.json("truncation", shell.name, "--explain")
+    found = shell.json("truncate", shell.name, "--explain")
     described = shell.json("describe", shell.name)
     assert found["truncation_held_by"] == described["truncation_held_by"] == "manifest 2"
     holding = {(one["topic"], one["partition"]) for one in found["truncation_bounds_by_partition"] if one["holds"]}

@@ -1,4 +1,4 @@
-"""Metrics of a Spark job: what Spark's own Python processes do is seen where the driver is scraped, on a real broker."""
+"""Metrics of a Spark job on a real broker: a scrape of the driver shows what Spark's own Python processes do."""
 
 import json
 import os
@@ -41,7 +41,6 @@ def _sum(samples: Samples, name: str, **labels: Any) -> float:
 def test_the_driver_shows_what_workers_do(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """With one directory for all of them: commits and their changes, opens, and requests of planning, tasks, reads."""
     samples = _scraped(broker, log_name, tmp_path, counts_together=True)
-    print({k: v for k, v in samples.items() if "bucket" not in k})
     assert _sum(samples, "statelog_commit_changes_total", log=log_name) == _ROWS
     assert _sum(samples, "statelog_commit_seconds_count", log=log_name) == 2 * len(BATCHES)
     assert _sum(samples, "statelog_commit_bytes_total", log=log_name) > 0
@@ -54,5 +53,4 @@ def test_the_driver_shows_what_workers_do(broker: Broker, log_name: str, tmp_pat
 def test_alone_a_driver_sees_no_worker(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """Without that directory the driver shows its own process alone, in which Spark's sink and source do nothing."""
     samples = _scraped(broker, log_name, tmp_path, counts_together=False)
-    print({k: v for k, v in samples.items() if "bucket" not in k})
     assert "statelog_commit_changes_total" not in samples

@@ -1,4 +1,6 @@
-"""`statelog init`, `evolve` and `delete`: makes a log, gives it its next value schema, deletes it for good."""
+"""`statelog init`, `evolve`, `truncate` and `delete`: makes a log, gives it its next value schema, says what truncates
+it and what does not, deletes it for good.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,13 +10,12 @@ import click
 from statelog.cli.materialize import materializer_settings
 from statelog.cli.output import confirm
 from statelog.cli.session import Session, connected
-from statelog.materializer import MaterializerSettings
 from statelog.operate.description import shape_of, truncation_facts
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import held
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
-from statelog.schemas.topic_policy import Truncation, TruncationMode
+from statelog.schemas.topic_policy import TruncationMode
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.config import read_text
@@ -28,14 +29,13 @@ Writers that start from now on use the newest schema; running ones keep theirs."
 
 
 TRUNCATION_MODES = click.Choice([one.value for one in TruncationMode])
-_TRUNCATION_HELP = """Show who deletes the records that the log NAME needs no more; with --truncation, say who does from
-now on: the materializer (delete-records), or Kafka, by their age (retention).
+_TRUNCATE_HELP = """Show who truncates the log NAME, and what holds that back: every snapshot, lease and subscription
+that still needs its records, which of them holds, and what would free it. Nothing is deleted: rounds of the
+materializer truncate, or Kafka does.
 
-For retention the topics get their retention.ms afterwards, with Kafka's own tools; for delete-records they get back -1
-before.
-
-With --explain, show what holds truncation back: of each partition and of the ledger every snapshot, lease and
-subscription that still needs it, which of them holds, and what would free it."""
+With --truncation, say who truncates from now on: the materializer (delete-records), or Kafka, by age (retention). For
+retention, give the topics their retention.ms afterwards, with Kafka's own tools; for delete-records, set it back to -1
+first."""
 
 
 @click.command("init", help="Create the log NAME: its two topics and its directory.")
@@ -111,44 +111,30 @@ def _evolve_report(log: Log, before: int, found: ValueSchema) -> Report:
     )
 
 
-@click.command("truncation", help=_TRUNCATION_HELP)
+@click.command("truncate", help=_TRUNCATE_HELP)
 @click.argument("name")
+@click.option("--explain", is_flag=True, help="Show what holds each partition, too.")
 @click.option("--truncation", "mode", type=TRUNCATION_MODES, help="Who deletes records from now on.")
 @click.option("--retention-days", type=int, help="With retention: after how many days. Default 7.")
-@click.option(
-    "--explain", is_flag=True, help="Show every bound of every partition, which one holds, and what frees it."
-)
 @connected
-def truncation(session: Session, name: str, mode: str | None, retention_days: int | None, explain: bool) -> None:
-    """Show or change who truncates, or what holds that back."""
+def truncate(session: Session, name: str, explain: bool, mode: str | None, retention_days: int | None) -> None:
+    """Show what truncates, and what holds that back; or change who does."""
     with session.open_log(name) as log:
-        if explain:
-            session.output.report(_explained(log, materializer_settings(session.config)))
-            return
         found = log.truncation() if mode is None else log.set_truncation(mode, retention_days)
-        session.output.report(_truncation_report(log, found, is_said=mode is not None))
-
-
-def _explained(log: Log, settings: MaterializerSettings) -> Report:
-    bounds = held(log, settings, list_leases(log.store), list_subscriptions(log.store))
-    facts = {"log": log.name, "truncation": str(log.truncation()), **truncation_facts(bounds)}
-    return Report(f"what holds truncation of {log.name} back", facts, (bounds.listing(), bounds.by_partition()))
-
-
-def _truncation_report(log: Log, found: Truncation, *, is_said: bool) -> Report:
-    topics = [log.kafka.describe_topic(name) for name in (log.data_topic, log.ledger_topic)]
-    ages_ms = {one.name: one.config.get("retention.ms") for one in topics if one is not None}
-    return Report(
-        f"{log.name}: truncation is {found}{' from now on' * is_said}",
-        {"log": log.name, "truncation": found.mode.value, "retention_days": found.retention_days},
-        (
-            Listing(
-                "topics",
-                ("topic", "retention_ms", "wanted_retention_ms"),
-                [(name, found_ms, str(found.retention_ms)) for name, found_ms in ages_ms.items()],
+        topics = [log.kafka.describe_topic(one) for one in (log.data_topic, log.ledger_topic)]
+        rows = [(one.name, one.config.get("retention.ms"), str(found.retention_ms)) for one in topics if one]
+        bounds = held(log, materializer_settings(session.config), list_leases(log.store), list_subscriptions(log.store))
+        facts = {"log": name, "truncation": found.mode.value, "retention_days": found.retention_days}
+        report = Report(
+            f"{name}: truncation is {found}{' from now on' * (mode is not None)}",
+            {**facts, **truncation_facts(bounds)},
+            (
+                Listing("topics", ("topic", "retention_ms", "wanted_retention_ms"), rows),
+                bounds.listing(),
+                *[bounds.by_partition()] * explain,
             ),
-        ),
-    )
+        )
+        session.output.report(report)
 
 
 @click.command("delete", help="Delete the log NAME for good: topics, snapshots, everything.")

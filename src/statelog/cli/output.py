@@ -26,7 +26,7 @@ _OPTIONS = {
     "hash_rule": "--hash",
     "prefix_bytes": "--prefix-bytes",
     "alarm_age_s": "--alarm-age",
-    "truncation": "--truncation",  # With a value alone: it is a word, too, and a command.
+    "truncation": "--truncation",  # With a value alone: it is a word, too.
     "retention_days": "--retention-days",
 }
 _NAMED = re.compile(rf'\b(?!truncation(?!=))({"|".join(_OPTIONS)})\b(?:=(\[[^]]*\]|"[\w,.-]+"|[\w,.-]+))?')

@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "init": "Create a log: its topics and its directory.",
     "append": "Append the changes of a file or a pipe to a log, exactly once.",
     "evolve": "Give a log its next value schema.",
-    "truncation": "Show or say who deletes what a log needs no more.",
+    "truncate": "Show what truncates a log and what holds that back; or say who does.",
     "materialize": "Roll a log up into snapshots, as a daemon or once.",
     "recover": "Read the state of a log, whole or in part, now or at an earlier position.",
     "get": "Read the committed values of some keys.",
@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, str] = {
 _HOMES = {
     "init": "log",
     "evolve": "log",
-    "truncation": "log",
+    "truncate": "log",
     "delete": "log",
     "subscriptions": "describe",
     "verify": "drill",

@@ -31,7 +31,7 @@ class Metric(NamedTuple):
     text: str
 
 
-_OF_LOG, _OF_WRITER = ("log",), ("log", "writer")
+_OF_LOG, _OF_WRITER, _OF_PARTITION = ("log",), ("log", "writer"), ("log", "partition")
 _OF_REQUEST = ("log", "port", "operation")
 
 
@@ -48,81 +48,92 @@ def _times(text: str, *labels: str) -> Metric:
 
 
 REQUESTS = {
-    "statelog_request_seconds": _times("How long requests of a port took", "port", "operation"),
+    "statelog_request_seconds": _times("Time that a request to Kafka or to the store took", "port", "operation"),
     "statelog_requests_total": _count("Requests, by the log that they were made for", *_OF_REQUEST),
-    "statelog_request_bytes_total": _count("Bytes that they moved, either way", *_OF_REQUEST),
-    "statelog_request_errors_total": _count("Those that ended with an error", *_OF_REQUEST, "error"),
+    "statelog_request_bytes_total": _count("Bytes that those requests moved, in either direction", *_OF_REQUEST),
+    "statelog_request_errors_total": _count("Requests that failed", *_OF_REQUEST, "error"),
 }
 STEPS = {
-    "open": _times("Opening a log", *_OF_LOG),
-    "table_open": _times("Opening a table, with its recovery", *_OF_LOG),
-    "commit": _times("A commit, from its send to its outcome", *_OF_LOG),
-    "round": _times("A round", *_OF_LOG),
-    "drill": _times("A drill: a restore by two ways, and their comparison", *_OF_LOG),
-    "recovery": _times("Filling one target: a restore, as it was measured", *_OF_LOG),
+    "open": _times("Time to open a log", *_OF_LOG),
+    "table_open": _times("Time to open a table, recovery included", *_OF_LOG),
+    "commit": _times("Time from sending a commit to knowing its outcome", *_OF_LOG),
+    "round": _times("Duration of a round", *_OF_LOG),
+    "drill": _times("Duration of a drill: two restores and their comparison", *_OF_LOG),
+    "recovery": _times("Duration of a recovery into one target", *_OF_LOG),
 }
 """By the name of the step; the metric is `statelog_STEP_seconds`."""
 TOLD: dict[str, Metric] = {
     **REQUESTS,
     **{f"statelog_{name}_seconds": metric for name, metric in STEPS.items()},
-    "statelog_step_errors_total": _count("Steps that ended with an error", "log", "step", "error"),
+    "statelog_step_errors_total": _count("Steps that failed", "log", "step", "error"),
     "statelog_commit_changes_total": _count("Changes that commits made visible", *_OF_LOG),
-    "statelog_commit_bytes_total": _count("Bytes of these, as they were sent", *_OF_LOG),
+    "statelog_commit_bytes_total": _count("Size of those changes, as sent to Kafka", *_OF_LOG),
 }
 """What an observer is told of, and counts."""
 OTHERS = {
-    "statelog_recovery_last_seconds": _gauge("The last target that was filled: the measured restore", *_OF_LOG),
-    "statelog_recovery_progress_ratio": _gauge("How far a recovery, or a table that opens, is", *_OF_LOG),
-    "statelog_recovery_left_seconds": _gauge("Its estimated rest", *_OF_LOG),
+    "statelog_recovery_last_seconds": _gauge("Duration of the most recent recovery", *_OF_LOG),
+    "statelog_recovery_progress_ratio": _gauge("Progress of a recovery, or of a table that is being opened", *_OF_LOG),
+    "statelog_recovery_left_seconds": _gauge("Estimated time until it is done", *_OF_LOG),
     "statelog_disk_free_bytes": _gauge("Free space where runs are written before they are uploaded", "path"),
-    "statelog_disk_bytes": _gauge("The size of that disk", "path"),
+    "statelog_disk_bytes": _gauge("Size of that disk", "path"),
 }
 OF_ROUNDS = {
-    "statelog_rounds_total": _count("Rounds that ended, as completed, skipped, lost or failed", "log", "outcome"),
-    "statelog_set_aside": _gauge("1 while one of several logs has no rounds, because of an error", *_OF_LOG),
-    "statelog_round_failures_in_a_row": _gauge("Rounds that failed since the last one that ended well", *_OF_LOG),
-    "statelog_rounds_hanging": _gauge("Rounds that were given up and have not ended yet", *_OF_LOG),
-    "statelog_round_silent_seconds": _gauge("Since the round in flight reached its last step", *_OF_LOG),
-    "statelog_loop_late_seconds": _gauge("Since the daemon's loop should have turned", *_OF_LOG),
-    "statelog_rounds_unpublished_total": _count("Rounds whose position lag tools do not see", *_OF_LOG),
-    "statelog_rolled_up_commits_total": _count("Commits that rounds put into snapshots", *_OF_LOG),
-    "statelog_rolled_up_changes_total": _count("Changes in these", *_OF_LOG),
-    "statelog_uploaded_bytes_total": _count("Bytes of runs that rounds uploaded", *_OF_LOG),
-    "statelog_manifest_number": _gauge("The newest manifest that is known", *_OF_LOG),
-    "statelog_manifest_position": _gauge("The ledger position of that", *_OF_LOG),
-    "statelog_uncovered_age_seconds": _gauge("The age of the oldest commit that is in no snapshot", *_OF_LOG),
-    "statelog_uncovered_commits": _gauge("Commits that are in no snapshot", *_OF_LOG),
-    "statelog_uncovered_changes": _gauge("Changes in these", *_OF_LOG),
-    "statelog_uncovered_bytes": _gauge("Bytes of these", *_OF_LOG),
-    "statelog_snapshot_bytes": _gauge("Bytes of the newest snapshot's runs", *_OF_LOG),
-    "statelog_restore_estimate_seconds": _gauge("A restore, by the rates of rounds: `snapshot`, `tail`", "log", "part"),
-    "statelog_truncation_held": _gauge("1: the manifest, lease or subscription that truncation waits for", "log", "by"),
+    "statelog_rounds_total": _count("Rounds, by how they ended: completed, skipped, lost or failed", "log", "outcome"),
+    "statelog_set_aside": _gauge("1 while an error keeps a daemon of several logs from working on this one", *_OF_LOG),
+    "statelog_round_failures_in_a_row": _gauge("Failed rounds since the last one that ended well", *_OF_LOG),
+    "statelog_rounds_hanging": _gauge("Rounds that were given up but have not ended yet", *_OF_LOG),
+    "statelog_round_silent_seconds": _gauge("Time since the running round last reached a step", *_OF_LOG),
+    "statelog_loop_late_seconds": _gauge("How late the daemon's loop is", *_OF_LOG),
+    "statelog_rounds_unpublished_total": _count("Rounds whose position could not be published for lag tools", *_OF_LOG),
+    "statelog_rolled_up_commits_total": _count("Commits that rounds have put into snapshots", *_OF_LOG),
+    "statelog_rolled_up_changes_total": _count("Changes in those commits", *_OF_LOG),
+    "statelog_uploaded_bytes_total": _count("Bytes of runs that rounds have uploaded", *_OF_LOG),
+    "statelog_manifest_number": _gauge("Number of the newest manifest known", *_OF_LOG),
+    "statelog_manifest_position": _gauge("Ledger position of that manifest", *_OF_LOG),
+    "statelog_uncovered_age_seconds": _gauge("Age of the oldest commit that is not in a snapshot yet", *_OF_LOG),
+    "statelog_uncovered_commits": _gauge("Commits that are not in a snapshot yet", *_OF_LOG),
+    "statelog_uncovered_changes": _gauge("Changes in those commits", *_OF_LOG),
+    "statelog_uncovered_bytes": _gauge("Size of those commits", *_OF_LOG),
+    "statelog_snapshot_bytes": _gauge("Size of the newest snapshot", *_OF_LOG),
+    "statelog_restore_estimate_seconds": _gauge(
+        "Estimated time to restore, at the rates of recent rounds: `snapshot` and `tail`", "log", "part"
+    ),
+    "statelog_truncation_held": _gauge(
+        "1 for the manifest, lease or subscription that holds truncation back", "log", "by"
+    ),
     "statelog_cleanup_held_back": _gauge("1 if the last round removed nothing because something is wrong", *_OF_LOG),
     "statelog_records_left": _gauge("Offsets of the data topic between log start and log end", *_OF_LOG),
-    "statelog_records_overdue": _gauge("Offsets of these that should be truncated", *_OF_LOG),
-    "statelog_oldest_need_age_seconds": _gauge("The oldest record that is needed where Kafka deletes by age", *_OF_LOG),
+    "statelog_records_overdue": _gauge("Offsets of those that should have been truncated", *_OF_LOG),
+    "statelog_oldest_need_age_seconds": _gauge(
+        "Age of the oldest record still needed, where Kafka deletes by age", *_OF_LOG
+    ),
 }
 OF_WRITERS = {
-    "statelog_writer_changes_total": _count("Changes that were appended", *_OF_WRITER),
-    "statelog_writer_buffered_changes": _gauge("Changes that wait in memory", *_OF_WRITER),
-    "statelog_writer_chunks_total": _count("Chunks that were sent", *_OF_WRITER),
-    "statelog_writer_chunk_bytes_total": _count("Their bytes", *_OF_WRITER),
+    "statelog_writer_changes_total": _count("Changes appended", *_OF_WRITER),
+    "statelog_writer_buffered_changes": _gauge("Changes waiting in memory", *_OF_WRITER),
+    "statelog_writer_chunks_total": _count("Chunks sent", *_OF_WRITER),
+    "statelog_writer_chunk_bytes_total": _count("Size of those chunks", *_OF_WRITER),
     "statelog_writer_chunk_failures_total": _count("Chunks that failed, or whose outcome is unknown", *_OF_WRITER),
-    "statelog_writer_in_flight_bytes": _gauge("Chunks without an answer", *_OF_WRITER),
-    "statelog_writer_blocked_seconds_total": _count("Waits for room in flight", *_OF_WRITER),
-    "statelog_writer_persist_seconds_total": _count("Making checkpoints durable", *_OF_WRITER),
+    "statelog_writer_in_flight_bytes": _gauge("Size of the chunks that Kafka has not acknowledged yet", *_OF_WRITER),
+    "statelog_writer_blocked_seconds_total": _count("Time spent waiting for room in flight", *_OF_WRITER),
+    "statelog_writer_persist_seconds_total": _count("Time spent making checkpoints durable", *_OF_WRITER),
     "statelog_writer_commits_total": _count("Commits that count", *_OF_WRITER),
-    "statelog_writer_commit_failures_total": _count("Commits that do not, or perhaps not", *_OF_WRITER),
+    "statelog_writer_commit_failures_total": _count("Commits that do not count, or may not", *_OF_WRITER),
 }
 OF_TABLES = {
-    "statelog_table_position": _gauge("The ledger position of a table's state", *_OF_WRITER),
-    "statelog_table_changes_total": _count("Changes of a table", *_OF_WRITER),
-    "statelog_table_local": _gauge("1 once all of the state is local, 0 while some is in a snapshot", *_OF_WRITER),
-    "statelog_table_open_rows": _gauge("Changes that opening read behind the local directory", *_OF_WRITER),
-    "statelog_worker_tables": _gauge("Tables that a worker has open: of so many partitions", *_OF_LOG),
+    "statelog_table_position": _gauge("Ledger position of a table's state", *_OF_WRITER),
+    "statelog_table_changes_total": _count("Changes made to a table", *_OF_WRITER),
+    "statelog_table_local": _gauge(
+        "1 once all of the state is local, 0 while part of it is still in a snapshot", *_OF_WRITER
+    ),
+    "statelog_table_open_rows": _gauge("Changes read on opening, beyond what the local directory had", *_OF_WRITER),
+    "statelog_worker_partitions": _gauge("Partitions of the input that a worker owns", *_OF_LOG),
+    "statelog_worker_tables": _gauge("Those of them whose table is open", *_OF_LOG),
+    "statelog_worker_lag_records": _gauge("Records of the input that are not processed yet", *_OF_PARTITION),
+    "statelog_worker_commit_age_seconds": _gauge("Time since the last commit of this partition", *_OF_PARTITION),
     "statelog_worker_standbys": _gauge("Standbys that a worker has open", *_OF_LOG),
-    "statelog_standby_position": _gauge("The ledger position of a standby's state", *_OF_WRITER),
-    "statelog_standby_age_seconds": _gauge("Since it was last known to be level with the ledger's end", *_OF_WRITER),
+    "statelog_standby_position": _gauge("Ledger position of a standby's state", *_OF_WRITER),
+    "statelog_standby_age_seconds": _gauge("Time since a standby was last known to have caught up", *_OF_WRITER),
 }
 METRICS: dict[str, Metric] = {
     **TOLD,
@@ -223,7 +234,13 @@ def of_standby(log: str, name: str, standby: Standby[Any, Any]) -> Iterator[Samp
 
 def of_worker(log: str, _name: str, worker: Worker[Any, Any]) -> Iterator[Sample]:
     """Of a worker, as it is now; its tables and standbys have series of their own."""
-    return _named({"worker_tables": len(worker.partitions), "worker_standbys": len(worker.standbys)}, log)
+    found = worker.statistics()
+    are_open = [one for one in found if one.commit_age_s is not None]
+    counts = {"partitions": len(found), "tables": len(are_open), "standbys": len(worker.standbys)}
+    yield from _named({f"worker_{name}": count for name, count in counts.items()}, log)
+    for partition, lag, age_s in found:
+        values = {"worker_lag_records": lag, "worker_commit_age_seconds": age_s}
+        yield from _named({name: one for name, one in values.items() if one is not None}, log, str(partition))
 
 
 def _named(values: dict[str, float], *labels: str) -> Iterator[Sample]:

@@ -158,6 +158,10 @@ class MemoryMember:
         """What tools see from now on."""
         self._group.published.update(offsets)
 
+    def known_end(self, partition: int) -> int | None:
+        """As it is, of what is read."""
+        return self._group.ends[partition] if partition in self.places else None
+
     def close(self) -> None:
         """Leave: what is still given is another's at once."""
         if self in self._group.members:

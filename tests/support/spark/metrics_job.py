@@ -1,7 +1,7 @@
-"""A Spark driver that Prometheus scrapes, as a process of its own: Prometheus' client decides at its import how it counts.
+"""A Spark driver that Prometheus scrapes, in a process of its own: the client decides at its import how it counts.
 
-Run with the bootstrap address, the name of a log and a directory. It writes a stream, a batch and an upsert, and reads the state and the
-changes; then prints what a scrape of the driver shows, as JSON: by sample name, a list of labels and value.
+Run with the bootstrap address, the name of a log and a directory. It writes a stream and an upsert, and reads the
+state; then it writes what a scrape of the driver shows as a line of JSON: by sample name, a list of labels and value.
 """
 
 import json
@@ -39,7 +39,7 @@ def main(bootstrap: str, name: str, directory: Path) -> None:
         for sample in family.samples:
             if sample.name.startswith("statelog_"):
                 samples.setdefault(sample.name, []).append([sample.labels, sample.value])
-    print(json.dumps(samples))
+    sys.stdout.write(f"{json.dumps(samples)}\n")
     spark.stop()
 
 

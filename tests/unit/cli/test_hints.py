@@ -64,7 +64,7 @@ def test_no_hint_names_a_parameter() -> None:
         ("Pass create=True, or make it with `statelog init`", "Make it with `statelog init`"),
         ("Pass create=True", "Make it with `statelog init`"),
         ('Pass truncation="retention", and wait', "Pass --truncation retention, and wait"),
-        ("See `statelog truncation`", "See `statelog truncation`"),
+        ("See `statelog truncate`", "See `statelog truncate`"),
         ("Set alarm_age_s to several intervals", "Set --alarm-age to several intervals"),
         ("Restore the topic", "Restore the topic"),
         ("", ""),

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,17 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+import statelog
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound
 from statelog.materializer import Materializer
 from statelog.materializer.outcome import Cleanup
 from statelog.materializer.statistics import MaterializerStatistics
 from statelog.operate import export_metrics, export_traces
+from statelog.operate.drill import drill
 from statelog.operate.metrics import METRICS, of_rounds
 from statelog.producer import Writer
-from statelog.recovery import recover
+from statelog.recovery import RecoverySettings, recover
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
@@ -88,8 +92,11 @@ def test_a_life_of_a_log_is_seen(scrape: Scrape, tmp_path: Path) -> None:
         assert requests["kafka", "send"] >= 2
         assert requests["store", "put_if_absent"] >= 1
         assert requests["store", "upload"] == 1
-        assert found["statelog_request_bytes_total"]["store", "upload"] > 100
         assert requests["store", "read_range"] >= 1
+        assert found["statelog_requests_total"] == {(name, *of): count for of, count in requests.items()}
+        assert found["statelog_request_bytes_total"][name, "store", "upload"] > 100
+        assert found["statelog_commit_changes_total"] == {(name,): 1}
+        assert found["statelog_commit_bytes_total"][(name,)] > 0
         assert found["statelog_disk_free_bytes"][(str(tmp_path),)] > 0
         writer.close()
     assert "statelog_writer_commits_total" not in scrape()
@@ -134,7 +141,7 @@ def test_errors_are_counted_by_their_names(scrape: Scrape) -> None:
     with pytest.raises(NotFound):
         Log.open("missing", rig.where())
     found = scrape()
-    assert found["statelog_request_errors_total"] == {("store", "read", "NotFound"): 1}
+    assert found["statelog_request_errors_total"] == {("missing", "store", "read", "NotFound"): 1}
     assert found["statelog_step_errors_total"] == {("missing", "open", "NotFound"): 1}
 
 
@@ -151,6 +158,19 @@ def test_a_recovery_shows_how_far_it_is(scrape: Scrape) -> None:
 
 def _progress(found: dict[str, dict[tuple[str, ...], float]]) -> list[float]:
     return list(found["statelog_recovery_progress_ratio"].values())
+
+
+def test_requests_are_of_the_log_that_they_are_made_for(scrape: Scrape) -> None:
+    """Also where several logs share one client, or one is opened by another's."""
+    rig = twin_rig("first")
+    with rig.create() as log:
+        where = replace(twin_rig("second").where(), kafka=log.kafka)
+        before = sum(value for labels, value in scrape()["statelog_requests_total"].items() if labels[0] == "first")
+        with statelog.open("second", where, create=True) as other:
+            other.describe()
+        found = scrape()["statelog_requests_total"]
+        assert sum(value for labels, value in found.items() if labels[0] == "first") == before
+        assert found["second", "kafka", "create_topic"] == 2
 
 
 def test_nobody_watches_unless_asked(scrape: Scrape) -> None:
@@ -187,18 +207,48 @@ def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert not current_environment().observers
 
 
-def test_spans_of_steps(tmp_path: Path) -> None:
-    """An open, a commit and a round have one each, of the log, with the error of one that failed."""
+@contextmanager
+def traced() -> Generator[tuple[TracerProvider, InMemorySpanExporter]]:
+    """What makes spans in the block, and what has them once they are over."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     end = export_traces(provider)
     try:
-        twin = TwinLog()
+        yield provider, exporter
+    finally:
+        end()
+
+
+def test_spans_nest() -> None:
+    """Each lies below the one that was current when it began: a program's, or of a step that it is part of."""
+    tables = TableRig(twin_rig("table"), None)
+    with traced() as (provider, exporter), provider.get_tracer("program").start_as_current_span("program"):
+        with tables.open(environment=current_environment()) as table:
+            table[b"a"] = b"1"
+            table.commit()
+        with tables.rig.open() as log:
+            drill(log, RecoverySettings())
+        with suppress(NotFound):
+            Log.open("missing", twin_rig("missing").where())
+    spans = exporter.get_finished_spans()
+    names = {span.context.span_id: span.name for span in spans if span.context}
+    nested = {(span.name, names[span.parent.span_id] if span.parent else "") for span in spans}
+    assert ("program", "") in nested
+    assert ("statelog.table_open", "program") in nested
+    assert ("statelog.recovery", "statelog.table_open") in nested
+    assert ("statelog.commit", "program") in nested
+    assert ("statelog.open", "program") in nested
+    commits = [span.attributes for span in spans if span.name == "statelog.commit"]
+    assert [one["statelog.changes"] for one in commits if one] == [1]
+
+
+def test_spans_of_steps() -> None:
+    """An open and a commit have one each, of the log, with the error of one that failed."""
+    twin = TwinLog()
+    with traced() as (_, exporter):
         twin.write({b"a": b"1"})
         with pytest.raises(NotFound):
             Log.open("missing", twin_rig("missing").where())
-    finally:
-        end()
     twin.write({b"a": b"2"})
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert {"statelog.open", "statelog.commit"} == set(spans)

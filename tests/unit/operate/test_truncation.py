@@ -158,11 +158,11 @@ def test_too_few_snapshots_and_none(tmp_path: Path) -> None:
 
 
 def test_the_command_shows_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`truncation --explain` of all partitions, and `describe` the two oldest snapshots, by the same names."""
+    """`truncate --explain` of all partitions, and `describe` the two oldest snapshots, by the same names."""
     twin = rolled_up(tmp_path, 4, keep=4)
 
     commands_open(twin, monkeypatch)
-    found = json.loads(CliRunner().invoke(program, ["truncation", "log", "--explain", "--json", *HERE]).stdout)
+    found = json.loads(CliRunner().invoke(program, ["truncate", "log", "--explain", "--json", *HERE]).stdout)
     described = json.loads(CliRunner().invoke(program, ["describe", "log", "--json", *HERE]).stdout)
     assert found["truncation_held_by"] == described["truncation_held_by"] == "manifest 1"
     assert [one["held_by"] for one in found["truncation_bounds"]] == [f"manifest {number}" for number in range(1, 5)]

@@ -17,9 +17,11 @@ from statelog.errors import (
     Misuse,
     UncommittedChanges,
 )
+from statelog.operate.metrics import of_worker
 from statelog.producer.guard import Life
 from statelog.storage.kafka import TopicSpec
 from statelog.tables import Standby, Table
+from statelog.tables.group import assignment
 from statelog.tables.group.context import InputStart
 from statelog.tables.group.standby_pool import StandbyPool
 from statelog.testing.kafka import MemoryKafka
@@ -71,6 +73,23 @@ def test_all_of_it(world: WorkersWorld) -> None:
             WORK.step(table, int(message.value() or b""))
     assert sorted(seen) == [(partition, offset) for partition in range(3) for offset in range(4)]
     assert _progress(world) == [5, 5, 5]
+
+
+def test_what_it_says_of_its_partitions(world: WorkersWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that the group gave it, from before its table is open: how far it is behind, and how old its commit is."""
+    monkeypatch.setattr(assignment, "_PUBLISH_S", 0.0)
+    with _worker(world) as worker:
+        assert {(one.lag, one.commit_age_s) for one in worker.statistics()} <= {(None, None)}
+        for _ in range(7):
+            message, table = next(worker)
+            WORK.step(table, int(message.value() or b""))
+        assert worker.commit() == {0: 3, 1: 2, 2: 2}
+        found = worker.statistics()
+        samples = {one.metric: one.labels for one in of_worker("words", "", worker)}
+    assert [(one.partition, one.lag) for one in found] == [(0, 1), (1, 2), (2, 2)]
+    assert all(one.commit_age_s is not None and 0 <= one.commit_age_s < 60 for one in found)
+    assert samples["statelog_worker_partitions"] == samples["statelog_worker_tables"] == ("words",)
+    assert samples["statelog_worker_lag_records"] == samples["statelog_worker_commit_age_seconds"] == ("words", "2")
 
 
 def test_an_error_commits_nothing(world: WorkersWorld) -> None:

@@ -97,6 +97,10 @@ class GroupMember(Protocol):
         """Commit these offsets to the group, for tools that look at its lag. Waits for nothing, fails for nothing."""
         ...
 
+    def known_end(self, partition: int) -> int | None:
+        """The end of a partition that is read, as the last answer to a fetch said. Asks nobody; None before that."""
+        ...
+
     def close(self) -> None:
         """Leave the group, and release the client. What is still assigned is revoked first. Idempotent."""
         ...
@@ -346,6 +350,13 @@ class ConfluentMember:
         parts = [TopicPartition(self._topic, partition, offset) for partition, offset in offsets.items()]
         with suppress(confluent_kafka.KafkaException):
             native(self._native.commit, offsets=parts, asynchronous=True)
+
+    def known_end(self, partition: int) -> int | None:
+        """The end of a partition, as the client knows it."""
+        self._guard.check()
+        part = TopicPartition(self._topic, partition)
+        _, end = native(self._native.get_watermark_offsets, part, cached=True) or (-1, -1)
+        return end if end >= 0 else None
 
     def close(self) -> None:
         """Leave the group, and release the client. A member with a name of its own is missed by the group only when its

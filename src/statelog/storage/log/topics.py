@@ -70,7 +70,7 @@ _LOG = logging.getLogger("statelog.storage")
 _UNGRANTED = "TOPIC_AUTHORIZATION_FAILED"
 _REFUSED_SETTINGS = frozenset({"POLICY_VIOLATION", "INVALID_CONFIG"})
 _BY_AGE = (
-    'Pass truncation="retention" when it is made (an existing log: `statelog truncation`), and Kafka deletes records by'
+    'Pass truncation="retention" when it is made (an existing log: `statelog truncate`), and Kafka deletes records by'
     " their age; docs/kafka.md says what that asks of rounds"
 )
 _LOOKS = 3

@@ -22,7 +22,14 @@ from functools import partial
 
 from statelog.errors import BrokerUnavailable, Unavailable
 from statelog.tables.group.context import Hook, WorkerContext
-from statelog.tables.group.schedule import AssignedPartition, Openings, OpenSchedule, Vacancy, passes
+from statelog.tables.group.schedule import (
+    AssignedPartition,
+    Openings,
+    OpenSchedule,
+    PartitionStatistics,
+    Vacancy,
+    passes,
+)
 
 _LOG = logging.getLogger("statelog.tables")
 _PUBLISH_S = 1.0
@@ -159,7 +166,8 @@ class Assignment:
             _LOG.warning("the table of partition %d did not open, and is tried again: %s", partition, error)
             return
         self._schedule.opened(partition)
-        assigned.tick_s = self._clock() + self._hooks.tick_s
+        assigned.committed_s = self._clock()
+        assigned.tick_s = assigned.committed_s + self._hooks.tick_s
         _call(self._hooks.on_open, assigned)
         assigned.is_told = True
 
@@ -244,17 +252,26 @@ class Assignment:
 
     def _tell(self, held: Sequence[AssignedPartition], *, ends: bool = False) -> None:
         """Tell whom it concerns of the commits that have become history since."""
+        now_s = self._clock()
         for assigned in held:
             if assigned.has_committed():
+                assigned.committed_s = now_s
                 self._schedule.committed(assigned.partition)
                 _call(self._hooks.on_commit, assigned)
-        now_s = self._clock()
         if ends or now_s >= self._publish_s:
             self._publish_s = now_s + _PUBLISH_S
+            for assigned in held:
+                assigned.input_end = self.member.known_end(assigned.partition)
             places = {one.partition: one.committed_offset for one in held}
             if places.items() - self._published.items():
                 self.member.publish(places)
                 self._published.update(places)
+
+    def statistics(self) -> list[PartitionStatistics]:
+        """Of every partition that the group gave; from any thread."""
+        now_s, held = self._clock(), dict(self.held)
+        vacant = [PartitionStatistics(one) for one in self._schedule.partitions - held.keys()]
+        return sorted([*vacant, *(one.statistics(now_s) for one in held.values())])
 
     # ---- giving up
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Container, Iterable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from statelog.environment import Start, begin
 from statelog.errors import Fenced, LogInUse, OutcomeUnknown, PersistFailed, Unavailable
@@ -87,6 +87,11 @@ class OpenSchedule:
         """Whether a partition is waiting for its table."""
         return partition in self._vacant
 
+    @property
+    def partitions(self) -> frozenset[int]:
+        """Those that are waiting for their tables: any thread may ask."""
+        return frozenset(tuple(self._vacant))
+
     def due(self, now_s: float, begun: Container[int] = ()) -> Vacancy | None:
         """One to open now, the longest due first, of those that are not `begun`."""
         if not self._vacant:
@@ -133,6 +138,18 @@ class OpenSchedule:
         self._failures.pop(partition, None)
 
 
+class PartitionStatistics(NamedTuple):
+    """A partition of a worker. Without an open table `lag` and `commit_age_s` are None.
+
+    `lag` is how many records of the input were behind what is processed, as far as the client knew a second ago;
+    `commit_age_s` is since the newest commit was seen in the ledger, or the table opened.
+    """
+
+    partition: int
+    lag: int | None = None
+    commit_age_s: float | None = None
+
+
 class AssignedPartition:
     """A partition with its table. `next_offset` is the first one that is not processed."""
 
@@ -145,6 +162,10 @@ class AssignedPartition:
         """When its next tick is due."""
         self.is_told = False
         """Whether its `on_open` has returned, and `on_close` is owed."""
+        self.input_end: int | None = None
+        """Where its input ended a second ago, as far as that is known."""
+        self.committed_s = -math.inf
+        """When its newest commit was seen to be history; when it was opened, before that."""
         self._commit = table.lend()
         self._sent = next_offset, table.changes
         self._pending: Pending[LastCommit] | None = None
@@ -159,6 +180,11 @@ class AssignedPartition:
     def has_news(self) -> bool:
         """Whether something is processed, or changed by a hook, that no commit says, sent or not."""
         return self._sent != (self.next_offset, self.table.changes)
+
+    def statistics(self, now_s: float) -> PartitionStatistics:
+        """As it is now; from any thread."""
+        lag = None if self.input_end is None else max(0, self.input_end - self.next_offset)
+        return PartitionStatistics(self.partition, lag, now_s - self.committed_s)
 
     @property
     def committed_offset(self) -> int:

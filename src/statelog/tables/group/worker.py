@@ -52,7 +52,7 @@ from statelog.tables.group.context import (
     check_fits,
     describe_input,
 )
-from statelog.tables.group.schedule import AssignedPartition
+from statelog.tables.group.schedule import AssignedPartition, PartitionStatistics
 from statelog.tables.group.standby_pool import StandbyPool
 from statelog.tables.open_table import table
 from statelog.tables.settings import BackendKind, TableSettings
@@ -275,6 +275,10 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
     def standbys(self) -> Mapping[int, Standby[K, V]]:
         """The standbys that are open now, by partition: any thread may read them."""
         return self._context.standbys.open
+
+    def statistics(self) -> list[PartitionStatistics]:
+        """Of every partition that the group gave, in their order: any thread may ask."""
+        return self._assignment.statistics()
 
     # ---- commits
 
