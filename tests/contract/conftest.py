@@ -1,7 +1,7 @@
 """What several contract suites share: a log's two places, and the Kafka port alone, twins and real ones in turn."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from statelog.observing import Request, Step
 from statelog.storage.kafka import Kafka
 from statelog.storage.log.log import Log
 from statelog.storage.measured import MeasuredKafka
@@ -20,6 +21,25 @@ from tests.support.rigs.log import LogRig, ports_closed, real_rig, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.services.broker import Broker
 from tests.support.services.proxied import BUSY, NETWORKS, Proxies
+
+
+class _Noting:
+    """An observer that notes the requests that it is told of."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def request(self, request: Request) -> None:
+        self.requests.append(request)
+
+    def began(self, step: Step) -> Callable[[Step], None]:
+        raise AssertionError(step)
+
+    def progress(self, log: str, fraction: float, left_s: float | None) -> None:
+        raise AssertionError(log, fraction, left_s)
+
+    def made(self, thing: object, log: str, name: str) -> None:
+        raise AssertionError(thing, log, name)
 
 
 def _marks(place: str, backend: str, loading: Loading) -> list[pytest.MarkDecorator]:
@@ -104,15 +124,25 @@ def log(rig: LogRig) -> Iterator[Log]:
 
 
 @pytest.fixture(
-    scope="module", params=["memory", "measured", pytest.param("confluent", marks=pytest.mark.broker), *_NETWORKS]
+    scope="module",
+    params=[
+        "memory",
+        "measured",
+        *(pytest.param(one, marks=pytest.mark.broker) for one in ("confluent", "measured confluent")),
+        *_NETWORKS,
+    ],
 )
 def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """Each implementation in turn; the real one on the session's broker, near or far."""
     made = memory_world() if request.param in ("memory", "measured") else broker_world(_bootstrap(request))
-    if request.param == "measured":
-        made = replace(made, kafka=MeasuredKafka(made.kafka, "log", []))
+    told = _Noting()
+    if "measured" in str(request.param):
+        made = replace(made, kafka=MeasuredKafka(made.kafka, "log", [told]))
     yield made
     made.kafka.close()
+    if "measured" in str(request.param):
+        assert {one.operation for one in told.requests} <= {*dir(Kafka), "send", "read"}
+        assert {(one.log, one.port) for one in told.requests} == {("log", "kafka")}
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from statelog.errors import CorruptManifest, CorruptRun, NotFound, StatelogError
 from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import TRUNCATION_FOLDER, manifest_number, manifest_path
-from statelog.schemas.snapshot.claims import Claim, Lease, expired, holding, newest_files, over_cap, superseded_paths
+from statelog.schemas.snapshot.claims import newest_files, over_cap, superseded_paths
 from statelog.schemas.snapshot.manifest import Manifest, check_chain, sha256
 from statelog.schemas.snapshot.retention import (
     Floor,
@@ -42,7 +42,14 @@ from statelog.schemas.snapshot.retention import (
     why_not_ours,
 )
 from statelog.schemas.snapshot.run_ref import RunRef
-from statelog.storage.claims import StoredSubscriptions, end_subscription, list_leases, list_subscriptions
+from statelog.storage.claims import (
+    StoredSubscriptions,
+    claims_of,
+    end_subscription,
+    list_leases,
+    list_subscriptions,
+    living,
+)
 from statelog.storage.log.aging import AgingNeed, Need, oldest_need
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
@@ -152,14 +159,16 @@ def plan_cleanup(
     listed = {number: info for info in files if (number := manifest_number(info.path)) is not None}
     put_s = {number: info.modified_s for number, info in listed.items()}
     now_s = log.store.now_s()
-    live, over = _leases(log, now_s, settings.lease_cap_s)
-    kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, live, now_s)
-    subscriptions = list_subscriptions(log.store).files
-    holds: list[Claim] = [*live, *holding(subscriptions, log.descriptor.identity)]
-    if holds:
+    leases = list_leases(log.store)
+    live = living(leases, now_s, settings.lease_cap_s)
+    held = [one.lease for one in live]
+    kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, held, now_s)
+    subscriptions = list_subscriptions(log.store)
+    if holds := claims_of(log, live, subscriptions):
         others = verified.manifests(log.manifests, listed, listed.keys() - kept)
         kept |= stood_at([one.manifest for one in others], holds)
     beside = verified.manifests(log.manifests, listed, kept - {own.number})
+    over = [one.lease for one in leases if one not in live]
     is_said = any(info.path.startswith(TRUNCATION_FOLDER) for info in files)
     return CleanupPlan(
         truncates=not (is_said and log.truncation().is_by_kafka),
@@ -167,18 +176,9 @@ def plan_cleanup(
         dropped=dropped_numbers(put_s, kept, own.number),
         condemned=(
             *condemned([info.path for info in files], own, [one.manifest for one in beside], over),
-            *superseded_paths(subscriptions),
+            *superseded_paths(subscriptions.files),
         ),
     )
-
-
-def _leases(log: Log, now_s: float, cap_s: float) -> tuple[list[Lease], list[Lease]]:
-    """The leases that still hold something back, and those that are over."""
-    live: list[Lease] = []
-    over: list[Lease] = []
-    for lease, modified_s, _ in list_leases(log.store):
-        (over if expired(lease, modified_s, now_s, cap_s) else live).append(lease)
-    return live, over
 
 
 # ---- after the put
@@ -211,8 +211,8 @@ def run_cleanup(
         subscriptions = list_subscriptions(log.store)
         if held_back := _check_readable(subscriptions):
             return Cleanup(held_back=held_back, manifests_dropped=len(cleanup_plan.dropped), capped=capped)
-        live, _ = _leases(log, now_s, settings.lease_cap_s)
-        floor = truncation_floor(kept, [*live, *holding(subscriptions.files, log.descriptor.identity)])
+        live = living(list_leases(log.store), now_s, settings.lease_cap_s)
+        floor = truncation_floor(kept, claims_of(log, live, subscriptions))
         log.manifests.check_place()
         oldest = aging_need(log, own, kept, floor, environment.wall_clock())
         truncated = _truncate(log, floor, environment.crash) if cleanup_plan.truncates else 0

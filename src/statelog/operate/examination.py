@@ -13,6 +13,7 @@ Invariants:
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 
 from statelog.environment import Environment, current_environment
 from statelog.errors import (
@@ -42,12 +43,18 @@ from statelog.recovery.settings import RecoverySettings, planned_chunks
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.copied import Origin
 from statelog.schemas.names import manifest_path
-from statelog.schemas.snapshot.claims import expired, holding
 from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest, sha256
 from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.topic_policy import TopicNeeds, TopicRole, objections
-from statelog.storage.claims import list_leases, list_subscriptions
+from statelog.storage.claims import (
+    HeldLease,
+    StoredSubscriptions,
+    claims_of,
+    list_leases,
+    list_subscriptions,
+    living,
+)
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.evidence import check_data_anchors
 from statelog.storage.log.files import descriptor_or_none, losses_of
@@ -330,6 +337,16 @@ class _Examination:
 
     # ---- ages, and who holds what
 
+    @cached_property
+    def _held(self) -> tuple[int, list[HeldLease]]:
+        """How many leases lie there, and those that can be read."""
+        listed = list(self._store.list("leases/"))
+        return len(listed), list_leases(self._store, listed)
+
+    @cached_property
+    def _subscribed(self) -> StoredSubscriptions:
+        return list_subscriptions(self._store)
+
     def age(self) -> Verdict | None:
         """Of what no snapshot has."""
         if self._plan is None:
@@ -344,11 +361,9 @@ class _Examination:
         need = None
         if newest is not None and log.retention_s is not None:
             kept = [one.manifest for one in self._links]
-            now_s, cap_s = self._now_s, self._how.settings.lease_cap_s
-            live = [held.lease for held in list_leases(self._store) if not expired(*held[:2], now_s, cap_s)]
-            files = list_subscriptions(self._store).files
-            floor = truncation_floor(kept, [*live, *holding(files, log.descriptor.identity)])
-            need = aging_need(log, newest, kept, floor, now_s)
+            leases = living(self._held[1], self._now_s, self._how.settings.lease_cap_s)
+            floor = truncation_floor(kept, claims_of(log, leases, self._subscribed))
+            need = aging_need(log, newest, kept, floor, self._now_s)
         return log_checks.of_aging(need, log.retention_s)
 
     def root(self) -> Verdict:
@@ -362,14 +377,14 @@ class _Examination:
 
     def leases(self) -> Verdict:
         """Who holds truncation back while it runs."""
-        listed = len(list(self._store.list("leases/")))
+        listed, held = self._held
         position = self._newest.position if self._newest else 0
-        return log_checks.of_leases(list_leases(self._store), listed, position, self._now_s)
+        return log_checks.of_leases(held, listed, position, self._now_s)
 
     def subscriptions(self) -> Verdict:
         """Who holds truncation back while it is stopped, too."""
-        found, cap = list_subscriptions(self._store), self._how.settings.subscriptions
-        return log_checks.of_subscriptions(found, self._newest, cap, self._now_s)
+        cap = self._how.settings.subscriptions
+        return log_checks.of_subscriptions(self._subscribed, self._newest, cap, self._now_s)
 
     def clocks(self) -> Verdict:
         """By the times that others have stamped."""

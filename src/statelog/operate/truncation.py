@@ -12,7 +12,7 @@ from statelog.errors import NotFound
 from statelog.formatting import show_duration
 from statelog.materializer.settings import MaterializerSettings
 from statelog.operate.report import Listing
-from statelog.schemas.snapshot.claims import Lease, Subscription, expired, holding, newest_files
+from statelog.schemas.snapshot.claims import Lease, Subscription, holding, newest_files
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import (
     Bound,
@@ -22,7 +22,7 @@ from statelog.schemas.snapshot.retention import (
     stood_at,
     superseded_times,
 )
-from statelog.storage.claims import HeldLease, StoredSubscriptions
+from statelog.storage.claims import HeldLease, StoredSubscriptions, claims_of, living
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log
 
@@ -126,14 +126,14 @@ def held(
     now_s = log.store.now_s() if now_s is None else now_s
     manifests = [one for number in sorted(listed)[:most_snapshots] if (one := _read(log, number))]
     claims = holding(subscriptions.files, log.descriptor.identity)
-    live = [one for one in leases if not expired(one.lease, one.modified_s, now_s, settings.lease_cap_s)]
-    living = [one.lease for one in live]
-    bounds = bounds_of(manifests, [*living, *claims])
+    live = living(leases, now_s, settings.lease_cap_s)
+    holds = claims_of(log, live, subscriptions)
+    bounds = bounds_of(manifests, holds)
     snapshots = _Snapshots(
         settings=settings,
         superseded_s=superseded_times({number: info.modified_s for number, info in listed.items()}, max(listed), now_s),
-        leases=living,
-        stood_at=stood_at(manifests, [*living, *claims]),
+        leases=[one.lease for one in live],
+        stood_at=stood_at(manifests, holds),
         now_s=now_s,
     ) if listed else None  # fmt: skip
     makers = [

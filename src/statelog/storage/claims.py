@@ -13,6 +13,7 @@ Invariants:
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,11 +30,14 @@ from statelog.schemas.ledger.place import LastRecord, LogIdentity
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import subscription_path, subscription_slot
 from statelog.schemas.snapshot.claims import (
+    Claim,
     Lease,
     Subscription,
     SubscriptionFile,
     check_holder,
+    expired,
     following,
+    holding,
     newest_files,
 )
 from statelog.storage.log.log import Log
@@ -106,10 +110,22 @@ def _read_all(store: Store, folder: str, reader: str | None) -> StoredSubscripti
     )
 
 
-def list_leases(store: Store) -> list[HeldLease]:
-    """All leases that lie on the store, expired ones too, by path. Raises StoreUnavailable."""
+def living(leases: Iterable[HeldLease], now_s: float, cap_s: float) -> list[HeldLease]:
+    """Those that still hold something back, at store time `now_s`; `cap_s` as `expired` takes it."""
+    return [one for one in leases if not expired(one.lease, one.modified_s, now_s, cap_s)]
+
+
+def claims_of(log: Log, leases: Iterable[HeldLease], found: StoredSubscriptions) -> list[Claim]:
+    """What holds the log's truncation back: these leases, which live, and every subscription that has not ended."""
+    return [*(one.lease for one in leases), *holding(found.files, log.descriptor.identity)]
+
+
+def list_leases(store: Store, listed: Iterable[FileInfo] | None = None) -> list[HeldLease]:
+    """All leases that lie on the store, or of those that were listed: expired ones too, by path. Raises
+    StoreUnavailable.
+    """
     found: list[HeldLease] = []
-    for info in sorted(store.list("leases/")):
+    for info in sorted(store.list("leases/") if listed is None else listed):
         try:
             lease = Lease.from_bytes(store.read(info.path), info.path)
         except NotFound:

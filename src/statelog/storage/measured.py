@@ -14,14 +14,15 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast
 
 from statelog.environment import current_environment
 from statelog.observing import Observer, Request
-from statelog.storage.kafka import Delivery, Kafka, OffsetRange, Producer, Reader, Record, TopicDescription, TopicSpec
+from statelog.storage.kafka import Delivery, Kafka, OffsetRange, Producer, Reader, Record
 from statelog.storage.store import FileInfo, Store
 
 _Port = Literal["kafka", "store"]
+P = TypeVar("P", bound=Kafka | Store)
 
 
 @dataclass(slots=True)
@@ -56,78 +57,60 @@ class _Teller:
             one.request(request)
 
 
-class MeasuredKafka:
+def _asked(operation: str, *, as_: str = "", sent: Callable[[Any, Any], int] | None = None) -> Any:
+    """A method that asks the port for this operation and tells of it, by the name `as_` if there is one; `sent` gives
+    the bytes of its arguments.
+    """
+
+    def ask(measured: "_Measured[Any]", *args: Any, **options: Any) -> Any:
+        with measured.to.asked(as_ or operation, sent(*args) if sent else 0):
+            return getattr(measured.port, operation)(*args, **options)
+
+    return ask
+
+
+class _Measured(Generic[P]):
+    """A port, and whom to tell of what it is asked."""
+
+    def __init__(self, port: P, to: _Teller) -> None:
+        self.port = port
+        self.to = to
+
+    def __repr__(self) -> str:
+        return repr(self.port)
+
+
+class MeasuredKafka(_Measured[Kafka]):
     """A Kafka port around another one, for what is asked of it for one log."""
 
     def __init__(self, kafka: Kafka, log: str, observers: Sequence[Observer]) -> None:
-        self._kafka = kafka
-        self._to = _Teller(log, "kafka", observers)
-
-    def __repr__(self) -> str:
-        return repr(self._kafka)
+        super().__init__(kafka, _Teller(log, "kafka", observers))
 
     def of_log(self, log: str) -> "MeasuredKafka":
         """The same port, for what is asked for this log."""
-        return self if self._to.log == log else MeasuredKafka(self._kafka, log, self._to.observers)
+        return self if self.to.log == log else MeasuredKafka(self.port, log, self.to.observers)
 
-    def cluster_id(self) -> str:
-        """As the port."""
-        with self._to.asked("cluster_id"):
-            return self._kafka.cluster_id()
-
-    def describe_topic(self, topic: str) -> TopicDescription | None:
-        """As the port."""
-        with self._to.asked("describe_topic"):
-            return self._kafka.describe_topic(topic)
-
-    def identify(self, topics: Sequence[str]) -> tuple[str, list[TopicDescription | None]]:
-        """As the port."""
-        with self._to.asked("identify"):
-            return self._kafka.identify(topics)
-
-    def create_topic(self, spec: TopicSpec) -> None:
-        """As the port."""
-        with self._to.asked("create_topic"):
-            self._kafka.create_topic(spec)
-
-    def delete_topic(self, topic: str) -> None:
-        """As the port."""
-        with self._to.asked("delete_topic"):
-            self._kafka.delete_topic(topic)
-
-    def offsets(
-        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
-    ) -> dict[int, OffsetRange]:
-        """As the port."""
-        with self._to.asked("offsets"):
-            return self._kafka.offsets(topic, partitions, at_least=at_least)
-
-    def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
-        """As the port."""
-        with self._to.asked("delete_records"):
-            return self._kafka.delete_records(topic, before)
-
-    def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
-        """As the port."""
-        with self._to.asked("publish_offset"):
-            self._kafka.publish_offset(group, topic, partition, offset, metadata)
-
-    def published(self, group: str, topic: str, partition: int) -> str:
-        """As the port."""
-        with self._to.asked("published"):
-            return self._kafka.published(group, topic, partition)
+    cluster_id = _asked("cluster_id")
+    describe_topic = _asked("describe_topic")
+    identify = _asked("identify")
+    create_topic = _asked("create_topic")
+    delete_topic = _asked("delete_topic")
+    offsets = _asked("offsets")
+    delete_records = _asked("delete_records")
+    publish_offset = _asked("publish_offset")
+    published = _asked("published")
 
     def producer(self) -> Producer:
         """As the port; what is sent is measured until it is reported."""
-        return _MeasuredProducer(self._kafka.producer(), self._to)
+        return _MeasuredProducer(self.port.producer(), self.to)
 
     def reader(self, topic: str) -> Reader:
         """As the port; each read is measured."""
-        return _MeasuredReader(self._kafka.reader(topic), self._to)
+        return _MeasuredReader(self.port.reader(topic), self.to)
 
     def close(self) -> None:
         """As the port."""
-        self._kafka.close()
+        self.port.close()
 
 
 def watched_producer(producer: Producer, log: str) -> Producer:
@@ -208,97 +191,50 @@ class _MeasuredReader:
         self._reader.close()
 
 
-class MeasuredStore(Store):
+class MeasuredStore(_Measured[Store], Store):
     """The store of a log around another one."""
 
     def __init__(self, store: Store, log: str, observers: Sequence[Observer]) -> None:
-        self._store = store
-        self._to = _Teller(log, "store", observers)
-
-    def __repr__(self) -> str:
-        return repr(self._store)
+        super().__init__(store, _Teller(log, "store", observers))
 
     @property
     def url(self) -> str:
         """That of the store."""
-        return self._store.url
+        return self.port.url
 
-    def now_s(self) -> float:
-        """As the store."""
-        with self._to.asked("now_s"):
-            return self._store.now_s()
-
-    def put_if_absent(self, path: str, data: bytes) -> None:
-        """As the store."""
-        with self._to.asked("put_if_absent", len(data)):
-            self._store.put_if_absent(path, data)
-
-    def put(self, path: str, data: bytes) -> None:
-        """As the store."""
-        with self._to.asked("put", len(data)):
-            self._store.put(path, data)
-
-    def upload(self, local: Path, path: str) -> None:
-        """As the store."""
-        with self._to.asked("upload", local.stat().st_size):
-            self._store.upload(local, path)
+    now_s = _asked("now_s")
+    put_if_absent = _asked("put_if_absent", sent=lambda _, data: len(data))
+    put = _asked("put", sent=lambda _, data: len(data))
+    upload = _asked("upload", sent=lambda local, _: int(local.stat().st_size))
+    list = _asked("list")
+    siblings = _asked("siblings", as_="list")
+    sweep = _asked("sweep", as_="list")
+    delete = _asked("delete")
+    free_bytes = _asked("free_bytes")
+    check = _asked("check")
+    prove = _asked("prove", as_="check")
 
     def download(self, path: str, local: Path) -> None:
         """As the store."""
-        with self._to.asked("download") as moved:
-            self._store.download(path, local)
+        with self.to.asked("download") as moved:
+            self.port.download(path, local)
             moved.size_bytes = local.stat().st_size
 
     def read(self, path: str) -> bytes:
         """As the store."""
-        with self._to.asked("read") as moved:
-            data = self._store.read(path)
+        with self.to.asked("read") as moved:
+            data = self.port.read(path)
             moved.size_bytes = len(data)
         return data
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
         """As the store; every range that is read of it is a request."""
-        with self._to.asked("open"):
-            return _measured_file(self._store.open(path), self._to)
-
-    def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        """As the store."""
-        with self._to.asked("list"):
-            return self._store.list(prefix)
-
-    def siblings(self) -> Sequence[str]:
-        """As the store."""
-        with self._to.asked("list"):
-            return self._store.siblings()
-
-    def delete(self, path: str) -> None:
-        """As the store."""
-        with self._to.asked("delete"):
-            self._store.delete(path)
-
-    def sweep(self, now_s: float) -> None:
-        """As the store."""
-        with self._to.asked("list"):
-            self._store.sweep(now_s)
+        with self.to.asked("open"):
+            return _measured_file(self.port.open(path), self.to)
 
     def tidy(self) -> None:
         """As the store."""
-        self._store.tidy()
-
-    def free_bytes(self) -> int | None:
-        """As the store."""
-        with self._to.asked("free_bytes"):
-            return self._store.free_bytes()
-
-    def check(self) -> None:
-        """As the store."""
-        with self._to.asked("check"):
-            self._store.check()
-
-    def prove(self, token: str) -> None:
-        """As the store."""
-        with self._to.asked("check"):
-            self._store.prove(token)
+        self.port.tidy()
 
     def _create(self, path: str, data: bytes) -> None:
         self.put_if_absent(path, data)
@@ -310,7 +246,7 @@ class MeasuredStore(Store):
         self.delete(path)
 
     def _files(self, prefix: str) -> Sequence[FileInfo]:
-        return list(self.list(prefix))
+        return [*self.list(prefix)]
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A doctor of logs: every damage that can be done to a log on twins has its finding, and a healthy log has none."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
@@ -27,7 +27,7 @@ from statelog.storage.log.aging import AgingNeed
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.where import Where
-from statelog.storage.store import Store
+from statelog.storage.store import FileInfo, Store
 from statelog.testing.kafka import MemoryKafka, MemoryProducer
 from statelog.testing.store import MemoryStore
 from tests.support.documents import DOCS
@@ -380,7 +380,7 @@ def test_a_name_without_a_log(twin: TwinLog) -> None:
 def test_a_check_that_fails_is_a_finding(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect of one hides nothing that the others find."""
 
-    def fail(_: Store) -> None:
+    def fail(_: Store, __: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr("statelog.operate.examination.list_leases", fail)
@@ -416,6 +416,28 @@ def test_the_store_is_only_tried_when_asked_to(twin: TwinLog) -> None:
     twin.disk.honours_absence = False
     assert bad(examined(twin, proves=True)) == {Check.STORE: Severity.REFUSED}
     assert {info.path for info in twin.disk.files("")} == before
+
+
+def test_who_holds_what_is_listed_once(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many checks ask: also where Kafka deletes by age, and what is needed is worked out from it."""
+    with twin.open() as log:
+        log.set_truncation("retention", 7)
+    for topic in ("log", "log.ledger"):
+        twin.cluster.set_topic_config(topic, {"retention.ms": str(7 * 86_400_000)})
+    lease_of(twin)
+    subscription_of(twin)
+    asked: list[str] = []
+    real = MemoryStore.list
+
+    def noting(store: MemoryStore, prefix: str = "") -> Iterator[FileInfo]:
+        asked.append(prefix)
+        return real(store, prefix)
+
+    monkeypatch.setattr(MemoryStore, "list", noting)
+    found = examined(twin)
+    assert "for lease" in found[Check.AGING].found  # This reader's needs are made up: they were truncated before.
+    assert asked.count("leases/") == 1
+    assert asked.count("subscriptions/") == 2  # One listing of files that move takes two.
 
 
 def test_the_page_has_every_check_and_every_damage() -> None:
