@@ -51,6 +51,7 @@ def object_store(setting: Setting) -> list[Figure]:
             for one, other in zip(local.all(), far.all(), strict=True)
             for figure in _figures(store, one, other, setting.rounds)
         ]
+        far.round_up()
         return [*figures, *_idle(far.log, store)]
 
 
@@ -94,12 +95,12 @@ class _Works:
         return [
             _Work("open", _nothing, self._open),
             _Work("restore to Arrow, 10 x the keys and a tail", _nothing, self._restore),
-            _Work("round of that tail", self._make_tail, self._round_up),
+            _Work("round of that tail", self._make_tail, self.round_up),
             _Work("open of a table and its first commit", _nothing, self._first_commit),
         ]
 
     def _make_tail(self) -> None:
-        self._round_up()
+        self.round_up()
         bulk_append(self.log, batches(self._setting.keys, self._setting.keys * _LARGER), commits=5)
 
     def _open(self) -> None:
@@ -108,7 +109,8 @@ class _Works:
     def _restore(self) -> None:
         recover(self.log).to_arrow()
 
-    def _round_up(self) -> None:
+    def round_up(self) -> None:
+        """Leave no tail."""
         while isinstance(run_round(self.log, self._settings), CompletedRound):
             continue  # A large state takes several rounds.
 
