@@ -31,7 +31,9 @@ class Session:
 
     @contextmanager
     def open_log(self, name: str) -> Generator[Log]:
-        """Open a log and close it. Warnings of ours become lines. Raises what `Log.open` raises."""
+        """Open a log and close it. Warnings of ours become lines. Raises NotFound if there is none, ConfigError,
+        UnsafeTopic, IdentityChanged and other Damaged, Unavailable.
+        """
         with self.warnings_shown(), Log.open(name, self.where()) as log:
             yield log
 

@@ -24,30 +24,21 @@ from dataclasses import asdict, replace
 from enum import Enum
 
 from statelog.environment import current_environment
-from statelog.errors import (
-    Damaged,
-    IdentityChanged,
-    NotFound,
-    RoundGivenUp,
-    StatelogError,
-    StoreRefused,
-    Unavailable,
-)
+from statelog.errors import Damaged, RoundGivenUp, StatelogError, StoreRefused, Unavailable
+from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.control import BackgroundTask, Control, begin_task
 from statelog.materializer.engine import EngineMaker, LocalEngine
 from statelog.materializer.events import Event, EventKind, error_facts, log_event, shortfalls, shown_error
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import Round
-from statelog.materializer.schedule import Rates, RoundCause, ScheduleState, cause_of_round, delay_after, first_delay_s
+from statelog.materializer.schedule import Rates, RoundCause, ScheduleState, cause_of_round, delay_after
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.statistics import MaterializerStatistics, with_outcome, with_tail
 from statelog.materializer.tail import TailWatch, Watchdog
-from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.storage.log.log import Log
 
 _LAST_STEP_S = 10.0  # how long a round that should end may take to reach its next step
-_DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
 _ENDED: dict[type[RoundOutcome], EventKind] = {
     CompletedRound: EventKind.ROUND_COMPLETED,
     SkippedRound: EventKind.ROUND_SKIPPED,
@@ -138,7 +129,9 @@ class Materializer:
     # ---- one round
 
     def run_once(self) -> RoundOutcome:
-        """Run one round now, on this thread, counted and reported like any other. Raises whatever the round raises."""
+        """Run one round now, on this thread, counted and reported like any other. Raises Damaged, Unsafe,
+        Misuse, Unavailable and its kinds, and RoundGivenUp, as the round does.
+        """
         started_s = self._begin(RoundCause.TRIGGER)
         try:
             outcome = self._run_round(started_s)
@@ -191,7 +184,7 @@ class Materializer:
                     if wait_s is not None:
                         self._control.wait(wait_s)
         except Damaged as error:
-            found = self._after_all(error)
+            found = after_all(self._log, error, self._control.wait)
             if found is error:
                 raise
             raise found from error
@@ -228,7 +221,7 @@ class Materializer:
 
     def turn(self) -> float | None:
         """Collect what ended, and begin what is due; waits for nothing. Returns for how long nothing will be due, and
-        None if something is there already. Raises as `run`.
+        None if something is there already. Raises the error that ends the daemon: Damaged, Unsafe, Misuse, Unavailable.
         """
         self._take_in()
         if self._round is not None and self._clock() >= self._over_s(self._round):
@@ -246,21 +239,6 @@ class Materializer:
         self._awaited_s, self.is_ended = math.inf, True
         self._tail_watch.drop()
         self._tell(EventKind.STOPPED)
-
-    def _after_all(self, error: StatelogError) -> StatelogError:
-        """The error to raise for damage: a log that is being deleted loses its descriptor last, then it is NotFound."""
-        for _ in range(_DELETE_LOOKS):
-            try:
-                self._log.verify_anew()
-            except NotFound as gone:
-                return gone
-            except IdentityChanged:
-                self._control.wait(_DELETE_LOOK_S)
-            except StatelogError:
-                break
-            else:
-                break
-        return error
 
     def _begin_what_is_due(self) -> None:
         if self._clock() >= self._tail_watch.due_s and self.admit(Work.LOOK):
@@ -412,18 +390,3 @@ class Materializer:
     ) -> None:
         at_s = self._clock() if at_s is None else at_s
         self._on_event(Event(kind=kind, log=self._log.name, at_s=at_s, facts=facts, outcome=outcome, error=cause_of))
-
-
-def ask_first_delay_s(log: Log, settings: MaterializerSettings) -> float:
-    """How long the first round waits, by the age of the newest manifest, or of the log, on the store's clock.
-
-    A store that does not answer changes nothing: the round will tell.
-    """
-    try:
-        listed = log.manifests.listed()
-        newest = [listed[max(listed)]] if listed else list(log.store.list(DESCRIPTOR_PATH))
-        age_s = log.store.now_s() - max(info.modified_s for info in newest)
-    except (StatelogError, ValueError):
-        return first_delay_s(log.name, settings)
-    wait_s = settings.interval_s if listed else first_delay_s(log.name, settings)
-    return first_delay_s(log.name, settings, due_s=wait_s - age_s)

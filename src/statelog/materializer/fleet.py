@@ -24,9 +24,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from statelog.environment import current_environment
-from statelog.errors import Damaged, NotFound, StatelogError
+from statelog.errors import NotFound, StatelogError
+from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
 from statelog.materializer.control import BackgroundTask, Control, begin_task
-from statelog.materializer.daemon import Admit, Materializer, Work, ask_first_delay_s
+from statelog.materializer.daemon import Admit, Materializer, Work
 from statelog.materializer.engine import EngineMaker
 from statelog.materializer.events import Event, EventKind, error_facts, log_event, shown_error
 from statelog.materializer.settings import MaterializerSettings
@@ -351,12 +352,7 @@ class _Member:
             return
         retry_s = min(self._settings.retry_s, self._kit.settings.interval_s)
         self._open_due_s, self._problem = now_s + retry_s, shown_error(error)
-        self._tell(
-            EventKind.LOG_SET_ASIDE,
-            error,
-            **error_facts(error),
-            retry_s=retry_s,
-        )
+        self._tell(EventKind.LOG_SET_ASIDE, error, **error_facts(error), retry_s=retry_s)
 
     def _tell(self, kind: EventKind, cause: StatelogError | None = None, **facts: object) -> None:
         self._on_event(Event(kind=kind, log=self._name, at_s=self._clock(), facts=facts, error=cause))
@@ -367,16 +363,11 @@ def _closed(log: Log | None, error: StatelogError | None) -> StatelogError | Non
     if log is None:
         return error
     try:
-        if isinstance(error, Damaged):
-            log.verify_anew()
-    except NotFound as gone:
-        return gone
-    except StatelogError:
-        return error
+        # A bell of its own: the fleet's thread hears the other one.
+        return None if error is None else after_all(log, error, Control().wait)
     finally:
         with suppress(StatelogError):
             log.close()
-    return error
 
 
 def _as_ours(error: Exception, log: str) -> StatelogError:

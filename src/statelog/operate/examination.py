@@ -24,15 +24,14 @@ from statelog.errors import (
     NotFound,
     OffsetGone,
     StatelogError,
-    UnsafeTopic,
 )
 from statelog.formatting import show_bytes, show_count
-from statelog.materializer.cleanup import KeptManifest, VerifiedRuns, aging_need, check_links, other_root
+from statelog.materializer.cleanup import KeptManifest, VerifiedRuns, aging_need, other_root
 from statelog.materializer.copy import is_begun_copy
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
 from statelog.operate import log_checks
-from statelog.operate.finding import Finding, Severity, Verdict, severity_of
+from statelog.operate.finding import Finding, Severity, Verdict, error_verdict
 from statelog.operate.log_checks import BadRun, Check
 from statelog.operate.versions import versions
 from statelog.reading.commits import Commits, Folding
@@ -42,11 +41,10 @@ from statelog.reading.replay import Converter
 from statelog.recovery.settings import RecoverySettings, planned_chunks
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.copied import Origin
-from statelog.schemas.names import manifest_path
 from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest, sha256
 from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.schemas.snapshot.run_ref import RunRef
-from statelog.schemas.topic_policy import TopicNeeds, TopicRole, objections
+from statelog.schemas.topic_policy import TopicNeeds
 from statelog.storage.claims import (
     HeldLease,
     StoredSubscriptions,
@@ -59,7 +57,7 @@ from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.evidence import check_data_anchors
 from statelog.storage.log.files import descriptor_or_none, losses_of
 from statelog.storage.log.log import Log
-from statelog.storage.log.topics import IdentifiedTopics, check_made, check_owner, identify, topics_in_force
+from statelog.storage.log.topics import IdentifiedTopics, check_owner, identify, topics_in_force
 from statelog.storage.log.where import Ports, Where, opened_ports
 from statelog.storage.run_reader import read_back
 
@@ -93,12 +91,12 @@ class _Examination:
         self._how = how
         self._environment = environment
         self._now_s = environment.wall_clock()
-        self._topics: IdentifiedTopics | None = None
         self._links: list[KeptManifest] = []
         self._commits: Sequence[ValidCommit] = ()
         self._plan: Plan | None = None
         self._there: LogOffsets | None = None
         self._log: Log
+        self._topics: IdentifiedTopics
 
     def findings(self) -> tuple[Finding, ...]:
         """One for each check, in their order."""
@@ -115,9 +113,9 @@ class _Examination:
         except NotFound as error:
             if ask is _Examination.descriptor:
                 raise
-            return _of_error(error)
+            return error_verdict(error)
         except StatelogError as error:
-            return _of_error(error)
+            return error_verdict(error)
         except Exception as error:  # noqa: BLE001 - a defect of one check must not hide what the others find
             return Verdict(
                 Severity.UNAVAILABLE, f"the check failed: {error!r}", "Report this: it is a defect of statelog"
@@ -181,18 +179,7 @@ class _Examination:
                 self._links.append(KeptManifest(stored.manifest, sha256(stored.data)))
         there = chain.numbers() if bad else ()
         errors = {number: error for number, error in bad.items() if number in there}
-        count = len(self._links)
-        if errors:
-            number, worst = max(errors.items())
-            hint = "Restore the file from a copy of the store"
-            facts = {**worst.facts, "manifest": number, "bad": len(errors), "path": manifest_path(number)}
-            return Verdict(severity_of(worst), f"manifest {number}: {worst.message}", worst.hint or hint, facts)
-        if problem := check_links(self._links):
-            hint = "One of them is of a round that stalled, or of another directory: compare with a copy of the store"
-            return Verdict(Severity.DAMAGED, problem, hint, {"manifests": count})
-        newest = self._newest
-        found = f"snapshots: {count}, the newest at position {newest.position}" if newest else "no snapshot yet"
-        return Verdict(Severity.OK, found, facts={"manifests": count})
+        return log_checks.of_manifests(self._links, errors)
 
     def runs(self) -> Verdict:
         """All that manifests name, and with `deep` every byte of them."""
@@ -249,33 +236,14 @@ class _Examination:
             return Verdict(Severity.NOTE, self._topics.warning, "Nothing has to be done")
         return Verdict(Severity.OK, f"cluster {accepted.identity.cluster_id}, both topics are the log's")
 
-    def topics(self) -> Verdict | None:
+    def topics(self) -> Verdict:
         """Settings, as every open judges them."""
-        if self._topics is None:
-            return None
         needs = TopicNeeds(self._log.descriptor.record_bytes_max, self._log.truncation().retention_ms)
-        refused: list[UnsafeTopic] = []
-        waived: list[str] = []
-        for role, topic in zip(TopicRole, self._topics[:2], strict=True):
-            try:
-                check_made(topic, role, self._waived, needs)
-            except UnsafeTopic as error:
-                refused.append(error)
-            against = objections(
-                role, partitions=topic.partitions, replication_factor=topic.replication_factor,
-                config=topic.config, topic_id=topic.topic_id, needs=needs,
-            )  # fmt: skip
-            waived += [f"{topic.name}: {text} (waived)" for text, _ in against]
-        if refused:
-            found = "; ".join(f"{error.facts['topic']}: {error.message}" for error in refused)
-            return Verdict(Severity.REFUSED, found, refused[0].hint, refused[0].facts)
-        if waived:
-            return Verdict(Severity.NOTE, "; ".join(waived), "Nothing has to be done on a test cluster")
-        return Verdict(Severity.OK, "as a log needs them")
+        return log_checks.of_topics(self._topics[:2], self._waived, needs)
 
-    def in_sync(self) -> Verdict | None:
+    def in_sync(self) -> Verdict:
         """Replicas of every partition."""
-        return log_checks.of_in_sync(self._topics[:2]) if self._topics else None
+        return log_checks.of_in_sync(self._topics[:2])
 
     def ledger(self) -> Verdict:
         """The fold from the newest snapshot that can be read, and all that speaks against it."""
@@ -430,16 +398,3 @@ _QUESTIONS: Mapping[Check, tuple[_Question, *tuple[Check, ...]]] = {
     Check.VERSIONS: (_Examination.versions,),
 }
 """How each check is asked, and the checks whose answers it rests on."""
-
-
-_HINTS = {
-    Severity.UNAVAILABLE: "Look at it, and ask again",
-    Severity.DAMAGED: "Restore it from a copy; what cannot be restored: docs/protocol-losses.md",
-}
-"""For errors that say nothing themselves."""
-
-
-def _of_error(error: StatelogError) -> Verdict:
-    facts = ", ".join(f"{name}={value}" for name, value in error.facts.items())
-    severity, found = severity_of(error), f"{error.message} ({facts})" if facts else error.message
-    return Verdict(severity, found, error.hint or _HINTS.get(severity, ""), error.facts)

@@ -92,3 +92,22 @@ def severity_of(error: StatelogError) -> Severity:
         case _:
             is_refused = _BROKERS_NO.match(str(error.facts.get("reason", "")))
             return Severity.REFUSED if is_refused else Severity.UNAVAILABLE
+
+
+_HINTS = {
+    Severity.UNAVAILABLE: "Look at it, and ask again",
+    Severity.DAMAGED: "Restore it from a copy; what cannot be restored: docs/protocol-losses.md",
+}
+"""For errors that say nothing themselves."""
+
+
+def error_verdict(error: StatelogError) -> Verdict:
+    """What it means that a question ended with this error."""
+    severity = severity_of(error)
+    return Verdict(severity, error_text(error), error.hint or _HINTS.get(severity, ""), error.facts)
+
+
+def error_text(error: StatelogError) -> str:
+    """What an error says, with its facts."""
+    facts = ", ".join(f"{name}={value}" for name, value in error.facts.items())
+    return f"{error.message} ({facts})" if facts else error.message

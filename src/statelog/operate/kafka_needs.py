@@ -170,13 +170,7 @@ def _by_policy(need: Need) -> Callable[[KafkaAnswers], Verdict | None]:
 
 def _objections(need: Need, topics: Sequence[TopicAnswer]) -> Iterator[tuple[str, Waiver | None]]:
     for role, found, _ in topics:
-        for text, waiver in objections(
-            role,
-            partitions=found.partitions,
-            replication_factor=found.replication_factor,
-            config=found.config,
-            topic_id=found.topic_id,
-        ):
+        for text, waiver in objections(found, role):
             if _need_of(text, waiver) is need:
                 yield text, waiver
 

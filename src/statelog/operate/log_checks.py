@@ -7,13 +7,15 @@ everybody; here it is only put into words.
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from statelog.errors import Fact
+from statelog.errors import Fact, StatelogError, UnsafeTopic
 from statelog.formatting import show_bytes, show_count, show_duration, show_time
+from statelog.materializer.cleanup import KeptManifest, check_links
 from statelog.materializer.tail import Tail
-from statelog.operate.finding import Explained, Severity, Verdict
-from statelog.schemas.names import DESCRIPTOR_PATH, is_run_path
+from statelog.operate.finding import Explained, Severity, Verdict, severity_of
+from statelog.schemas.names import DESCRIPTOR_PATH, is_run_path, manifest_path
 from statelog.schemas.snapshot.claims import SubscriptionCap, SubscriptionFile, newest_files, over_cap
 from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.topic_policy import TopicNeeds, TopicRole, Waiver, check_topic, objections
 from statelog.storage.claims import HeldLease, StoredSubscriptions
 from statelog.storage.kafka import OffsetRange, TopicDescription
 from statelog.storage.log.aging import AgingNeed
@@ -67,6 +69,21 @@ def shown(items: Collection[object]) -> str:
 
 
 # ---- the store
+
+
+def of_manifests(links: Sequence[KeptManifest], errors: Mapping[int, StatelogError]) -> Verdict:
+    """The manifests that can be read, and what keeps others from it, by number."""
+    if errors:
+        number, worst = max(errors.items())
+        facts = {**worst.facts, "manifest": number, "bad": len(errors), "path": manifest_path(number)}
+        hint = worst.hint or "Restore the file from a copy of the store"
+        return Verdict(severity_of(worst), f"manifest {number}: {worst.message}", hint, facts)
+    if problem := check_links(links):
+        hint = "One of them is of a round that stalled, or of another directory: compare with a copy of the store"
+        return Verdict(Severity.DAMAGED, problem, hint, {"manifests": len(links)})
+    newest = links[-1].manifest if links else None
+    found = f"snapshots: {len(links)}, the newest at position {newest.position}" if newest else "no snapshot yet"
+    return Verdict(Severity.OK, found, facts={"manifests": len(links)})
 
 
 class BadRun(NamedTuple):
@@ -184,6 +201,24 @@ def _over(file: SubscriptionFile, newest: Manifest, cap: SubscriptionCap, now_s:
 
 
 # ---- the topics
+
+
+def of_topics(topics: Sequence[TopicDescription], waived: frozenset[Waiver], needs: TopicNeeds) -> Verdict:
+    """Settings of the data and the ledger topic, as every open judges them."""
+    refused: list[UnsafeTopic] = []
+    tolerated: list[str] = []
+    for role, topic in zip(TopicRole, topics, strict=True):
+        try:
+            check_topic(topic, role, waived, needs)
+        except UnsafeTopic as error:
+            refused.append(error)
+        tolerated += [f"{topic.name}: {text} (waived)" for text, _ in objections(topic, role, needs)]
+    if refused:
+        found = "; ".join(f"{error.facts['topic']}: {error.message}" for error in refused)
+        return Verdict(Severity.REFUSED, found, refused[0].hint, refused[0].facts)
+    if tolerated:
+        return Verdict(Severity.NOTE, "; ".join(tolerated), "Nothing has to be done on a test cluster")
+    return Verdict(Severity.OK, "as a log needs them")
 
 
 def of_in_sync(topics: Sequence[TopicDescription]) -> Verdict:

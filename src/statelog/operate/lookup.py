@@ -51,7 +51,9 @@ def look_up(
     at_least: int = 0,
     barrier: bool = False,
 ) -> Looked:
-    """The committed rows of the keys, which lie in these key groups: a recovery of those alone. Raises as `recover`."""
+    """The committed rows of the keys, which lie in these key groups: a recovery of those alone. Raises NotFound
+    for a state that is not held any more, Damaged, Unavailable, StorageFull.
+    """
     with recover(log, key_groups=groups, at=at, at_least=at_least, barrier=barrier, settings=settings) as recovery:
         return Looked(rows_of(recovery.to_arrow(), keys), recovery.position, tuple(recovery.warnings))
 
@@ -70,7 +72,7 @@ class KeyHistory:
 
 def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, settings: RecoverySettings) -> KeyHistory:
     """The changes of one key that the log still holds, at most the newest `most` of them. It reads all that is held of
-    the key's group. Raises as `plan_changes` and `read_changes`.
+    the key's group. Raises NotFound if the log was truncated past it meanwhile, Damaged, Unavailable, StorageFull.
     """
     plan = plan_changes(log, key_groups=groups)
     newest: deque[pa.RecordBatch] = deque()

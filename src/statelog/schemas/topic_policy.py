@@ -11,7 +11,7 @@ DESCRIBE on the readers' group. Names are Kafka's own. Pure.
 
 from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from statelog.errors import ConfigError, CorruptDescriptor, UnsafeTopic
 from statelog.schemas.avro import Datum, FileCodec
@@ -115,28 +115,24 @@ def largest_record_bytes(*configs: Mapping[str, str]) -> int:
     return min(allowed >> 20 << 20, MAX_RECORD_BYTES)
 
 
-def check_topic(
-    name: str,
-    role: TopicRole,
-    *,
-    partitions: int,
-    replication_factor: int,
-    config: Mapping[str, str],
-    waived: Collection[Waiver],
-    topic_id: str = "",
-    needs: TopicNeeds = LEAST_NEEDS,
-) -> None:
-    """Raise UnsafeTopic, naming every finding at once, if the topic must not be used. `topic_id` is empty before it has
-    one.
-    """
-    found = objections(
-        role,
-        partitions=partitions,
-        replication_factor=replication_factor,
-        config=config,
-        topic_id=topic_id,
-        needs=needs,
-    )
+class _Topic(Protocol):
+    """A topic as it is, or as it is about to be made: without an id, then."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def topic_id(self) -> str: ...
+    @property
+    def partitions(self) -> int: ...
+    @property
+    def replication_factor(self) -> int: ...
+    @property
+    def config(self) -> Mapping[str, str]: ...
+
+
+def check_topic(topic: _Topic, role: TopicRole, waived: Collection[Waiver], needs: TopicNeeds = LEAST_NEEDS) -> None:
+    """Raise UnsafeTopic, naming every finding at once, if the topic must not be used."""
+    found = objections(topic, role, needs)
     refused = [(text, waiver) for text, waiver in found if waiver is None or waiver not in waived]
     if not refused:
         return
@@ -144,20 +140,15 @@ def check_topic(
     hint = "Correct the topic's settings with Kafka's own tools"
     if waivable:
         hint += f"; on a test cluster, waive by name: allow_unsafe={','.join(waivable)}"
-    raise UnsafeTopic("; ".join(text for text, _ in refused), topic=name, role=role.value, hint=hint)
+    raise UnsafeTopic("; ".join(text for text, _ in refused), topic=topic.name, role=role.value, hint=hint)
 
 
-def objections(
-    role: TopicRole,
-    *,
-    partitions: int,
-    replication_factor: int,
-    config: Mapping[str, str],
-    topic_id: str = "",
-    needs: TopicNeeds = LEAST_NEEDS,
-) -> list[Objection]:
+def objections(topic: _Topic, role: TopicRole, needs: TopicNeeds = LEAST_NEEDS) -> list[Objection]:
     """All that speaks against using the topic, whatever is waived."""
-    return [*_wrong(role, partitions, config, needs), *_unsafe(replication_factor, config, topic_id)]
+    return [
+        *_wrong(role, topic.partitions, topic.config, needs),
+        *_unsafe(topic.replication_factor, topic.config, topic.topic_id),
+    ]
 
 
 def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str], needs: TopicNeeds) -> Iterator[Objection]:

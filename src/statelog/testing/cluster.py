@@ -7,10 +7,8 @@ through `lose_tail` and `recreate_topic`, which are the accidents that make them
 """
 
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from dataclasses import dataclass, replace
 
 from statelog.errors import AlreadyExists, BrokerUnavailable, NotFound
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
@@ -26,6 +24,7 @@ from statelog.testing.faults import (
     ScriptedFaults,
     SendAttempt,
 )
+from statelog.testing.partition_log import PartitionLog
 from statelog.testing.provider import APACHE, Provider
 
 _RECORD_OVERHEAD_BYTES = 70
@@ -56,49 +55,6 @@ _ANSWERS = {
     "read": _ALWAYS | {AnswerKind.BROKEN, AnswerKind.STALLED, AnswerKind.GONE, AnswerKind.SHORT},
 }
 """The answers besides UNAVAILABLE that each call can have."""
-
-
-@dataclass(slots=True)
-class PartitionLog:
-    """One partition. Records below `start` are kept, because a crash of a real broker can bring them back."""
-
-    partition: int
-    start: int = 0
-    end: int = 0
-    records: list[Record] = field(default_factory=list[Record])
-    leader_epoch: int = 1
-    ends: list[int] = field(default_factory=list[int])
-    """The ends that it had before, oldest first: what a deposed leader may still believe."""
-    spoilt: list[OffsetRange] = field(default_factory=list[OffsetRange])
-    """Batches that no client unpacks."""
-    lagging: int = 0
-    """So many replicas are not in sync."""
-
-    def append(self, value: bytes, timestamp_ms: int = -1) -> int:
-        """Append a record; returns its offset."""
-        offset = self.end
-        self.ends.append(offset)
-        self.records.append(Record(self.partition, offset, value, timestamp_ms))
-        self.end += 1
-        return offset
-
-    def index_from(self, offset: int) -> int:
-        """The index of the first record at or above `offset`."""
-        return bisect_left(self.records, offset, key=attrgetter("offset"))
-
-    def first_from(self, offset: int) -> Record | None:
-        """The first record at or above `offset`, or None."""
-        at = self.index_from(offset)
-        return self.records[at] if at < len(self.records) else None
-
-    def cut_from(self, offset: int) -> None:
-        """Drop everything at and above `offset`, as a leader does that never had it."""
-        self.leader_epoch += 1
-        del self.records[self.index_from(offset) :]
-        del self.ends[bisect_left(self.ends, offset) :]
-        self.end = min(self.end, offset)
-        self.start = min(self.start, self.end)
-        self.spoilt = [batch for batch in self.spoilt if batch.end <= offset]
 
 
 @dataclass(slots=True)
@@ -340,28 +296,29 @@ class MemoryCluster:
     def recreate_topic(self, topic: str, config: Mapping[str, str] | None = None) -> None:
         """Delete a topic and recreate it, empty, with another topic id. Raises NotFound."""
         with self.lock:
-            self.log(topic, 0)
-            spec = self._topics[topic].spec
-            self.delete(topic)
+            spec = self._about_to_change(topic).spec
+            del self._topics[topic]
             self.create(replace(spec, config={**spec.config, **(config or {})}))
 
     def set_topic_config(self, topic: str, config: Mapping[str, str]) -> None:
         """An operator changes settings of a topic."""
         with self.lock:
-            self.log(topic, 0)
-            self._remember(topic)
-            found = self._topics[topic]
+            found = self._about_to_change(topic)
             found.spec = replace(found.spec, config={**found.spec.config, **config})
 
     def add_partitions(self, topic: str, count: int) -> None:
         """An operator adds partitions."""
         with self.lock:
-            self.log(topic, 0)
-            self._remember(topic)
-            logs = self._topics[topic].logs
+            logs = self._about_to_change(topic).logs
             logs.extend(PartitionLog(len(logs)) for _ in range(count))
 
     # ---- inside
+
+    def _about_to_change(self, topic: str) -> _Topic:
+        """A topic that is there, and is remembered as it was. Raises NotFound."""
+        self.log(topic, 0)
+        self._remember(topic)
+        return self._topics[topic]
 
     def _remember(self, topic: str) -> None:
         self._past.setdefault(topic, []).append(self.describe(topic))

@@ -12,6 +12,7 @@ from statelog.cli.output import as_typed
 from statelog.cli.program import program
 from statelog.errors import UnsafeTopic
 from statelog.schemas.topic_policy import TopicRole, check_topic
+from statelog.storage.kafka import TopicSpec
 
 SOURCE = Path(__file__).parents[3] / "src" / "statelog"
 ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "operate", "cli")
@@ -78,6 +79,6 @@ def test_hints(hint: str, typed: str) -> None:
 def test_what_is_unsafe_is_waived_by_an_option() -> None:
     """All names at once, as the option takes them."""
     with pytest.raises(UnsafeTopic) as caught:
-        check_topic("t", TopicRole.DATA, partitions=1, replication_factor=1, config={}, waived=frozenset())
+        check_topic(TopicSpec(name="t", partitions=1, replication_factor=1), TopicRole.DATA, frozenset())
     assert "; on a test cluster, waive by name: --allow-unsafe " in as_typed(caught.value.hint)
     assert "," in as_typed(caught.value.hint)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import ConfigError, IdentityChanged, NotFound, RoundGivenUp, StoreUnavailable
+from statelog.materializer.beside_rounds import ask_first_delay_s
 from statelog.materializer.control import Control, install_signal_handlers
-from statelog.materializer.daemon import Materializer, ask_first_delay_s
+from statelog.materializer.daemon import Materializer
 from statelog.materializer.events import Event, EventKind
 from statelog.materializer.round import run_round
 from statelog.materializer.schedule import first_delay_s

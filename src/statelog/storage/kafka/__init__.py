@@ -109,6 +109,11 @@ class TopicSpec:
     replication_factor: int
     config: Mapping[str, str] = field(default_factory=dict[str, str])
 
+    @property
+    def topic_id(self) -> str:
+        """None yet."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicDescription:

@@ -41,6 +41,7 @@ from statelog.schemas.topic_policy import (
     Truncation,
     Waiver,
     check_rights,
+    check_topic,
     retention_s,
 )
 from statelog.schemas.values.schema import ValueSchema
@@ -58,7 +59,6 @@ from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.producers import WarmProducer, append_all
 from statelog.storage.log.topics import (
     IdentifiedTopics,
-    check_made,
     check_owner,
     delete_log,
     identify,
@@ -208,7 +208,7 @@ class Log(Closing):
     def _check_made(self, data: TopicDescription, ledger: TopicDescription, truncation: Truncation) -> None:
         needs = TopicNeeds(self.descriptor.record_bytes_max, truncation.retention_ms)
         for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
-            check_made(topic, role, self._waived, needs)
+            check_topic(topic, role, self._waived, needs)
 
     def verify_anew(self, rights: Rights = NO_RIGHTS) -> Truncation:
         """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""

@@ -57,7 +57,7 @@ from statelog.schemas.ledger.records import (
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest, restarted_state
-from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicNeeds, TopicRole, Waiver
+from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicNeeds, TopicRole, Waiver, check_topic
 from statelog.storage.kafka import Kafka, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S, append_record
 from statelog.storage.log.evidence import check_anchors, furthest_witness
@@ -65,7 +65,6 @@ from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 from statelog.storage.log.topics import (
-    check_made,
     identity_of,
     identity_shown,
     look_for,
@@ -390,7 +389,7 @@ class _Acceptance:
         found = look_for(self.client, topic)
         if found is None:
             return make_topic(self.client, topic, role, partitions, self.replication_factor, self.waived, needs)
-        check_made(found, role, self.waived, needs)
+        check_topic(found, role, self.waived, needs)
         if found.partitions < partitions:
             hint = "Delete it if it is not needed: it is made again as the log needs it"
             raise UnsafeTopic("the topic was made anew with fewer partitions than the log has", topic=topic, hint=hint)

@@ -98,21 +98,10 @@ def make_topic(
     else for a client that may not create any.
     """
     config = {**topic_config(role, replication_factor), "retention.ms": str(needs.retention_ms)}
-    check_topic(
-        topic,
-        role,
-        partitions=partitions,
-        replication_factor=replication_factor,
-        config=config,
-        waived=waived,
-        needs=needs,
-    )
+    spec = TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config)
+    check_topic(spec, role, waived, needs)
     try:
-        create_topic(
-            client,
-            TopicSpec(name=topic, partitions=partitions, replication_factor=replication_factor, config=config),
-            waived,
-        )
+        create_topic(client, spec, waived)
     except AlreadyExists:
         _require_empty(client, topic, partitions)
     except ConfigError as refusal:
@@ -122,7 +111,7 @@ def make_topic(
     found = look_for(client, topic)
     if found is None:
         raise NotFound("the topic went away while the log was made", topic=topic)
-    check_made(found, role, waived, needs)
+    check_topic(found, role, waived, needs)
     return found
 
 
@@ -195,20 +184,6 @@ def _require_empty(client: Kafka, topic: str, partitions: int) -> None:
             partitions=count,
             hint="Perhaps a log below another root owns it. Choose another name, or delete it if it is not needed",
         )
-
-
-def check_made(topic: TopicDescription, role: TopicRole, waived: frozenset[Waiver], needs: TopicNeeds) -> None:
-    """Raise UnsafeTopic if the topic, as it is now, must not be used."""
-    check_topic(
-        topic.name,
-        role,
-        partitions=topic.partitions,
-        replication_factor=topic.replication_factor,
-        config=topic.config,
-        waived=waived,
-        topic_id=topic.topic_id,
-        needs=needs,
-    )
 
 
 def identity_of(cluster_id: str, data: TopicDescription, ledger: TopicDescription) -> LogIdentity:

@@ -1,0 +1,44 @@
+"""What is asked of a log beside its rounds: when the first one is due, and whether damage is the log's own deletion."""
+
+from collections.abc import Callable
+
+from statelog.errors import Damaged, IdentityChanged, NotFound, StatelogError
+from statelog.materializer.schedule import first_delay_s
+from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.names import DESCRIPTOR_PATH
+from statelog.storage.log.log import Log
+
+_DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
+
+
+def ask_first_delay_s(log: Log, settings: MaterializerSettings) -> float:
+    """How long the first round waits, by the age of the newest manifest, or of the log, on the store's clock.
+
+    A store that does not answer changes nothing: the round will tell.
+    """
+    try:
+        listed = log.manifests.listed()
+        newest = [listed[max(listed)]] if listed else list(log.store.list(DESCRIPTOR_PATH))
+        age_s = log.store.now_s() - max(info.modified_s for info in newest)
+    except (StatelogError, ValueError):
+        return first_delay_s(log.name, settings)
+    wait_s = settings.interval_s if listed else first_delay_s(log.name, settings)
+    return first_delay_s(log.name, settings, due_s=wait_s - age_s)
+
+
+def after_all(log: Log, error: StatelogError, wait: Callable[[float], object]) -> StatelogError:
+    """What rounds ended with: a log that is being deleted looks damaged, and loses its descriptor last; then it is
+    NotFound. Looks again for a while, and waits in between.
+    """
+    for _ in range(_DELETE_LOOKS if isinstance(error, Damaged) else 0):
+        try:
+            log.verify_anew()
+        except NotFound as gone:
+            return gone
+        except IdentityChanged:
+            wait(_DELETE_LOOK_S)
+        except StatelogError:
+            break
+        else:
+            break
+    return error
