@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from statelog.operate.listening import Listening, listening_at
+from statelog.operate.listening import listening_at
 
 _FILE = click.Path(path_type=Path)
+_GIVEN = {"tls_certificate": "certificate", "tls_key": "key", "token_file": "token_file"}
 
 
 def listen_options(default: str | None, text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -26,17 +27,9 @@ def listen_options(default: str | None, text: str) -> Callable[[Callable[..., No
         @click.option("--tls-key", type=_FILE, metavar="FILE", help="The key of the certificate, PEM, no password.")
         @click.option("--token-file", type=_FILE, metavar="FILE", help="What clients have to show is in this file.")
         @functools.wraps(command)
-        def listening(
-            *args: Any,
-            listen: str | None,
-            tls_certificate: Path | None,
-            tls_key: Path | None,
-            token_file: Path | None,
-            **options: Any,
-        ) -> None:
-            found: Listening | None = None
-            if listen is not None:
-                found = listening_at(listen, certificate=tls_certificate, key=tls_key, token_file=token_file)
+        def listening(*args: Any, listen: str | None, **options: Any) -> None:
+            given = {key: options.pop(name) for name, key in _GIVEN.items()}
+            found = None if listen is None else listening_at(listen, **given)
             command(*args, listening=found, **options)
 
         return listening

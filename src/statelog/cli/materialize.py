@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
 from statelog.cli.exit_codes import OTHER
-from statelog.cli.observing import JsonLines, Observing, WatchedLog, observed
+from statelog.cli.listening import listen_options
+from statelog.cli.observing import JsonLines, WatchedLog, observing
 from statelog.cli.output import Output
 from statelog.cli.session import Session, connected
 from statelog.cli.streams import give_up_stdout
@@ -30,6 +33,7 @@ from statelog.materializer import claim_root as claim
 from statelog.materializer.engine import EngineMaker, LocalEngine
 from statelog.materializer.fleet import Fleet, FleetSettings, Kit
 from statelog.materializer.outcome import RoundOutcome
+from statelog.operate.listening import Listening
 from statelog.operate.report import Report
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
@@ -91,7 +95,8 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 @click.option("--all", "is_all", is_flag=True, help="All logs below the root, also those that are made meanwhile.")
 @_setting("--drill-every", "drill_every_s", "TIME", "Drill a restore each time that so long has passed; else never.")
 @_setting("--rounds", "rounds", "N", "Of several logs, rounds at once. Default 2.")
-@observed
+@listen_options(None, "Serve /livez, /readyz and /metrics there.")
+@click.option("--traces", is_flag=True, help="Make spans for OpenTelemetry, as its environment says.")
 @connected
 def command(
     session: Session,
@@ -102,7 +107,8 @@ def command(
     wait: bool,
     claim_root: bool,
     log_format: str | None,
-    observing: Observing,
+    listening: Listening | None,
+    traces: bool,
 ) -> None:
     """Materialize logs."""
     if log_format is not None:
@@ -113,18 +119,22 @@ def command(
     are_many = is_all or bool(others)
     if are_many and (once or claim_root):
         raise Misuse("--once and --claim-root are for one log", hint="Name one log at a time")
+    watch = partial(observing, session, listening, traces=traces)
     control = Control()
     restore = install_signal_handlers(control)
     try:
         if now:
             control.trigger()
         if are_many:
-            _materialize_all(session, names, control, observing)
+            _materialize_all(session, names, control, watch)
         else:
             of_log = replace(session, config=session.config.of_log(name))
-            _materialize(of_log, name, control, observing, _Way(once=once, wait=wait, claim_root=claim_root))
+            _materialize(of_log, name, control, watch, _Way(once=once, wait=wait, claim_root=claim_root))
     finally:
         restore()
+
+
+_Watch = Callable[["Callable[[], Health]", Sequence[Path]], AbstractContextManager[None]]
 
 
 class _Way(NamedTuple):
@@ -133,11 +143,11 @@ class _Way(NamedTuple):
     claim_root: bool
 
 
-def _materialize(session: Session, name: str, control: Control, observing: Observing, way: _Way) -> None:
+def _materialize(session: Session, name: str, control: Control, watch: "_Watch", way: _Way) -> None:
     """One log: what ends its rounds ends the command."""
     settings = materializer_settings(session.config)
     watched = WatchedLog(name, settings)
-    with observing.started(session, watched, [settings.scratch]):
+    with watch(watched, [settings.scratch]):
         if way.wait and not _wait_for_log(session, name, control):
             return
         watched.is_opening()
@@ -157,7 +167,7 @@ def _materialize(session: Session, name: str, control: Control, observing: Obser
             events.check()
 
 
-def _materialize_all(session: Session, names: Sequence[str], control: Control, observing: Observing) -> None:
+def _materialize_all(session: Session, names: Sequence[str], control: Control, watch: "_Watch") -> None:
     """Several logs: what ends the rounds of one does not end the command."""
     settings, events, where = materializer_settings(session.config), _Events(session, control), session.where()
     most = cast("int", session.config.materializer.get("rounds", FleetSettings().rounds))
@@ -176,7 +186,7 @@ def _materialize_all(session: Session, names: Sequence[str], control: Control, o
         return health_of_all(fleet.states(), late_s=fleet.late_s, hang_s=settings.hang_s, problem=fleet.problem)
 
     # What is made before somebody watches is not seen.
-    watched = observing.started(session, health, [settings.scratch])
+    watched = watch(health, [settings.scratch])
     with session.warnings_shown(), watched, one_client(where) as shared:
         fleet = Fleet(
             kit,

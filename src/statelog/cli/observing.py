@@ -1,20 +1,14 @@
-"""How a daemon is watched: the options that say where its health and its metrics are served, and to whom; and its
-lines as objects.
+"""How a daemon is watched: its health and its metrics are served, and its lines are objects.
 
-Owns the options; `operate` serves. Nothing of it is loaded unless it is asked for.
+`operate` serves. Nothing of it is loaded unless it is asked for.
 """
 
 import datetime
-import functools
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-import click
-
-from statelog.cli.listening import listen_options
 from statelog.cli.output import Output
 from statelog.cli.session import Session
 from statelog.environment import current_environment
@@ -27,43 +21,28 @@ from statelog.operate.listening import Listening
 if TYPE_CHECKING:
     from statelog.operate.health import Health
 
-F = TypeVar("F", bound=Callable[..., Any])
 
+@contextmanager
+def observing(
+    session: Session,
+    listening: Listening | None,
+    health: "Callable[[], Health]",
+    directories: Sequence[Path],
+    *,
+    traces: bool,
+) -> Generator[None]:
+    """In the block, whoever may ask is answered. Raises ConfigError without an extra that this takes."""
+    with ExitStack() as stack:
+        if traces:
+            stack.callback(export_traces())
+        if listening is not None:
+            stack.callback(export_metrics(directories=directories))
+            # Behind the check for the extra, which they need.
+            from statelog.operate.health_server import HealthServer
 
-def observed(command: F) -> F:
-    """Give a command the options of this page, and `observing` as an argument."""
-
-    @listen_options(None, "Serve /livez, /readyz and /metrics there.")
-    @click.option("--traces", is_flag=True, help="Make spans for OpenTelemetry, as its environment says.")
-    @functools.wraps(command)
-    def with_observing(*args: Any, **options: Any) -> Any:
-        observing = Observing(listening=options.pop("listening"), traces=options.pop("traces"))
-        return command(*args, observing=observing, **options)
-
-    return with_observing  # type: ignore[return-value]  # the same, but for the options
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observing:
-    """Where, and to whom."""
-
-    listening: Listening | None
-    traces: bool
-
-    @contextmanager
-    def started(self, session: Session, health: "Callable[[], Health]", directories: Sequence[Path]) -> Generator[None]:
-        """In the block, whoever may ask is answered. Raises ConfigError."""
-        with ExitStack() as stack:
-            if self.traces:
-                stack.callback(export_traces())
-            if self.listening is not None:
-                stack.callback(export_metrics(directories=directories))
-                # Behind the check for the extra, which they need.
-                from statelog.operate.health_server import HealthServer
-
-                server = stack.enter_context(HealthServer(self.listening, health))
-                session.output.notice(f"health and metrics are served at {server.url}")
-            yield
+            server = stack.enter_context(HealthServer(listening, health))
+            session.output.notice(f"health and metrics are served at {server.url}")
+        yield
 
 
 class WatchedLog:

@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from os import PathLike, fspath
 from typing import Any, NamedTuple, cast
@@ -25,24 +25,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from statelog.errors import StatelogError
-from statelog.materializer import Materializer
-from statelog.materializer.fleet import Fleet
 from statelog.observing import Request, Step
-from statelog.operate.metrics import (
-    METRICS,
-    TOLD,
-    Kind,
-    Metric,
-    Sample,
-    of_fleet,
-    of_rounds,
-    of_standby,
-    of_table,
-    of_worker,
-    of_writer,
-)
-from statelog.producer import Life, Writer
-from statelog.tables import Standby, Table, Worker
+from statelog.operate.metrics import METRICS, TOLD, Kind, Metric, Sample, samples_of
+from statelog.producer import Life
 
 _BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
 
@@ -157,22 +142,10 @@ class Metrics(Collector):
                 yield Sample("statelog_disk_bytes", (path,), disk.total)
 
 
-_ASKED: Mapping[type, Callable[[str, str, Any], Iterator[Sample]]] = {
-    Materializer: of_rounds,
-    Fleet: of_fleet,
-    Writer: of_writer,
-    Table: of_table,
-    Standby: of_standby,
-    Worker: of_worker,
-}
-
-
 def _of(made: _Made) -> Iterator[Sample]:
-    thing: Any = made.of()
-    for kind, samples in _ASKED.items():
-        is_over = getattr(thing, "life", Life.OPEN) is not Life.OPEN or getattr(thing, "is_ended", False)
-        if isinstance(thing, kind) and not is_over:
-            yield from samples(made.log, made.name, thing)
+    thing = made.of()
+    if getattr(thing, "life", Life.OPEN) is Life.OPEN and not getattr(thing, "is_ended", False):
+        yield from samples_of(thing, made.log, made.name)
 
 
 def _family(name: str, metric: Metric, values: dict[tuple[str, ...], float]) -> Family:

@@ -5,7 +5,7 @@
 Invariant: nothing is counted here. A sample is a field of some statistics that the code keeps anyway, by another name.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, cast
 
@@ -213,34 +213,15 @@ class Sample(NamedTuple):
     value: float
 
 
-def of_rounds(log: str, _name: str, daemon: Materializer) -> Iterator[Sample]:
-    """Of a materializer, as it is now."""
-    return _read(OF_ROUNDS, daemon.statistics(), log)
+def samples_of(thing: object, log: str, name: str) -> Iterator[Sample]:
+    """Of whatever is asked, as it is now; from any thread. Raises ClosedError for what was closed just now."""
+    for kind, samples in _ASKED.items():
+        if isinstance(thing, kind):
+            yield from samples(thing, log, name)
 
 
-def of_fleet(_log: str, _name: str, fleet: Fleet) -> Iterator[Sample]:
-    """Of the daemons of many logs, each of which is asked for itself while it has one."""
-    for state in fleet.states():
-        yield from _read(OF_FLEETS, state, state.log)
-
-
-def of_writer(log: str, name: str, writer: Writer) -> Iterator[Sample]:
-    """Of a writer, as it is now."""
-    return _read(OF_WRITERS, writer.statistics(), log, name)
-
-
-def of_table(log: str, name: str, table: Table[Any, Any]) -> Iterator[Sample]:
-    """Of a table, as it is now; from any thread."""
-    return _read(OF_TABLES, table, log, name)
-
-
-def of_standby(log: str, name: str, standby: Standby[Any, Any]) -> Iterator[Sample]:
-    """Of a standby, as it is now."""
-    return _read(OF_STANDBYS, standby, log, name)
-
-
-def of_worker(log: str, _name: str, worker: Worker[Any, Any]) -> Iterator[Sample]:
-    """Of a worker, as it is now; its tables and standbys have series of their own."""
+def _of_worker(worker: Any, log: str, _: str) -> Iterator[Sample]:
+    """Its tables and standbys have series of their own."""
     found = worker.statistics()
     tables = sum(one.commit_age_s is not None for one in found)
     for metric, value in zip(OF_WORKERS, (len(found), tables, len(worker.standbys)), strict=True):
@@ -256,3 +237,13 @@ def _read(metrics: Mapping[str, Metric], found: object, *labels: str) -> Iterato
             yield from (Sample(name, (*labels, label), one) for label, one in value.items())
         elif value is not None:
             yield Sample(name, labels, bool(value) if isinstance(value, str) else value)
+
+
+_ASKED: Mapping[type, Callable[[Any, str, str], Iterable[Sample]]] = {
+    Materializer: lambda it, log, _: _read(OF_ROUNDS, it.statistics(), log),
+    Fleet: lambda it, _, __: (one for state in it.states() for one in _read(OF_FLEETS, state, state.log)),
+    Writer: lambda it, log, name: _read(OF_WRITERS, it.statistics(), log, name),
+    Table: lambda it, log, name: _read(OF_TABLES, it, log, name),
+    Standby: lambda it, log, name: _read(OF_STANDBYS, it, log, name),
+    Worker: _of_worker,
+}

@@ -22,7 +22,7 @@ from statelog.materializer.outcome import Cleanup
 from statelog.materializer.statistics import MaterializerStatistics
 from statelog.operate import export_metrics, export_traces
 from statelog.operate.drill import drill
-from statelog.operate.metrics import METRICS, of_rounds
+from statelog.operate.metrics import METRICS, samples_of
 from statelog.producer import Writer
 from statelog.recovery import RecoverySettings, recover
 from statelog.storage.log.log import Log
@@ -111,7 +111,7 @@ def test_what_holds_truncation_is_named(held_by: str, shown: list[str], monkeypa
         daemon = Materializer(log)
         found = MaterializerStatistics(cleanup=Cleanup(held_by=held_by, held_back="x"))
         monkeypatch.setattr(daemon, "statistics", lambda: found)
-        samples = list(of_rounds("visits", "", daemon))
+        samples = list(samples_of(daemon, "visits", ""))
     assert [one.labels for one in samples if one.metric == "statelog_truncation_held"] == [
         ("visits", by) for by in shown
     ]

@@ -17,7 +17,7 @@ from statelog.errors import (
     Misuse,
     UncommittedChanges,
 )
-from statelog.operate.metrics import of_worker
+from statelog.operate.metrics import samples_of
 from statelog.producer.guard import Life
 from statelog.storage.kafka import TopicSpec
 from statelog.tables import Standby, Table
@@ -85,7 +85,7 @@ def test_what_it_says_of_its_partitions(world: WorkersWorld, monkeypatch: pytest
             WORK.step(table, int(message.value() or b""))
         assert worker.commit() == {0: 3, 1: 2, 2: 2}
         found = worker.statistics()
-        samples = {one.metric: one.labels for one in of_worker("words", "", worker)}
+        samples = {one.metric: one.labels for one in samples_of(worker, "words", "")}
     assert [(one.partition, one.lag) for one in found] == [(0, 1), (1, 2), (2, 2)]
     assert all(one.commit_age_s is not None and 0 <= one.commit_age_s < 60 for one in found)
     assert samples["statelog_worker_partitions"] == samples["statelog_worker_tables"] == ("words",)
