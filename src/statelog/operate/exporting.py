@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from statelog.environment import current_environment, watch
@@ -36,8 +37,12 @@ def export_metrics(
         True
         >>> end()
 
-    Raises ConfigError without the extra.
+    Raises ConfigError without the extra, and if PROMETHEUS_MULTIPROC_DIR names no directory.
     """
+    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if shared is not None and not Path(shared).is_dir():
+        hint = "Make it, empty, before the program starts; or unset the variable"
+        raise ConfigError("PROMETHEUS_MULTIPROC_DIR names no directory", hint=hint, directory=shared)
     try:
         from prometheus_client import REGISTRY  # An extra, and nothing that others should wait for.
 

@@ -22,6 +22,7 @@ from statelog.materializer.outcome import Cleanup
 from statelog.materializer.statistics import MaterializerStatistics
 from statelog.operate import export_metrics, export_traces
 from statelog.operate.drill import drill
+from statelog.operate.exporting import export_from_worker
 from statelog.operate.metrics import METRICS, samples_of
 from statelog.producer import Writer
 from statelog.recovery import RecoverySettings, recover
@@ -240,6 +241,15 @@ def test_spans_nest() -> None:
     assert ("statelog.open", "program") in nested
     commits = [span.attributes for span in spans if span.name == "statelog.commit"]
     assert [one["statelog.changes"] for one in commits if one] == [1]
+
+
+def test_a_shared_directory_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is asked for, and not at the first scrape; a worker of another program's goes on without."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match="names no directory"):
+        export_metrics(CollectorRegistry())
+    export_from_worker()
+    assert not current_environment().observers
 
 
 def test_spans_of_steps() -> None:
