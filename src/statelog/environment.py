@@ -174,17 +174,17 @@ class Environment:
 
     @contextmanager
     def step(
-        self, name: str, log: str, since_s: float | None = None, *, changes: int = 0, size_bytes: int = 0
+        self, name: str, log: str, since_s: float | None = None, *, amount: Callable[[], tuple[int, int]] | None = None
     ) -> Generator[None]:
         """Tell the observers of what the block does, as a step; it began earlier if `since_s` says so, on `clock`.
-
-        `changes` and `size_bytes` are those of `Step`.
+        `amount` gives the changes of `Step` and their size, if there are any.
         """
         if not self.observers:
             yield
             return
         now_s, error = self.clock(), ""
         started_s = now_s if since_s is None else since_s
+        changes, size_bytes = amount() if amount else (0, 0)
         step = Step(name, log, self.wall_clock() - (now_s - started_s), changes=changes, size_bytes=size_bytes)
         told = [one.began(step) for one in self.observers]
         try:

@@ -14,10 +14,11 @@ import click
 
 from statelog.cli.exit_codes import OTHER
 from statelog.cli.listening import listen_options
-from statelog.cli.observing import JsonLines, WatchedLog, observing
+from statelog.cli.observing import JsonLines, observing, one_health
 from statelog.cli.output import Output
 from statelog.cli.session import Session, connected
 from statelog.cli.streams import give_up_stdout
+from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse, NotFound
 from statelog.materializer import (
     CompletedRound,
@@ -145,12 +146,17 @@ class _Way(NamedTuple):
 
 def _materialize(session: Session, name: str, control: Control, watch: "_Watch", way: _Way) -> None:
     """One log: what ends its rounds ends the command."""
-    settings = materializer_settings(session.config)
-    watched = WatchedLog(name, settings)
-    with watch(watched, [settings.scratch]):
+    settings, clock = materializer_settings(session.config), current_environment().clock
+    daemon: Materializer | None = None
+    since_s: float | None = None
+
+    def health() -> "Health":
+        return one_health(name, settings, daemon, None if since_s is None else clock() - since_s)
+
+    with watch(health, [settings.scratch]):
         if way.wait and not _wait_for_log(session, name, control):
             return
-        watched.is_opening()
+        since_s = clock()
         with session.open_log(name) as log:
             engine = engine_for(session.config, name)
             if way.claim_root:
@@ -161,7 +167,6 @@ def _materialize(session: Session, name: str, control: Control, watch: "_Watch",
                 return
             events = _Events(session, control)
             daemon = Materializer(log, settings, control=control, make_engine=engine, on_event=events.tell)
-            watched.is_driven_by(daemon)
             with _drills(session, lambda: [name], lambda one: Log.open(one, session.where()), events):
                 daemon.run()
             events.check()

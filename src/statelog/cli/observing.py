@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from statelog.cli.output import Output
 from statelog.cli.session import Session
-from statelog.environment import current_environment
 from statelog.formatting import as_json, show_duration
 from statelog.materializer import Materializer, MaterializerSettings
 from statelog.materializer.fleet import MemberState
@@ -45,39 +44,16 @@ def observing(
         yield
 
 
-class WatchedLog:
-    """One log as its daemon has it: waited for, being opened, or rolled up."""
+def one_health(
+    name: str, settings: MaterializerSettings, daemon: Materializer | None, opening_s: float | None
+) -> "Health":
+    """Of one log: rolled up by a daemon, being opened for so long, or not there yet."""
+    from statelog.operate.health import Health, health_of_member
 
-    def __init__(self, name: str, settings: MaterializerSettings) -> None:
-        self._name = name
-        self._settings = settings
-        self._clock = current_environment().clock
-        self._opening_since_s: float | None = None
-        self._daemon: Materializer | None = None
-
-    def is_opening(self) -> None:
-        """It is there, or must be, and is being opened from now on."""
-        self._opening_since_s = self._clock()
-
-    def is_driven_by(self, daemon: Materializer) -> None:
-        """It is open."""
-        self._daemon = daemon
-
-    def __call__(self) -> "Health":
-        """What speaks against it now."""
-        from statelog.operate.health import Health, health_of_member
-
-        daemon, since_s = self._daemon, self._opening_since_s
-        opening_s = 0.0 if since_s is None else self._clock() - since_s
-        opening = f"it has been opening for {show_duration(opening_s)}"
-        state = MemberState(
-            log=self._name,
-            settings=self._settings,
-            statistics=None if daemon is None else daemon.statistics(),
-            problem="it does not exist yet" if since_s is None else opening,
-            opening_s=opening_s,
-        )
-        return Health(logs=[health_of_member(state)])
+    problem = "it does not exist yet" if opening_s is None else f"it has been opening for {show_duration(opening_s)}"
+    known = None if daemon is None else daemon.statistics()
+    state = MemberState(log=name, settings=settings, statistics=known, problem=problem, opening_s=opening_s or 0.0)
+    return Health(logs=[health_of_member(state)])
 
 
 class JsonLines(Output):

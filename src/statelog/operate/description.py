@@ -12,6 +12,7 @@ from statelog.materializer import tail_now
 from statelog.materializer.schedule import Rates, estimate
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
+from statelog.operate.log_checks import lag_facts
 from statelog.operate.losses import losses_listing
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import Held, held
@@ -75,10 +76,7 @@ def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
         "lag_ledger_records": found.state.position - (manifest.position if manifest else 0),
         "lag_data_records": sum(end - covered.get(partition, 0) for partition, end in committed.items()),
         "accepted_losses": len(found.state.accepted),
-        "lag_commits": tail.commits,
-        "lag_changes": tail.changes,
-        "lag_bytes": tail.size_bytes,
-        "lag_age_s": tail.age_s,
+        **lag_facts(tail),
         "restore_estimate_s": _restore_s(runs_bytes, tail),
     }
 

@@ -131,8 +131,7 @@ def _of_error(need: Need, error: StatelogError) -> Verdict:
         severity, hint = Severity.NOTE, 'Make logs with truncation="retention": Kafka deletes records by their age then'
     if reason.startswith(_NO_CODEC):
         hint = "Set the client's compression.type to none"
-    found = f"{error.message}: {reason}" if reason else error.message
-    return Verdict(severity, found, hint, error.facts)
+    return Verdict(severity, ": ".join(filter(None, (error.message, reason))), hint, error.facts)
 
 
 # ---- judges: each says what an answer means; None if there is no answer

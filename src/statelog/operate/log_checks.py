@@ -265,14 +265,19 @@ def of_log_start(kept: Sequence[Manifest], data: Mapping[int, OffsetRange], ledg
 # ---- ages
 
 
-def of_tail(tail: Tail, alarm_age_s: float) -> Verdict:
-    """How old what no snapshot has may get is the materializer's own alarm."""
-    facts: dict[str, Fact] = {
+def lag_facts(tail: Tail) -> dict[str, Fact]:
+    """What is in no snapshot, by the names that reports have."""
+    return {
         "lag_commits": tail.commits,
         "lag_changes": tail.changes,
         "lag_bytes": tail.size_bytes,
         "lag_age_s": tail.age_s,
     }
+
+
+def of_tail(tail: Tail, alarm_age_s: float) -> Verdict:
+    """How old what no snapshot has may get is the materializer's own alarm."""
+    facts = lag_facts(tail)
     found = f"commits: {show_count(tail.commits)}, the oldest {show_duration(tail.age_s)} old"
     if tail.age_s < alarm_age_s:
         return Verdict(Severity.OK, found if tail.commits else "nothing", facts=facts)

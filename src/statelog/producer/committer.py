@@ -16,6 +16,7 @@ Invariants:
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 
 from statelog.environment import current_environment
 from statelog.errors import (
@@ -150,9 +151,8 @@ class Committer:
         """The outcome of the pending Commit. Raises Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable."""
         assert self._under_way is not None, "nothing is under way"
         sent, self._under_way = self._under_way, None
-        entries = [entry for handle in sent.handles for entry in handle.entries]
-        changes, size_bytes = sum(one.changes for one in entries), sum(one.size_bytes for one in entries)
-        with self._environment.step("commit", self._log.name, sent.sent_s, changes=changes, size_bytes=size_bytes):
+        amount = partial(_amount, sent.handles)
+        with self._environment.step("commit", self._log.name, sent.sent_s, amount=amount):
             return self._finish(sent, settle=settle)
 
     def _finish(self, sent: _UnderWay, *, settle: bool) -> LastCommit:
@@ -297,6 +297,12 @@ class GrantHolder:
     def place(self) -> Place:
         """That position with the ledger record below it: for `recover(at_least=)` elsewhere, and for what is kept."""
         return self._committer.place
+
+
+def _amount(handles: Sequence[Handle]) -> tuple[int, int]:
+    """How many changes they list, and in how many bytes."""
+    entries = [entry for handle in handles for entry in handle.entries]
+    return sum(one.changes for one in entries), sum(one.size_bytes for one in entries)
 
 
 def make_commit(
