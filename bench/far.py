@@ -11,6 +11,7 @@ from bench.plain import plain_topic
 from bench.run import commit_latencies
 from bench.setting import Setting
 from bench.workload import batches, pairs
+from statelog.producer import Writer
 from statelog.testing import Provider
 from statelog.testing.proxy import ProviderProxy
 
@@ -34,8 +35,8 @@ def _at(setting: Setting, request_s: float) -> list[Figure]:
     with ProviderProxy(setting.bootstrap, Provider(name="far", latency_s=request_s)) as proxy:
         with plain_topic(proxy.bootstrap) as topic:
             transaction = topic.transaction_latencies(sets)[warm:]
-        with bench_log(proxy.bootstrap, setting.root) as log:
-            ours = commit_latencies(log, sets)[warm:]
+        with bench_log(proxy.bootstrap, setting.root) as log, Writer(log, "bench") as writer:
+            ours = commit_latencies(writer, sets)[warm:]
     name = f"commit of 100 changes, {request_s * 1e3:g} ms a request"
     return [
         latency(f"{name}, {label}", share, ours, "one Kafka transaction", transaction)

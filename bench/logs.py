@@ -16,11 +16,13 @@ PARTITIONS = 8
 
 
 @contextlib.contextmanager
-def bench_log(bootstrap: str, root: Path, *, value_schema: str | None = None) -> Generator[Log]:
-    """A new log of eight partitions, of opaque values if no schema is given, deleted at the end."""
+def bench_log(
+    bootstrap: str, root: Path, *, partitions: int = PARTITIONS, value_schema: str | None = None
+) -> Generator[Log]:
+    """A new log, of opaque values if no schema is given, deleted at the end."""
     name = f"bench-{uuid.uuid4().hex[:12]}"
     where = bench_where(bootstrap, root)
-    with Log.create(name, where, LogOptions(partitions=PARTITIONS, value_schema=value_schema)) as log:
+    with Log.create(name, where, LogOptions(partitions=partitions, value_schema=value_schema)) as log:
         yield log
     Log.delete(name, where)
 

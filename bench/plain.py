@@ -3,7 +3,7 @@
 import contextlib
 import time
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -12,15 +12,18 @@ __all__ = ["PlainTopic", "plain_topic"]
 
 PARTITIONS = 8
 _CONNECT_S = 0.05
+_ANY = -1
+"""No partition in particular: the client takes one by the key."""
 _QUIET = {"log_level": 3}
 """A coordinator that loads, or a client that closes, says so on stderr otherwise, among the figures."""
 
 
 class PlainTopic:
-    """A topic of eight partitions, filled and read the plain way, with settings that measured well."""
+    """A topic, filled and read the plain way, with settings that measured well."""
 
-    def __init__(self, bootstrap: str, name: str) -> None:
+    def __init__(self, bootstrap: str, name: str, partitions: int) -> None:
         self.name = name
+        self._partitions = partitions
         self._bootstrap = bootstrap
 
     def connected(self) -> Producer:
@@ -65,7 +68,7 @@ class PlainTopic:
                 **_QUIET,
             }
         )
-        consumer.assign([TopicPartition(self.name, p, 0) for p in range(PARTITIONS)])
+        consumer.assign([TopicPartition(self.name, p, 0) for p in range(self._partitions)])
         return consumer
 
     def replay(self, expected: int) -> dict[bytes, bytes]:
@@ -90,16 +93,21 @@ class PlainTopic:
         producer = self._producer({"linger.ms": 0})
         return [self._timed(producer, pairs) for pairs in sets]
 
-    def transaction_latencies(self, sets: list[list[tuple[bytes, bytes]]]) -> list[float]:
-        """Seconds to produce each set in a Kafka transaction and commit it."""
+    def transaction_latencies(
+        self, sets: list[list[tuple[bytes, bytes]]], partitions: Sequence[int] | None = None
+    ) -> list[float]:
+        """Seconds to produce each set in a Kafka transaction and commit it; in some partitions, in turns, or wherever
+        the client puts a key.
+        """
+        of = partitions or [_ANY]
         producer = self._producer({"linger.ms": 0, "transactional.id": uuid.uuid4().hex})
         producer.init_transactions(30)
         found: list[float] = []
         for pairs in sets:
             started_s = time.perf_counter()
             producer.begin_transaction()
-            for key, value in pairs:
-                producer.produce(self.name, value, key)
+            for number, (key, value) in enumerate(pairs):
+                producer.produce(self.name, value, key, of[number % len(of)])
             producer.commit_transaction(30)
             found.append(time.perf_counter() - started_s)
         return found
@@ -128,21 +136,21 @@ class PlainTopic:
 
 
 @contextlib.contextmanager
-def plain_topic(bootstrap: str) -> Generator[PlainTopic]:
+def plain_topic(bootstrap: str, *, partitions: int = PARTITIONS) -> Generator[PlainTopic]:
     """A new topic, deleted at the end."""
     admin = AdminClient({"bootstrap.servers": bootstrap, **_QUIET})
     name = f"bench-plain-{uuid.uuid4().hex[:12]}"
-    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(30)
-    _await_leaders(bootstrap, name)
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    _await_leaders(bootstrap, name, partitions)
     try:
-        yield PlainTopic(bootstrap, name)
+        yield PlainTopic(bootstrap, name, partitions)
     finally:
         admin.delete_topics([name])[name].result(30)
 
 
-def _await_leaders(bootstrap: str, name: str) -> None:
+def _await_leaders(bootstrap: str, name: str, partitions: int) -> None:
     """Wait until every partition takes a record, so that no clock runs meanwhile."""
     probe = Producer({"bootstrap.servers": bootstrap, **_QUIET})
-    for partition in range(PARTITIONS):
+    for partition in range(partitions):
         probe.produce(name, b"", b"", partition=partition)
     assert probe.flush(30) == 0

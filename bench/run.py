@@ -58,8 +58,8 @@ def latency(setting: Setting) -> list[Figure]:
     with plain_topic(setting.bootstrap) as topic:
         flush = topic.flush_latencies(sets)[warm:]
         transaction = topic.transaction_latencies(sets)[warm:]
-    with bench_log(setting.bootstrap, setting.root) as log:
-        ours = commit_latencies(log, sets)[warm:]
+    with bench_log(setting.bootstrap, setting.root) as log, Writer(log, "bench") as writer:
+        ours = commit_latencies(writer, sets)[warm:]
     return [
         milliseconds(f"commit of 100 changes, {label}", share, ours, name, other)
         for share, label in ((0.5, "p50"), (0.99, "p99"))
@@ -67,18 +67,17 @@ def latency(setting: Setting) -> list[Figure]:
     ]
 
 
-def commit_latencies(log: Log, sets: list[list[tuple[bytes, bytes]]]) -> list[float]:
+def commit_latencies(writer: Writer, sets: list[list[tuple[bytes, bytes]]]) -> list[float]:
     """Seconds to put each set and commit it."""
     gc.collect()
     gc.freeze()
-    with Writer(log, "bench") as writer:
 
-        def commit(checkpoint_id: int, changes: list[tuple[bytes, bytes]]) -> None:
-            for key, value in changes:
-                writer.put(key, value)
-            writer.commit({"offset": "42"}, checkpoint_id=checkpoint_id)
+    def commit(checkpoint_id: int, changes: list[tuple[bytes, bytes]]) -> None:
+        for key, value in changes:
+            writer.put(key, value)
+        writer.commit({"offset": "42"}, checkpoint_id=checkpoint_id)
 
-        return [timed(partial(commit, i, changes)) for i, changes in enumerate(sets, 1)]
+    return [timed(partial(commit, i, changes)) for i, changes in enumerate(sets, 1)]
 
 
 def replay(setting: Setting) -> list[Figure]:
@@ -153,6 +152,7 @@ BENCHMARKS: Mapping[str, Callable[[Setting], list[Figure]]] = {
     "put": _elsewhere("put", "put"),
     "latency": latency,
     "latency-far": _elsewhere("far", "latency_far"),
+    "commits": _elsewhere("commits", "commits"),
     "replay": replay,
     "snapshot": snapshot,
     "rounds": _elsewhere("rounds", "rounds"),

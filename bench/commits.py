@@ -1,0 +1,71 @@
+"""Commits of other shapes: over 1, 8 and 64 partitions, and of 1 and 20 writers of one log at the same time.
+
+Beside each is a Kafka transaction of the same changes in the same partitions. Writers of one log own partitions of
+their own, and each transaction has a producer of its own; each is a thread. What is told of the slowest is the 99.9th
+percentile, so ask for thousands of commits.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from bench.figures import Figure, latency
+from bench.logs import bench_log
+from bench.plain import plain_topic
+from bench.run import commit_latencies
+from bench.setting import Setting
+from bench.workload import batches, pairs
+from statelog.producer import Writer
+from statelog.schemas.key_groups import key_group_of, partition_of
+from statelog.storage import Log
+
+__all__ = ["commits"]
+
+Changes = list[tuple[bytes, bytes]]
+
+_SHARES = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
+_CHANGES = 100
+_SHAPES = ((1, 1), (8, 1), (64, 1), (64, 20))
+"""Partitions of the log, and its writers."""
+
+
+def commits(setting: Setting) -> list[Figure]:
+    """Milliseconds of a commit of 100 changes."""
+    few = pairs(batches(100_000, setting.keys))
+    return [figure for partitions, writers in _SHAPES for figure in _shape(setting, few, partitions, writers)]
+
+
+def _shape(setting: Setting, few: Changes, partitions: int, writers: int) -> list[Figure]:
+    each = max(20, setting.commits // writers)
+    warm = min(20, each // 2)
+    shares = [range(writer, partitions, writers) for writer in range(writers)]
+    with bench_log(setting.bootstrap, setting.root, partitions=partitions) as log:
+        sets = [_sets(log, few, share, each) for share in shares]
+        ours = _together([partial(_ours, log, *one) for one in zip(shares, sets, strict=True)], warm)
+    with plain_topic(setting.bootstrap, partitions=partitions) as topic:
+        theirs = topic.transaction_latencies
+        others = _together([partial(theirs, mine, share) for share, mine in zip(shares, sets, strict=True)], warm)
+    name = f"commit of {_CHANGES} changes, {partitions} partitions, {writers} writer{'s' if writers > 1 else ''}"
+    return [latency(f"{name}, {label}", share, ours, "one Kafka transaction", others) for share, label in _SHARES]
+
+
+def _ours(log: Log, share: Sequence[int], sets: list[Changes]) -> list[float]:
+    with Writer(log, f"bench-{share[0]}", partitions=share) as writer:
+        return commit_latencies(writer, sets)
+
+
+def _sets(log: Log, few: Changes, owned: Sequence[int], count: int) -> list[Changes]:
+    """The changes of each commit, of keys that lie in these partitions."""
+    of = log.descriptor
+
+    def partition(key: bytes) -> int:
+        return partition_of(key_group_of(key, of.key_type, of.key_groups), of.partitions, of.key_groups)
+
+    mine = [pair for pair in few if partition(pair[0]) in owned]
+    return [[mine[(number * _CHANGES + i) % len(mine)] for i in range(_CHANGES)] for number in range(count)]
+
+
+def _together(works: Sequence[Callable[[], list[float]]], warm: int) -> list[float]:
+    """The seconds of all works, each in a thread of its own, without those of the first commits of each."""
+    with ThreadPoolExecutor(len(works)) as threads:
+        return [one for found in threads.map(lambda work: work(), works) for one in found[warm:]]
