@@ -39,15 +39,22 @@ def test_one_that_waited_for_long_is_closed() -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_one_waits_for_a_topic(is_late: bool) -> None:
-    """A second one is closed; so is one that comes back behind the end, and the one that waits at the end."""
+def test_as_many_wait_for_a_topic_as_have_read_it(is_late: bool) -> None:
+    """The writers of a log follow its ledger at the same time: each finds one again, and the last that was used first.
+    One that comes back behind the end is closed, as are those that wait at the end.
+    """
     first, second = _Client(), _Client()
     waiting = IdleConsumers(lambda: 0.0)
     if is_late:
         waiting.close()
     waiting.give("t", _idle(first))
     waiting.give("t", _idle(second))
-    assert (first.closed, second.closed) == (int(is_late), 1)
+    assert (first.closed, second.closed) == (int(is_late), int(is_late))
+    taken = [waiting.take("t"), waiting.take("t")]
+    assert taken == ([None, None] if is_late else [_idle(second), _idle(first)])
+    assert waiting.take("t") is None
+    for one in filter(None, taken):
+        waiting.give("t", one)
     waiting.close()
     assert (first.closed, second.closed) == (1, 1)
     assert waiting.take("t") is None
@@ -56,10 +63,10 @@ def test_one_waits_for_a_topic(is_late: bool) -> None:
 def test_of_many_topics_the_oldest_are_closed() -> None:
     """However many logs a process reads, few consumers wait: those that were read last."""
     waiting = IdleConsumers(lambda: 0.0)
-    consumers = [_Client() for _ in range(20)]
+    consumers = [_Client() for _ in range(36)]
     for number, consumer in enumerate(consumers):
         waiting.give(f"topic{number}", _idle(consumer))
-    assert [one.closed for one in consumers] == [1] * 4 + [0] * 16
+    assert [one.closed for one in consumers] == [1] * 4 + [0] * 32
     assert waiting.take("topic3") is None
     assert waiting.take("topic4") is not None
     waiting.close()

@@ -17,6 +17,7 @@ asks then.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import NamedTuple, Protocol
 
 import confluent_kafka
@@ -53,7 +54,7 @@ _BATCH = 16
 _POLL_S = 0.1
 _SILENCE_S = 1.0
 """Nothing came for so long: time to ask what was not asked at the beginning, whether it is all there."""
-_MOST_IDLE = 16
+_MOST_IDLE = 32
 _FRESH_S = 60.0
 """So long a connection that nobody uses is trusted: less than any load balancer drops one after."""
 _BY_BROKER = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
@@ -70,6 +71,7 @@ class IdleConsumer(NamedTuple):
 
 
 class _Waiting(NamedTuple):
+    topic: str
     idle: IdleConsumer
     guard: ProcessGuard
     since_s: float
@@ -82,47 +84,48 @@ class _Waiting(NamedTuple):
 
 
 class IdleConsumers:
-    """Consumers between two reads, at most one a topic, for readers that are many and seldom read. Thread-safe.
+    """Consumers between two reads, for readers that are many and seldom read. Thread-safe.
 
-    Of many topics those are kept that were read last: each has connections and threads of its own. One that has waited
-    for long is closed instead of used: its connections may be gone without a word.
+    As many of a topic are kept as were reading at the same time: the writers of one log each follow its ledger. Of all
+    those that read last are kept: each has connections and threads of its own. One that has waited for long is closed
+    instead of used: its connections may be gone without a word.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._given = count()
         self._clock = clock
         self._is_closed = False
 
     def take(self, topic: str) -> IdleConsumer | None:
-        """One that has read this topic, for the caller to give back or to close; None if there is none."""
-        found = self._waiting.pop(topic, None)
-        if found is None or found.guard.is_foreign:
-            return None
-        if self._clock() - found.since_s >= _FRESH_S:
-            found.close()
-            return None
-        found.guard.close()
-        return found.idle
+        """The last that has read this topic, for the caller to give back or to close; None if there is none."""
+        for number, waiting in reversed(list(self._waiting.items())):
+            if waiting.topic != topic or self._waiting.pop(number, None) is None or waiting.guard.is_foreign:
+                continue
+            if self._clock() - waiting.since_s < _FRESH_S:
+                waiting.guard.close()
+                return waiting.idle
+            waiting.close()
+        return None
 
     def give(self, topic: str, idle: IdleConsumer) -> None:
         """Keep it for the next, or close it."""
-        waiting = _Waiting(idle, ProcessGuard("reader"), self._clock())
+        waiting = _Waiting(topic, idle, ProcessGuard("reader"), self._clock())
         waiting.guard.hold(idle.client)
-        if self._waiting.setdefault(topic, waiting) is not waiting:
-            waiting.close()
-        for topic in list(self._waiting)[:-_MOST_IDLE]:
-            self._end(topic)
+        self._waiting[next(self._given)] = waiting
+        for number in list(self._waiting)[:-_MOST_IDLE]:
+            self._end(number)
         if self._is_closed:  # By another thread, which may have looked before.
             self.close()
 
     def close(self) -> None:
         """Release them. Idempotent."""
         self._is_closed = True
-        for topic in list(self._waiting):
-            self._end(topic)
+        for number in list(self._waiting):
+            self._end(number)
 
-    def _end(self, topic: str) -> None:
-        waiting = self._waiting.pop(topic, None)
+    def _end(self, number: int) -> None:
+        waiting = self._waiting.pop(number, None)
         if waiting is not None:
             waiting.close()
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from threading import Lock
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -138,6 +139,7 @@ class Log(Closing):
         self._place = ORIGIN
         self._clock = current_environment().clock
         self._verified: Verified | None = None
+        self._asking = Lock()
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
 
@@ -228,11 +230,23 @@ class Log(Closing):
             raise
 
     def _identify(self, *, anew: bool = False) -> Verified:
-        now_s = self._clock()
+        if anew or self._is_over_due:
+            # Of many threads one asks for all. With a limit: a fork may have copied a lock that nobody releases.
+            is_held = self._asking.acquire(timeout=LOOK_AGAIN_S)
+            try:
+                if anew or self._is_over_due:
+                    now_s = self._clock()
+                    self._verified = Verified(identify(self.kafka, self.store, self.descriptor), now_s)
+            finally:
+                if is_held:
+                    self._asking.release()
+        assert self._verified is not None
+        return self._verified
+
+    @property
+    def _is_over_due(self) -> bool:
         verified = self._verified
-        if anew or verified is None or now_s - verified.asked_s >= self.look_again_s:
-            verified = self._verified = Verified(identify(self.kafka, self.store, self.descriptor), now_s)
-        return verified
+        return verified is None or self._clock() - verified.asked_s >= self.look_again_s
 
     @property
     def retention_s(self) -> float | None:
