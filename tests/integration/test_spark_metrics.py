@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from tests.support.services.broker import Broker
 from tests.support.spark.metrics_job import BATCHES
@@ -19,14 +20,14 @@ _ROWS = 2 * sum(map(len, BATCHES))
 """Written once by the stream and once by `upsert`."""
 
 
-def _scraped(broker: Broker, log: str, directory: Path, *, counts_together: bool) -> Samples:
+def _scraped(broker: Broker, log: str, directory: Path, *more: Path, counts_together: bool) -> Samples:
     variables = {name: text for name, text in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
     if counts_together:
         counted = directory / "counted"
         counted.mkdir()
         variables["PROMETHEUS_MULTIPROC_DIR"] = str(counted)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.spark.metrics_job", broker.bootstrap, log, str(directory)],
+        [sys.executable, "-m", "tests.support.spark.metrics_job", broker.bootstrap, log, *map(str, (directory, *more))],
         check=False, capture_output=True, text=True, timeout=400, env=variables,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
@@ -48,6 +49,20 @@ def test_the_driver_shows_what_workers_do(broker: Broker, log_name: str, tmp_pat
     assert _sum(samples, "statelog_requests_total", log=log_name, port="kafka", operation="send") > 2 * len(BATCHES)
     assert _sum(samples, "statelog_requests_total", log=log_name, port="store", operation="read") >= 1
     assert _sum(samples, "statelog_step_errors_total") == 0
+
+
+def test_executors_on_other_machines_count_there(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Commits, and how much they made visible, are whole on the driver all the same; what tasks ask is not there."""
+    executors = tmp_path / "executors"
+    executors.mkdir()
+    samples = _scraped(broker, log_name, tmp_path, executors, counts_together=True)
+    assert _sum(samples, "statelog_commit_changes_total", log=log_name) == _ROWS
+    assert _sum(samples, "statelog_commit_seconds_count", log=log_name) == 2 * len(BATCHES)
+    counted: Any = MultiProcessCollector  # The client annotates nothing there.
+    there = [one for family in counted(None, str(executors)).collect() for one in family.samples]
+    sent = {"log": log_name, "port": "kafka", "operation": "send"}
+    of_tasks = sum(one.value for one in there if one.name == "statelog_requests_total" and one.labels == sent)
+    assert of_tasks > _sum(samples, "statelog_requests_total", **sent) > 0
 
 
 def test_alone_a_driver_sees_no_worker(broker: Broker, log_name: str, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """A Spark driver that Prometheus scrapes, in a process of its own: the client decides at its import how it counts.
 
-Run with the bootstrap address, the name of a log and a directory. It writes a stream and an upsert, and reads the
+Run with the bootstrap address, the name of a log, a directory, and perhaps another one, where executors in processes of
+their own count. It writes a stream and an upsert, and reads the
 state; then it writes what a scrape of the driver shows as a line of JSON: by sample name, a list of labels and value.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -20,9 +22,14 @@ __all__ = ["BATCHES", "main"]
 BATCHES: list[list[Row]] = [[(key, key * 10) for key in range(50)], [(key, -key) for key in range(0, 50, 3)]]
 
 
-def main(bootstrap: str, name: str, directory: Path) -> None:
+def main(bootstrap: str, name: str, directory: Path, executors: str = "") -> None:
     """The job, and the scrape."""
-    spark = open_session({})
+    apart = {
+        "spark.executor.memory": "512m",
+        "spark.executorEnv.PROMETHEUS_MULTIPROC_DIR": executors,
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    spark = open_session(apart, master="local-cluster[1,2,1024]") if executors else open_session({})
     made = SparkLog.create(name, bootstrap, directory)
     made.log.close()
     export_metrics()
@@ -44,4 +51,4 @@ def main(bootstrap: str, name: str, directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])
