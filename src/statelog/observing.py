@@ -54,8 +54,10 @@ class Observer(Protocol):
         """
         ...
 
-    def progress(self, log: str, fraction: float, left_s: float | None) -> None:
-        """A recovery of the log is that far, from 0 to 1; `left_s` is estimated."""
+    def progress(self, of: object, log: str, fraction: float, left_s: float | None) -> None:
+        """A recovery of the log is that far, from 0 to 1; `left_s` is estimated. `of` stands for that recovery, among
+        others that go on: to be held weakly.
+        """
         ...
 
     def made(self, thing: object, log: str, name: str) -> None:

@@ -35,8 +35,8 @@ class _Noting:
     def began(self, step: Step) -> Callable[[Step], None]:
         raise AssertionError(step)
 
-    def progress(self, log: str, fraction: float, left_s: float | None) -> None:
-        raise AssertionError(log, fraction, left_s)
+    def progress(self, of: object, log: str, fraction: float, left_s: float | None) -> None:
+        raise AssertionError(of, log, fraction, left_s)
 
     def made(self, thing: object, log: str, name: str) -> None:
         raise AssertionError(thing, log, name)

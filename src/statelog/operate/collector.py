@@ -40,6 +40,12 @@ class _Made(NamedTuple):
     name: str
 
 
+class _Progress(NamedTuple):
+    log: str
+    fraction: float
+    left_s: float | None
+
+
 class Metrics(Collector):
     """An observer, and a collector. Thread-safe."""
 
@@ -47,7 +53,7 @@ class Metrics(Collector):
         self._directories = [fspath(one) for one in directories]
         self._lock = threading.Lock()
         self._made: list[_Made] = []
-        self._progress: dict[str, tuple[float, float | None]] = {}
+        self._progress = weakref.WeakKeyDictionary[object, _Progress]()
         self._last_s: dict[str, float] = {}
         told = [(name, one.text, one.labels, one.kind) for name, one in TOLD.items()]
         self._counters = {one[0]: Counter(*one[:3], registry=None) for one in told if one[3] is Kind.COUNTER}
@@ -80,17 +86,22 @@ class Metrics(Collector):
             self._count("commit_bytes", step.log, by=step.size_bytes)
         if step.name == "recovery":
             with self._lock:
-                self._progress.pop(step.log, None)
                 if not step.error:
                     self._last_s[step.log] = step.seconds
+                else:  # One of the log's; the others tell again.
+                    self._progress = weakref.WeakKeyDictionary(
+                        {of: one for of, one in self._progress.items() if one.log != step.log}
+                    )
 
     def _count(self, name: str, *labels: str, by: float = 1) -> None:
         self._counters[f"statelog_{name}_total"].labels(*labels).inc(by)
 
-    def progress(self, log: str, fraction: float, left_s: float | None) -> None:
+    def progress(self, of: object, log: str, fraction: float, left_s: float | None) -> None:
         """A recovery is that far."""
         with self._lock:
-            self._progress[log] = fraction, left_s
+            self._progress[of] = _Progress(log, fraction, left_s)
+            if fraction >= 1.0:
+                del self._progress[of]
 
     def made(self, thing: object, log: str, name: str) -> None:
         """Something was made, to be asked for its statistics."""
@@ -125,12 +136,12 @@ class Metrics(Collector):
 
     def _samples(self) -> Iterator[Sample]:
         with self._lock:
-            made, progress, last_s = list(self._made), dict(self._progress), dict(self._last_s)
+            made, progress, last_s = list(self._made), list(self._progress.values()), dict(self._last_s)
         for one in made:
             with suppress(StatelogError):  # Closed just now.
                 yield from _of(one)
-        for log, (fraction, left_s) in progress.items():
-            yield Sample("statelog_recovery_progress_ratio", (log,), fraction)
+        for log, fraction, left_s in sorted(progress, key=lambda one: one.fraction, reverse=True):
+            yield Sample("statelog_recovery_progress_ratio", (log,), fraction)  # The last one of a log counts.
             if left_s is not None:
                 yield Sample("statelog_recovery_left_seconds", (log,), left_s)
         for log, seconds in last_s.items():

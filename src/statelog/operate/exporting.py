@@ -116,7 +116,7 @@ class _Traces:
     def request(self, request: Request) -> None:
         pass
 
-    def progress(self, log: str, fraction: float, left_s: float | None) -> None:
+    def progress(self, of: object, log: str, fraction: float, left_s: float | None) -> None:
         pass
 
     def made(self, thing: object, log: str, name: str) -> None:

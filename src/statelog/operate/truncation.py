@@ -1,6 +1,6 @@
 """What holds truncation back: every bound, whose it is, how far it lets the log be truncated, and what would free it.
 
-Read as a round reads it, by the functions that decide for a round; `describe`, `truncation --explain`, metrics and the
+Read as a round reads it, by the functions that decide for a round; `describe`, `truncate --explain`, metrics and the
 page show it by these names. Truncates nothing.
 """
 

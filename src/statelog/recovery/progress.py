@@ -167,7 +167,7 @@ class Monitor:
             elapsed_s=now_s - self._started_s,
         )
         for one in self._observers:
-            one.progress(self._held.log.name, found.fraction, found.eta_s)
+            one.progress(self, self._held.log.name, found.fraction, found.eta_s)
         if self._on_progress is not None:
             self._on_progress(found)
 

@@ -25,7 +25,7 @@ from statelog.operate.drill import drill
 from statelog.operate.exporting import export_from_worker
 from statelog.operate.metrics import METRICS, samples_of
 from statelog.producer import Writer
-from statelog.recovery import RecoverySettings, recover
+from statelog.recovery import Progress, RecoverySettings, recover
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
@@ -147,18 +147,44 @@ def test_errors_are_counted_by_their_names(scrape: Scrape) -> None:
 
 
 def test_a_recovery_shows_how_far_it_is(scrape: Scrape) -> None:
-    """From its first report to its end."""
+    """From its first report on, and not any more once it is over."""
     twin = TwinLog()
-    twin.write({b"a": b"1"})
-    seen: list[float] = []
-    with twin.open() as log, recover(log, progress=lambda _: seen.extend(_progress(scrape()))) as recovery:
+    for number in range(20):
+        twin.write({b"%d" % number: b"1"})
+    seen: list[list[float]] = []
+
+    def look(_: Progress) -> None:
+        seen.append(_progress(scrape()))
+
+    often = RecoverySettings(progress_interval_s=0.0)
+    with twin.open() as log, recover(log, progress=look, settings=often) as recovery:
         recovery.to_dict()
-    assert seen
-    assert all(0 <= one <= 1 for one in seen)
+    assert seen[0]
+    assert all(0 <= one < 1 for found in seen for one in found)
+    assert not seen[-1]
+
+
+def test_of_several_recoveries_the_one_furthest_behind_is_shown(scrape: Scrape) -> None:
+    """A worker opens several tables of a log at once; one that is done, or has failed, is not shown any more."""
+    (metrics,) = current_environment().observers
+
+    class Recovery:
+        pass
+
+    first, second = Recovery(), Recovery()
+    metrics.progress(first, "log", 0.9, 1.0)
+    metrics.progress(second, "log", 0.2, 8.0)
+    metrics.progress(first, "log", 0.95, 0.5)
+    assert _progress(scrape()) == [0.2]
+    assert scrape()["statelog_recovery_left_seconds"] == {("log",): 8.0}
+    metrics.progress(second, "log", 1.0, 0.0)
+    assert _progress(scrape()) == [0.95]
+    del first
+    assert "statelog_recovery_progress_ratio" not in scrape()
 
 
 def _progress(found: dict[str, dict[tuple[str, ...], float]]) -> list[float]:
-    return list(found["statelog_recovery_progress_ratio"].values())
+    return list(found.get("statelog_recovery_progress_ratio", {}).values())
 
 
 def test_requests_are_of_the_log_that_they_are_made_for(scrape: Scrape) -> None:
