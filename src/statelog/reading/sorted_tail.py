@@ -334,27 +334,40 @@ def select_key_groups(batch: pa.RecordBatch, wanted: Collection[int]) -> pa.Reco
 
 
 class MemoryTail:
-    """The tail as it comes, by partition, folded whenever more than a bound of it has piled up.
+    """The tail as it comes, by partition. Whenever more than a bound has come on top of what is folded, the partition
+    that most of it is of is folded.
 
-    Deletes are kept: the runs below may hold what they delete. Memory stays near the newest changes plus the bound,
-    because a partition is folded again only after as much as it holds folded has come on top.
+    Deletes are kept: the runs below may hold what they delete. Memory stays near the newest changes plus the bound, or
+    twice the newest changes: where they are more than the bound, as much as they may come on top.
     """
 
-    def __init__(self, *, partitions: int, fold_bytes: int) -> None:
-        self._fold_bytes = fold_bytes // max(1, partitions)
+    def __init__(self, *, fold_bytes: int) -> None:
+        self._fold_bytes = fold_bytes
         self._piles: dict[int, PartitionChanges] = {}
         self._folded: dict[int, int] = {}
+        self._folded_bytes = self._held_bytes = 0
 
     def add(self, partition: int, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
         """The next changes of a partition, in offset order, which keep so many bytes in memory; 0 if their own."""
         if not changes.num_rows:
             return
         pile = self._piles.setdefault(partition, PartitionChanges())
+        before = pile.size_bytes
         pile.add(changes, held_bytes)
-        folded = self._folded.get(partition, 0)
-        if pile.size_bytes - folded > max(self._fold_bytes, folded):
-            pile.replace(newest(pile.tables(), keep_deletes=True))
-            self._folded[partition] = pile.size_bytes
+        self._held_bytes += pile.size_bytes - before
+        if self._held_bytes - self._folded_bytes > max(self._fold_bytes, self._folded_bytes):
+            self._fold(max(self._piles, key=self._on_top))
+
+    def _on_top(self, partition: int) -> int:
+        return self._piles[partition].size_bytes - self._folded.get(partition, 0)
+
+    def _fold(self, partition: int) -> None:
+        pile, folded = self._piles[partition], self._folded.get(partition, 0)
+        before = pile.size_bytes
+        pile.replace(newest(pile.tables(), keep_deletes=True))
+        self._folded[partition] = pile.size_bytes
+        self._held_bytes += pile.size_bytes - before
+        self._folded_bytes += pile.size_bytes - folded
 
     def tables(self, partition: int) -> list[pa.Table]:
         """What a partition holds, oldest first; a key may still come more than once. It is handed over, as by the other

@@ -116,7 +116,7 @@ class PlanReader:
 
         Holds the newest changes of the tail in memory, and of the runs what `merged` does.
         """
-        tail = MemoryTail(partitions=len(self.plan.partitions), fold_bytes=self._settings.fold_bytes)
+        tail = MemoryTail(fold_bytes=self._settings.fold_bytes)
         with ExitStack() as opened:
             runs = self._lanes(opened)
             self._await(begin(self.environment.start, lambda: self._read_tail(tail)), Phase.READ)

@@ -47,7 +47,7 @@ def test_newest_is_the_last_change_per_key(stretches: list[list[_Row]], keep_del
 @given(_stretches, st.sampled_from([1, 100, 1 << 20]))
 def test_a_tail_that_is_folded_on_the_way_is_the_same_tail(stretches: list[list[_Row]], fold_bytes: int) -> None:
     """Whenever it is folded, the deletes stay and the last change per key comes out."""
-    tail = MemoryTail(partitions=1, fold_bytes=fold_bytes)
+    tail = MemoryTail(fold_bytes=fold_bytes)
     for rows in stretches:
         tail.add(0, rows_batch(rows))
     assert _as_dict(newest(tail.tables(0), keep_deletes=True)) == _naive(stretches, keep_deletes=True)
@@ -58,7 +58,7 @@ def test_a_tail_that_is_folded_on_the_way_is_the_same_tail(stretches: list[list[
 @given(_stretches, st.sampled_from([1, 100, 1 << 20]), st.sampled_from([1, 100, 1 << 30]))
 def test_a_tail_comes_out_sorted_or_live(stretches: list[list[_Row]], fold_bytes: int, most_bytes: int) -> None:
     """By (key group, key) with its deletes, also if it is sorted in parts; or in no order without them."""
-    tails = [MemoryTail(partitions=1, fold_bytes=fold_bytes) for _ in range(2)]
+    tails = [MemoryTail(fold_bytes=fold_bytes) for _ in range(2)]
     for tail in tails:
         for rows in stretches:
             tail.add(0, rows_batch(rows))
