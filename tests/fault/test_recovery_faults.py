@@ -58,6 +58,35 @@ def test_a_damaged_chunk_stops_the_recovery() -> None:
     assert (caught.value.facts["partition"], caught.value.facts["offset"]) == (1, record.offset)
 
 
+def test_of_many_small_chunks_the_corrupt_one_is_named() -> None:
+    """They are decoded together; a put without a value among them is told with its own offset."""
+    rig = twin_rig("log")
+    with rig.create(partitions=1, key_groups=2) as log:
+        with Writer(log, "w") as writer:
+            for number in range(1, 9):
+                writer.put(b"%d" % number, b"value")
+                writer.commit(checkpoint_id=number)
+        record = rig.cluster.records("log", 0)[4]
+        found = decode_head(record.value)
+        assert found is not None
+        head, at = found
+        batch = decode_batch(record.value, at, head, log.change_schema(0))
+        replaced = encode_chunk(
+            epoch=head.epoch,
+            nonce=head.nonce,
+            sqn=head.sqn,
+            index=head.index,
+            value_schema_id=0,
+            witness=head.place,
+            key=b"",
+            batch=batch.set_column(3, "value", pa.array([None], pa.binary())),
+        )
+        rig.cluster.overwrite("log", 0, record.offset, replaced.value)
+        with pytest.raises(CorruptChunk, match="neither a put") as caught:
+            recover(log).to_dict()
+    assert (caught.value.facts["partition"], caught.value.facts["offset"]) == (0, record.offset)
+
+
 def test_a_replaced_chunk_is_an_incomplete_change_set() -> None:
     """A committed chunk in whose place a stranger's record lies is told with partition, offsets and counts."""
     twins = SnapshotTwins(truncate=True)

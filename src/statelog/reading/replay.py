@@ -13,7 +13,8 @@ Invariants of what is asked again:
 """
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -31,7 +32,7 @@ from statelog.errors import (
 )
 from statelog.reading.sorted_tail import select_key_groups
 from statelog.schemas.changes.changes import change_schema
-from statelog.schemas.changes.chunk import decode_batch, decode_head
+from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head
 from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, plan_replay
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.records import CommitBody
@@ -44,6 +45,9 @@ from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.recovery")
 _RETRY_S = 0.2
+_SMALL_BYTES = 16 * 1024
+_HELD_BYTES = 2 * 1024  # A record, its head and the rest of its objects.
+_WAITING_BYTES = 4 << 20
 T = TypeVar("T")
 
 Pause = Callable[[float], bool]
@@ -51,8 +55,9 @@ Pause = Callable[[float], bool]
 
 
 class CommittedChunk(NamedTuple):
-    """The changes of one committed chunk, as they were written: with the value schema of `value_schema_id`. They keep
-    `size_bytes` in memory: the record's, because they point into it.
+    """The changes of a committed chunk, or of small ones that follow each other in their partition, the first of them
+    at `offset`; as they were written: with the value schema of `value_schema_id`. They keep at most `size_bytes` in
+    memory: those of the records, because they may point into one.
     """
 
     partition: int
@@ -69,13 +74,45 @@ def replay(
     change_schema: Callable[[int], pa.Schema],
     *,
     stall_timeout_s: float,
+    together: bool = True,
 ) -> Iterator[CommittedChunk]:
-    """Yield the committed chunks of `plan`, in offset order within a partition.
+    """Yield the committed chunks of `plan`, in offset order within a partition; small ones `together` as they come,
+    because each costs what its objects cost, however few changes it has.
 
     `change_schema` gives the Arrow schema of changes whose values have a schema id. Raises IncompleteChangeSet,
     CorruptChunk, Unreadable, UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
     """
     checks = {partition: PartitionCheck(topic, partition, plan) for partition in plan.listed}
+    waiting: dict[int, list[_Listed]] = {}
+    waiting_bytes = 0
+    for found in _listed(reader, topic, plan, checks, stall_timeout_s=stall_timeout_s):
+        size_bytes = len(found.chunk.value)
+        is_alone = not together or size_bytes >= _SMALL_BYTES
+        if is_alone:
+            yield from _decode_all(topic, waiting, change_schema)
+        waiting.setdefault(found.record.partition, []).append(found)
+        waiting_bytes += size_bytes + _HELD_BYTES
+        if is_alone or waiting_bytes >= _WAITING_BYTES:
+            yield from _decode_all(topic, waiting, change_schema)
+            waiting_bytes = 0
+    yield from _decode_all(topic, waiting, change_schema)
+    for check in checks.values():
+        check.finish()
+
+
+class _Listed(NamedTuple):
+    """A record that a commit lists, and the chunk in it."""
+
+    record: Record
+    chunk: VerifiedChunk
+
+
+def _listed(
+    reader: Reader, topic: str, plan: ReplayPlan, checks: Mapping[int, PartitionCheck], *, stall_timeout_s: float
+) -> Iterator[_Listed]:
+    """What lies at listed offsets and is a chunk that belongs there. Of a foreign record, what is missing shows at the
+    end.
+    """
     rounds = max((len(ranges) for ranges in plan.ranges.values()), default=0)
     for i in range(rounds):
         wanted = {p: OffsetRange(*ranges[i]) for p, ranges in plan.ranges.items() if i < len(ranges)}
@@ -87,24 +124,33 @@ def replay(
             if not check.lists(record.offset):
                 continue
             try:
-                chunk = _decode(record, check, change_schema)
+                decoded = decode_head(record.value)
             except (CorruptChunk, UnknownFormat) as error:
                 raise error.restated(topic=topic, partition=record.partition, offset=record.offset) from error
-            if chunk is not None:
-                yield chunk
-    for check in checks.values():
-        check.finish()
+            if decoded is not None:
+                check.add(record.offset, decoded[0])
+                yield _Listed(record, VerifiedChunk(record.value, *decoded))
 
 
-def _decode(record: Record, check: PartitionCheck, change_schema: Callable[[int], pa.Schema]) -> CommittedChunk | None:
-    """The chunk at a listed offset. None for a foreign record: what is missing shows at the end."""
-    decoded = decode_head(record.value)
-    if decoded is None:
-        return None
-    head, at = decoded
-    check.add(record.offset, head)
-    changes = decode_batch(record.value, at, head, change_schema(head.value_schema_id))
-    return CommittedChunk(record.partition, record.offset, head.value_schema_id, len(record.value), changes)
+def _decode_all(
+    topic: str, waiting: dict[int, list[_Listed]], change_schema: Callable[[int], pa.Schema]
+) -> Iterator[CommittedChunk]:
+    """What waits, by partition, and then nothing does."""
+    while waiting:
+        _, group = waiting.popitem()
+        for schema_id, same in groupby(group, lambda found: found.chunk.head.value_schema_id):
+            yield _decode(topic, list(same), schema_id, change_schema(schema_id))
+
+
+def _decode(topic: str, group: Sequence[_Listed], schema_id: int, schema: pa.Schema) -> CommittedChunk:
+    partition, offset = group[0].record[:2]
+    try:
+        changes = decode_batches([found.chunk for found in group], schema)
+    except CorruptChunk as error:
+        for found in group if len(group) > 1 else ():
+            _decode(topic, [found], schema_id, schema)  # That which is corrupt says so.
+        raise error.restated(topic=topic, partition=partition, offset=offset) from error
+    return CommittedChunk(partition, offset, schema_id, sum(len(found.chunk.value) for found in group), changes)
 
 
 def verify_handle(log: Log, handle: Handle) -> None:
@@ -203,6 +249,7 @@ def committed_chunks(
     local_copies: Path | None,
     pause: Pause,
     clock: Callable[[], float],
+    together: bool = True,
 ) -> Generator[CommittedChunk]:
     """The chunks that a plan lists, with their wanted changes in the target's value schema, in offset order within a
     partition. Raises Damaged, OffsetGone, BrokerUnavailable, IncompatibleSchema.
@@ -224,7 +271,8 @@ def committed_chunks(
     reader = _tail_reader(log, plan, local_copies, from_kafka)
     counter.is_local = isinstance(reader, LocalCopyReader)
     try:
-        for chunk in replay(reader, log.data_topic, plan, schema, stall_timeout_s=stall_timeout_s):
+        chunks = replay(reader, log.data_topic, plan, schema, stall_timeout_s=stall_timeout_s, together=together)
+        for chunk in chunks:
             counter.add(chunk.changes.num_rows, chunk.size_bytes)
             yield converter.chunk(chunk if key_groups is None else _of_key_groups(chunk, key_groups))
     finally:

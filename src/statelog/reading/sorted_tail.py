@@ -45,69 +45,42 @@ _SEGMENT_BYTES = 1 << 30
 _MOST_ROW_BYTES = 1 << 31
 _MOST_BYTES = 1 << 30
 """What is sorted at once: half of what one Arrow array can hold."""
-_SMALL_BYTES = 16 * 1024
 _HELD_BYTES = 4 * 1024  # A record, a batch and its buffers: what a chunk of a dozen changes takes, as measured.
-_JOINED = 64
 
 
 class PartitionChanges:
     """The changes of one partition as they arrive, oldest first; `size_bytes` is the memory that they take, about.
 
-    A chunk costs what its objects cost, however few changes it has: some kilobytes, and its own calls in every fold.
-    So small ones are joined as they come, and until then count with what they hold.
+    Each costs what its objects cost, some kilobytes, and its own calls in every fold: whoever reads joins small ones.
     """
 
     def __init__(self) -> None:
         self._tables: list[pa.Table] = []
-        self._small: list[pa.RecordBatch] = []
-        self._tables_bytes = 0
-        self._small_bytes = 0
         self._is_sorted = False
-
-    @property
-    def size_bytes(self) -> int:
-        """The memory that the changes take, about."""
-        return self._tables_bytes + self._small_bytes
+        self.size_bytes = 0
 
     def add(self, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
         """The next changes, which keep so many bytes in memory; 0 if nothing but their own."""
         self._is_sorted = False
-        size_bytes = held_bytes or changes.nbytes
-        if size_bytes < _SMALL_BYTES:
-            self._small.append(changes)
-            self._small_bytes += max(size_bytes, _HELD_BYTES)
-            if len(self._small) == _JOINED:
-                self._join()
-        else:
-            self._join()
-            self._tables.append(pa.Table.from_batches([changes]))
-            self._tables_bytes += size_bytes
+        self._tables.append(pa.Table.from_batches([changes]))
+        self.size_bytes += max(held_bytes or changes.nbytes, _HELD_BYTES)
 
     def tables(self) -> list[pa.Table]:
         """All of them."""
-        self._join()
         return self._tables
 
     def replace(self, tables: Sequence[pa.Table]) -> None:
         """Hold these instead: what a fold left."""
-        self._tables, self._tables_bytes = list(tables), sum(table.nbytes for table in tables)
-        self._small, self._small_bytes = [], 0
+        self._tables, self.size_bytes = list(tables), sum(table.nbytes for table in tables)
 
     def sort(self) -> pa.Table:
         """The newest change of each key, sorted, which it holds from now on in place of all."""
         if not self._is_sorted:
-            together = pa.concat_tables(self.tables())
+            together = pa.concat_tables(self._tables)
             self._tables = []
             self.replace([newest_sorted(together)])
             self._is_sorted = True
         return self._tables[0]
-
-    def _join(self) -> None:
-        if self._small:
-            joined = pa.Table.from_batches(self._small).combine_chunks()
-            self._small, self._small_bytes = [], 0
-            self._tables.append(joined)
-            self._tables_bytes += max(joined.nbytes, _HELD_BYTES)
 
 
 @dataclass(slots=True)

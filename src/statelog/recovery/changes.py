@@ -125,7 +125,8 @@ def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = No
         return
     converter = Converter(log, plan.value_schema_id, drops_fields=False)
     batches = ChangeBatches(plan.commits, converter.schema)
-    with closing(planned_chunks(log, plan, converter, chosen, clock=current_environment().clock)) as chunks:
+    clock = current_environment().clock
+    with closing(planned_chunks(log, plan, converter, chosen, clock=clock, together=False)) as chunks:
         for chunk in chunks:
             yield from batches.add(chunk.changes, plan.commit_at(chunk.partition, chunk.offset))
     yield from batches.finish()

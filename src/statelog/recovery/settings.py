@@ -135,9 +135,10 @@ def planned_chunks(
     clock: Callable[[], float],
     counter: ReadCount | None = None,
     pause: Pause | None = None,
+    together: bool = True,
 ) -> Generator[CommittedChunk]:
-    """The chunks of a plan in the converter's value schema, in offset order within a partition, read with the patience
-    of the settings. Close the generator.
+    """The chunks of a plan in the converter's value schema, in offset order within a partition, small ones `together`,
+    read with the patience of the settings. Close the generator.
     """
     return committed_chunks(
         log,
@@ -150,6 +151,7 @@ def planned_chunks(
         local_copies=settings.local_copies,
         pause=pause or Event().wait,
         clock=clock,
+        together=together,
     )
 
 

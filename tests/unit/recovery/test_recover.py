@@ -253,7 +253,7 @@ def test_sorted_targets_spill_a_large_tail(tmp_path: Path) -> None:
     table = Environment(open_spill_file=disks.open).run(recover, rig.log, settings=settings).to_arrow(ordered=True)
     assert dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True)) == expected
     assert (len(disks.opened) > 1, disks.open_files) == (True, 0)
-    disks.room_bytes = 30_000
+    disks.room_bytes = 10_000
     target = tmp_path / "state.parquet"
     with pytest.raises(StorageFull):
         Environment(open_spill_file=disks.open).run(recover, rig.log, settings=settings).to_parquet(target)

@@ -10,10 +10,16 @@ import xxhash
 from statelog.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.changes.changes import DELETE, OPAQUE, PUT, change_schema
-from statelog.schemas.changes.chunk import combine_checksums, decode_batch, decode_head
+from statelog.schemas.changes.chunk import (
+    VerifiedChunk,
+    combine_checksums,
+    decode_batch,
+    decode_batches,
+    decode_head,
+)
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import Place
-from tests.support.samples.chunks import KEY, NONCE, chunk_of, rows_batch
+from tests.support.samples.chunks import KEY, NONCE, Row, chunk_of, rows_batch
 
 SCHEMA = change_schema(KeyType.BYTES)
 BATCH = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])
@@ -220,6 +226,42 @@ def test_every_change_is_one_of_the_two_kinds() -> None:
     bad = rows_batch([(1, PUT, b"k", None), (1, DELETE, b"l", b"v")])
     with pytest.raises(CorruptChunk, match="neither a put"):
         decoded(_resealed(bytes(memoryview(bad.serialize())), whole))
+
+
+def _verified(value: bytes) -> VerifiedChunk:
+    found = decode_head(value)
+    assert found is not None
+    return VerifiedChunk(value, *found)
+
+
+def test_several_chunks_come_out_in_order() -> None:
+    """Joined they hold what each holds."""
+    others = [rows_batch([(2, PUT, b"z", b"")]), rows_batch([(3, DELETE, b"a", None), (8, PUT, b"", b"x" * 99)])]
+    found = decode_batches([_verified(chunk_of(batch).value) for batch in (BATCH, *others)], SCHEMA)
+    assert pa.Table.from_batches([found]).equals(pa.Table.from_batches([BATCH, *others]).combine_chunks())
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(1, PUT, b"k", None)],
+        [(1, DELETE, b"k", b"v")],
+        [(1, PUT, None, b"v")],
+        [(None, PUT, b"k", b"v")],
+        [(0, PUT, b"k", b"v")],
+        [(2, PUT, b"k", b"v")],
+        [(1, PUT, b"k", b"v")] * 2,
+    ],
+)
+def test_one_corrupt_chunk_of_several_is_noticed(at: int, rows: list[Row]) -> None:
+    """Neither the chunk before nor the one behind makes good what is wrong with it."""
+    good, put = chunk_of(BATCH).value, chunk_of(rows_batch([(1, PUT, b"k", b"v")])).value
+    bad = _resealed(bytes(memoryview(rows_batch(rows).serialize())), put)
+    chunks = [good, good]
+    chunks.insert(at, bad)
+    with pytest.raises(CorruptChunk):
+        decode_batches([_verified(value) for value in chunks], SCHEMA)
 
 
 def test_checksum_of_a_change_set() -> None:

@@ -22,6 +22,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -158,13 +159,47 @@ def _decode_head(value: bytes, version: int, checksum: int) -> tuple[ChunkHead, 
     return head, end + -end % _ALIGNMENT
 
 
-def decode_batch(value: bytes, at: int, head: ChunkHead, schema: pa.Schema) -> pa.RecordBatch:
-    """The changes of a chunk that `decode_head` verified; `head` and `at` are its results.
+class VerifiedChunk(NamedTuple):
+    """A record value, its head, and where its changes begin: what `decode_head` gave."""
 
-    `schema` is that of the log and of `head.value_schema_id`. Raises CorruptChunk if the record batch has another
-    schema, compressed buffers, another number of changes, or key groups other than the head says; or if a change is
-    neither a put with a value nor a delete without one.
+    value: bytes
+    head: ChunkHead
+    at: int
+
+
+def decode_batch(value: bytes, at: int, head: ChunkHead, schema: pa.Schema) -> pa.RecordBatch:
+    """The changes of one chunk, as `decode_batches`; they point into the record."""
+    return decode_batches([VerifiedChunk(value, head, at)], schema)
+
+
+def decode_batches(chunks: Sequence[VerifiedChunk], schema: pa.Schema) -> pa.RecordBatch:
+    """The changes of chunks that `decode_head` verified, one after the other. Those of several are copied.
+
+    `schema` is that of the log and of each head's `value_schema_id`. Raises CorruptChunk if a record batch has another
+    schema, compressed buffers, another number of changes, or key groups other than its head says; or if a change is
+    neither a put with a value nor a delete without one. Of several, the error may name any: decode each alone.
     """
+    batches = [_decode_whole(chunk, schema) for chunk in chunks]
+    batch = batches[0]
+    if len(batches) > 1:
+        (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    heads = [chunk.head for chunk in chunks]
+    groups, ops, keys, values = batch.columns
+    if groups.null_count or ops.null_count or keys.null_count:
+        raise _corrupt("a chunk has a change without key group, op or key", heads[0])
+    if not _values_fit(numbers_of(ops), values):
+        raise _corrupt("a chunk has a change that is neither a put with a value nor a delete without one", heads[0])
+    numbers, starts = numbers_of(groups), [0, *accumulate(head.changes for head in heads[:-1])]
+    found = np.minimum.reduceat(numbers, starts), np.maximum.reduceat(numbers, starts)
+    said = [head.first_key_group for head in heads], [head.last_key_group for head in heads]
+    if not np.array_equal(found, said):
+        raise _corrupt("a chunk's key groups differ from its head", heads[0])
+    return batch
+
+
+def _decode_whole(chunk: VerifiedChunk, schema: pa.Schema) -> pa.RecordBatch:
+    """What the record holds behind its head: a sound batch of as many changes as that says."""
+    value, head, at = chunk
     try:
         message = pa.ipc.read_message(pa.py_buffer(value).slice(at))
         if is_compressed(message):
@@ -175,14 +210,6 @@ def decode_batch(value: bytes, at: int, head: ChunkHead, schema: pa.Schema) -> p
         raise _corrupt(f"a chunk's record batch does not decode: {error}", head) from error
     if batch.num_rows != head.changes or batch.num_rows == 0:
         raise _corrupt("a chunk's number of changes differs from its head", head)
-    groups, ops, keys, values = batch.columns
-    if groups.null_count or ops.null_count or keys.null_count:
-        raise _corrupt("a chunk has a change without key group, op or key", head)
-    if not _values_fit(numbers_of(ops), values):
-        raise _corrupt("a chunk has a change that is neither a put with a value nor a delete without one", head)
-    numbers = numbers_of(groups)
-    if (np.minimum.reduce(numbers), np.maximum.reduce(numbers)) != (head.first_key_group, head.last_key_group):
-        raise _corrupt("a chunk's key groups differ from its head", head)
     return batch
 
 

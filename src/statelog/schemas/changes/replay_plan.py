@@ -9,7 +9,7 @@ Invariants:
   its offset. Of one whose offsets a person gave up in part, all the others are there.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from statelog.schemas.ledger.records import CommitBody, LossRange, kept
 
 _FAR = 16
 """So many offsets of others are no longer read on the way: it takes longer than to go on behind them."""
+_NO_PLACES: Iterator[tuple[int, int]] = iter(())
 
 
 class ChangeSetId(NamedTuple):
@@ -106,9 +107,12 @@ class _Progress:
         left = kept(lost, entry.partition, entry.first_offset, entry.end_offset) if lost else ()
         self.is_cut = bool(lost) and left != ((entry.first_offset, entry.end_offset),)
         """Whether a person accepted the loss of offsets that it covers."""
-        places = enumerate(entry.offsets)
-        self._places = places if not self.is_cut else (place for place in places if _is_in(place[1], left))
-        self.next = next(self._places, None)
+        self.next: tuple[int, int] | None = (0, entry.first_offset)
+        self._places: Iterator[tuple[int, int]] = _NO_PLACES
+        if entry.chunks > 1 or self.is_cut:
+            places = enumerate(entry.offsets)
+            self._places = places if not self.is_cut else (place for place in places if _is_in(place[1], left))
+            self.next = next(self._places, None)
 
     def takes(self, head: ChunkHead) -> bool:
         """Whether this is the head of its next chunk."""
