@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from statelog.environment import current_environment
 from statelog.errors import NotFound, StatelogError
@@ -333,7 +334,8 @@ class _Member:
         self._daemon, self._former = None, daemon
         self._problem = "" if error is None else shown_error(error)
         daemon.end()
-        self._ending = begin_task(self._environment, lambda: _closed(log, error), self._ring)
+        wait = partial(self._environment.wait, threading.Event())  # The bell is for the fleet's thread.
+        self._ending = begin_task(self._environment, lambda: _closed(log, error, wait), self._ring)
 
     def _take_ended(self, ending: "BackgroundTask[StatelogError | None]") -> None:
         self._ending = None
@@ -358,13 +360,12 @@ class _Member:
         self._on_event(Event(kind=kind, log=self._name, at_s=self._clock(), facts=facts, error=cause))
 
 
-def _closed(log: Log | None, error: StatelogError | None) -> StatelogError | None:
+def _closed(log: Log | None, error: StatelogError | None, wait: Callable[[float], object]) -> StatelogError | None:
     """Close the log whose rounds ended so; returns what it was: damage may be that the log is being deleted."""
     if log is None:
         return error
     try:
-        # A bell of its own: the fleet's thread hears the other one.
-        return None if error is None else after_all(log, error, Control().wait)
+        return None if error is None else after_all(log, error, wait)
     finally:
         with suppress(StatelogError):
             log.close()
