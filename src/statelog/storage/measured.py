@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast
 from statelog.environment import current_environment
 from statelog.observing import Observer, Request
 from statelog.storage.kafka import Delivery, Kafka, OffsetRange, Producer, Reader, Record
-from statelog.storage.store import FileInfo, Store
+from statelog.storage.store import Store
 
 _Port = Literal["kafka", "store"]
 P = TypeVar("P", bound=Kafka | Store)
@@ -236,17 +236,8 @@ class MeasuredStore(_Measured[Store], Store):
         """As the store."""
         self.port.tidy()
 
-    def _create(self, path: str, data: bytes) -> None:
-        self.put_if_absent(path, data)
-
-    def _read(self, path: str) -> bytes:
-        return self.read(path)
-
-    def _delete(self, path: str) -> None:
-        self.delete(path)
-
-    def _files(self, prefix: str) -> Sequence[FileInfo]:
-        return [*self.list(prefix)]
+    _create = _read = _delete = _files = cast("Any", None)
+    """Steps of calls that are the other store's here."""
 
 
 @contextmanager
