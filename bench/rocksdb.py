@@ -25,18 +25,25 @@ _BUFFER_BYTES = 128 << 20
 
 
 def rocksdb(setting: Setting) -> list[Figure]:
-    """The whole log into RocksDB, nothing materialized, beside write batches of every change, and of folded rows."""
-    seconds: dict[str, list[float]] = {"sst": [], "changes": [], "folded": []}
+    """The whole log into RocksDB, nothing materialized, beside write batches of every change, and of folded rows; and
+    beside its floor, which is the fold that both need.
+    """
+    seconds: dict[str, list[float]] = {"sst": [], "changes": [], "folded": [], "fold": []}
     with bench_log(setting.bootstrap, setting.root) as log:
         bulk_append(log, batches(setting.changes, setting.keys), commits=10)
         for _ in range(setting.rounds):
             seconds["changes"].append(_into_new(lambda path: _load(path, _changes(log))))
             seconds["folded"].append(_into_new(lambda path: _load(path, _folded(log))))
             seconds["sst"].append(_into_new(lambda path: recover(log).to_rocksdb(path)))
+            seconds["fold"].append(timed(lambda: recover(log).to_arrow()))
     ours = "recovery to RocksDB, SST files"
     return [
         rate(ours, setting.changes, seconds["sst"], name, [(setting.changes, second) for second in seconds[key]])
-        for name, key in (("write batches, every change", "changes"), ("folded, then write batches", "folded"))
+        for name, key in (
+            ("write batches, every change", "changes"),
+            ("folded, then write batches", "folded"),
+            ("the fold alone, to Arrow", "fold"),
+        )
     ]
 
 
