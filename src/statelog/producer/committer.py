@@ -28,7 +28,6 @@ from statelog.errors import (
     IdentityChanged,
     KeyGroupMismatch,
     OutcomeUnknown,
-    OverlappingTasks,
     StatelogError,
     Unavailable,
     Unsafe,
@@ -36,11 +35,10 @@ from statelog.errors import (
 )
 from statelog.pending import Pending
 from statelog.producer.epoch import EpochClients, Grant, check_live, open_epoch
-from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger.fold import Void, VoidReason
-from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id, refuse_repeats
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
-from statelog.schemas.ledger.records import Commit
+from statelog.schemas.ledger.records import Commit, LossRange
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.ledger_client import send_record
 from statelog.storage.log.log import Log
@@ -298,6 +296,11 @@ class GrantHolder:
         """That position with the ledger record below it: for `recover(at_least=)` elsewhere, and for what is kept."""
         return self._committer.place
 
+    @property
+    def accepted_losses(self) -> tuple[LossRange, ...]:
+        """The ranges of the log that a person gave up, below `position`."""
+        return self._committer.opened.ledger.fold.accepted
+
 
 def _amount(handles: Sequence[Handle]) -> tuple[int, int]:
     """How many changes they list, and in how many bytes."""
@@ -327,7 +330,7 @@ def make_commit(
     nonces = {handle.nonce for handle in going_on}
     if len(nonces) > 1:
         raise CheckpointMismatch("the handles of one commit come from different lives of the writer")
-    _refuse_repeats(going_on)
+    refuse_repeats(going_on)
     commit = Commit.of(
         epoch=grant.epoch,
         nonce=grant.nonce,
@@ -348,52 +351,6 @@ def make_commit(
             max_bytes=max_bytes,
         )
     return commit
-
-
-def next_checkpoint_id(wanted: int | None, last_id: int, **facts: str) -> int:
-    """The id of the checkpoint after `last_id`: the caller's, or the last one plus 1.
-
-    Raises CheckpointMismatch, with these facts, for an id that is not later, or that no checkpoint can have.
-    """
-    checkpoint_id = last_id + 1 if wanted is None else wanted
-    is_bool = isinstance(checkpoint_id, bool)
-    is_whole = isinstance(checkpoint_id, int) and not is_bool  # pyright: ignore[reportUnnecessaryIsInstance]  # untyped callers
-    if not is_whole or not 0 < checkpoint_id < 1 << 63:
-        raise CheckpointMismatch(f"a checkpoint id is a whole number from 1 to 2^63 - 1, and not {checkpoint_id!r}")
-    if checkpoint_id <= last_id:
-        raise CheckpointMismatch(
-            f"checkpoint {checkpoint_id} is not later than the last one",
-            last_checkpoint=last_id,
-            hint="Each checkpoint id of a writer is greater than the last",
-            **facts,
-        )
-    return checkpoint_id
-
-
-def refuse_overlaps(handles: Sequence[Handle]) -> None:
-    """Raise OverlappingTasks if two handles hold the same key group: the order between them is arbitrary."""
-    seen: dict[int, bytes] = {}
-    for handle in handles:
-        for entry in handle.entries:
-            before = seen.get(entry.partition, b"")
-            if bitmaps_overlap(before, entry.key_groups):
-                raise OverlappingTasks("two tasks of one commit wrote the same key group", partition=entry.partition)
-            seen[entry.partition] = merge_bitmaps(before, entry.key_groups)
-
-
-def _refuse_repeats(handles: Sequence[Handle]) -> None:
-    """Raise OverlappingTasks if two change sets of a partition have one number: no reader could tell them apart."""
-    seen: set[tuple[int, int]] = set()
-    for handle in handles:
-        for entry in handle.entries:
-            if (entry.partition, entry.sqn) in seen:
-                raise OverlappingTasks(
-                    "two change sets of one commit have the same number",
-                    hint="Pass each handle once, and give each attempt of each task its own slot",
-                    partition=entry.partition,
-                    sqn=entry.sqn,
-                )
-            seen.add((entry.partition, entry.sqn))
 
 
 def refused(void: Void, grant: Grant, checkpoint_id: int) -> StatelogError:

@@ -22,13 +22,13 @@ from statelog.errors import ConfigError
 from statelog.producer.buffer import ChangeBuffer
 from statelog.producer.change_set import ChangeSet
 from statelog.producer.change_writer import ChangeWriter
-from statelog.producer.committer import Committer, GrantHolder, check_handle, next_checkpoint_id, refuse_overlaps
+from statelog.producer.committer import Committer, GrantHolder, check_handle
 from statelog.producer.epoch import Grant, TaskGrant, open_epoch, resume_grant
 from statelog.producer.guard import Guard, Guarded, Life
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.reading.replay import verify_handle
-from statelog.schemas.ledger.handle import Checkpoint, Handle, Step
+from statelog.schemas.ledger.handle import Checkpoint, Handle, Step, next_checkpoint_id, refuse_overlaps
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import data_topic

@@ -26,16 +26,15 @@ from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.pending import Pending
 from statelog.producer.buffer import ChangeBuffer, MetaBuffer
 from statelog.producer.change_writer import ChangeWriter
-from statelog.producer.committer import Committer, GrantHolder, check_handle, next_checkpoint_id
+from statelog.producer.committer import Committer, GrantHolder, check_handle
 from statelog.producer.epoch import EpochClients, open_epoch
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox
 from statelog.producer.pipeline import INITIAL, PendingStep, Pipeline
 from statelog.producer.settings import Meter, WriterSettings, WriterStatistics
 from statelog.reading.replay import verify_handle
-from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id
 from statelog.schemas.ledger.place import Metadata, check_metadata
-from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.log import Log
 
@@ -99,11 +98,6 @@ class Writer(GrantHolder, ChangeWriter):
     def name(self) -> str:
         """The writer's name."""
         return self.grant.writer
-
-    @property
-    def accepted_losses(self) -> tuple[LossRange, ...]:
-        """The ranges of the log that a person gave up, below `position`."""
-        return self._committer.opened.ledger.fold.accepted
 
     @property
     def initial_sequence_number(self) -> int:
@@ -263,7 +257,9 @@ class Writer(GrantHolder, ChangeWriter):
     def _persist(self, checkpoint_id: int | None, from_sqn: int | None, wait: _Wait) -> Pending[Handle]:
         self._check_start(from_sqn)
         self._guard.check_life()
-        checkpoint_id = self._next_id(checkpoint_id)
+        steps = self._pipeline.steps
+        last_id = steps[-1].checkpoint_id if steps else self._committer.base.id
+        checkpoint_id = next_checkpoint_id(checkpoint_id, last_id, writer=self.name)
         started_s = self._environment.clock()
         with self._guard:
             step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta.take())
@@ -392,12 +388,6 @@ class Writer(GrantHolder, ChangeWriter):
             except PersistFailed:
                 self._guard.fail()
                 raise
-
-    def _next_id(self, wanted: int | None) -> int:
-        """The id of the next checkpoint: the caller's, if it is later than the last, or the last one plus 1."""
-        steps = self._pipeline.steps
-        last_id = steps[-1].checkpoint_id if steps else self._committer.base.id
-        return next_checkpoint_id(wanted, last_id, writer=self.name)
 
 
 class OpenedWriter(Writer):

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from statelog.errors import CheckpointMismatch, Corrupt, UnknownFormat
+from statelog.errors import CheckpointMismatch, Corrupt, OverlappingTasks, UnknownFormat
 from statelog.schemas.avro import Datum, RecordCodec, datum_of, parsed
+from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger.place import LogIdentity
 
 NO_NONCE = bytes(16)
@@ -263,3 +264,49 @@ def _own_gaps(columns: Sequence[Sequence[int]], gaps: Iterable[int]) -> list[tup
     if next(left, None) is not None:
         raise Corrupt("a handle's step has more gaps than chunks", entries=len(own))
     return own
+
+
+def next_checkpoint_id(wanted: int | None, last_id: int, **facts: str) -> int:
+    """The id of the checkpoint after `last_id`: the caller's, or the last one plus 1.
+
+    Raises CheckpointMismatch, with these facts, for an id that is not later, or that no checkpoint can have.
+    """
+    checkpoint_id = last_id + 1 if wanted is None else wanted
+    is_bool = isinstance(checkpoint_id, bool)
+    is_whole = isinstance(checkpoint_id, int) and not is_bool  # pyright: ignore[reportUnnecessaryIsInstance]  # untyped callers
+    if not is_whole or not 0 < checkpoint_id < 1 << 63:
+        raise CheckpointMismatch(f"a checkpoint id is a whole number from 1 to 2^63 - 1, and not {checkpoint_id!r}")
+    if checkpoint_id <= last_id:
+        raise CheckpointMismatch(
+            f"checkpoint {checkpoint_id} is not later than the last one",
+            last_checkpoint=last_id,
+            hint="Each checkpoint id of a writer is greater than the last",
+            **facts,
+        )
+    return checkpoint_id
+
+
+def refuse_overlaps(handles: Sequence[Handle]) -> None:
+    """Raise OverlappingTasks if two handles hold the same key group: the order between them is arbitrary."""
+    seen: dict[int, bytes] = {}
+    for handle in handles:
+        for entry in handle.entries:
+            before = seen.get(entry.partition, b"")
+            if bitmaps_overlap(before, entry.key_groups):
+                raise OverlappingTasks("two tasks of one commit wrote the same key group", partition=entry.partition)
+            seen[entry.partition] = merge_bitmaps(before, entry.key_groups)
+
+
+def refuse_repeats(handles: Sequence[Handle]) -> None:
+    """Raise OverlappingTasks if two change sets of a partition have one number: no reader could tell them apart."""
+    seen: set[tuple[int, int]] = set()
+    for handle in handles:
+        for entry in handle.entries:
+            if (entry.partition, entry.sqn) in seen:
+                raise OverlappingTasks(
+                    "two change sets of one commit have the same number",
+                    hint="Pass each handle once, and give each attempt of each task its own slot",
+                    partition=entry.partition,
+                    sqn=entry.sqn,
+                )
+            seen.add((entry.partition, entry.sqn))
