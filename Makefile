@@ -13,6 +13,8 @@ PROCESSES ?= 3
 
 # Spark's workers would otherwise be whatever python3 is on the path.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+# The tests start hundreds of Python processes: each would compile all that it imports where the environment forbids to keep it.
+unexport PYTHONDONTWRITEBYTECODE
 
 STAMP := $(VENV)/.made-of-$(shell { cat pyproject.toml; echo '$(EXTRAS)'; } | cksum | cut -d' ' -f1)
 
