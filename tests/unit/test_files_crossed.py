@@ -66,7 +66,7 @@ def test_a_writer_and_a_recovery(tmp_path: Path) -> None:
     with twin.open() as log:
         with Writer(log, "w") as writer:
             assert len(_files(lambda: writer.put(b"k", b"v"))) == 1
-            assert len(found := _files(commit)) <= 27, found
+            assert len(found := _files(commit)) <= 28, found
         assert len(found := _files(lambda: Writer(log, "w").close())) <= 36, found
         assert len(found := _files(to_dict)) <= 46, found
 

@@ -1,4 +1,5 @@
-"""Evidence that a log's topics are those that were seen before: anchors of a snapshot, and witnesses in chunks.
+"""Evidence that a log's topics are those that were seen before: anchors of a snapshot, witnesses in chunks,
+and looks at who answers.
 
 Anchors are hashes of the records that a snapshot was built on, compared by every later reader. They notice a topic that
 was restored, rewound or re-filled behind an unchanged id: offsets would still look right.
@@ -7,34 +8,45 @@ Witnesses: a writer names in every chunk how far it had folded the ledger, and w
 that ends below such a place, or has another record there, has lost what was acknowledged, however far it has grown
 again. The chunks that can say so are those that no commit lists: whatever is listed lies below a commit that is there.
 
+Looks ask whether the cluster still is the one of the log: seldom, one thread for all. How old an answer may be is the
+asker's to say, and it is as old as its question.
+
 Invariants:
 - A record that is gone by truncation proves nothing, in either direction. One that is there must be the same.
 - Offsets whose loss a person accepted carry no anchor, and nothing up to the newest Restart counts.
 - Every record from a partition's committed position to its end is looked at, in every partition: whatever lies behind
   a witness, be it a stranger's, hides nothing. It is read once in the life of a `Log`, however often it is asked.
 - A chunk whose seal is not the log's says nothing, nor does a record that is no chunk.
+- A look that is "anew" is asked after the call for it, whatever others have asked meanwhile. No lock is waited for
+  longer than an answer is good for: a fork may have copied one that nobody releases.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import closing, suppress
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
-from statelog.errors import AnchorMismatch, Corrupt, OffsetGone, UnknownFormat
+from statelog.environment import Start
+from statelog.errors import AnchorMismatch, Corrupt, OffsetGone, StatelogError, UnknownFormat
 from statelog.schemas.changes.chunk import decode_head
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import LossRange, given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
+from statelog.schemas.topic_policy import Truncation
 from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.kafka.errors import read_past
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerClient, is_restarted
 from statelog.storage.log.ledger import check_reaches, records_at
+from statelog.storage.log.topics import IdentifiedTopics
 
 if TYPE_CHECKING:
     from statelog.storage.log.log import Log
+
+_PATIENCE_S = 1.0
 
 
 def take_anchors(log: "Log", state: LedgerState, previous: Manifest | None) -> tuple[Anchor, ...]:
@@ -209,3 +221,65 @@ def check_ledger(
         check_reaches(log.name, log.ledger.end(at_least=furthest), furthest)
     ledger.check(seen)
     log.saw(ledger.place)
+
+
+# ---- who answers
+
+
+class Verified(NamedTuple):
+    """What the cluster said of a log's topics, which are the descriptor's, and when it was asked; and who truncates
+    them, once it was seen that they may be used. The store is only asked where they keep nothing for ever.
+    """
+
+    topics: IdentifiedTopics
+    asked_s: float
+    truncation: Truncation | None = None
+
+
+class Looks:
+    """The newest answer to `identify`. Thread-safe."""
+
+    def __init__(self, identify: Callable[[], IdentifiedTopics], clock: Callable[[], float]) -> None:
+        self._identify = identify
+        self._clock = clock
+        self._asking = Lock()
+        self.newest: Verified | None = None
+
+    def verified(self, max_age_s: float | None) -> Verified:
+        """An answer whose question is no older; None: it comes after this call. Raises what `identify` does."""
+        found = self._within(max_age_s)
+        if found is not None:
+            return found
+        is_held = self._asking.acquire(timeout=_PATIENCE_S)
+        try:
+            return self._within(max_age_s) or self._ask()  # Another thread may have asked for all.
+        finally:
+            if is_held:
+                self._asking.release()
+
+    def ahead(self, max_age_s: float, start: Start) -> None:
+        """Ask beside what follows, by `start`, if the answer is half as old as it may become: who needs one meanwhile
+        waits for this one.
+        """
+        if self._within(max_age_s / 2) is None and self._asking.acquire(blocking=False):
+            try:
+                start(self._ask_quietly)
+            except RuntimeError:  # There is no room for a thread: who needs an answer asks.
+                self._asking.release()
+
+    def _ask_quietly(self) -> None:
+        try:
+            with suppress(StatelogError):  # Who needs an answer asks again, and is told.
+                self._ask()
+        finally:
+            self._asking.release()
+
+    def _ask(self) -> Verified:
+        asked_s = self._clock()
+        self.newest = found = Verified(self._identify(), asked_s)
+        return found
+
+    def _within(self, max_age_s: float | None) -> Verified | None:
+        found = self.newest
+        is_young = found is not None and max_age_s is not None and self._clock() - found.asked_s < max_age_s
+        return found if is_young else None

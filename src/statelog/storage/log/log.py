@@ -15,13 +15,11 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
-from typing import NamedTuple
 
 import pyarrow as pa
 
 from statelog.closing import Closing
-from statelog.environment import current_environment
+from statelog.environment import Start, current_environment
 from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, Unavailable
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor
@@ -48,7 +46,7 @@ from statelog.schemas.topic_policy import (
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import Kafka, OffsetRange, Producer, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
-from statelog.storage.log.evidence import Witnesses, check_ledger
+from statelog.storage.log.evidence import Looks, Verified, Witnesses, check_ledger
 from statelog.storage.log.files import (
     ManifestChain,
     ValueSchemas,
@@ -59,7 +57,6 @@ from statelog.storage.log.files import (
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.producers import WarmProducer, append_all
 from statelog.storage.log.topics import (
-    IdentifiedTopics,
     check_owner,
     delete_log,
     identify,
@@ -101,16 +98,6 @@ class LogDescription:
     truncation: Truncation
 
 
-class Verified(NamedTuple):
-    """What the cluster said of a log's topics, which are the descriptor's, and when it was asked; and who truncates
-    them, once it was seen that they may be used. The store is only asked where they keep nothing for ever.
-    """
-
-    topics: IdentifiedTopics
-    asked_s: float
-    truncation: Truncation | None = None
-
-
 class Log(Closing):
     """A named history of keyed state changes: two topics and a directory, verified to belong together.
 
@@ -138,8 +125,7 @@ class Log(Closing):
         """What the writers of chunks have seen of the ledger."""
         self._place = ORIGIN
         self._clock = current_environment().clock
-        self._verified: Verified | None = None
-        self._asking = Lock()
+        self._looks = Looks(lambda: identify(kafka, store, descriptor), self._clock)
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
 
@@ -193,7 +179,10 @@ class Log(Closing):
         NotFound for a log that was deleted, IdentityChanged, UnsafeTopic, Unavailable. Partitions that were added later
         are a log line only.
         """
-        verified, self._verified = self._identify(), None  # What is refused here is asked anew.
+        return self._check(self._identify(), rights)
+
+    def _check(self, verified: Verified, rights: Rights) -> Truncation:
+        self._looks.newest = None  # What is refused here is asked anew.
         data, ledger, warning = verified.topics
         truncation = verified.truncation
         if truncation is None:
@@ -204,7 +193,7 @@ class Log(Closing):
             self._check_made(data, ledger, truncation)
         needed = {data.name: rights.data, ledger.name: rights.ledger}
         check_rights(needed, {topic.name: topic.operations for topic in (data, ledger)})
-        self._verified = verified._replace(truncation=truncation)
+        self._looks.newest = verified._replace(truncation=truncation)
         return truncation
 
     def _check_made(self, data: TopicDescription, ledger: TopicDescription, truncation: Truncation) -> None:
@@ -214,8 +203,7 @@ class Log(Closing):
 
     def verify_anew(self, rights: Rights = NO_RIGHTS) -> Truncation:
         """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""
-        self._verified = None
-        return self.verify(rights)
+        return self._check(self._identify(anew=True), rights)
 
     @contextmanager
     def asking_who_answers(self) -> Generator[None]:
@@ -229,29 +217,18 @@ class Log(Closing):
                 self._identify(anew=True)
             raise
 
-    def _identify(self, *, anew: bool = False) -> Verified:
-        if anew or self._is_over_due:
-            # Of many threads one asks for all. With a limit: a fork may have copied a lock that nobody releases.
-            is_held = self._asking.acquire(timeout=LOOK_AGAIN_S)
-            try:
-                if anew or self._is_over_due:
-                    now_s = self._clock()
-                    self._verified = Verified(identify(self.kafka, self.store, self.descriptor), now_s)
-            finally:
-                if is_held:
-                    self._asking.release()
-        assert self._verified is not None
-        return self._verified
+    def look_ahead(self, start: Start) -> None:
+        """Ask beside what follows, by `start`, whether the cluster still is the log's, so that a verdict need not."""
+        self._looks.ahead(self.look_again_s, start)
 
-    @property
-    def _is_over_due(self) -> bool:
-        verified = self._verified
-        return verified is None or self._clock() - verified.asked_s >= self.look_again_s
+    def _identify(self, *, anew: bool = False) -> Verified:
+        return self._looks.verified(None if anew else self.look_again_s)
 
     @property
     def retention_s(self) -> float | None:
         """After how long Kafka deletes records of the topics, as they were verified last; None: never."""
-        return retention_s(*(one.config for one in self._verified.topics[:2])) if self._verified else None
+        verified = self._looks.newest
+        return retention_s(*(one.config for one in verified.topics[:2])) if verified else None
 
     def close(self) -> None:
         """Release the clients. Idempotent."""
