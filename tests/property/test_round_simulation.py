@@ -25,6 +25,7 @@ from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.claims import Lease, Subscription, SubscriptionCap, SubscriptionFile, newest_files
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Floor, RetentionPolicy, condemned, truncation_floor
+from statelog.storage import claims
 from statelog.storage.claims import HeldSubscription, list_subscriptions
 from statelog.storage.log.log import Log
 from tests.sim.actors import Actor
@@ -333,7 +334,7 @@ def _no_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(_files: Sequence[SubscriptionFile], _identity: LogIdentity) -> list[Subscription]:
         return []
 
-    monkeypatch.setattr(cleanup, "holding", nothing)
+    monkeypatch.setattr(claims, "holding", nothing)
 
 
 @pytest.mark.parametrize("remove", [_no_floor, _no_kept_files, _no_subscriptions])
