@@ -68,4 +68,4 @@ def _sets(log: Log, few: Changes, owned: Sequence[int], count: int) -> list[Chan
 def _together(works: Sequence[Callable[[], list[float]]], warm: int) -> list[float]:
     """The seconds of all works, each in a thread of its own, without those of the first commits of each."""
     with ThreadPoolExecutor(len(works)) as threads:
-        return [one for found in threads.map(lambda work: work(), works) for one in found[warm:]]
+        return [one for took in [threads.submit(work) for work in works] for one in took.result()[warm:]]

@@ -200,8 +200,8 @@ def _sweep(world_at: Callable[[int], _World], act: Act) -> int:
                 assert content(table).keys() == STATE.keys() - {b"k1"}, f"broken off at moment {at}"
         shutil.rmtree(world.scratch)
         if is_over:
-            break
-    return at
+            return at
+    raise AssertionError("there are ever more moments")
 
 
 WAYS = [
