@@ -27,13 +27,13 @@ from statelog.errors import (
 )
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtPosition
-from statelog.recovery import runs
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Progress
 from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.stream import Portion
 from statelog.schemas.ledger.place import Place
+from statelog.storage import run_reader
 from statelog.storage.claims import list_leases
 from statelog.storage.log.files import ManifestChain
 from statelog.testing.cluster import MemoryCluster
@@ -225,7 +225,7 @@ def _damage_end(twins: _Twins, snapshot: int) -> None:
 
 def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that came out are not repeated: an older snapshot and a longer tail go on behind them, in the same state."""
-    monkeypatch.setattr(runs, "_JOB_BYTES", 1)
+    monkeypatch.setattr(run_reader, "_PIECE_BYTES", 1)
     _damage_end(twins, 1)
     reader, expected = Reader(), twins.expected
     with told():
@@ -242,7 +242,7 @@ def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins, monkeypatc
 
 def test_a_state_without_a_way_around_says_how_far_it_went(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing replaces a damaged run, its error ends the stream, and the place says that the state is not whole."""
-    monkeypatch.setattr(runs, "_JOB_BYTES", 1)
+    monkeypatch.setattr(run_reader, "_PIECE_BYTES", 1)
     _damage_end(twins, 1)
     twins.rig.drop(twins.rig.manifests[0])
     twins.rig.truncate(twins.rig.manifests[0])

@@ -45,7 +45,7 @@ from statelog.recovery.settings import CacheSettings
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log
-from statelog.storage.run_reader import KeyBounds, RunReader
+from statelog.storage.run_reader import KeyBounds, RunReader, pieces
 
 _LOG = logging.getLogger("statelog.recovery")
 
@@ -201,7 +201,6 @@ os.register_at_fork(after_in_child=_start_anew)
 # ---- read ahead
 
 
-_JOB_BYTES = 4 << 20
 T = TypeVar("T")
 
 
@@ -322,21 +321,12 @@ class Prefetch(Iterator[T]):
 
 
 def run_jobs(plan: Plan, part: RunPart, handles: RunHandles) -> list[Job[list[pa.Table]]]:
-    """What is read of one run: the wanted changes, sorted, a table for each row group; small row groups together.
-
-    Each job that is read at the same time as another needs an open file of its own, so it has to be worth one.
-    """
+    """What is read of one run: the wanted changes, sorted, a table for each row group; each job is one request."""
     wanted, index = _wanted(plan), part.run.index.row_groups
-    jobs: list[Job[list[pa.Table]]] = []
-    numbers: list[int] = []
-    size_bytes = 0
-    for number in part.row_groups:
-        numbers.append(number)
-        size_bytes += index[number].size_bytes
-        if size_bytes >= _JOB_BYTES or number == part.row_groups[-1]:
-            jobs.append(Job(size_bytes, partial(handles.row_groups, numbers, wanted)))
-            numbers, size_bytes = [], 0
-    return jobs
+    return [
+        Job(sum(index[number].size_bytes for number in piece), partial(handles.row_groups, piece, wanted))
+        for piece in pieces(index, part.row_groups)
+    ]
 
 
 def run_tables(

@@ -8,7 +8,6 @@ Invariants:
 
 import errno
 import hashlib
-import io
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from statelog.schemas.snapshot.runs import (
     only_key_groups,
     row_groups_for,
 )
-from statelog.storage.store import Store
+from statelog.storage.store import RangeReader, Store
 
 _PIECE_BYTES = 4 << 20
 
@@ -162,7 +161,7 @@ class RunReader(Closing):
 
     def _bytes_of(self, numbers: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
         """The verified bytes of each of some row groups; what lies side by side is read in pieces."""
-        for piece in _pieces(self.run.index.row_groups, numbers):
+        for piece in pieces(self.run.index.row_groups, numbers):
             spans = [self.run.index.row_groups[number] for number in piece]
             start = spans[0].offset
             data = memoryview(self._read(start, _end(spans[-1]) - start))
@@ -185,8 +184,14 @@ class RunReader(Closing):
         return table
 
     def _parquet(self, data: memoryview, offset: int) -> pq.ParquetFile:
-        """The file as Parquet, of which only the verified bytes from `offset` can be read."""
-        source = pa.PythonFile(_Window(data, offset, self.run.size_bytes), mode="r")
+        """The file as Parquet, of which only the verified bytes from `offset` can be read: others are an error."""
+
+        def verified(start: int, end: int | None) -> bytes:
+            if start < offset or end is None or end > offset + len(data):
+                raise OSError(errno.EIO, f"bytes outside the row group: from {start} to {end}")
+            return bytes(data[start - offset : end - offset])
+
+        source = pa.PythonFile(RangeReader(verified, lambda: self.run.size_bytes), mode="r")
         return pq.ParquetFile(source, metadata=self.footer, pre_buffer=False, page_checksum_verification=True)
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
@@ -230,8 +235,8 @@ def read_back(store: Store, run: RunFile) -> None:
         reader.verify()
 
 
-def _pieces(spans: Sequence[RowGroupSpan], numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Row groups that lie side by side, together up to a few megabytes: a store bills requests, and each takes time."""
+def pieces(spans: Sequence[RowGroupSpan], numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Row groups that one request reads: they lie side by side, and are a few megabytes together, or one alone."""
     piece: list[int] = []
     for number in numbers:
         if piece and (number != piece[-1] + 1 or _end(spans[number]) - spans[piece[0]].offset > _PIECE_BYTES):
@@ -252,35 +257,3 @@ def _key_bounds(row_group: pq.RowGroupMetaData) -> KeyBounds | None:
     if found is None or not found.has_min_max:
         return None
     return KeyBounds(found.min_raw, found.max_raw)  # type: ignore[attr-defined]  # the stubs lack them
-
-
-class _Window(io.RawIOBase):
-    """A file of which only some bytes are present, from `offset` on. Reading others is an error, not a guess."""
-
-    def __init__(self, data: memoryview, offset: int, file_bytes: int) -> None:
-        super().__init__()
-        self._data = data
-        self._offset = offset
-        self._file_bytes = file_bytes
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file_bytes}[whence]
-        self._position = start + offset
-        return self._position
-
-    def read(self, size: int = -1, /) -> bytes:
-        start = self._position - self._offset
-        if start < 0 or size < 0 or start + size > len(self._data):
-            raise OSError(errno.EIO, f"bytes outside the row group: {size} at {self._position}")
-        self._position += size
-        return bytes(self._data[start : start + size])

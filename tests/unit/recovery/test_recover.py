@@ -11,11 +11,11 @@ from statelog.environment import Environment
 from statelog.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, StorageFull
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtCheckpoint, AtPosition
-from statelog.recovery import runs
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.storage import run_reader
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.faults.spill import Disks
 from tests.support.rigs.history import HistoryRig, history_rig
@@ -220,7 +220,7 @@ def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
 
 def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one request for a run is not answered yet, another one is on its way."""
-    monkeypatch.setattr(runs, "_JOB_BYTES", 1)
+    monkeypatch.setattr(run_reader, "_PIECE_BYTES", 1)
     another, waited, opened = threading.Event(), list[bool](), list[str]()
 
     def wait_for_another(method: str, path: str) -> None:

@@ -7,10 +7,10 @@ import pytest
 from statelog.errors import CorruptRun
 from statelog.producer.writer import Writer
 from statelog.reading.plan import part_of
-from statelog.recovery import runs
 from statelog.recovery.recover import recover
 from statelog.spark import parts
 from statelog.spark.parts import read_state, slices, state_parts
+from statelog.storage import run_reader
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.told import lines
 
@@ -43,7 +43,7 @@ def test_slices_are_read_from_the_plan_alone(count: int) -> None:
     assert _read(rig, plan, count) == expected
     newest = rig.manifests[-1].runs[0].path
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "_JOB_BYTES", 1)  # So that some row groups come out before the damaged one.
+        patch.setattr(run_reader, "_PIECE_BYTES", 1)  # So that some row groups come out before the damaged one.
         data = bytearray(rig.log.store.read(newest))
         span = plan.runs[-1].run.index.row_groups[len(plan.runs[-1].run.index.row_groups) // 2]
         data[span.offset + 2] ^= 1

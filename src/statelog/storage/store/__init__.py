@@ -17,8 +17,9 @@ running call can still be waiting for them: nothing names them, so removing one 
 that call fail, never lie. So the age limit serves liveness, and safety needs no clock.
 """
 
+import io
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -27,7 +28,7 @@ from uuid import uuid4
 from statelog.errors import AlreadyExists, NotFound, StatelogError, StoreUnavailable, UnsafeStore
 from statelog.storage.store.url import check_path, check_prefix, is_temporary, temporary_name
 
-__all__ = ["STALE_AFTER_S", "FileInfo", "Store"]
+__all__ = ["STALE_AFTER_S", "FileInfo", "RangeReader", "Store"]
 
 STALE_AFTER_S = 86_400.0
 _HINT = "Use a store that honours conditional writes (If-None-Match), or another gateway in front of it"
@@ -39,6 +40,42 @@ class FileInfo(NamedTuple):
     path: str
     size_bytes: int
     modified_s: float
+
+
+class RangeReader(io.RawIOBase):
+    """A seekable file of which each read fetches a range, from an offset to another or to the end; unbuffered. Its size
+    is asked by whoever seeks from the end.
+    """
+
+    def __init__(self, fetch: Callable[[int, int | None], bytes], size_bytes: Callable[[], int]) -> None:
+        super().__init__()
+        self._fetch = fetch
+        self._size_bytes = size_bytes
+        self._position = 0
+
+    def readable(self) -> bool:
+        """True: it only reads."""
+        return True
+
+    def seekable(self) -> bool:
+        """True: ranges are what it is for."""
+        return True
+
+    def tell(self) -> int:
+        """The position in bytes."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        """Move, and return the new position in bytes. Fetches nothing."""
+        start = 0 if whence == io.SEEK_SET else self._position if whence == io.SEEK_CUR else self._size_bytes()
+        self._position = start + offset
+        return self._position
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes, fewer only at the end; without a size all that follow."""
+        data = self._fetch(self._position, None if size < 0 else self._position + size)
+        self._position += len(data)
+        return data
 
 
 class Store(ABC):

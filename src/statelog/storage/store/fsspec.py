@@ -7,14 +7,13 @@ Invariants: the file system is made in the process that uses it, once per proces
 fork); a listing comes from the store, whole, or is an error; no secret is in `repr` or in an error.
 """
 
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -24,7 +23,7 @@ from fsspec.spec import AbstractFileSystem
 from statelog.errors import AlreadyExists, ConfigError, NotFound, StoreRefused, StoreUnavailable
 from statelog.storage.kafka.config import mask_text
 from statelog.storage.secret_files import read_secrets
-from statelog.storage.store import FileInfo, Store
+from statelog.storage.store import FileInfo, RangeReader, Store
 from statelog.storage.store.errors import Repeats, guarded, is_conflict, is_missing, is_taken
 from statelog.storage.store.local import LocalStore, make_private
 from statelog.storage.store.url import (
@@ -38,9 +37,6 @@ from statelog.storage.store.url import (
     secret_of,
     temporary_name,
 )
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 Connect = Callable[[], tuple[AbstractFileSystem, str]]
 """Makes a fresh file system, and tells the path of the log's directory on it."""
@@ -118,49 +114,6 @@ def _open_gcs(url: str, options: Mapping[str, object]) -> tuple[AbstractFileSyst
     return GCSFileSystem(**options), url.removeprefix("gs://")
 
 
-class _Ranges(io.RawIOBase):
-    """A file of which each read is a request. Its size is asked only by who seeks from the end, or read behind it."""
-
-    def __init__(self, fetch: Callable[[int, int | None], bytes], size_bytes: Callable[[], int]) -> None:
-        super().__init__()
-        self._fetch = fetch
-        self._size_bytes = size_bytes
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        start = 0 if whence == io.SEEK_SET else self._position if whence == io.SEEK_CUR else self._size_bytes()
-        self._position = start + offset
-        return self._position
-
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        with memoryview(buffer).cast("B") as view:
-            data = self._next(self._position + len(view))
-            view[: len(data)] = data
-            return len(data)
-
-    def readall(self) -> bytes:
-        return self._next(None)
-
-    def _next(self, end: int | None) -> bytes:
-        try:
-            data = self._fetch(self._position, end)
-        except (StoreUnavailable, StoreRefused):
-            if self._position < self._size_bytes():  # Stores refuse a range that begins behind the end.
-                raise
-            return b""
-        self._position += len(data)
-        return data
-
-
 class FsspecStore(Store):
     """One log's directory on an fsspec file system. Usable from threads; reconnects in a forked process."""
 
@@ -226,9 +179,14 @@ class FsspecStore(Store):
         full = self._full(check_path(path))
 
         def fetch(start: int, end: int | None) -> bytes:
-            return self._ask("read", path, lambda: self._range(full, start, end), reading=True)
+            try:
+                return self._ask("read", path, lambda: self._range(full, start, end), reading=True)
+            except (StoreUnavailable, StoreRefused):
+                if start < self._size_bytes(path):  # Stores refuse a range that begins behind the end.
+                    raise
+                return b""
 
-        return cast("AbstractContextManager[BinaryIO]", _Ranges(fetch, lambda: self._size_bytes(path)))
+        return cast("AbstractContextManager[BinaryIO]", RangeReader(fetch, lambda: self._size_bytes(path)))
 
     def siblings(self) -> Sequence[str]:
         """The names of the directories in the root, with one request, or one per page."""
