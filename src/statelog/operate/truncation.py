@@ -12,7 +12,7 @@ from statelog.errors import NotFound
 from statelog.formatting import show_duration
 from statelog.materializer.settings import MaterializerSettings
 from statelog.operate.report import Listing
-from statelog.schemas.snapshot.claims import Lease, Subscription, holding, newest_files
+from statelog.schemas.snapshot.claims import Lease, Subscription, newest_files
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import (
     Bound,
@@ -125,7 +125,6 @@ def held(
     listed = log.manifests.listed()
     now_s = log.store.now_s() if now_s is None else now_s
     manifests = [one for number in sorted(listed)[:most_snapshots] if (one := _read(log, number))]
-    claims = holding(subscriptions.files, log.descriptor.identity)
     live = living(leases, now_s, settings.lease_cap_s)
     holds = claims_of(log, live, subscriptions)
     bounds = bounds_of(manifests, holds)
@@ -139,7 +138,11 @@ def held(
     makers = [
         *(partial(snapshots.holder, one) for one in manifests if snapshots),
         *(partial(_lease, one, settings.lease_cap_s, now_s) for one in live),
-        *(partial(_subscription, one, subscriptions, settings, now_s) for one in claims),
+        *(
+            partial(_subscription, one, subscriptions, settings, now_s)
+            for one in holds
+            if isinstance(one, Subscription)
+        ),
     ]
     made = [make(bound) for make, bound in zip(makers, bounds, strict=True)]
     return Held(

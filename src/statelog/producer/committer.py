@@ -304,8 +304,7 @@ class GrantHolder:
 
 def _amount(handles: Sequence[Handle]) -> tuple[int, int]:
     """How many changes they list, and in how many bytes."""
-    entries = [entry for handle in handles for entry in handle.entries]
-    return sum(one.changes for one in entries), sum(one.size_bytes for one in entries)
+    return sum(one.changes for one in handles), sum(one.size_bytes for one in handles)
 
 
 def make_commit(

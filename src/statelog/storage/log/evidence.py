@@ -39,14 +39,12 @@ from statelog.schemas.snapshot.manifest import Anchor, Manifest
 from statelog.schemas.topic_policy import Truncation
 from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.kafka.errors import read_past
-from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerClient, is_restarted
+from statelog.storage.ledger_client import LOOK_AGAIN_S, STALL_TIMEOUT_S, LedgerClient, is_restarted
 from statelog.storage.log.ledger import check_reaches, records_at
 from statelog.storage.log.topics import IdentifiedTopics
 
 if TYPE_CHECKING:
     from statelog.storage.log.log import Log
-
-_PATIENCE_S = 1.0
 
 
 def take_anchors(log: "Log", state: LedgerState, previous: Manifest | None) -> tuple[Anchor, ...]:
@@ -250,7 +248,7 @@ class Looks:
         found = self._within(max_age_s)
         if found is not None:
             return found
-        is_held = self._asking.acquire(timeout=_PATIENCE_S)
+        is_held = self._asking.acquire(timeout=LOOK_AGAIN_S)
         try:
             return self._within(max_age_s) or self._ask()  # Another thread may have asked for all.
         finally:
