@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.figures import Figure
+from bench.figures import Figure, medians
 from bench.setting import Setting
 
 __all__ = ["Cost", "costed", "figures_of", "figures_of_cost", "take_turns"]
@@ -65,16 +65,7 @@ def figures_of(
 def figures_of_cost(name: str, ours: list[Cost], baseline_name: str, baseline: list[Cost]) -> list[Figure]:
     """Seconds on the clock, and of the processors, beside a baseline."""
     return [
-        Figure(
-            name=f"{name}{label}",
-            unit=unit,
-            value=statistics.median(mine),
-            lowest=min(mine),
-            highest=max(mine),
-            baseline_name=baseline_name,
-            baseline=statistics.median(others),
-            higher_is_better=False,
-        )
+        medians(f"{name}{label}", unit, mine, baseline_name, others)
         for label, unit, mine, others in (
             ("", "s", [one.wall_s for one in ours], [one.wall_s for one in baseline]),
             (", by CPU", "CPU s", [one.cpu_s for one in ours], [one.cpu_s for one in baseline]),

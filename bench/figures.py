@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Figure", "Took", "latency", "percentile", "rate", "show", "timed"]
+__all__ = ["Figure", "Took", "latency", "medians", "percentile", "rate", "show", "timed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,22 @@ def latency(
         baseline_name=baseline_name,
         baseline=percentile(baseline, share) * 1e3 if baseline else None,
         higher_is_better=False,
+    )
+
+
+def medians(name: str, unit: str, ours: Sequence[float], baseline_name: str, baseline: Sequence[float]) -> Figure:
+    """The median of what some work costs, of which less is better, beside that of a baseline."""
+    return Figure(
+        name=name,
+        unit=unit,
+        value=statistics.median(ours),
+        lowest=min(ours),
+        highest=max(ours),
+        baseline_name=baseline_name,
+        baseline=statistics.median(baseline),
+        higher_is_better=False,
+        cpu_s=_cpu_s(ours),
+        baseline_cpu_s=_cpu_s(baseline),
     )
 
 

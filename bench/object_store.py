@@ -6,7 +6,6 @@ them. The daemon of an idle log is watched over a few of its intervals, which ar
 """
 
 import gc
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from threading import Timer
 from typing import NamedTuple
 
 import statelog
-from bench.figures import Figure, Took, timed
+from bench.figures import Figure, Took, medians, timed
 from bench.logs import PARTITIONS, bench_where, bulk_append
 from bench.setting import Setting
 from bench.slow_store import SlowStore, slow_store
@@ -130,23 +129,8 @@ def _figures(store: SlowStore, local: _Work, far: _Work, rounds: int) -> list[Fi
                 gc.collect()
                 store.slow_down(request_s)
                 found.append(timed(work.do))
-        figures.append(_seconds(f"{far.name}, {request_s * 1e3:g} ms a request", took[1], took[0]))
+        figures.append(medians(f"{far.name}, {request_s * 1e3:g} ms a request", "s", took[1], "local files", took[0]))
     return [*figures, *_requests(far.name, store.billed)]
-
-
-def _seconds(name: str, far: list[Took], local: list[Took]) -> Figure:
-    return Figure(
-        name=name,
-        unit="s",
-        value=statistics.median(far),
-        lowest=min(far),
-        highest=max(far),
-        baseline_name="local files",
-        baseline=statistics.median(local),
-        higher_is_better=False,
-        cpu_s=statistics.median(one.cpu_s for one in far),
-        baseline_cpu_s=statistics.median(one.cpu_s for one in local),
-    )
 
 
 def _requests(name: str, billed: tuple[float, float]) -> list[Figure]:

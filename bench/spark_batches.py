@@ -1,6 +1,5 @@
 """Micro-batches of 100 rows to a log, beside a Python sink that does nothing: one query, and three at once."""
 
-import statistics
 import tempfile
 import time
 from contextlib import ExitStack
@@ -9,7 +8,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from bench.figures import Figure
+from bench.figures import Figure, medians
 from bench.logs import bench_log
 from bench.setting import Setting
 from bench.spark_floors import Floor
@@ -32,15 +31,8 @@ def spark_batches(setting: Setting) -> list[Figure]:
             ours = _ours(spark, setting, queries)
             empty += _empty(spark, queries)
             found.append(
-                Figure(
-                    name=f"Spark: micro-batch of {_ROWS} rows, {queries} at once",
-                    unit="ms",
-                    value=statistics.median(ours),
-                    lowest=min(ours),
-                    highest=max(ours),
-                    baseline_name="an empty Python sink",
-                    baseline=statistics.median(empty),
-                    higher_is_better=False,
+                medians(
+                    f"Spark: micro-batch of {_ROWS} rows, {queries} at once", "ms", ours, "an empty Python sink", empty
                 )
             )
     return found

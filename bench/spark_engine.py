@@ -6,7 +6,6 @@ of this process and all its descendants: the JVMs, and the Python workers.
 """
 
 import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Generator
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from bench.cost import Cost, costed
-from bench.figures import Figure
+from bench.figures import Figure, medians
 from bench.logs import bench_log, bench_where, bulk_append
 from bench.setting import Setting
 from bench.workload import batches
@@ -109,13 +108,4 @@ def _figure(
     what: str, step: int, master: str, ours: list[list[Cost]], baseline_name: str, others: list[list[Cost]]
 ) -> Figure:
     values, baseline = ([getattr(costs[step], f"{what}_s") for costs in each] for each in (ours, others))
-    return Figure(
-        name=f"round on Spark, {_STEPS[step]}, {master}: {what} seconds",
-        unit="s",
-        value=statistics.median(values),
-        lowest=min(values),
-        highest=max(values),
-        baseline_name=baseline_name,
-        baseline=statistics.median(baseline),
-        higher_is_better=False,
-    )
+    return medians(f"round on Spark, {_STEPS[step]}, {master}: {what} seconds", "s", values, baseline_name, baseline)

@@ -29,6 +29,7 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import manifest_path
 from statelog.storage.claims import list_leases
 from statelog.storage.log.files import ManifestChain
+from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from tests.support.rigs.history import SnapshotTwins
 from tests.support.rigs.log import twin_rig
@@ -58,6 +59,24 @@ def test_a_damaged_chunk_stops_the_recovery() -> None:
     assert (caught.value.facts["partition"], caught.value.facts["offset"]) == (1, record.offset)
 
 
+def _with_value(chunk: bytes, log: Log, value: bytes | None) -> bytes:
+    """A chunk of the same head and counts, with its own right checksum, in which each change has this value."""
+    found = decode_head(chunk)
+    assert found is not None
+    head, at = found
+    batch = decode_batch(chunk, at, head, log.change_schema(0))
+    return encode_chunk(
+        epoch=head.epoch,
+        nonce=head.nonce,
+        sqn=head.sqn,
+        index=head.index,
+        value_schema_id=0,
+        witness=head.place,
+        key=b"",
+        batch=batch.set_column(3, "value", pa.array([value] * batch.num_rows, pa.binary())),
+    ).value
+
+
 def test_of_many_small_chunks_the_corrupt_one_is_named() -> None:
     """They are decoded together; a put without a value among them is told with its own offset."""
     rig = twin_rig("log")
@@ -67,21 +86,7 @@ def test_of_many_small_chunks_the_corrupt_one_is_named() -> None:
                 writer.put(b"%d" % number, b"value")
                 writer.commit(checkpoint_id=number)
         record = rig.cluster.records("log", 0)[4]
-        found = decode_head(record.value)
-        assert found is not None
-        head, at = found
-        batch = decode_batch(record.value, at, head, log.change_schema(0))
-        replaced = encode_chunk(
-            epoch=head.epoch,
-            nonce=head.nonce,
-            sqn=head.sqn,
-            index=head.index,
-            value_schema_id=0,
-            witness=head.place,
-            key=b"",
-            batch=batch.set_column(3, "value", pa.array([None], pa.binary())),
-        )
-        rig.cluster.overwrite("log", 0, record.offset, replaced.value)
+        rig.cluster.overwrite("log", 0, record.offset, _with_value(record.value, log, None))
         with pytest.raises(CorruptChunk, match="neither a put") as caught:
             recover(log).to_dict()
     assert (caught.value.facts["partition"], caught.value.facts["offset"]) == (0, record.offset)
@@ -101,22 +106,7 @@ def test_a_whole_chunk_in_the_place_of_another_is_noticed() -> None:
     """A chunk of the same head and counts, with its own right checksum, is not the one that the commit lists."""
     twins = SnapshotTwins(truncate=True)
     record = twins.cluster.records("rig", 1)[-1]
-    found = decode_head(record.value)
-    assert found is not None
-    head, at = found
-    batch = decode_batch(record.value, at, head, twins.log.change_schema(0))
-    evil = batch.set_column(3, "value", pa.array([b"evil"] * batch.num_rows))
-    replaced = encode_chunk(
-        epoch=head.epoch,
-        nonce=head.nonce,
-        sqn=head.sqn,
-        index=head.index,
-        value_schema_id=0,
-        witness=head.place,
-        key=b"",
-        batch=evil,
-    )
-    twins.cluster.overwrite("rig", 1, record.offset, replaced.value)
+    twins.cluster.overwrite("rig", 1, record.offset, _with_value(record.value, twins.log, b"evil"))
     error = _fails(twins, IncompleteChangeSet)
     assert (error.facts["partition"], error.facts["offset"]) == (1, record.offset)
     assert "differ" in error.message
