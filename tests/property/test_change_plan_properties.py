@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import NotFound
-from statelog.reading.commits import Commits
 from statelog.reading.plan import AtCheckpoint, AtPosition, Plan
 from statelog.reading.planner import plan_changes
 from statelog.recovery.changes import read_changes, split_changes
@@ -119,7 +118,7 @@ def test_what_was_truncated_says_what_is_held(seed: int, steps: int, pick: float
     if not rig.manifests:
         return
     start = rig.manifests[0].position + round(pick * (end - rig.manifests[0].position))
-    with Commits(rig.log, rig.manifests[0], start) as ledger:
+    with rig.log.ledger.client(rig.manifests[0], start) as ledger:
         kept = ledger.folded
     for manifest in list(rig.manifests[:-1]):
         rig.drop(manifest)

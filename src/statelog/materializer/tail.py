@@ -26,10 +26,10 @@ from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.events import Event, EventKind
 from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look_every_s, outlook
 from statelog.materializer.settings import MaterializerSettings
-from statelog.reading.commits import Commits
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
-from statelog.storage.ledger_client import ValidCommit
+from statelog.storage.ledger_client import LedgerClient, ValidCommit
+from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log
 
 _LOOK_RECORDS = 16_384
@@ -96,7 +96,7 @@ class TailGauge:
     def __init__(self, log: Log, *, clock: Callable[[], float]) -> None:
         self._log = log
         self._clock = clock
-        self._ledger: Commits | None = None
+        self._ledger: LedgerClient | None = None
         self._looking = threading.Lock()
         self._is_closed = False
         self._tail = Tail.behind(None)
@@ -113,7 +113,7 @@ class TailGauge:
     def check(self) -> None:
         """Raise BeyondEnd or AnchorMismatch if anything speaks against the ledger as the last look left it."""
         if self._ledger is not None:
-            self._ledger.check()
+            check_ledger(self._log, self._ledger)
 
     def close(self) -> None:
         """Release the reader; a look that is under way does so when it ends. Idempotent."""
@@ -132,10 +132,10 @@ class TailGauge:
         self._tail = self._tail.with_commits(commits, ledger.position, self._clock())
         return self._tail
 
-    def _start(self) -> Commits:
+    def _start(self) -> LedgerClient:
         stored = self._log.manifests.newest()
         manifest = stored.manifest if stored else None
-        self._ledger = Commits(self._log, manifest)
+        self._ledger = self._log.ledger.client(manifest)
         self._tail = Tail.behind(manifest)
         return self._ledger
 

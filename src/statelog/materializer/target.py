@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.materializer.settings import MaterializerSettings
-from statelog.reading.commits import Commits
 from statelog.schemas.ledger.records import CommitBody, LossRange, given_up, not_given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange
+from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.log import evidence
 from statelog.storage.log.evidence import check_anchors, check_data_anchors
 from statelog.storage.log.log import Log
 
@@ -54,16 +55,16 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
 
     Raises OffsetGone, BeyondEnd, AnchorMismatch, CorruptLedger, UnknownFormat, BrokerUnavailable.
     """
-    with Commits(log, newest) as ledger:
+    with log.ledger.client(newest) as ledger:
         state, commits, behind = _fold(log, ledger, end_position, settings)
-        ledger.pass_to(end_position)  # What no commit lists yet begins behind the last of them all.
+        ledger.fold_to(end_position)  # What no commit lists yet begins behind the last of them all.
         there = log.data_offsets(at_least=not_given_up(state.accepted, _needed(newest)))
-        ledger.check(there=there)
+        evidence.check_ledger(log, ledger, there=there)
     return RoundTarget(state=state, commits=tuple(commits), end_position=end_position, behind=behind, there=there)
 
 
 def _fold(
-    log: Log, ledger: Commits, end_position: int, settings: MaterializerSettings
+    log: Log, ledger: LedgerClient, end_position: int, settings: MaterializerSettings
 ) -> tuple[LedgerState, list[CommitBody], bool]:
     """The state and the commits that the budget allows, and whether others are left."""
     taken: list[CommitBody] = []
@@ -75,7 +76,7 @@ def _fold(
             # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
             size_bytes = len(found.commit.body) + sum(handle.size_bytes for handle in found.body.handles)
             if taken and (size_bytes > left_bytes or len(taken) >= settings.budget_commits):
-                with Commits(log, before, found.offset) as again:
+                with log.ledger.client(before, found.offset) as again:
                     return again.folded.state, taken, True
             left_bytes -= size_bytes
             taken.append(found.body)

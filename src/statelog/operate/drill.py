@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from statelog.errors import Corrupt, NotFound, OffsetGone
-from statelog.reading.commits import Commits, Folding
 from statelog.reading.hold import HeldPlan
-from statelog.reading.plan import AtPosition, Plan
+from statelog.reading.plan import AtPosition, Folding, Plan
 from statelog.reading.planner import check_plan, plan_of
 from statelog.recovery import RecoverySettings, RecoveryStatistics, recover
 from statelog.recovery.progress import OnProgress
@@ -93,7 +92,7 @@ def _other_plans(log: Log, plan: Plan) -> Iterator[Plan]:
     """Plans for the same position, the one that reads the most of the log first."""
     for base in (None, *_older(log, plan.manifest_number)):
         try:
-            with Commits(log, base) as ledger:
+            with log.ledger.client(base) as ledger:
                 commits = ledger.read_to(plan.position)
                 found = plan_of(log, Folding(base, commits, ledger.folded), None)
             check_plan(log, found)

@@ -34,8 +34,7 @@ from statelog.operate import log_checks
 from statelog.operate.finding import Finding, Severity, Verdict, error_verdict
 from statelog.operate.log_checks import BadRun, Check
 from statelog.operate.versions import versions
-from statelog.reading.commits import Commits, Folding
-from statelog.reading.plan import Plan
+from statelog.reading.plan import Folding, Plan
 from statelog.reading.planner import ATTEMPTS, LogOffsets, check_reach, data_offsets, plan_of
 from statelog.reading.replay import Converter
 from statelog.recovery.settings import RecoverySettings, planned_chunks
@@ -54,7 +53,7 @@ from statelog.storage.claims import (
     living,
 )
 from statelog.storage.ledger_client import ValidCommit
-from statelog.storage.log.evidence import check_data_anchors
+from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.files import descriptor_or_none, losses_of
 from statelog.storage.log.log import Log
 from statelog.storage.log.topics import IdentifiedTopics, check_owner, identify, topics_in_force
@@ -252,11 +251,11 @@ class _Examination:
         if (origin and not origin.is_finished) or (newest is None and is_begun_copy(log)):
             hint = "Finish it with `statelog copy --finish`, or delete it"
             return Verdict(Severity.NOTE, "this is a copy that is not finished: it is closed", hint)
-        with Commits(log, newest) as ledger:
+        with log.ledger.client(newest) as ledger:
             commits = ledger.read_end()
             plan = plan_of(log, Folding(newest, commits, ledger.folded), None)
             there = data_offsets(log, plan)
-            ledger.check(there=there)
+            check_ledger(log, ledger, there=there)
         self._commits, self._plan = commits, plan
         self._there = LogOffsets(there, log.ledger.range(at_least=plan.position))
         state = plan.state

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 
 from statelog.formatting import show_time
 from statelog.operate.report import Listing
-from statelog.reading.commits import Commits
 from statelog.schemas.ledger.records import AcceptLoss, LossRange, given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.storage.log.files import AcceptedLoss
@@ -25,8 +24,8 @@ def missing(log: Log) -> tuple[LossRange, ...]:
     Unavailable.
     """
     stored = log.manifests.newest()
-    with Commits(log, stored.manifest if stored else None) as ledger:
-        ledger.pass_to(ledger.end_position())
+    with log.ledger.client(stored.manifest if stored else None) as ledger:
+        ledger.fold_to(ledger.end_position())
         state = ledger.folded.state
     covered = stored.manifest.next_offsets if stored else {}
     there = log.data_offsets(at_least=state.committed_positions)
@@ -46,7 +45,7 @@ def taken_along(log: Log, ranges: Collection[LossRange]) -> Listing:
     A range without a row is in the snapshot: nothing is lost with it. Raises Damaged, Unavailable.
     """
     stored = log.manifests.newest()
-    with Commits(log, stored.manifest if stored else None) as ledger:
+    with log.ledger.client(stored.manifest if stored else None) as ledger:
         commits = ledger.read_end()
     rows: list[tuple[object, ...]] = []
     for lost in sorted(ranges):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from statelog.environment import Clock, current_environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
-from statelog.reading.commits import Folded, Folding
+from statelog.reading.plan import Folding
 from statelog.schemas.changes.changes import change_bytes_max, change_schema
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
@@ -160,7 +160,7 @@ def open_epoch(
             if opened is not None:
                 commits = ledger.kept()
                 if commits is not None:
-                    opened.folding = Folding(newest, commits, Folded(ledger.fold.freeze(), ledger.place))
+                    opened.folding = Folding(newest, commits, ledger.folded)
                 return opened
         raise failure  # noqa: TRY301  # the cleanup below is the same for every way out
     except BaseException:

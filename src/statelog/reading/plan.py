@@ -31,7 +31,7 @@ from statelog.schemas.names import check_name
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import row_groups_for
-from statelog.storage.ledger_client import LedgerBase, ValidCommit
+from statelog.storage.ledger_client import Folded, LedgerBase, ValidCommit
 
 
 class RunPart(NamedTuple):
@@ -164,6 +164,21 @@ class Plan:
     def size_bytes(self) -> int:
         """Bytes of runs and of the tail's record values together."""
         return self.run_bytes + self.replay.size_bytes
+
+
+class Folding(NamedTuple):
+    """A fold of the ledger that was checked: the snapshot where it began (None: the first record), the valid commits
+    behind that, and where they lead.
+    """
+
+    base: Manifest | None
+    commits: Sequence[ValidCommit]
+    folded: Folded
+
+    @property
+    def start(self) -> int:
+        """The ledger position where it began."""
+        return self.base.position if self.base else 0
 
 
 def wanted_key_groups(key_groups: Iterable[int] | None, descriptor: Descriptor) -> frozenset[int] | None:

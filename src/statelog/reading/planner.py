@@ -19,10 +19,10 @@ from typing import NamedTuple, TypeVar
 
 from statelog.environment import current_environment
 from statelog.errors import BeyondEnd, CorruptRun, Misuse, NotFound, OffsetGone
-from statelog.reading.commits import Commits, Folding
 from statelog.reading.plan import (
     At,
     AtOldest,
+    Folding,
     Plan,
     make_change_plan,
     make_plan,
@@ -34,9 +34,9 @@ from statelog.schemas.ledger.records import given_up, not_given_up
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import LedgerBase
+from statelog.storage.ledger_client import LedgerBase, LedgerClient
 from statelog.storage.log.aging import warn_of_age
-from statelog.storage.log.evidence import check_anchors, check_data_anchors
+from statelog.storage.log.evidence import check_anchors, check_data_anchors, check_ledger
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
@@ -101,7 +101,7 @@ def _aim(history: RetainedHistory, end: At | None, before: int | None) -> int | 
 
 def _plan_state(log: Log, history: RetainedHistory, position: int, key_groups: frozenset[int] | None) -> Plan:
     base = history.snapshot_at(position)
-    with Commits(log, base) as ledger:
+    with log.ledger.client(base) as ledger:
         commits, folded = ledger.read_to(position), ledger.folded
         found = plan_of(log, Folding(base, commits, folded), key_groups)
         there = _check_made(log, history, ledger, found)
@@ -127,9 +127,9 @@ def _plan_changes(
             hint="Give an end behind the start, or none for the newest",
         )
     try:
-        with Commits(log, history.base_for(first), first) as ledger:
+        with log.ledger.client(history.base_for(first), first) as ledger:
             commits, folded = ledger.read_to(last), ledger.folded
-            ledger.pass_to(history.end_position)
+            ledger.fold_to(history.end_position)
             found = make_change_plan(
                 log.descriptor,
                 commits,
@@ -138,7 +138,7 @@ def _plan_changes(
                 # Asked for behind the last commit: a schema is stored before the first chunk that needs it.
                 value_schema_id=log.value_schemas.newest().id if value_schema_id is None else value_schema_id,
                 key_groups=key_groups,
-                accepted=ledger.accepted,
+                accepted=ledger.fold.accepted,
             )
             _check_made(log, history, ledger, found)
             return found
@@ -190,7 +190,7 @@ def plan_changes(
     `start` None means the oldest position that the log holds, `end` None the newest; the newest is never older than
     what this `log` object has seen, nor than `seen`, the places that the caller remembers. `key_groups` None means all.
     Values come in the value schema `value_schema_id`, None for the newest. `base` is a fold of the ledger that the
-    caller kept (`Commits.folded`), for a start below every snapshot that is left. Nothing holds what is planned.
+    caller kept (`LedgerClient.folded`), for a start below every snapshot that is left. Nothing holds what is planned.
 
     Raises NotFound if the log does not hold the range (and says what it holds), Misuse if it ends before it begins,
     KeyGroupMismatch, Damaged, Unavailable.
@@ -235,13 +235,13 @@ class LogOffsets(NamedTuple):
     ledger: OffsetRange
 
 
-def _check_made(log: Log, history: RetainedHistory, ledger: Commits, made: Plan) -> dict[int, OffsetRange]:
+def _check_made(log: Log, history: RetainedHistory, ledger: LedgerClient, made: Plan) -> dict[int, OffsetRange]:
     """Fold on to the ledger's end, and compare ledger and log with what was seen and what is planned. Returns log start
-    and log end of the data partitions. Raises OffsetGone, and as `check_reach` and `Commits.check`.
+    and log end of the data partitions. Raises OffsetGone, and as `check_reach` and `check_ledger`.
     """
-    ledger.pass_to(history.end_position)
+    ledger.fold_to(history.end_position)
     there = data_offsets(log, made)
-    ledger.check(history.seen, there=there)
+    check_ledger(log, ledger, places=history.seen, there=there)
     check_reach(made, LogOffsets(there, history.ledger), log.name)
     return there
 

@@ -25,12 +25,11 @@ from statelog.errors import (
     OffsetGone,
     StatelogError,
 )
-from statelog.reading.commits import Commits, Folded
 from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, partitions_of
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange, Reader, Record
-from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerBase
+from statelog.storage.ledger_client import STALL_TIMEOUT_S, Folded, LedgerBase
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
@@ -209,7 +208,7 @@ class RetainedHistory:
     def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
         wanted = (at.writer, at.checkpoint_id)
         try:
-            with Commits(self._log, base) as ledger:
+            with self._log.ledger.client(base) as ledger:
                 found = [one.position for one in ledger.read_to(end) if (one.writer, one.checkpoint_id) == wanted]
         except OffsetGone:
             return None  # The ledger does not reach back this far, so no state there can be recovered either.

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable, IncompatibleSchema, OffsetGone
-from statelog.reading.commits import Commits
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import Plan, partitions_of
 from statelog.reading.replay import Converter, RetryWindow
@@ -53,7 +52,7 @@ class CommitFeed:
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
         self._converter = Converter(log, settings.value_schema_id)
         self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
-        self.ledger = Commits(log, plan, clock=self._clock)
+        self.ledger = log.ledger.client(plan, clock=self._clock)
         """The ledger, up to where commits were asked for, and came out."""
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""
@@ -104,7 +103,7 @@ class CommitFeed:
 
     def changes(self, commits: Sequence[ValidCommit], check: Callable[[], None]) -> Generator[pa.Table]:
         """The newest change of each wanted key in these commits, deletes too, sorted. `check` is often called."""
-        replay = plan_replay((one.body for one in commits), self._partitions, self.ledger.accepted)
+        replay = plan_replay((one.body for one in commits), self._partitions, self.ledger.fold.accepted)
         if not replay.listed:
             return
         with _saying_what_to_do():

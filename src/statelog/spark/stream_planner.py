@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
-from statelog.reading.commits import Commits, Folded
 from statelog.reading.hold import Hold, Needs
 from statelog.reading.plan import AtPosition, AtTime, CommitFacts, Plan, commit_facts, partitions_of
 from statelog.reading.planner import plan_changes
@@ -38,7 +37,7 @@ from statelog.spark.options import Beginning, OnTruncation, StreamOptions
 from statelog.spark.parts import lease_terms
 from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
 from statelog.storage.claims import HeldSubscription
-from statelog.storage.ledger_client import LedgerBase
+from statelog.storage.ledger_client import Folded, LedgerBase
 from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
@@ -255,7 +254,12 @@ class CommitWindow(Closing):
     ) -> None:
         self._log = log
         self._partitions = partitions_of(key_groups, log.descriptor)
-        self._ledger = Commits(log, base, start.position, seen=[start])
+        self._ledger = log.ledger.client(base, start.position)
+        try:
+            self._ledger.check([start])
+        except BaseException:
+            self.close()
+            raise
         self._start = start.position
         self.base = self._ledger.folded
         self.commits: deque[CommitFacts] = deque()
@@ -279,7 +283,7 @@ class CommitWindow(Closing):
     def rebase(self) -> Folded:
         """Fold the base up to the start, which it then is; reads again what lies between."""
         if self.base.state.position < self._start:
-            with Commits(self._log, self.base, self._start) as ledger:
+            with self._log.ledger.client(self.base, self._start) as ledger:
                 self.base = ledger.folded
         return self.base
 

@@ -13,7 +13,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog.errors import NotFound
-from statelog.reading.commits import Commits
 from statelog.reading.plan import CommitFacts, commit_facts
 from statelog.reading.retained_history import RetainedHistory
 from statelog.schemas.ledger.place import Place
@@ -71,7 +70,7 @@ def _commits(log: Log, position: int) -> Iterator[Rows]:
     """The valid commits that the log still holds, oldest first. `metadata` is JSON."""
     reach = RetainedHistory(log, None, seen=[Place(position)])
     start = min(reach.oldest_position, position)
-    with Commits(log, reach.base_for(start), start) as ledger:
+    with log.ledger.client(reach.base_for(start), start) as ledger:
         while ledger.position < position:
             found = ledger.read_to(position, most_bytes=_COMMITS_BYTES)
             yield [_commit(log, one) for one in found]
@@ -94,7 +93,7 @@ def _commit(log: Log, one: ValidCommit) -> dict[str, object]:
 def _writers(log: Log, position: int) -> Iterator[Rows]:
     """The writers that have not ended: last commit, newest epoch, and the partitions that are theirs now."""
     reach = RetainedHistory(log, None, seen=[Place(position)])
-    with Commits(log, reach.base_for(position), position) as ledger:
+    with log.ledger.client(reach.base_for(position), position) as ledger:
         state = ledger.folded.state
     owned = {live.writer: sorted(live.partitions) for live in state.live}
     yield [
@@ -137,7 +136,7 @@ def _lag(log: Log, position: int) -> Iterator[Rows]:
     base = stored.manifest if stored else None
     start = base.position if base else 0
     commits, changes, size_bytes, since = 0, 0, 0, None
-    with Commits(log, base, start) as ledger:
+    with log.ledger.client(base, start) as ledger:
         while ledger.position < position:
             for one in ledger.read_to(position, most_bytes=_COMMITS_BYTES):
                 facts = _facts(log, one)

@@ -22,6 +22,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
+from statelog.closing import Closing
 from statelog.errors import (
     AnchorMismatch,
     BeyondEnd,
@@ -35,7 +36,7 @@ from statelog.errors import (
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import LedgerFold, Void
 from statelog.schemas.ledger.handle import Entry
-from statelog.schemas.ledger.place import LastRecord, LogIdentity, Metadata, Place
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Metadata, Place
 from statelog.schemas.ledger.records import Commit, CommitBody, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.schemas.ledger.state import LedgerState
 from statelog.storage.kafka import (
@@ -67,6 +68,13 @@ class LedgerBase(Protocol):
     def place(self) -> Place:
         """How far it is folded, and the record below, if it is known."""
         ...
+
+
+class Folded(NamedTuple):
+    """The ledger folded up to a place: where another fold can begin."""
+
+    state: LedgerState = LedgerState()
+    place: Place = ORIGIN
 
 
 class _Valid(NamedTuple):
@@ -115,7 +123,7 @@ def _nothing_to_verify(*, anew: bool = False) -> None:
     """Who only reads has no verdict that identity could spoil."""
 
 
-class _Folded(NamedTuple):
+class _Applied(NamedTuple):
     """A record that was just folded, the fold's verdict, and whose it is, if it is a valid commit."""
 
     record: LedgerRecord | None
@@ -179,7 +187,7 @@ def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
     return any(record.position > offset for record in restarts)
 
 
-class LedgerClient:
+class LedgerClient(Closing):
     """Follows one log's ledger from a base state. `last` is the record right below it, if it is known.
 
     `verify` compares the log's identity with the cluster's, unless that was done just now, or always if `anew`. It is
@@ -232,6 +240,16 @@ class LedgerClient:
     def place(self) -> Place:
         """How far was folded."""
         return Place(self.fold.position, self.last)
+
+    @property
+    def position(self) -> int:
+        """The ledger position up to which was folded."""
+        return self.fold.position
+
+    @property
+    def folded(self) -> Folded:
+        """The ledger up to there: a copy, where another fold can begin."""
+        return Folded(self.fold.freeze(), self.place)
 
     def end_position(self) -> int:
         """The ledger's end now: a target to take once. Raises BrokerUnavailable."""
@@ -318,12 +336,12 @@ class LedgerClient:
             hint="Open the writer again: that settles it",
         )
 
-    def _void_of(self, landed: _Folded, offset: int, record: LedgerRecord) -> Void | None:
+    def _void_of(self, landed: _Applied, offset: int, record: LedgerRecord) -> Void | None:
         if landed.found.offset != offset or landed.record != record:
             raise self._lost("another record stands where ours was acknowledged", offset)
         return landed.void
 
-    def _pass(self, end_position: int) -> _Folded | None:
+    def _pass(self, end_position: int) -> _Applied | None:
         """Fold, and give the last record that was folded. A commit is made for who keeps them only."""
         last = None
         for last in self._follow(end_position):
@@ -331,7 +349,7 @@ class LedgerClient:
                 self._take(last)
         return last
 
-    def _take(self, folded: _Folded) -> int:
+    def _take(self, folded: _Applied) -> int:
         """Note a valid commit, and return its size in bytes; 0 for all else."""
         record, void, found, writer = folded
         if void is not None or not isinstance(record, Commit):
@@ -340,7 +358,7 @@ class LedgerClient:
         self._valid.append(ValidCommit(writer, record, found.timestamp_ms, place))
         return len(record.body)
 
-    def _follow(self, end_position: int, is_enough: Callable[[], bool] = _never) -> Generator[_Folded]:
+    def _follow(self, end_position: int, is_enough: Callable[[], bool] = _never) -> Generator[_Applied]:
         """Fold what is below `end_position`, record by record, if need be from a newer base, until it is enough."""
         while True:
             try:
@@ -354,7 +372,7 @@ class LedgerClient:
             else:
                 return
 
-    def _fold_records(self, end_position: int, is_enough: Callable[[], bool]) -> Generator[_Folded]:
+    def _fold_records(self, end_position: int, is_enough: Callable[[], bool]) -> Generator[_Applied]:
         if self._is_torn:
             raise ClosedError("a record of the ledger was folded half", hint="Make a new ledger client")
         is_news = end_position > self.fold.position
@@ -370,7 +388,7 @@ class LedgerClient:
             live = self.fold.live_epoch(record.epoch) if isinstance(record, Commit) else None
             void = self.fold.apply(found.offset, record)
             self._last = found
-            yield _Folded(record, void, found, live.writer if live else "")
+            yield _Applied(record, void, found, live.writer if live else "")
             self._is_torn = False
             if self._proof is None and is_enough():
                 return

@@ -13,7 +13,7 @@ from statelog.errors import ConfigError
 from statelog.producer import Writer
 from statelog.producer.epoch import open_epoch
 from statelog.producer.writer import OpenedWriter
-from statelog.reading.commits import Folding
+from statelog.reading.plan import Folding
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of

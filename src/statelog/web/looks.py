@@ -24,7 +24,6 @@ from statelog.operate.description import describe_log
 from statelog.operate.lookup import KeyHistory, Looked, groups_of, history_of, look_up
 from statelog.operate.report import Report
 from statelog.operate.rows import BytesText, read_keys
-from statelog.reading.commits import Commits
 from statelog.recovery import RecoverySettings
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
@@ -161,7 +160,7 @@ class _Recent:
 
     def __init__(self, log: Log) -> None:
         stored = log.manifests.newest()
-        self._commits = Commits(log, stored.manifest if stored else None)
+        self._commits = log.ledger.client(stored.manifest if stored else None)
         self.latest: deque[CommitSeen] = deque(maxlen=_LATEST)
         self._times_s: deque[float] = deque(maxlen=_MOST_TIMES)
 

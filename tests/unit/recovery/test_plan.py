@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
-from statelog.reading.commits import Folded
 from statelog.reading.plan import Plan, make_plan, wanted_key_groups
 from statelog.reading.planner import LogOffsets, check_reach
 from statelog.schemas.descriptor import Descriptor, HashRule
@@ -20,6 +19,7 @@ from statelog.schemas.snapshot.manifest import Anchor, Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 from statelog.storage.kafka import OffsetRange
+from statelog.storage.ledger_client import Folded
 
 _IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
 _LOG = Descriptor(

@@ -1,10 +1,10 @@
 """What holds a stream's place: a lease that moves and is made anew, or a subscription, written when it has to be."""
 
 from statelog.environment import Environment
-from statelog.reading.commits import Commits, Folded
 from statelog.spark.options import stream_options
 from statelog.spark.stream_planner import StreamHold
 from statelog.storage.claims import list_leases, list_subscriptions
+from statelog.storage.ledger_client import Folded
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinLog
 
@@ -12,7 +12,7 @@ _OPTIONS = {"log": "l", "root": "r", "kafka.bootstrap.servers": "b", "startingPo
 
 
 def _base(log: Log, position: int) -> Folded:
-    with Commits(log, None, position) as ledger:
+    with log.ledger.client(None, position) as ledger:
         return ledger.folded
 
 

@@ -76,19 +76,19 @@ class Ledger:
     def client(
         self,
         base: LedgerBase | None = None,
+        start_position: int = 0,
         *,
         rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         keeps: bool = False,
     ) -> LedgerClient:
-        """A ledger client from `base` on, or from the ledger's first record; see LedgerClient for the rest.
-
-        Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch would silently void
-        valid commits.
+        """A ledger client from `base` on, or from the ledger's first record, folded up to `start_position`; see
+        LedgerClient for the rest. Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch
+        would silently void valid commits.
         """
         if base is None:
             self._require_whole()
-        return LedgerClient(
+        client = LedgerClient(
             self.kafka,
             self.topic,
             self.descriptor.identity,
@@ -99,6 +99,13 @@ class Ledger:
             clock=clock,
             keeps=keeps,
         )
+        try:
+            if start_position > client.position:
+                client.fold_to(start_position)
+        except BaseException:
+            client.close()
+            raise
+        return client
 
     def newest_client(self) -> LedgerClient:
         """A ledger client that starts from the newest manifest, and again so if it was idle for too long.

@@ -156,7 +156,7 @@ class Follower:
         if not feed.is_answered:
             return ""
         self._environment.crash("asked")
-        if len(feed.ledger.accepted) != self.state.view.place.losses:
+        if len(feed.ledger.fold.accepted) != self.state.view.place.losses:
             return "a loss was accepted since, and what was lost may be in it"
         with closing(feed.changes(commits, self._check_wanted)) as tables:
             first = next(tables, None)  # By now all of it was read.
@@ -175,7 +175,7 @@ class Follower:
         moved = replace(
             old,
             place=StatePlace(feed.ledger.place, old.place.losses),
-            last_commit=feed.ledger.last_commit(self.setup.owner),
+            last_commit=feed.ledger.fold.last_commit(self.setup.owner),
             level_s=asked_s,
         )
         if moved.place == old.place:
