@@ -37,7 +37,8 @@ from statelog.operate.versions import versions
 from statelog.reading.plan import Folding, Plan
 from statelog.reading.planner import ATTEMPTS, LogOffsets, check_reach, data_offsets, plan_of
 from statelog.reading.replay import Converter
-from statelog.recovery.settings import RecoverySettings, planned_chunks
+from statelog.recovery.plan_reader import committed_chunks
+from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.copied import Origin
 from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest, sha256
@@ -283,7 +284,7 @@ class _Examination:
             return Verdict(Severity.OK, f"commits: {show_count(commits)}, {size} (--deep reads them)")
         changes = 0
         clock = self._environment.clock
-        with closing(planned_chunks(log, plan, Converter(log), RecoverySettings(), clock=clock)) as chunks:
+        with closing(committed_chunks(log, plan, Converter(log), RecoverySettings(), clock=clock)) as chunks:
             for chunk in chunks:
                 changes += chunk.changes.num_rows
         facts = {"commits": commits, "changes": changes}

@@ -344,9 +344,8 @@ class HeldPlan(Hold):
             position = self._at.position if isinstance(self._at, AtPosition) else None
             self._plan = planner.plan_snapshot(self.log, position, self._key_groups, self.snapshots)
         else:
-            self._plan = planner.plan(
+            self._plan = planner.plan_state(
                 self.log,
-                None,
                 self._at,
                 self._key_groups,
                 seen=self._seen,

@@ -366,7 +366,3 @@ class AtTime:
 
 At = AtPosition | AtCheckpoint | AtTime
 """A state of a log: which one to recover, or behind which one a range of changes begins, or with which it ends."""
-
-
-class AtOldest(NamedTuple):
-    """The oldest state behind which the log holds all changes."""

@@ -1,4 +1,4 @@
-"""`plan`: what to read of a log for a state, or for the changes between two; and the checks of a plan.
+"""`plan_state` and `plan_changes`: what to read of a log for a state, or for the changes between two; and the checks.
 
 The ledger is folded from the newest snapshot below a state, or the nearest fold below the changes, up to the position
 asked for, and on to its end, where it is compared with what was seen of it. Whether the log holds all that is planned
@@ -21,7 +21,6 @@ from statelog.environment import current_environment
 from statelog.errors import BeyondEnd, CorruptRun, Misuse, NotFound, OffsetGone
 from statelog.reading.plan import (
     At,
-    AtOldest,
     Folding,
     Plan,
     make_change_plan,
@@ -47,48 +46,46 @@ NOT_HELD_HINT = "Ask for a position from the oldest to the newest, or for a chec
 T = TypeVar("T")
 
 
-def plan(
+def plan_state(
     log: Log,
-    start: At | AtOldest | None = None,
-    end: At | None = None,
-    key_groups: Iterable[int] | None = None,
+    end: At | None,
+    key_groups: frozenset[int] | None,
     *,
-    seen: Collection[Place] = (),
-    base: LedgerBase | None = None,
-    value_schema_id: int | None = None,
-    snapshots: Snapshots | None = None,
-    aim: int | None = None,
-    max_age_s: float = 0.0,
-    hint: str = NOT_HELD_HINT,
+    seen: Collection[Place],
+    snapshots: Snapshots,
+    aim: int | None,
+    max_age_s: float,
+    hint: str,
 ) -> Plan:
-    """What leads to the state `end`, a snapshot and the tail behind it; or with a `start`, all changes behind that.
+    """What leads to the state `end`, None for the newest: a snapshot, and the tail behind it.
 
-    `end` None is the newest, and never older than `seen`, the places that the caller remembers; `key_groups` None means
-    all. Of changes, `base` is a fold of the ledger that the caller kept, and `value_schema_id` the schema that values
-    come in, None for the newest. Of a state, `snapshots` knows which are damaged, and their list may be as old as
-    `max_age_s`; `aim` is the position of an earlier plan for it; `hint` is for a caller whose state is not held.
+    It is never older than `seen`, the places that the caller remembers. `snapshots` knows which are damaged, and their
+    list may be as old as `max_age_s`; `aim` is the position of an earlier plan for it; `hint` is for a caller whose
+    state is not held.
 
-    Raises NotFound if the log does not hold what was asked for (and says what it holds), OffsetGone if truncation was
-    faster than we (plan again), the error of a failed snapshot if there is no way around it, Misuse if the changes end
-    before they begin, KeyGroupMismatch, Damaged, Unavailable.
+    Raises NotFound if the log does not hold it (and says what it holds), OffsetGone if truncation was faster than we
+    (plan again), the error of a failed snapshot if there is no way around it, Damaged, Unavailable.
     """
-    wanted = wanted_key_groups(key_groups, log.descriptor)
     log.verify(READING)
     with log.asking_who_answers():
-        history = RetainedHistory(log, wanted, base, seen=seen, snapshots=snapshots, max_age_s=max_age_s)
-        if start is not None:
-            return _plan_changes(log, history, start, end, wanted, value_schema_id)
+        history = RetainedHistory(log, key_groups, seen=seen, snapshots=snapshots, max_age_s=max_age_s)
         position = _aim(history, end, aim)
         if position is None:
             raise history.no_state(end, hint)
+        base = history.snapshot_at(position)
         try:
-            return _plan_state(log, history, position, wanted)
+            with log.ledger.client(base) as ledger:
+                commits, folded = ledger.read_to(position), ledger.folded
+                found = plan_of(log, Folding(base, commits, folded), key_groups)
+                there = _check_made(log, history, ledger, found)
+            check_data_anchors(log, base, found.partitions, found.state.accepted, there)
         except OffsetGone as error:
             if history.snapshots.failure:
                 raise history.snapshots.failure from error
-            if end is not None and history.newest and not history.snapshot_at(position):
+            if end is not None and history.newest and not base:
                 raise history.no_state(end, hint) from error
             raise
+        return found
 
 
 def _aim(history: RetainedHistory, end: At | None, before: int | None) -> int | None:
@@ -97,53 +94,6 @@ def _aim(history: RetainedHistory, end: At | None, before: int | None) -> int | 
     if before is not None and not is_passed:
         return before
     return history.end_position if end is None else history.find(end)
-
-
-def _plan_state(log: Log, history: RetainedHistory, position: int, key_groups: frozenset[int] | None) -> Plan:
-    base = history.snapshot_at(position)
-    with log.ledger.client(base) as ledger:
-        commits, folded = ledger.read_to(position), ledger.folded
-        found = plan_of(log, Folding(base, commits, folded), key_groups)
-        there = _check_made(log, history, ledger, found)
-    check_data_anchors(log, base, found.partitions, found.state.accepted, there)
-    return found
-
-
-def _plan_changes(
-    log: Log,
-    history: RetainedHistory,
-    start: At | AtOldest,
-    end: At | None,
-    key_groups: frozenset[int] | None,
-    value_schema_id: int | None,
-) -> Plan:
-    last = history.end_position if end is None else history.resolve(end)
-    first = min(history.oldest_position, last) if isinstance(start, AtOldest) else history.resolve(start)
-    if first > last:
-        raise Misuse(
-            "the range of changes ends before it begins",
-            start_position=first,
-            end_position=last,
-            hint="Give an end behind the start, or none for the newest",
-        )
-    try:
-        with log.ledger.client(history.base_for(first), first) as ledger:
-            commits, folded = ledger.read_to(last), ledger.folded
-            ledger.fold_to(history.end_position)
-            found = make_change_plan(
-                log.descriptor,
-                commits,
-                folded,
-                start_position=first,
-                # Asked for behind the last commit: a schema is stored before the first chunk that needs it.
-                value_schema_id=log.value_schemas.newest().id if value_schema_id is None else value_schema_id,
-                key_groups=key_groups,
-                accepted=ledger.fold.accepted,
-            )
-            _check_made(log, history, ledger, found)
-            return found
-    except OffsetGone as error:
-        raise history.not_held(f"changes from position {first} on") from error
 
 
 def plan_of(log: Log, folding: Folding, key_groups: frozenset[int] | None) -> Plan:
@@ -196,11 +146,53 @@ def plan_changes(
     KeyGroupMismatch, Damaged, Unavailable.
     """
 
+    wanted = wanted_key_groups(key_groups, log.descriptor)
+
     def attempt() -> Plan:
-        return plan(log, start or AtOldest(), end, key_groups, seen=seen, base=base, value_schema_id=value_schema_id)
+        log.verify(READING)
+        with log.asking_who_answers():
+            history = RetainedHistory(log, wanted, base, seen=seen)
+            last = history.end_position if end is None else history.resolve(end)
+            first = min(history.oldest_position, last) if start is None else history.resolve(start)
+            return _plan_between(log, history, first, last, wanted, value_schema_id)
 
     # If the oldest position is asked for, truncation may go on once it was looked up.
     return planned_anew(attempt) if start is None else attempt()
+
+
+def _plan_between(
+    log: Log,
+    history: RetainedHistory,
+    first: int,
+    last: int,
+    key_groups: frozenset[int] | None,
+    value_schema_id: int | None,
+) -> Plan:
+    if first > last:
+        raise Misuse(
+            "the range of changes ends before it begins",
+            start_position=first,
+            end_position=last,
+            hint="Give an end behind the start, or none for the newest",
+        )
+    try:
+        with log.ledger.client(history.base_for(first), first) as ledger:
+            commits, folded = ledger.read_to(last), ledger.folded
+            ledger.fold_to(history.end_position)
+            found = make_change_plan(
+                log.descriptor,
+                commits,
+                folded,
+                start_position=first,
+                # Asked for behind the last commit: a schema is stored before the first chunk that needs it.
+                value_schema_id=log.value_schemas.newest().id if value_schema_id is None else value_schema_id,
+                key_groups=key_groups,
+                accepted=ledger.fold.accepted,
+            )
+            _check_made(log, history, ledger, found)
+            return found
+    except OffsetGone as error:
+        raise history.not_held(f"changes from position {first} on") from error
 
 
 def planned_anew(attempt: Callable[[], T]) -> T:

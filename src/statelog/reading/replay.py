@@ -1,6 +1,6 @@
 """The one replay path: materializer, recovery and Spark read committed changes here and nowhere else; `Converter`,
-which makes changes of any value schema of a log, from runs and from chunks, changes of one; and `committed_chunks`,
-both together, from local copies or from Kafka, asked again while a broker or a store is away for a moment.
+which makes changes of any value schema of a log, from runs and from chunks, changes of one; and `RetryingReader`, which
+asks again while a broker is away for a moment.
 
 It executes a `ReplayPlan`: fetches the planned offset ranges, decodes what a commit lists and nothing else, and fails
 if anything listed is missing or differs. What cannot even be unpacked is stepped over where no commit lists it. Publish
@@ -12,25 +12,13 @@ Invariants of what is asked again:
   life. A read that is taken up again goes on behind the last record that came, so none comes twice and none is missed.
 """
 
-import logging
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from statelog.errors import (
-    BrokerUnavailable,
-    Corrupt,
-    CorruptChunk,
-    IncompatibleSchema,
-    NotFound,
-    StoreUnavailable,
-    Unavailable,
-    UnknownFormat,
-)
-from statelog.reading.sorted_tail import select_key_groups
+from statelog.errors import BrokerUnavailable, CorruptChunk, IncompatibleSchema, Unavailable, UnknownFormat
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head
 from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, plan_replay
@@ -40,18 +28,13 @@ from statelog.schemas.values.schema import ValueSchema, convert
 from statelog.storage.kafka import OffsetRange, Reader, Record
 from statelog.storage.kafka.errors import read_past
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
-from statelog.storage.local.copy import LocalCopyReader
 from statelog.storage.log.log import Log
 
-_LOG = logging.getLogger("statelog.recovery")
-_RETRY_S = 0.2
 _SMALL_BYTES = 16 * 1024
 _HELD_BYTES = 2 * 1024  # A record, its head and the rest of its objects.
 _WAITING_BYTES = 4 << 20
+_RETRY_S = 0.2
 T = TypeVar("T")
-
-Pause = Callable[[float], bool]
-"""Waits so many seconds; True if the answer is no longer wanted. `Event.wait` is one."""
 
 
 class CommittedChunk(NamedTuple):
@@ -218,7 +201,11 @@ def newer_values(found_id: int, asked_id: int) -> IncompatibleSchema:
     )
 
 
-# ---- patiently, from wherever it is
+# ---- asked again
+
+
+Pause = Callable[[float], bool]
+"""Waits so many seconds; True if the answer is no longer wanted. `Event.wait` is one."""
 
 
 class ReadCount:
@@ -235,63 +222,6 @@ class ReadCount:
         """Count what was read."""
         self.changes += changes
         self.size_bytes += size_bytes
-
-
-def committed_chunks(
-    log: Log,
-    plan: ReplayPlan,
-    key_groups: Collection[int] | None,
-    converter: Converter,
-    counter: ReadCount,
-    *,
-    stall_timeout_s: float,
-    store_timeout_s: float,
-    local_copies: Path | None,
-    pause: Pause,
-    clock: Callable[[], float],
-    together: bool = True,
-) -> Generator[CommittedChunk]:
-    """The chunks that a plan lists, with their wanted changes in the target's value schema, in offset order within a
-    partition. Raises Damaged, OffsetGone, BrokerUnavailable, IncompatibleSchema.
-
-    A broker that is away for less than `stall_timeout_s` is waited for, and so is a store that has to be asked for a
-    value schema, for less than `store_timeout_s`: that of the lease.
-    """
-    schemas = RetryWindow(store_timeout_s, clock)
-    known: dict[int, pa.Schema] = {}
-
-    def from_kafka() -> Reader:
-        return RetryingReader(log.kafka.reader(log.data_topic), RetryWindow(stall_timeout_s, clock), pause)
-
-    def schema(schema_id: int) -> pa.Schema:
-        if schema_id not in known:
-            known[schema_id] = schemas.call(lambda: log.change_schema(schema_id), pause)
-        return known[schema_id]
-
-    reader = _tail_reader(log, plan, local_copies, from_kafka)
-    counter.is_local = isinstance(reader, LocalCopyReader)
-    try:
-        chunks = replay(reader, log.data_topic, plan, schema, stall_timeout_s=stall_timeout_s, together=together)
-        for chunk in chunks:
-            counter.add(chunk.changes.num_rows, chunk.size_bytes)
-            yield converter.chunk(chunk if key_groups is None else _of_key_groups(chunk, key_groups))
-    finally:
-        reader.close()
-
-
-def _of_key_groups(chunk: CommittedChunk, key_groups: Collection[int]) -> CommittedChunk:
-    changes = select_key_groups(chunk.changes, key_groups)
-    return chunk if changes is chunk.changes else chunk._replace(changes=changes, size_bytes=changes.nbytes)
-
-
-def _tail_reader(log: Log, plan: ReplayPlan, local_copies: Path | None, from_kafka: Callable[[], Reader]) -> Reader:
-    """The local copies if they hold all of the tail, verified; else Kafka."""
-    if local_copies is not None and plan.listed:
-        try:
-            return LocalCopyReader(local_copies, log.name, plan, from_kafka)
-        except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
-            _LOG.warning("the tail is read from Kafka, because the local copies do not hold all of it: %s", error)
-    return from_kafka()
 
 
 class RetryWindow:

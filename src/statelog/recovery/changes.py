@@ -20,11 +20,11 @@ from statelog.errors import IdentityChanged, Misuse
 from statelog.reading.hold import Hold
 from statelog.reading.plan import CommitFacts, CommitSpan, Plan
 from statelog.reading.replay import Converter
-from statelog.recovery.settings import RecoverySettings, planned_chunks, sorted_tail, terms_of
+from statelog.recovery.plan_reader import PlanReader, committed_chunks
+from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.storage.log.log import Log
-from statelog.storage.merge import merge_streams
 
 LEAST_BYTES = 4 << 20
 """What a task of its own is worth: about what it reads while another one starts."""
@@ -126,7 +126,7 @@ def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = No
     converter = Converter(log, plan.value_schema_id, drops_fields=False)
     batches = ChangeBatches(plan.commits, converter.schema)
     clock = current_environment().clock
-    with closing(planned_chunks(log, plan, converter, chosen, clock=clock, together=False)) as chunks:
+    with closing(committed_chunks(log, plan, converter, chosen, clock=clock, together=False)) as chunks:
         for chunk in chunks:
             yield from batches.add(chunk.changes, plan.commit_at(chunk.partition, chunk.offset))
     yield from batches.finish()
@@ -229,14 +229,9 @@ def newest_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = 
 
 def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> Generator[pa.Table]:
     check_identity(log, plan)
-    with sorted_tail(settings, environment.open_spill_file) as tail:
-        converter, terms = Converter(log, plan.value_schema_id), terms_of(settings)
-        with (
-            Hold(log.store, terms, environment=environment).on(log, plan) as hold,
-            closing(planned_chunks(log, plan, converter, settings, clock=environment.clock)) as chunks,
-        ):
-            for chunk in chunks:
-                tail.add(chunk.partition, chunk.changes, chunk.size_bytes)
-                hold.renew()
-        tail.finish()
-        yield from merge_streams(tail.streams(), drop_deletes=False)
+    hold, converter = Hold(log.store, terms_of(settings), environment=environment), Converter(log, plan.value_schema_id)
+    reader = PlanReader(log, plan, settings, hold=hold, converter=converter)
+    with reader.open_tail() as tail:
+        with hold.on(log, plan):
+            reader.fill(tail)
+        yield from reader.merge(tail, drop_deletes=False)

@@ -1,5 +1,7 @@
 """`PlanReader`: reads the tail, and the first row groups of runs meanwhile, on other threads, then merges them.
 
+The tail comes from local copies or from Kafka, which is asked again while a broker or a store is away for a moment.
+
 Runs and a sorted tail merge row group by row group, whatever the target: so beside what has come out, memory holds the
 tail and a few row groups. A tail without runs is folded by partition, and not sorted for targets that need no order.
 
@@ -11,32 +13,39 @@ Invariants:
 - Stopping waits only briefly for the other threads: one that waits for a broker or a store ends later by itself.
 """
 
+import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing
 from enum import StrEnum
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
 import pyarrow as pa
 
 from statelog.environment import GRACE_S, Environment, begin
+from statelog.errors import Corrupt, NotFound, StoreUnavailable, UnknownFormat
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
-from statelog.reading.replay import Converter, ReadCount
-from statelog.reading.sorted_tail import MemoryTail, SortedTail
+from statelog.reading.replay import CommittedChunk, Converter, Pause, ReadCount, RetryingReader, RetryWindow, replay
+from statelog.reading.sorted_tail import MemoryTail, SortedTail, select_key_groups
 from statelog.recovery.runs import Job, Prefetch, RunHandles, RunOpener, run_jobs, run_tables
-from statelog.recovery.settings import RecoverySettings, planned_chunks, sorted_tail
+from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.schema import ValueSchema
+from statelog.storage.kafka import Reader
+from statelog.storage.local.copy import LocalCopyReader
 from statelog.storage.log.log import Log
 from statelog.storage.merge import merge_streams
 
+_LOG = logging.getLogger("statelog.recovery")
 _WAIT_S = 0.05
 _AHEAD = 12
 _AHEAD_BYTES = 64 << 20
@@ -146,7 +155,11 @@ class PlanReader:
 
     def open_tail(self) -> SortedTail:
         """A tail to fill, within the bounds of the settings."""
-        return sorted_tail(self._settings, self.environment.open_spill_file)
+        return SortedTail(
+            fold_bytes=self._settings.fold_bytes,
+            directories=self._settings.directories,
+            open_file=self.environment.open_spill_file,
+        )
 
     def fill(self, tail: SortedTail) -> None:
         """Read the tail whole, and verify it. Raises StorageFull, Damaged, OffsetGone, Unavailable."""
@@ -205,7 +218,7 @@ class PlanReader:
 
     def _tables_of(self, part: RunPart, handles: RunHandles, results: Iterator[list[pa.Table]]) -> Iterator[pa.Table]:
         try:
-            yield from run_tables(self.log, self.plan, part, results, self._converter, self.runs_read)
+            yield from run_tables(self.log, self.plan, part, results, self._converter, self.runs_read.add)
         except SnapshotFailed as failed:
             failed.is_copy = self._opener.distrust(part.run)
             raise
@@ -213,7 +226,7 @@ class PlanReader:
             handles.close()
 
     def _read_tail(self, fold: MemoryTail | SortedTail) -> None:
-        chunks = planned_chunks(
+        chunks = committed_chunks(
             self.log,
             self.plan,
             self._converter,
@@ -256,3 +269,62 @@ class PlanReader:
         started_s = time.monotonic()
         wait(futures, self._grace_s)
         self._grace_s = max(0.0, self._grace_s - (time.monotonic() - started_s))
+
+
+# ---- patiently, from wherever it is
+
+
+def committed_chunks(
+    log: Log,
+    plan: Plan,
+    converter: Converter,
+    settings: RecoverySettings,
+    *,
+    clock: Callable[[], float],
+    counter: ReadCount | None = None,
+    pause: Pause | None = None,
+    together: bool = True,
+) -> Generator[CommittedChunk]:
+    """The chunks of a plan, with their wanted changes in the converter's value schema, in offset order within a
+    partition, small ones `together`. Raises Damaged, OffsetGone, BrokerUnavailable, IncompatibleSchema.
+
+    A broker that is away for less than `stall_timeout_s` is waited for, and so is a store that has to be asked for a
+    value schema, for less than the time of the lease. Close the generator.
+    """
+    counter, pause = counter or ReadCount(), pause or Event().wait
+    stall_timeout_s = settings.stall_timeout_s
+    schemas = RetryWindow(settings.lease_ttl_s, clock)
+    known: dict[int, pa.Schema] = {}
+
+    def from_kafka() -> Reader:
+        return RetryingReader(log.kafka.reader(log.data_topic), RetryWindow(stall_timeout_s, clock), pause)
+
+    def schema(schema_id: int) -> pa.Schema:
+        if schema_id not in known:
+            known[schema_id] = schemas.call(lambda: log.change_schema(schema_id), pause)
+        return known[schema_id]
+
+    reader = _tail_reader(log, plan.replay, settings.local_copies, from_kafka)
+    counter.is_local = isinstance(reader, LocalCopyReader)
+    try:
+        chunks = replay(reader, log.data_topic, plan.replay, schema, stall_timeout_s=stall_timeout_s, together=together)
+        for chunk in chunks:
+            counter.add(chunk.changes.num_rows, chunk.size_bytes)
+            yield converter.chunk(chunk if plan.key_groups is None else _of_key_groups(chunk, plan.key_groups))
+    finally:
+        reader.close()
+
+
+def _of_key_groups(chunk: CommittedChunk, key_groups: Collection[int]) -> CommittedChunk:
+    changes = select_key_groups(chunk.changes, key_groups)
+    return chunk if changes is chunk.changes else chunk._replace(changes=changes, size_bytes=changes.nbytes)
+
+
+def _tail_reader(log: Log, plan: ReplayPlan, local_copies: Path | None, from_kafka: Callable[[], Reader]) -> Reader:
+    """The local copies if they hold all of the tail, verified; else Kafka."""
+    if local_copies is not None and plan.listed:
+        try:
+            return LocalCopyReader(local_copies, log.name, plan, from_kafka)
+        except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
+            _LOG.warning("the tail is read from Kafka, because the local copies do not hold all of it: %s", error)
+    return from_kafka()

@@ -21,8 +21,8 @@ from statelog.recovery.plan_reader import Phase, PlanReader
 class Progress:
     """One report. Bytes are of run files and of record values; changes are rows of runs and changes of the tail.
 
-    `loaded` is the share of the wanted key groups that the target has, from 0 to 1. `rate_bytes_s` is bytes per second
-    since the start; `eta_s` is None as long as nothing can be said.
+    `loaded` is the share of the wanted key groups that the target has, from 0 to 1. Done as a phase means that nothing
+    is left.
     """
 
     phase: Phase
@@ -32,52 +32,31 @@ class Progress:
     changes_total: int
     loaded: float
     elapsed_s: float
-    rate_bytes_s: float
-    eta_s: float | None
+
+    def __post_init__(self) -> None:
+        is_done = self.phase is Phase.DONE
+        for name, most in (("bytes_done", self.bytes_total), ("changes_done", self.changes_total), ("loaded", 1.0)):
+            object.__setattr__(self, name, most if is_done else min(getattr(self, name), most))
+        object.__setattr__(self, "elapsed_s", max(0.0, self.elapsed_s))
 
     @property
     def fraction(self) -> float:
         """From 0 to 1: half for the bytes read, half for what was loaded."""
-        return _fraction(self.bytes_done, self.bytes_total, self.loaded)
+        read = self.bytes_done / self.bytes_total if self.bytes_total else 1.0
+        return (read + self.loaded) / 2
 
+    @property
+    def rate_bytes_s(self) -> float:
+        """Bytes per second since the start."""
+        return self.bytes_done / self.elapsed_s if self.elapsed_s > 0 else 0.0
 
-def progress_of(
-    phase: Phase,
-    *,
-    bytes_done: int,
-    bytes_total: int,
-    changes_done: int,
-    changes_total: int,
-    loaded: float,
-    elapsed_s: float,
-) -> Progress:
-    """The report for what is done of the totals. Done as a phase means that nothing is left."""
-    is_done = phase is Phase.DONE
-    loaded = 1.0 if is_done else min(1.0, loaded)
-    bytes_done = bytes_total if is_done else min(bytes_done, bytes_total)
-    elapsed_s = max(0.0, elapsed_s)
-    return Progress(
-        phase=phase,
-        bytes_done=bytes_done,
-        bytes_total=bytes_total,
-        changes_done=changes_total if is_done else min(changes_done, changes_total),
-        changes_total=changes_total,
-        loaded=loaded,
-        elapsed_s=elapsed_s,
-        rate_bytes_s=bytes_done / elapsed_s if elapsed_s > 0 else 0.0,
-        eta_s=_left_s(_fraction(bytes_done, bytes_total, loaded), elapsed_s),
-    )
-
-
-def _fraction(bytes_done: int, bytes_total: int, loaded: float) -> float:
-    read = bytes_done / bytes_total if bytes_total else 1.0
-    return (read + loaded) / 2
-
-
-def _left_s(fraction: float, elapsed_s: float) -> float | None:
-    if fraction == 1.0:
-        return 0.0
-    return elapsed_s * (1.0 - fraction) / fraction if fraction > 0 and elapsed_s > 0 else None
+    @property
+    def eta_s(self) -> float | None:
+        """The seconds that are left, None as long as nothing can be said."""
+        fraction = self.fraction
+        if fraction == 1.0:
+            return 0.0
+        return self.elapsed_s * (1.0 - fraction) / fraction if fraction > 0 and self.elapsed_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +136,8 @@ class Monitor:
         if not is_due or (self._on_progress is None and not self._observers):
             return
         self._reported_s, self._phase = now_s, phase
-        found = progress_of(
-            phase,
+        found = Progress(
+            phase=phase,
             bytes_done=reader.runs_read.size_bytes + reader.tail_read.size_bytes,
             bytes_total=reader.plan.size_bytes,
             changes_done=reader.runs_read.changes + reader.tail_read.changes,

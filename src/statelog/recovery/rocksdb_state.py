@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from statelog.environment import DiskHook, no_faults
 from statelog.errors import (
@@ -95,34 +95,15 @@ class RocksdbState:
 
     def to_json(self) -> bytes:
         """As it stands in the database."""
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "log": self.log,
-                **asdict(self.identity),
-                "position": self.position,
-                "place": self.place.to_json(),
-                "key_type": self.key_type.value,
-                "hash_rule": self.hash_rule.value,
-                "prefix_bytes": self.prefix_bytes,
-                "key_groups": self.key_groups,
-                "recovered_key_groups": self.recovered_key_groups,
-                "value_schema_id": self.value_schema_id,
-                "value_schema": self.value_schema,
-                "rows": self.rows,
-                "commits": {
-                    writer: {"checkpoint_id": point.checkpoint_id, "metadata": dict(point.metadata)}
-                    for writer, point in self.commits.items()
-                },
-            },
-            sort_keys=True,
-        ).encode()
+        found = {**asdict(self), **asdict(self.identity), "position": self.position, "place": self.place.to_json()}
+        del found["identity"]
+        return json.dumps({"format": _FORMAT, **found}, sort_keys=True).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> "RocksdbState":
         """Raises UnknownFormat if a newer statelog wrote it, Corrupt if none did."""
         try:
-            found = cast("dict[str, object]", json.loads(data))
+            found = cast("dict[str, Any]", json.loads(data))
             if found["format"] != _FORMAT:
                 raise UnknownFormat("a database made by another version of statelog", format=str(found["format"]))
             return _state_of(found)
@@ -130,35 +111,27 @@ class RocksdbState:
             raise Corrupt("the database does not say what state it holds", problem=repr(error)) from error
 
 
-def _place_of(found: dict[str, object]) -> Place:
+def _place_of(found: dict[str, Any]) -> Place:
     """Who goes on writing to the database may move the position alone, and then nobody knows the record below it."""
     alone = Place.from_json([found["position"]])
     place = Place.from_json(found.get("place", alone.to_json()))
     return place if place.position == alone.position else alone
 
 
-def _state_of(found: dict[str, object]) -> RocksdbState:
-    groups = cast("list[int] | None", found["recovered_key_groups"])
-    commits = cast("dict[str, dict[str, object]]", found["commits"])
+def _state_of(found: dict[str, Any]) -> RocksdbState:
+    groups, commits = found["recovered_key_groups"], found["commits"]
     return RocksdbState(
-        log=str(found["log"]),
         identity=LogIdentity.from_fields(found),
         place=_place_of(found),
-        key_type=KeyType(str(found["key_type"])),
-        hash_rule=HashRule(str(found["hash_rule"])),
-        key_groups=cast("int", found["key_groups"]),
+        key_type=KeyType(found["key_type"]),
+        hash_rule=HashRule(found["hash_rule"]),
         recovered_key_groups=None if groups is None else tuple(groups),
-        value_schema_id=cast("int", found["value_schema_id"]),
-        value_schema=str(found["value_schema"]),
-        rows=cast("int", found["rows"]),
-        prefix_bytes=cast("int | None", found.get("prefix_bytes")),
+        prefix_bytes=found.get("prefix_bytes"),
         commits={
-            writer: ResumePoint(
-                checkpoint_id=cast("int", point["checkpoint_id"]),
-                metadata=cast("Metadata", point["metadata"]),
-            )
+            writer: ResumePoint(checkpoint_id=point["checkpoint_id"], metadata=point["metadata"])
             for writer, point in commits.items()
         },
+        **{name: found[name] for name in ("log", "key_groups", "value_schema_id", "value_schema", "rows")},
     )
 
 

@@ -85,7 +85,6 @@ def fill_rocksdb(reader: PlanReader, *, path: Path, sst_bytes: int) -> tuple[int
 
 def _state_of(reader: PlanReader, rows: int) -> RocksdbState:
     descriptor, plan, schema = reader.log.descriptor, reader.plan, reader.value_schema
-    commits = {row.name: plan.state.last_commit(row.name) for row in plan.state.writers}
     return RocksdbState(
         log=descriptor.name,
         identity=descriptor.identity,
@@ -100,8 +99,7 @@ def _state_of(reader: PlanReader, rows: int) -> RocksdbState:
         rows=rows,
         commits={
             writer: ResumePoint(checkpoint_id=last.checkpoint.id, metadata=dict(last.metadata))
-            for writer, last in commits.items()
-            if last is not None
+            for writer, last in plan.state.commits.items()
         },
     )
 

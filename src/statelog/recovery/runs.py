@@ -39,7 +39,7 @@ from statelog.environment import Start, begin
 from statelog.errors import ClosedError, ConfigError, CorruptRun, Misuse, NotFound, StatelogError, StorageFull
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
-from statelog.reading.replay import Converter, ReadCount
+from statelog.reading.replay import Converter
 from statelog.recovery.run_cache import CacheDirectory, CacheStatistics, RunCache
 from statelog.recovery.settings import CacheSettings
 from statelog.schemas.ledger.place import LogIdentity
@@ -335,13 +335,13 @@ def run_tables(
     part: RunPart,
     results: Iterable[list[pa.Table]],
     converter: Converter,
-    counter: ReadCount,
+    count: Callable[[int, int], None],
 ) -> Iterator[pa.Table]:
     """The results of a run's jobs in the target's value schema, counted. Raises SnapshotFailed, StoreUnavailable."""
     spans = [part.run.index.row_groups[number] for number in part.row_groups]
     try:
         for span, table in zip(spans, chain.from_iterable(results), strict=True):
-            counter.add(span.rows, span.size_bytes)
+            count(span.rows, span.size_bytes)
             if table.num_rows:
                 yield converter.table(table, part.run.value_schema_id)
     except CorruptRun as error:

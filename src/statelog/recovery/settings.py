@@ -1,24 +1,18 @@
 """Settings of a recovery, with defaults for one process that holds the state in memory."""
 
 import math
-from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from tempfile import gettempdir
-from threading import Event
 
 from statelog.environment import OpenSpillFile
 from statelog.errors import ConfigError
 from statelog.reading.hold import Terms
-from statelog.reading.plan import Plan
 from statelog.reading.planner import ATTEMPTS
-from statelog.reading.replay import CommittedChunk, Converter, Pause, ReadCount, committed_chunks
-from statelog.reading.sorted_tail import SortedTail
 from statelog.recovery.run_cache import check_limits
 from statelog.storage.local.copy import check_directory
 from statelog.storage.local.spill_queue import SpillQueue
-from statelog.storage.log.log import Log
 
 _FRAME_BYTES = 4 * 1024 * 1024
 _LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024, "segment_bytes": 1}
@@ -105,6 +99,11 @@ class RecoverySettings:
         """About how many bytes a stream hands out at once: a budget holds several."""
         return min(self.memory_bytes // 8, _FRAME_BYTES)
 
+    @property
+    def directories(self) -> tuple[Path, ...]:
+        """Those to spill to."""
+        return tuple(map(Path, self.spill_directories))
+
 
 def terms_of(settings: RecoverySettings) -> Terms:
     """On which terms a reader with these settings holds what it reads."""
@@ -116,44 +115,6 @@ def memory_queue(settings: RecoverySettings, open_file: OpenSpillFile | None) ->
     return SpillQueue(
         memory_bytes=settings.memory_bytes,
         segment_bytes=settings.segment_bytes,
-        directories=_directories(settings),
+        directories=settings.directories,
         open_file=open_file,
     )
-
-
-def sorted_tail(settings: RecoverySettings, open_file: OpenSpillFile | None) -> SortedTail:
-    """A tail to fill, within the bounds of the settings."""
-    return SortedTail(fold_bytes=settings.fold_bytes, directories=_directories(settings), open_file=open_file)
-
-
-def planned_chunks(
-    log: Log,
-    plan: Plan,
-    converter: Converter,
-    settings: RecoverySettings,
-    *,
-    clock: Callable[[], float],
-    counter: ReadCount | None = None,
-    pause: Pause | None = None,
-    together: bool = True,
-) -> Generator[CommittedChunk]:
-    """The chunks of a plan in the converter's value schema, in offset order within a partition, small ones `together`,
-    read with the patience of the settings. Close the generator.
-    """
-    return committed_chunks(
-        log,
-        plan.replay,
-        plan.key_groups,
-        converter,
-        counter or ReadCount(),
-        stall_timeout_s=settings.stall_timeout_s,
-        store_timeout_s=settings.lease_ttl_s,
-        local_copies=settings.local_copies,
-        pause=pause or Event().wait,
-        clock=clock,
-        together=together,
-    )
-
-
-def _directories(settings: RecoverySettings) -> tuple[Path, ...]:
-    return tuple(Path(directory) for directory in settings.spill_directories)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from statelog.environment import Environment
 from statelog.reading.replay import ReadCount
 from statelog.recovery.plan_reader import Phase
-from statelog.recovery.progress import Monitor, Progress, progress_of
+from statelog.recovery.progress import Monitor, Progress
 
 
 def _report(bytes_done: int, elapsed_s: float, loaded: float = 0.0, *, bytes_total: int = 1000) -> Progress:
-    return progress_of(
-        Phase.READ,
+    return Progress(
+        phase=Phase.READ,
         bytes_done=bytes_done,
         bytes_total=bytes_total,
         changes_done=5,
