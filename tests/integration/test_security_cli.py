@@ -1,7 +1,8 @@
 """The `statelog` command on a broker with TLS, passwords and ACLs, as processes: who is refused ends at once with 2 and
 the reason, and no secret is in anything that commands print or write.
 
-Secrets come in the documented ways: by the environment, and by a configuration file that is named.
+Secrets come in the documented ways: by the environment, and by a configuration file that is named. What makes the log
+and the daemon are started as a person would; the many others begin as forks that have the program imported.
 """
 
 import json
@@ -13,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -24,6 +24,7 @@ from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from tests.support.canary import CANARY, canary_in, files_with_canary
+from tests.support.processes.starts import Command, Ended
 from tests.support.rigs.shell import write_lines
 from tests.support.services.s3_faulty import FaultyS3, Told, faulty_s3
 from tests.support.services.secure_broker import (
@@ -63,13 +64,6 @@ _ROLES = {
 }
 
 
-class Ended(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    printed: str
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where commands run: a broker, a store, and a directory that is theirs for whatever they write."""
@@ -89,7 +83,31 @@ class Place:
 
     def start(self, settings: Mapping[str, str], *args: object) -> "subprocess.Popen[str]":
         """A command as a process of its own."""
-        environment = {
+        return subprocess.Popen(
+            [sys.executable, "-m", "statelog", *map(str, args)],
+            env=self._environment(settings),
+            cwd=self.directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def begin(self, settings: Mapping[str, str], *args: object) -> Command:
+        """A command in a fork."""
+        return Command([str(arg) for arg in args], self._environment(settings), self.directory)
+
+    def run(self, settings: Mapping[str, str], *args: object) -> Ended:
+        """A command to its end."""
+        return _end(self.begin(settings, *args))
+
+    def done(self, user: str, *args: object) -> str:
+        """What a command printed that must succeed."""
+        ended = self.run(self.settings(user), *args)
+        assert ended.code == 0, ended.printed
+        return ended.printed
+
+    def _environment(self, settings: Mapping[str, str]) -> dict[str, str]:
+        return {
             **{name: value for name, value in os.environ.items() if not name.startswith("STATELOG_")},
             "STATELOG_ROOT": _ROOT,
             "STATELOG_REPLICATION_FACTOR": "1",
@@ -99,31 +117,13 @@ class Place:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             **settings,
         }
-        return subprocess.Popen(
-            [sys.executable, "-c", "from statelog.cli import main; main()", *map(str, args)],
-            env=environment,
-            cwd=self.directory,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
 
-    def run(self, settings: Mapping[str, str], *args: object) -> Ended:
-        """A command to its end, which must come at once, whatever it met."""
-        with self.start(settings, *args) as process:
-            try:
-                printed = "".join(process.communicate(timeout=_AT_ONCE_S))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-        assert not canary_in(printed.encode()), printed
-        return Ended(process.returncode, printed)
 
-    def done(self, user: str, *args: object) -> str:
-        """What a command printed that must succeed."""
-        ended = self.run(self.settings(user), *args)
-        assert ended.code == 0, ended.printed
-        return ended.printed
+def _end(command: Command) -> Ended:
+    """The end of a command, which must come at once, whatever it met."""
+    ended = command.end(_AT_ONCE_S)
+    assert not canary_in(ended.printed.encode()), ended.printed
+    return ended
 
 
 @pytest.fixture(scope="module")
@@ -136,8 +136,14 @@ def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -
             broker.grant(user, rights)
         made = Place(broker, s3, directory / "work")
         made.directory.mkdir()
-        made.done("maker", "init", _LOG, "--partitions", 2, "--key-type", "string")
-        made.done("writer", "append", _LOG, _rows(directory, 3))
+        for user, *args in (
+            ("maker", "init", _LOG, "--partitions", 2, "--key-type", "string"),
+            ("writer", "append", _LOG, _rows(directory, 3)),
+        ):
+            with made.start(made.settings(str(user)), *args) as process:
+                printed = "".join(process.communicate(timeout=_AT_ONCE_S))
+            assert process.returncode == 0, printed
+            assert not canary_in(printed.encode()), printed
         yield made
 
 
@@ -160,12 +166,14 @@ def test_a_client_that_is_refused_ends_with_2_at_once(place: Place, settings: di
     if "bootstrap_servers" in settings:
         settings = {"bootstrap_servers": place.broker.plain}
     told = place.settings("reader", **settings)
-    for args in (("describe", _LOG), ("materialize", _LOG), ("append", _LOG, _rows(place.directory.parent, 3))):
-        ended = place.run(told, *args, "--json")
+    commands = (("describe", _LOG), ("materialize", _LOG), ("append", _LOG, _rows(place.directory.parent, 3)))
+    for_programs = [place.begin(told, *args, "--json") for args in commands]
+    for_people = place.begin(told, "recover", _LOG)
+    for ended in map(_end, for_programs):
         assert ended.code == 2, ended.printed
         error = json.loads(ended.printed.splitlines()[-1])
         assert (error["error"], reason in error["message"]) == ("ConfigError", True), error
-    ended = place.run(told, "recover", _LOG)
+    ended = _end(for_people)
     assert ended.code == 2, ended.printed
     assert reason in ended.printed
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 
 import pytest
 
@@ -15,36 +16,37 @@ _QUOTED = [quoted for row in _ROWS for quoted in re.findall(r"`([^`]+)`", row) i
 _GAP = "\0"
 
 
-def _texts() -> list[str]:
-    """Every text of the source but docstrings, with a NUL for what is put into it."""
+@cache
+def _texts() -> str:
+    """Every text of the source but docstrings, one a line, with a NUL for what is put into it. Made in the one process
+    that asks, not in each that collects.
+    """
     found: list[str] = []
     for path in SOURCE.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            if id(node) in told:
+        told: set[int] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Expr):  # Seen before what is in it.
+                told.add(id(node.value))
+            elif id(node) in told:
                 continue
-            if isinstance(node, ast.JoinedStr):
+            elif isinstance(node, ast.JoinedStr):
                 parts = [str(one.value) if isinstance(one, ast.Constant) else _GAP for one in node.values]
                 found.append("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
-    return found
-
-
-_TEXTS = "\n".join(_texts())
+    return "\n".join(found)
 
 
 @pytest.mark.parametrize("quoted", _QUOTED)
 def test_a_quoted_message_is_in_the_source(quoted: str) -> None:
     """Word by word; three dots stand for what is put in, and for what follows at the end."""
     pattern = "[^\n]*?".join(re.escape(part) for part in quoted.split("..."))
-    assert re.search(pattern, _TEXTS)
+    assert re.search(pattern, _texts())
 
 
 def test_a_message_of_nobody_is_noticed() -> None:
     """So the test above can fail; and the page quotes many."""
-    assert not re.search(re.escape("the log is on holiday"), _TEXTS)
+    assert not re.search(re.escape("the log is on holiday"), _texts())
     assert len(_QUOTED) > 50
 
 
