@@ -34,7 +34,8 @@ def mounted(tmp_path: Path) -> Path:
 def test_a_line_end_is_no_part_of_a_secret(mounted: Path, ending: str) -> None:
     """Whoever wrote it by `echo` meant what stands before; blanks may be a part of it."""
     mounted.write_bytes(f" {CANARY} {ending}".encode())
-    assert client_config({**SERVERS, "sasl.password.file": str(mounted)}).opened()["sasl.password"] == f" {CANARY} "
+    config = client_config({**SERVERS, "sasl.password.file": str(mounted)})
+    assert config.opened(config.settings)["sasl.password"] == f" {CANARY} "
 
 
 def test_a_client_is_given_what_is_in_the_file_now(mounted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +100,17 @@ def test_no_secret_of_a_file_is_shown(mounted: Path) -> None:
     assert CANARY not in repr(where) + repr(config) + repr(pickle.dumps(where)) + error
     assert repr(where).count(str(mounted)) == 2
     assert config.redact(f"wrong: {CANARY}") == "wrong: ***"
+
+
+def test_what_a_client_was_given_is_hidden_from_then_on(mounted: Path) -> None:
+    """No file is read for a message: a rotation since, or one that was unmounted, shows nothing of an older client."""
+    config = client_config({**SERVERS, "sasl.password.file": str(mounted), "sasl.username.file": str(mounted)})
+    config.opened(config.settings)
+    mounted.write_text("second-5e1b", encoding="utf-8")
+    assert config.redact(f"{CANARY} or second-5e1b") == "*** or second-5e1b"
+    config.opened(config.settings)
     mounted.unlink()
-    assert config.redact(f"wrong: {CANARY}") == f"wrong: {CANARY}"
+    assert config.redact(f"{CANARY} or second-5e1b") == "*** or ***"
 
 
 def test_a_secret_is_said_in_one_way() -> None:
@@ -124,7 +134,7 @@ def test_other_settings_that_end_so_are_not_ours() -> None:
     """librdkafka's own files, and what no file may say, because a rule looks at its value."""
     for name in ("sasl.oauthbearer.assertion.private.key.file", "enable.ssl.certificate.verification.file", "x.file"):
         given = {**SERVERS, name: "/x"}
-        assert client_config(given).opened() == given
+        assert client_config(given).opened(given) == given
 
 
 @pytest.mark.parametrize(

@@ -162,12 +162,14 @@ class ClientConfig:
     """Validated settings of the connection to one cluster. Made by `client_config` only.
 
     `settings` are librdkafka's names and values as the user gave them, `bootstrap.servers` among them. `token` is what
-    gives tokens, by its name if it has one; None for another way of logging in.
+    gives tokens, by its name if it has one; None for another way of logging in. `read` are the secrets that clients
+    were given from files, so that a message of an older client is free of the older one, too.
     """
 
     bootstrap_servers: str
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     token: TokenFunction | str | None = None
+    read: set[str] = field(default_factory=set[str], compare=False)
 
     def masked(self) -> dict[str, str]:
         """The settings with every secret replaced by asterisks: safe to print and to log."""
@@ -179,18 +181,16 @@ class ClientConfig:
 
     def redact(self, text: str) -> str:
         """`text`, such as a client's message, without any secret value of these settings and URL credentials."""
-        try:
-            settings = self.opened()
-        except ConfigError:  # What cannot be read now, no client was given.
-            settings = self.settings
-        for name, value in settings.items():
-            if _SECRET_NAME.search(name) and value:
-                text = text.replace(value, _MASK)
+        given = (value for name, value in self.settings.items() if is_secret_setting(name) and not secret_of(name))
+        for secret in filter(None, (*given, *tuple(self.read))):
+            text = text.replace(secret, _MASK)
         return mask_text(text)
 
-    def opened(self) -> Mapping[str, str]:
-        """The settings with the secrets that are in files. Raises ConfigError for a file that has none."""
-        return read_secrets(self.settings, secret_of)
+    def opened(self, properties: Mapping[str, str]) -> dict[str, str]:
+        """A client's properties with the secrets that are in files. Raises ConfigError for a file that has none."""
+        opened = read_secrets(properties, secret_of)
+        self.read.update(value for name, value in opened.items() if name not in properties and is_secret_setting(name))
+        return opened
 
     @property
     def request_timeout_s(self) -> float:

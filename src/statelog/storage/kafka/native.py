@@ -27,10 +27,9 @@ from confluent_kafka import admin
 
 from statelog.closing import OwnProcess
 from statelog.errors import ClosedError, ConfigError
-from statelog.storage.kafka.config import ClientConfig, secret_of
+from statelog.storage.kafka.config import ClientConfig
 from statelog.storage.kafka.errors import client_error
 from statelog.storage.kafka.token import TokenSource
-from statelog.storage.secret_files import read_secrets
 
 # Else Python itself would write what the client says, such as a broker that went away, to the program's stderr.
 logging.getLogger("statelog.kafka").addHandler(logging.NullHandler())
@@ -75,7 +74,7 @@ def make_client(
     """A client of this kind, which adds what goes wrong with it to `errors`. Raises our error if it cannot be made, and
     if there is no token for it, or no secret in a file.
     """
-    given = read_secrets(properties, secret_of)
+    given = config.opened(properties)
     tokens = {} if config.token is None else {"oauth_cb": TokenSource(config.token, errors, config.redact)}
     try:
         # A callback in C: what a signal's handler raises in one in Python is lost by the client. The one for tokens is

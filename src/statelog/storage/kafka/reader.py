@@ -86,9 +86,10 @@ class _Waiting(NamedTuple):
 class IdleConsumers:
     """Consumers between two reads, for readers that are many and seldom read. Thread-safe.
 
-    As many of a topic are kept as were reading at the same time: the writers of one log each follow its ledger. Of all
-    those that read last are kept: each has connections and threads of its own. One that has waited for long is closed
-    instead of used: its connections may be gone without a word.
+    As many of a topic are kept as were reading at the same time: the writers of one log each follow its ledger. One is
+    not handed on to a reader of another topic, whose leaders librdkafka would look for a second later (seen with 2.16).
+    Of all those that read last are kept: each has connections and threads of its own. One that has waited for long is
+    closed instead of used: its connections may be gone without a word.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
