@@ -8,18 +8,18 @@ Invariants:
 - Time is that of this machine, whatever the environment says: a port of a simulation takes none.
 """
 
-import io
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast
 
 from statelog.environment import current_environment
 from statelog.observing import Observer, Request
 from statelog.storage.kafka import Delivery, Kafka, OffsetRange, Producer, Reader, Record
-from statelog.storage.store import Store
+from statelog.storage.store import RangeReader, Store
 
 _Port = Literal["kafka", "store"]
 P = TypeVar("P", bound=Kafka | Store)
@@ -49,6 +49,13 @@ class _Teller:
             raise
         finally:
             self.tell(operation, time.perf_counter() - started_s, moved.size_bytes, error)
+
+    def read(self, operation: str, read: Callable[[], bytes]) -> bytes:
+        """What is read, by a request."""
+        with self.asked(operation) as moved:
+            data = read()
+            moved.size_bytes = len(data)
+        return data
 
     def tell(self, operation: str, seconds: float, size_bytes: int, error: str) -> None:
         """A request is over."""
@@ -102,7 +109,7 @@ class MeasuredKafka(_Measured[Kafka]):
 
     def producer(self) -> Producer:
         """As the port; what is sent is measured until it is reported."""
-        return _MeasuredProducer(self.port.producer(), self.to)
+        return cast("Producer", _MeasuredProducer(self.port.producer(), self.to))
 
     def reader(self, topic: str) -> Reader:
         """As the port; each read is measured."""
@@ -116,16 +123,19 @@ class MeasuredKafka(_Measured[Kafka]):
 def watched_producer(producer: Producer, log: str) -> Producer:
     """The producer, or one that tells whoever watches of what is sent for this log."""
     observers = current_environment().observers
-    return _MeasuredProducer(producer, _Teller(log, "kafka", observers)) if observers else producer
+    measured = _MeasuredProducer(producer, _Teller(log, "kafka", observers))
+    return cast("Producer", measured) if observers else producer
 
 
 class _MeasuredProducer:
+    """All but `send` is as the producer."""
+
     def __init__(self, producer: Producer, to: _Teller) -> None:
         self._producer = producer
         self._to = to
 
-    def connect(self) -> None:
-        self._producer.connect()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         def report(delivery: Delivery) -> None:
@@ -135,24 +145,6 @@ class _MeasuredProducer:
             on_delivery(delivery)
 
         return self._producer.send(topic, partition, value, report)
-
-    def poll(self, timeout_s: float) -> int:
-        return self._producer.poll(timeout_s)
-
-    @property
-    def in_flight(self) -> int:
-        return self._producer.in_flight
-
-    @property
-    def is_sound(self) -> bool:
-        return self._producer.is_sound
-
-    @property
-    def delivery_timeout_s(self) -> float:
-        return self._producer.delivery_timeout_s
-
-    def close(self) -> None:
-        self._producer.close()
 
 
 class _MeasuredReader:
@@ -222,15 +214,17 @@ class MeasuredStore(_Measured[Store], Store):
 
     def read(self, path: str) -> bytes:
         """As the store."""
-        with self.to.asked("read") as moved:
-            data = self.port.read(path)
-            moved.size_bytes = len(data)
-        return data
+        return self.to.read("read", lambda: self.port.read(path))
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
         """As the store; every range that is read of it is a request."""
         with self.to.asked("open"):
-            return _measured_file(self.port.open(path), self.to)
+            return self._opened(self.port.open(path))
+
+    @contextmanager
+    def _opened(self, opened: AbstractContextManager[BinaryIO]) -> Generator[BinaryIO]:
+        with opened as file:
+            yield RangeReader.of(file, partial(self.to.read, "read_range"))
 
     def tidy(self) -> None:
         """As the store."""
@@ -238,36 +232,3 @@ class MeasuredStore(_Measured[Store], Store):
 
     _create = _read = _delete = _files = cast("Any", None)
     """Steps of calls that are the other store's here."""
-
-
-@contextmanager
-def _measured_file(opened: AbstractContextManager[BinaryIO], to: _Teller) -> Generator[BinaryIO]:
-    with opened as file:
-        yield cast("BinaryIO", _MeasuredFile(file, to))
-
-
-class _MeasuredFile(io.RawIOBase):
-    """A file of a store: reading a range of it is a request. Who opened the one below closes it."""
-
-    def __init__(self, file: BinaryIO, to: _Teller) -> None:
-        super().__init__()
-        self._file = file
-        self._to = to
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def read(self, size: int = -1, /) -> bytes:
-        with self._to.asked("read_range") as moved:
-            data = self._file.read(size)
-            moved.size_bytes = len(data)
-        return data

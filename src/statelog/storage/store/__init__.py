@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, cast
 from uuid import uuid4
 
 from statelog.errors import AlreadyExists, NotFound, StatelogError, StoreUnavailable, UnsafeStore
@@ -44,14 +44,31 @@ class FileInfo(NamedTuple):
 
 class RangeReader(io.RawIOBase):
     """A seekable file of which each read fetches a range, from an offset to another or to the end; unbuffered. Its size
-    is asked by whoever seeks from the end.
+    is asked by whoever seeks from the end; `release` is called when it is closed.
     """
 
-    def __init__(self, fetch: Callable[[int, int | None], bytes], size_bytes: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[int, int | None], bytes],
+        size_bytes: Callable[[], int],
+        release: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__()
         self._fetch = fetch
         self._size_bytes = size_bytes
+        self._release = release
         self._position = 0
+
+    @classmethod
+    def of(cls, file: BinaryIO, ask: Callable[[Callable[[], bytes]], bytes]) -> BinaryIO:
+        """A file, each read of which is made by `ask`. Closing it closes the file."""
+
+        def read(start: int, end: int | None) -> bytes:
+            file.seek(start)
+            return file.read(-1 if end is None else end - start)
+
+        reader = cls(lambda *span: ask(lambda: read(*span)), lambda: file.seek(0, io.SEEK_END), file.close)
+        return cast("BinaryIO", reader)
 
     def readable(self) -> bool:
         """True: it only reads."""
@@ -76,6 +93,12 @@ class RangeReader(io.RawIOBase):
         data = self._fetch(self._position, None if size < 0 else self._position + size)
         self._position += len(data)
         return data
+
+    def close(self) -> None:
+        """Release what is behind it. Idempotent."""
+        if not self.closed:
+            self._release()
+        super().close()
 
 
 class Store(ABC):

@@ -9,18 +9,13 @@ StoreRefused, a silence is StoreUnavailable, because a decision taken on it as o
 """
 
 import errno
-import io
+import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from contextlib import contextmanager
+from typing import NamedTuple, TypeVar, cast
 
 from statelog.errors import NotFound, StatelogError, StorageFull, StoreRefused, StoreUnavailable
 from statelog.storage.store.url import mask_url
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-import time
-from typing import TypeVar
 
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -165,50 +160,6 @@ def guarded(*, action: str, url: str, path: str, reading: bool) -> Generator[Non
         raise
     except Exception as error:
         raise translate(error, action=action, url=url, path=path, reading=reading) from error
-
-
-class GuardedReader(io.RawIOBase):
-    """A seekable reader whose every read raises our errors. Wrap it in io.BufferedReader."""
-
-    def __init__(self, source: BinaryIO, guard: Callable[[], AbstractContextManager[None]]) -> None:
-        super().__init__()
-        self._source = source
-        self._guard = guard
-
-    def readable(self) -> bool:
-        """True: it only reads."""
-        return True
-
-    def seekable(self) -> bool:
-        """True: ranges are what it is for."""
-        return True
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move, and return the new position in bytes."""
-        with self._guard():
-            return self._source.seek(offset, whence)
-
-    def tell(self) -> int:
-        """The position in bytes."""
-        return self._source.tell()
-
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        """Fill `buffer` as far as one read goes; 0 at the end."""
-        with self._guard(), memoryview(buffer).cast("B") as view:
-            data = self._source.read(len(view))
-            view[: len(data)] = data
-            return len(data)
-
-    def readall(self) -> bytes:
-        """What is left."""
-        with self._guard():
-            return self._source.read()
-
-    def close(self) -> None:
-        """Close the source too."""
-        if not self.closed:
-            self._source.close()
-        super().close()
 
 
 T = TypeVar("T")

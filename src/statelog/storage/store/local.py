@@ -11,7 +11,6 @@ Invariant: a call that returned survives a power cut, and no name ever shows a p
 """
 
 import errno
-import io
 import os
 import shutil
 import stat
@@ -23,8 +22,8 @@ from uuid import uuid4
 
 from statelog.errors import AlreadyExists, UnsafeStore
 from statelog.schemas.names import check_name
-from statelog.storage.store import FileInfo, Store
-from statelog.storage.store.errors import GuardedReader, guarded
+from statelog.storage.store import FileInfo, RangeReader, Store
+from statelog.storage.store.errors import guarded
 from statelog.storage.store.url import check_path, temporary_name
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -148,11 +147,16 @@ class LocalStore(Store):
             _replace_durably(local, lambda file: shutil.copyfileobj(source, file, _COPY_BYTES))
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A buffered reader; its reads raise our errors."""
+        """A reader whose reads raise our errors."""
         check_path(path)
         with self._guard("open", path, reading=True):
-            source = (self._directory / path).open("rb", buffering=0)
-        return io.BufferedReader(GuardedReader(source, lambda: self._guard("read", path, reading=True)))
+            source = (self._directory / path).open("rb")
+
+        def ask(read: Callable[[], bytes]) -> bytes:
+            with self._guard("read", path, reading=True):
+                return read()
+
+        return RangeReader.of(source, ask)
 
     def tidy(self) -> None:
         """Remove the directories that hold nothing; not through a symbolic link, and never the root."""
