@@ -27,7 +27,7 @@ from statelog.materializer.outcome import RoundOutcome
 from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.schemas.avro import RecordCodec
-from statelog.schemas.names import truncation_path
+from statelog.schemas.names import TRUNCATIONS
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topic_policy import Truncation
 from statelog.storage.log.files import put_truncation
@@ -389,8 +389,8 @@ def test_what_another_log_was_told_does_not_count(tmp_path: Path) -> None:
         other = replace(opened.descriptor, nonce=bytes(16))
         put_truncation(opened.store, other, Truncation.named("retention", 3))
         assert opened.truncation() == Truncation.named("retention", 7)
-        assert [info.path for info in opened.store.list("truncation/")] == [truncation_path(n) for n in (1, 2)]
-        path = truncation_path(1)
+        assert [info.path for info in opened.store.list("truncation/")] == [TRUNCATIONS.path(n) for n in (1, 2)]
+        path = TRUNCATIONS.path(1)
         for damaged in mutations(opened.store.read(path), spare=RecordCodec("truncation").text.encode()):
             with pytest.raises((CorruptDescriptor, UnknownFormat)):
                 Truncation.from_bytes(damaged, path)

@@ -13,7 +13,7 @@ from statelog.errors import BrokerUnavailable, ConfigError, StatelogError
 from statelog.materializer import CompletedRound, claim_root, run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.schemas.names import manifest_path
+from statelog.schemas.names import MANIFESTS
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Publication
 from statelog.storage.log.log import Log
@@ -171,7 +171,7 @@ def test_daemons_on_one_root_do_not_hold_each_other(tmp_path: Path) -> None:
         late = late or cluster.published[key]
         if turn == 6:
             cluster.published[key] = late  # A round that stalled publishes a manifest that is long gone.
-    assert disk.get(f"log/{manifest_path(8)}")
+    assert disk.get(f"log/{MANIFESTS.path(8)}")
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable("asleep"), ConfigError("no right")])
@@ -212,7 +212,7 @@ def test_two_rounds_that_slept_are_no_copy(tmp_path: Path) -> None:
     places = Places(tmp_path)
     places.round("root")
     log = places.open("root")
-    group, path = "statelog.log.materializer", manifest_path(1)
+    group, path = "statelog.log.materializer", MANIFESTS.path(1)
     late, first = places.kafka.published(group, "log.ledger", 0), log.store.read(path)
     for _ in range(3):
         places.round("root")

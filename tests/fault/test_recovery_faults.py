@@ -24,9 +24,9 @@ from statelog.producer.writer import Writer
 from statelog.recovery import Recovery
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.changes.chunk import decode_batch, decode_head, encode_chunk
+from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head, encode_chunk
 from statelog.schemas.ledger.records import LossRange
-from statelog.schemas.names import manifest_path
+from statelog.schemas.names import MANIFESTS
 from statelog.storage.claims import list_leases
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
@@ -64,7 +64,7 @@ def _with_value(chunk: bytes, log: Log, value: bytes | None) -> bytes:
     found = decode_head(chunk)
     assert found is not None
     head, at = found
-    batch = decode_batch(chunk, at, head, log.change_schema(0))
+    batch = decode_batches([VerifiedChunk(chunk, head, at)], log.change_schema(0))
     return encode_chunk(
         epoch=head.epoch,
         nonce=head.nonce,
@@ -192,7 +192,7 @@ def test_a_log_that_starts_too_high_is_offset_gone() -> None:
 
 
 def _damage_manifest(twins: SnapshotTwins) -> None:
-    twins.disk.flip_byte(f"rig/{manifest_path(twins.rig.manifests[-1].number)}", -40)
+    twins.disk.flip_byte(f"rig/{MANIFESTS.path(twins.rig.manifests[-1].number)}", -40)
 
 
 def _damage_run(twins: SnapshotTwins) -> None:
@@ -251,7 +251,7 @@ def test_without_any_snapshot_left_the_log_itself_is_enough() -> None:
     """If all manifests are damaged and nothing was truncated, the whole log is replayed."""
     twins = SnapshotTwins(truncate=False)
     for manifest in twins.rig.manifests:
-        twins.disk.flip_byte(f"rig/{manifest_path(manifest.number)}", -40)
+        twins.disk.flip_byte(f"rig/{MANIFESTS.path(manifest.number)}", -40)
     with told():
         recovery = recover(twins.log)
         assert recovery.to_dict() == twins.expected
@@ -263,7 +263,7 @@ def test_a_missing_manifest_folder_is_not_an_empty_log() -> None:
     """A truncated log whose manifests are gone is OffsetGone, never an empty state; who saw them knows better yet."""
     twins = SnapshotTwins(truncate=True)
     for manifest in twins.rig.manifests:
-        twins.disk.remove(f"rig/{manifest_path(manifest.number)}")
+        twins.disk.remove(f"rig/{MANIFESTS.path(manifest.number)}")
     with pytest.raises(StoreUnavailable, match="went back"):
         recover(twins.log)
     twins.log.manifests = ManifestChain(twins.log.store, twins.log.descriptor)

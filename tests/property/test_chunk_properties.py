@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from statelog.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.changes.changes import DELETE, PUT, chunk_slices
-from statelog.schemas.changes.chunk import decode_batch, decode_head
+from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head
 from statelog.schemas.key_groups import KeyType
 from tests.support.samples.chunks import Row, chunk_of, rows_batch
 
@@ -40,7 +40,9 @@ def test_what_goes_in_comes_out(log: tuple[KeyType, list[Row]], sqn: int, index:
         assert head_at is not None
         head, at = head_at
         assert (head.sqn, head.index, head.changes) == (sqn, index, piece.num_rows)
-        found.extend(tuple(row.values()) for row in decode_batch(value, at, head, batch.schema).to_pylist())
+        found.extend(
+            tuple(row.values()) for row in decode_batches([VerifiedChunk(value, head, at)], batch.schema).to_pylist()
+        )
     assert found == rows
 
 

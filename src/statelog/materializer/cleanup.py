@@ -27,7 +27,7 @@ from statelog.environment import CrashPoint, Environment
 from statelog.errors import CorruptManifest, CorruptRun, NotFound, StatelogError
 from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
-from statelog.schemas.names import TRUNCATION_FOLDER, manifest_number, manifest_path
+from statelog.schemas.names import MANIFESTS, TRUNCATIONS
 from statelog.schemas.snapshot.claims import newest_files, over_cap, superseded_paths
 from statelog.schemas.snapshot.manifest import Manifest, check_chain, sha256
 from statelog.schemas.snapshot.retention import (
@@ -156,7 +156,7 @@ def plan_cleanup(
 ) -> CleanupPlan:
     """Decide from a listing of all files. Raises CorruptManifest, StoreUnavailable."""
     files = list(listing)
-    listed = {number: info for info in files if (number := manifest_number(info.path)) is not None}
+    listed = {number: info for info in files if (number := MANIFESTS.number(info.path)) is not None}
     put_s = {number: info.modified_s for number, info in listed.items()}
     now_s = log.store.now_s()
     leases = list_leases(log.store)
@@ -169,7 +169,7 @@ def plan_cleanup(
         kept |= stood_at([one.manifest for one in others], holds)
     beside = verified.manifests(log.manifests, listed, kept - {own.number})
     over = [one.lease for one in leases if one not in live]
-    is_said = any(info.path.startswith(TRUNCATION_FOLDER) for info in files)
+    is_said = any(info.path.startswith(TRUNCATIONS.folder) for info in files)
     return CleanupPlan(
         truncates=not (is_said and log.truncation().is_by_kafka),
         kept=kept,
@@ -203,7 +203,7 @@ def run_cleanup(
     capped = _end_over_cap(log, own, subscriptions, settings, environment)
     environment.crash("after-cap")
     for number in cleanup_plan.dropped:
-        log.store.delete(manifest_path(number))
+        log.store.delete(MANIFESTS.path(number))
     environment.crash("after-drop")
     truncated, floor, oldest = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by=""), None
     now_s = log.store.now_s()

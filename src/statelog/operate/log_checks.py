@@ -12,7 +12,7 @@ from statelog.formatting import show_bytes, show_count, show_duration, show_time
 from statelog.materializer.cleanup import KeptManifest, check_links
 from statelog.materializer.tail import Tail
 from statelog.operate.finding import Explained, Severity, Verdict, severity_of
-from statelog.schemas.names import DESCRIPTOR_PATH, is_run_path, manifest_path
+from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, is_run_path
 from statelog.schemas.snapshot.claims import SubscriptionCap, SubscriptionFile, newest_files, over_cap
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import TopicNeeds, TopicRole, Waiver, check_topic, objections
@@ -75,7 +75,7 @@ def of_manifests(links: Sequence[KeptManifest], errors: Mapping[int, StatelogErr
     """The manifests that can be read, and what keeps others from it, by number."""
     if errors:
         number, worst = max(errors.items())
-        facts = {**worst.facts, "manifest": number, "bad": len(errors), "path": manifest_path(number)}
+        facts = {**worst.facts, "manifest": number, "bad": len(errors), "path": MANIFESTS.path(number)}
         hint = worst.hint or "Restore the file from a copy of the store"
         return Verdict(severity_of(worst), f"manifest {number}: {worst.message}", hint, facts)
     if problem := check_links(links):

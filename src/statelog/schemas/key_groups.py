@@ -27,7 +27,6 @@ from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
 from statelog.schemas.arrays import BinaryColumn, binary_column, numbers_of
 from statelog.schemas.names import parse_enum
 
-DEFAULT_KEY_GROUPS = 128
 MAX_KEY_GROUPS = 65536
 _MAX_PREFIX_BYTES = 256
 _WIDEST = 256  # Longer keys go to zlib one by one; its call costs little next to so many bytes.

@@ -6,18 +6,13 @@ every name passes `check_name` on the way in, whatever its source. Pure.
 
 import re
 from enum import StrEnum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from statelog.errors import ConfigError, InvalidName
 
 DESCRIPTOR_PATH = "descriptor.avro"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _LEDGER = ".ledger"
-TRUNCATION_FOLDER = "truncation/"
-_TRUNCATION = re.compile(r"truncation/(\d{20})\.avro\Z")
-LOSSES_FOLDER = "losses/"
-_LOSS = re.compile(r"losses/(\d{20})\.record\Z")
-_MANIFEST = re.compile(r"manifests/(\d{20})\.avro\Z")
 _RUN = re.compile(r"runs/([^/]+)\.parquet\Z")
 _SUBSCRIPTION = re.compile(r"subscriptions/([^/]+)\.(\d{20})\.avro\Z")
 _LARGEST = 2**63 - 2
@@ -75,37 +70,32 @@ def ledger_topic(log: str) -> str:
     return f"{log}{_LEDGER}"
 
 
-def manifest_path(number: int) -> str:
-    """Path of a manifest below the log's directory; numbers start at 1."""
-    return f"manifests/{number:020d}.avro"
+class Numbered(NamedTuple):
+    """Files of a folder of the log's directory, each with a number from 1 on in its name, of so many digits; 0: of as
+    many as it has.
+    """
+
+    folder: str
+    ending: str
+    digits: int = 20
+
+    def path(self, number: int) -> str:
+        """Path of a file below the log's directory."""
+        return f"{self.folder}{number:0{self.digits}d}{self.ending}"
+
+    def number(self, path: str) -> int | None:
+        """The number in the path of such a file, or None for any other path."""
+        digits = path.removeprefix(self.folder).removesuffix(self.ending)
+        is_one = path == f"{self.folder}{digits}{self.ending}" and digits.isascii() and digits.isdecimal()
+        return int(digits) if is_one and len(digits) == (self.digits or len(digits)) else None
 
 
-def manifest_number(path: str) -> int | None:
-    """The number in a manifest's path, or None for any other path."""
-    match = _MANIFEST.search(path)
-    return int(match.group(1)) if match else None
-
-
-def truncation_path(number: int) -> str:
-    """Path of a file that says who truncates, below the log's directory; numbers start at 1."""
-    return f"{TRUNCATION_FOLDER}{number:020d}.avro"
-
-
-def truncation_number(path: str) -> int | None:
-    """The number in the path of a file that says who truncates, or None for any other path."""
-    match = _TRUNCATION.match(path)
-    return int(match.group(1)) if match else None
-
-
-def loss_path(number: int) -> str:
-    """Path of a file that says who accepted a loss, below the log's directory; numbers start at 1."""
-    return f"{LOSSES_FOLDER}{number:020d}.record"
-
-
-def loss_number(path: str) -> int | None:
-    """The number in the path of a file that says who accepted a loss, or None for any other path."""
-    match = _LOSS.match(path)
-    return int(match.group(1)) if match else None
+MANIFESTS = Numbered("manifests/", ".avro")
+TRUNCATIONS = Numbered("truncation/", ".avro")
+"""Files that say who truncates."""
+LOSSES = Numbered("losses/", ".record")
+"""Files that say who accepted a loss."""
+SCHEMAS = Numbered("schemas/", ".avsc", digits=0)
 
 
 def run_path(run_id: str) -> str:
@@ -117,11 +107,6 @@ def is_run_path(path: str) -> bool:
     """Whether it is one that `run_path` gives."""
     match = _RUN.match(path)
     return match is not None and is_name(match.group(1))
-
-
-def schema_path(schema_id: int) -> str:
-    """Path of a value schema below the log's directory; ids start at 1."""
-    return f"schemas/{schema_id}.avsc"
 
 
 def lease_path(lease_id: str) -> str:

@@ -10,8 +10,9 @@ DESCRIBE on the readers' group. Names are Kafka's own. Pure.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from statelog.errors import ConfigError, CorruptDescriptor, UnsafeTopic
 from statelog.schemas.avro import Datum, FileCodec
@@ -115,22 +116,30 @@ def largest_record_bytes(*configs: Mapping[str, str]) -> int:
     return min(allowed >> 20 << 20, MAX_RECORD_BYTES)
 
 
-class _Topic(Protocol):
-    """A topic as it is, or as it is about to be made: without an id, then."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSpec:
+    """A topic to create: it has no id yet. `config` are Kafka's own topic settings."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def topic_id(self) -> str: ...
-    @property
-    def partitions(self) -> int: ...
-    @property
-    def replication_factor(self) -> int: ...
-    @property
-    def config(self) -> Mapping[str, str]: ...
+    name: str
+    partitions: int
+    replication_factor: int
+    config: Mapping[str, str] = field(default_factory=dict[str, str])
+    topic_id: str = ""
 
 
-def check_topic(topic: _Topic, role: TopicRole, waived: Collection[Waiver], needs: TopicNeeds = LEAST_NEEDS) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDescription(TopicSpec):
+    """A topic as the cluster describes it. `config` holds every effective setting, defaults included.
+
+    `operations` are those that this client may do with it, by Kafka's names; None if the cluster does not tell.
+    `in_sync` is how many replicas of each partition are in sync; a partition without a leader has 0.
+    """
+
+    operations: frozenset[str] | None = None
+    in_sync: tuple[int, ...] = ()
+
+
+def check_topic(topic: TopicSpec, role: TopicRole, waived: Collection[Waiver], needs: TopicNeeds = LEAST_NEEDS) -> None:
     """Raise UnsafeTopic, naming every finding at once, if the topic must not be used."""
     found = objections(topic, role, needs)
     refused = [(text, waiver) for text, waiver in found if waiver is None or waiver not in waived]
@@ -143,7 +152,7 @@ def check_topic(topic: _Topic, role: TopicRole, waived: Collection[Waiver], need
     raise UnsafeTopic("; ".join(text for text, _ in refused), topic=topic.name, role=role.value, hint=hint)
 
 
-def objections(topic: _Topic, role: TopicRole, needs: TopicNeeds = LEAST_NEEDS) -> list[Objection]:
+def objections(topic: TopicSpec, role: TopicRole, needs: TopicNeeds = LEAST_NEEDS) -> list[Objection]:
     """All that speaks against using the topic, whatever is waived."""
     return [
         *_wrong(role, topic.partitions, topic.config, needs),

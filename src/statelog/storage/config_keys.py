@@ -128,37 +128,20 @@ def _quantity(value: object) -> tuple[float, str]:
 # ---- all keys
 
 
+_READERS = {"s": duration_s, "bytes": size_bytes, "jitter": _share, "engine": _engine, "scratch": _path}
+"""How a setting of the materializer is read, by the last word of its name: its unit, above all. Others are numbers."""
+_SETTINGS = (
+    "interval_s", "jitter", "budget_bytes", "budget_commits", "failures_tolerated", "failures_tolerated_s",
+    "stop_grace_s", "keep", "min_age_s", "engine", "fanout", "threads", "merge_bytes", "fold_bytes", "max_run_bytes",
+    "scratch", "lease_cap_s", "subscription_idle_s", "subscription_records", "alarm_age_s", "hang_s", "round_timeout_s",
+    "restore_budget_s", "restore_spacing_s", "rounds", "drill_every_s",
+)  # fmt: skip
 _ALL = (
     Key("bootstrap", _text),
     Key("root", _text),
     Key("allow_unsafe", read_names),
     Key("replication_factor", _whole),
-    Key("interval_s", duration_s, MATERIALIZER),
-    Key("jitter", _share, MATERIALIZER),
-    Key("budget_bytes", size_bytes, MATERIALIZER),
-    Key("budget_commits", _whole, MATERIALIZER),
-    Key("failures_tolerated", _whole, MATERIALIZER),
-    Key("failures_tolerated_s", duration_s, MATERIALIZER),
-    Key("stop_grace_s", duration_s, MATERIALIZER),
-    Key("keep", _whole, MATERIALIZER),
-    Key("min_age_s", duration_s, MATERIALIZER),
-    Key("engine", _engine, MATERIALIZER),
-    Key("fanout", _whole, MATERIALIZER),
-    Key("threads", _whole, MATERIALIZER),
-    Key("merge_bytes", size_bytes, MATERIALIZER),
-    Key("fold_bytes", size_bytes, MATERIALIZER),
-    Key("max_run_bytes", size_bytes, MATERIALIZER),
-    Key("scratch", _path, MATERIALIZER),
-    Key("lease_cap_s", duration_s, MATERIALIZER),
-    Key("subscription_idle_s", duration_s, MATERIALIZER),
-    Key("subscription_records", _whole, MATERIALIZER),
-    Key("alarm_age_s", duration_s, MATERIALIZER),
-    Key("hang_s", duration_s, MATERIALIZER),
-    Key("round_timeout_s", duration_s, MATERIALIZER),
-    Key("restore_budget_s", duration_s, MATERIALIZER),
-    Key("restore_spacing_s", duration_s, MATERIALIZER),
-    Key("rounds", _whole, MATERIALIZER),
-    Key("drill_every_s", duration_s, MATERIALIZER),
+    *(Key(name, _READERS.get(name.rpartition("_")[2], _whole), MATERIALIZER) for name in _SETTINGS),
 )
 KEYS: Mapping[str, Key] = {key.path: key for key in _ALL}
 """Every key but those of the free tables, by its path."""

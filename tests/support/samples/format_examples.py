@@ -13,7 +13,7 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Han
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
-from statelog.schemas.names import DESCRIPTOR_PATH, lease_path, manifest_path, subscription_path
+from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, lease_path, subscription_path
 from statelog.schemas.snapshot.claims import Lease, Subscription
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import RunRef
@@ -154,7 +154,7 @@ def _examples() -> dict[str, Example]:
             manifest,
             manifest.to_bytes(),
             _schema_text("manifest"),
-            partial(Manifest.from_bytes, path=manifest_path(1)),
+            partial(Manifest.from_bytes, path=MANIFESTS.path(1)),
         ),
         "lease": Example(
             "format-manifest",

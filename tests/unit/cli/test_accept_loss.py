@@ -12,7 +12,7 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import AcceptLoss, LossRange, decode
-from statelog.schemas.names import loss_path
+from statelog.schemas.names import LOSSES
 from statelog.storage.log.files import put_loss
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, settings_for
@@ -149,7 +149,7 @@ def test_a_ledger_that_was_given_up_is_told_by_its_restart(twin: TwinLog, tmp_pa
 def test_a_record_of_a_loss_that_is_damaged_stops_nobody(twin: TwinLog) -> None:
     """It is told as that: nothing is decided by it."""
     assert run("--range", "0:2-3", *WHO, "--yes", typed="").exit_code == 0
-    twin.disk.truncate(f"log/{loss_path(1)}", 20)
+    twin.disk.truncate(f"log/{LOSSES.path(1)}", 20)
     (told,) = described(twin)
     assert (told["operator"], told["counts"]) == (None, None)
     assert told["reason"].startswith("UNREADABLE: ")

@@ -14,7 +14,7 @@ from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.schemas.names import manifest_path
+from statelog.schemas.names import MANIFESTS
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.store.local import LocalStore
@@ -161,13 +161,13 @@ def test_another_logs_directory_is_refused(mount: _Mount, tmp_path: Path) -> Non
 
 def _back(twin: TwinLog) -> None:
     """An older copy of the directory: its newest manifest is not there yet."""
-    twin.disk.remove(f"log/{manifest_path(3)}")
+    twin.disk.remove(f"log/{MANIFESTS.path(3)}")
 
 
 def _emptied(twin: TwinLog) -> None:
     """The manifests are gone, the descriptor is there."""
     for number in (2, 3):
-        twin.disk.remove(f"log/{manifest_path(number)}")
+        twin.disk.remove(f"log/{MANIFESTS.path(number)}")
 
 
 @pytest.mark.parametrize("change", [_back, _emptied])
@@ -230,7 +230,7 @@ def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) ->
     for checkpoint in (1, 2):
         mount.commit(checkpoint)
         run_round(mount.log, settings)
-    store, path = mount.log.store, manifest_path(1)
+    store, path = mount.log.store, MANIFESTS.path(1)
     own = mount.log.manifests.read(1)
     store.delete(path)
     store.put_if_absent(path, replace(own.manifest, nonce=bytes(16)).to_bytes())

@@ -13,7 +13,7 @@ from statelog.materializer.round import Round
 from statelog.materializer.tail import TailGauge
 from statelog.materializer.target import choose_target
 from statelog.producer.writer import Writer
-from statelog.schemas.names import manifest_path
+from statelog.schemas.names import MANIFESTS
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.store import STALE_AFTER_S
 from tests.support.rigs.daemon import DaemonBench
@@ -53,7 +53,7 @@ def test_a_kept_manifest_that_changed_is_read_again(tmp_path: Path) -> None:
     for turn in range(3):
         twin.write({b"a": b"%d" % turn})
         twin.environment.run(Round, log, settings, verified=known).run()
-    twin.disk.truncate(f"log/{manifest_path(1)}", 100)
+    twin.disk.truncate(f"log/{MANIFESTS.path(1)}", 100)
     twin.write({b"a": b"later"})
     with pytest.raises(CorruptManifest):
         twin.environment.run(Round, log, settings, verified=known).run()

@@ -19,7 +19,7 @@ from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.log_checks import Check
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.ledger.records import LossRange
-from statelog.schemas.names import loss_path, manifest_path
+from statelog.schemas.names import LOSSES, MANIFESTS
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.storage.claims import HeldSubscription
 from statelog.storage.kafka import TopicDescription
@@ -114,7 +114,7 @@ def newest_run(twin: TwinLog) -> str:
 
 def manifest(number: int) -> str:
     """The path on the disk of a manifest: 3 is the newest, and 2 the other one that is kept."""
-    return f"log/{manifest_path(number)}"
+    return f"log/{MANIFESTS.path(number)}"
 
 
 def rewrite(twin: TwinLog, path: str, data: bytes) -> None:
@@ -219,7 +219,7 @@ def damaged_loss(twin: TwinLog) -> None:
     """Who gave something up, and why: the file lost its end."""
     with twin.open() as log:
         accept_data_loss(log, [LossRange(0, 0, 1)], reason="a disk died", operator="ann")
-    twin.disk.truncate(f"log/{loss_path(1)}", 20)
+    twin.disk.truncate(f"log/{LOSSES.path(1)}", 20)
 
 
 def copied_root(twin: TwinLog) -> None:

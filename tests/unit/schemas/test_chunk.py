@@ -13,7 +13,6 @@ from statelog.schemas.changes.changes import DELETE, OPAQUE, PUT, change_schema
 from statelog.schemas.changes.chunk import (
     VerifiedChunk,
     combine_checksums,
-    decode_batch,
     decode_batches,
     decode_head,
 )
@@ -36,7 +35,7 @@ def decoded(value: bytes, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
     found = decode_head(value)
     assert found is not None
     head, at = found
-    return decode_batch(value, at, head, schema)
+    return decode_batches([VerifiedChunk(value, head, at)], schema)
 
 
 def test_round_trip() -> None:
@@ -49,7 +48,7 @@ def test_round_trip() -> None:
     assert (head.epoch, head.nonce, head.sqn, head.index, head.changes) == (7, NONCE, 3, 2, 3)
     assert (head.first_key_group, head.last_key_group, head.value_schema_id) == (4, 9, 5)
     assert at % 8 == 0
-    assert decode_batch(chunk.value, at, head, SCHEMA).equals(BATCH)
+    assert decode_batches([VerifiedChunk(chunk.value, head, at)], SCHEMA).equals(BATCH)
 
 
 def test_largest_head() -> None:
@@ -285,7 +284,7 @@ def test_a_chunk_of_version_1_is_read() -> None:
     assert older is not None
     assert older[0].place == Place(11)
     assert older[0].is_sealed(KEY)
-    assert decode_batch(sealed(head + whole[found[1] :], version=1), older[1], older[0], SCHEMA).num_rows == 1
+    assert decode_batches([VerifiedChunk(sealed(head + whole[found[1] :], version=1), *older)], SCHEMA).num_rows == 1
 
 
 def test_a_witness_is_under_the_seal() -> None:

@@ -14,7 +14,7 @@ from statelog.schemas.avro import RecordCodec
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
-from statelog.schemas.names import manifest_path
+from statelog.schemas.names import MANIFESTS
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, check_chain, next_manifest, sha256
 from statelog.schemas.snapshot.run_ref import RunRef, stretched
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
@@ -27,13 +27,13 @@ SCHEMA_TEXT = RecordCodec("manifest").text.encode()
 @pytest.mark.parametrize("manifest", [first_manifest(), second_manifest()], ids=["first", "second"])
 def test_a_manifest_survives_its_file(manifest: Manifest) -> None:
     """The file decodes to the manifest."""
-    assert Manifest.from_bytes(manifest.to_bytes(), manifest_path(manifest.number)) == manifest
+    assert Manifest.from_bytes(manifest.to_bytes(), MANIFESTS.path(manifest.number)) == manifest
 
 
 def test_an_empty_log_has_an_empty_manifest() -> None:
     """A ledger without one committed change needs no run, whatever its position."""
     manifest = replace(first_manifest(), state=LedgerState(position=3), runs=(), anchors=())
-    assert Manifest.from_bytes(manifest.to_bytes(), manifest_path(1)) == manifest
+    assert Manifest.from_bytes(manifest.to_bytes(), MANIFESTS.path(1)) == manifest
     assert (manifest.position, manifest.next_offsets) == (3, {})
 
 
@@ -41,20 +41,20 @@ def test_every_mutation_of_the_file_is_refused() -> None:
     """No flipped, missing or added byte passes, but in the schema text, which is for other tools."""
     for damaged in mutations(second_manifest().to_bytes(), spare=SCHEMA_TEXT):
         with pytest.raises((CorruptManifest, UnknownFormat)):
-            Manifest.from_bytes(damaged, manifest_path(2))
+            Manifest.from_bytes(damaged, MANIFESTS.path(2))
 
 
 def test_a_newer_format_is_unknown() -> None:
     """A file of a later version says so, instead of looking damaged."""
     newer = first_manifest().to_bytes().replace(b"statelog.format\x022", b"statelog.format\x023")
     with pytest.raises(UnknownFormat):
-        Manifest.from_bytes(newer, manifest_path(1))
+        Manifest.from_bytes(newer, MANIFESTS.path(1))
 
 
 def test_a_manifest_in_another_slot_is_corrupt() -> None:
     """A file that was copied under another number is not that number's manifest."""
     with pytest.raises(CorruptManifest):
-        Manifest.from_bytes(first_manifest().to_bytes(), manifest_path(2))
+        Manifest.from_bytes(first_manifest().to_bytes(), MANIFESTS.path(2))
 
 
 def test_the_state_has_the_schema_of_the_ledger_state() -> None:
@@ -163,19 +163,19 @@ def test_the_base_of_the_wrong_ones_is_right() -> None:
     """Without a change the helpers above make a whole manifest."""
     assert _with()() == _with_run()() == second_manifest()
     split = _with(runs=_split(range(10), range(10, MAX_KEY_GROUPS)))()
-    assert Manifest.from_bytes(split.to_bytes(), manifest_path(2)) == split
+    assert Manifest.from_bytes(split.to_bytes(), MANIFESTS.path(2)) == split
     assert len(_with(runs=_split(range(8), range(8, MAX_KEY_GROUPS), spans=range(8)))().runs) == 3
 
 
 def test_a_file_of_the_first_format_is_read() -> None:
     """Its runs name no key groups: they cover all of them. The bytes are those that the first format's code wrote."""
     data = (Path(__file__).parents[2] / "support" / "samples" / "manifest-1.avro").read_bytes()
-    assert Manifest.from_bytes(data, manifest_path(2)) == replace(
-        second_manifest(), previous_sha256=Manifest.from_bytes(data, manifest_path(2)).previous_sha256
+    assert Manifest.from_bytes(data, MANIFESTS.path(2)) == replace(
+        second_manifest(), previous_sha256=Manifest.from_bytes(data, MANIFESTS.path(2)).previous_sha256
     )
     assert b"statelog.format\x021" in data
     with pytest.raises(CorruptManifest):
-        Manifest.from_bytes(data.replace(b"statelog.format\x021", b"statelog.format\x022"), manifest_path(2))
+        Manifest.from_bytes(data.replace(b"statelog.format\x021", b"statelog.format\x022"), MANIFESTS.path(2))
 
 
 def test_a_manifest_is_checked_when_it_is_read() -> None:
@@ -183,7 +183,7 @@ def test_a_manifest_is_checked_when_it_is_read() -> None:
     manifest = second_manifest()
     object.__setattr__(manifest, "runs", (run_ref("a", 0, 5), run_ref("b", 6, 8)))
     with pytest.raises(CorruptManifest, match="not adjacent"):
-        Manifest.from_bytes(manifest.to_bytes(), manifest_path(2))
+        Manifest.from_bytes(manifest.to_bytes(), MANIFESTS.path(2))
 
 
 # ---- the chain

@@ -20,7 +20,7 @@ from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.names import DESCRIPTOR_PATH, lease_path, manifest_path, subscription_path
+from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, lease_path, subscription_path
 from statelog.schemas.snapshot.claims import Lease, Subscription
 from statelog.schemas.snapshot.manifest import FORMAT_VERSION as MANIFEST_VERSION
 from statelog.schemas.snapshot.manifest import Manifest
@@ -45,7 +45,7 @@ def _read_chunk(data: bytes) -> object:
     assert found is not None
     head, at = found
     assert (head.epoch, head.sqn, head.index, head.witness) == (7, 3, 2, 11)
-    return chunk.decode_batch(data, at, head, change_schema(KeyType.BYTES))
+    return chunk.decode_batches([chunk.VerifiedChunk(data, head, at)], change_schema(KeyType.BYTES))
 
 
 def _file_version(data: bytes) -> int:
@@ -67,7 +67,7 @@ _READ: dict[str, tuple[Callable[[bytes], object], object]] = {
     "descriptor-1": (_read_descriptor, _DESCRIPTOR),
     "descriptor-2": (_read_descriptor, replace(_DESCRIPTOR, hash_rule=HashRule.CRC32_PREFIX, prefix_bytes=3)),
     "descriptor-3": (_read_descriptor, replace(_DESCRIPTOR, record_bytes_max=8 << 20)),
-    "manifest-2": (partial(Manifest.from_bytes, path=manifest_path(1)), EXAMPLES["manifest"].value),
+    "manifest-2": (partial(Manifest.from_bytes, path=MANIFESTS.path(1)), EXAMPLES["manifest"].value),
     "lease-1": (partial(Lease.from_bytes, path=lease_path("r")), EXAMPLES["lease"].value),
     "subscription-1": (
         partial(Subscription.from_bytes, path=subscription_path("r", 2)),

@@ -3,7 +3,7 @@
 import pytest
 
 from statelog.errors import NotFound, StoreUnavailable
-from statelog.schemas.names import manifest_path
+from statelog.schemas.names import MANIFESTS
 from statelog.storage.log.files import ManifestChain
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.log import twin_rig
@@ -25,7 +25,7 @@ def test_a_manifest_that_is_listed_and_not_there_is_not_looked_for_for_ever() ->
     """A list may be stale for a moment. One that stays so is a store that does not answer."""
     with twin_rig("stale").create() as log:
         store = _Stale(MemoryDisk(lambda: 0.0), "stale")
-        store.put(manifest_path(3), b"m")
+        store.put(MANIFESTS.path(3), b"m")
         with pytest.raises(StoreUnavailable):
             ManifestChain(store, log.descriptor).newest()
     assert 1 < store.reads < 20

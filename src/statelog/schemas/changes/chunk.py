@@ -167,13 +167,8 @@ class VerifiedChunk(NamedTuple):
     at: int
 
 
-def decode_batch(value: bytes, at: int, head: ChunkHead, schema: pa.Schema) -> pa.RecordBatch:
-    """The changes of one chunk, as `decode_batches`; they point into the record."""
-    return decode_batches([VerifiedChunk(value, head, at)], schema)
-
-
 def decode_batches(chunks: Sequence[VerifiedChunk], schema: pa.Schema) -> pa.RecordBatch:
-    """The changes of chunks that `decode_head` verified, one after the other. Those of several are copied.
+    """The changes of chunks that `decode_head` verified, one after the other; those of one point into its record.
 
     `schema` is that of the log and of each head's `value_schema_id`. Raises CorruptChunk if a record batch has another
     schema, compressed buffers, another number of changes, or key groups other than its head says; or if a change is

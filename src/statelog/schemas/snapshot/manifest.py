@@ -22,7 +22,7 @@ from statelog.schemas.avro import Datum, FileCodec, datum_of, parsed
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.names import is_name, is_run_path, manifest_number
+from statelog.schemas.names import MANIFESTS, is_name, is_run_path
 from statelog.schemas.snapshot.run_ref import RunRef, check_tiles, stretched
 from statelog.schemas.snapshot.runs import RunIndex
 
@@ -101,7 +101,7 @@ class Manifest:
     def from_bytes(cls, data: bytes, path: str) -> "Manifest":
         """From the file's bytes; `path` is its slot, and names its number. Raises CorruptManifest, UnknownFormat."""
         manifest = _FILE.decode(data, path, _from_datum)
-        slot = manifest_number(path)
+        slot = MANIFESTS.number(path)
         if slot is not None and slot != manifest.number:
             raise CorruptManifest(f"{path} holds manifest {manifest.number}", path=path, number=manifest.number)
         return manifest

@@ -16,11 +16,11 @@ What every implementation promises:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from statelog.errors import Misuse
+from statelog.schemas.topic_policy import TopicDescription, TopicSpec
 
 __all__ = [
     "Delivery",
@@ -98,38 +98,6 @@ class Delivery(NamedTuple):
 def with_remedy(delivery: Delivery, hint: str) -> str:
     """The hint for a record whose outcome is unknown, behind what a person has to do first."""
     return f"{delivery.remedy}. Then: {hint[:1].lower()}{hint[1:]}" if delivery.remedy else hint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicSpec:
-    """A topic to create. `config` are Kafka's own topic settings."""
-
-    name: str
-    partitions: int
-    replication_factor: int
-    config: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    @property
-    def topic_id(self) -> str:
-        """None yet."""
-        return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicDescription:
-    """A topic as the cluster describes it. `config` holds every effective setting, defaults included.
-
-    `operations` are those that this client may do with it, by Kafka's names; None if the cluster does not tell.
-    `in_sync` is how many replicas of each partition are in sync; a partition without a leader has 0.
-    """
-
-    name: str
-    topic_id: str
-    partitions: int
-    replication_factor: int
-    config: Mapping[str, str]
-    operations: frozenset[str] | None = None
-    in_sync: tuple[int, ...] = ()
 
 
 class Producer(Protocol):

@@ -103,14 +103,17 @@ _PRODUCER = {
     "queue.buffering.max.kbytes": str(256 << 10),
     "allow.auto.create.topics": "false",
 }
-_CONSUMER = {
+_MEMBER = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
     "auto.offset.reset": "error",
-    "isolation.level": "read_uncommitted",
-    "check.crcs": "true",
     "enable.partition.eof": "true",
     "allow.auto.create.topics": "false",
+    "check.crcs": "true",
+}
+_CONSUMER = {
+    **_MEMBER,
+    "isolation.level": "read_uncommitted",
     "group.protocol": "classic",
     # A fetch that waits at the end of the log holds up the next read, so it waits but shortly.
     "fetch.wait.max.ms": "10",
@@ -119,14 +122,6 @@ _CONSUMER = {
     "receive.message.max.bytes": str(100 << 20),
     "queued.max.messages.kbytes": str(64 << 10),
     "fetch.queue.backoff.ms": "5",
-}
-_MEMBER = {
-    "enable.auto.commit": "false",
-    "enable.auto.offset.store": "false",
-    "auto.offset.reset": "error",
-    "enable.partition.eof": "true",
-    "allow.auto.create.topics": "false",
-    "check.crcs": "true",
 }
 _ADMIN = {
     # Questions go to the controller that the last metadata named. If that broker is dead, a client that connects on

@@ -143,12 +143,6 @@ class SpillQueue:
     # ---- both
 
     @property
-    def has_ended(self) -> bool:
-        """Whether nothing more will be put: the end was reached, it failed, or it was closed."""
-        with self._changed:
-            return self._is_settled
-
-    @property
     def is_closed(self) -> bool:
         """Whether it was closed."""
         return self._is_closed

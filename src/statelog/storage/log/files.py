@@ -24,18 +24,7 @@ from statelog.environment import current_environment
 from statelog.errors import AlreadyExists, Corrupt, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.records import AcceptLoss, Restart, decode, encode
-from statelog.schemas.names import (
-    DESCRIPTOR_PATH,
-    LOSSES_FOLDER,
-    TRUNCATION_FOLDER,
-    loss_number,
-    loss_path,
-    manifest_number,
-    manifest_path,
-    schema_path,
-    truncation_number,
-    truncation_path,
-)
+from statelog.schemas.names import DESCRIPTOR_PATH, LOSSES, MANIFESTS, SCHEMAS, TRUNCATIONS, Numbered
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import Truncation
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, check_compatible, parse_value_schema
@@ -48,6 +37,14 @@ def descriptor_or_none(store: Store) -> Descriptor | None:
         return Descriptor.from_bytes(store.read(DESCRIPTOR_PATH), DESCRIPTOR_PATH)
     except NotFound:
         return None
+
+
+def descriptor_of(store: Store, name: str, **hint: str) -> Descriptor:
+    """The descriptor of the log `name`, which is below this root. Raises NotFound, and as `descriptor_or_none`."""
+    found = descriptor_or_none(store)
+    if found is None:
+        raise NotFound(f"there is no log {name}", url=store.url, **hint)
+    return found
 
 
 def put_descriptor(store: Store, descriptor: Descriptor) -> None:
@@ -69,18 +66,17 @@ def put_truncation(store: Store, descriptor: Descriptor, wanted: Truncation) -> 
     """Say from now on who truncates the log. Raises StoreUnavailable, after which the same call is safe."""
     while (said := _truncation_of(store, descriptor))[1] != wanted:
         with suppress(AlreadyExists):  # Another process said something at the same moment: what counts is looked at.
-            store.put_if_absent(truncation_path(said[0] + 1), wanted.to_bytes(descriptor.digest))
+            store.put_if_absent(TRUNCATIONS.path(said[0] + 1), wanted.to_bytes(descriptor.digest))
 
 
 def _truncation_of(store: Store, descriptor: Descriptor) -> tuple[int, Truncation]:
     """The number of the newest file, 0 without one, and what the newest one of the log says."""
-    numbers = [number for info in store.list(TRUNCATION_FOLDER) if (number := truncation_number(info.path))]
-    for number in sorted(numbers, reverse=True):
-        path = truncation_path(number)
-        digest, found = Truncation.from_bytes(store.read(path), path)
+    files = _numbered(store, TRUNCATIONS)
+    for info in reversed(files.values()):
+        digest, found = Truncation.from_bytes(store.read(info.path), info.path)
         if digest == descriptor.digest:  # Else a create that died left it, or the file was copied here.
-            return max(numbers), found
-    return max(numbers, default=0), Truncation()
+            return max(files), found
+    return max(files, default=0), Truncation()
 
 
 class AcceptedLoss(NamedTuple):
@@ -101,12 +97,11 @@ def put_loss(store: Store, record: AcceptLoss | Restart) -> None:
     after which the same call is safe.
     """
     while True:
-        said = _losses(store)
-        if said and store.read(said[-1].path) == encode(record):
+        last = max(_numbered(store, LOSSES), default=0)
+        if last and store.read(LOSSES.path(last)) == encode(record):
             return
-        number = (loss_number(said[-1].path) or 0) + 1 if said else 1
         with suppress(AlreadyExists):  # Another person was faster, or this very call was repeated: look again.
-            store.put_if_absent(loss_path(number), encode(record))
+            store.put_if_absent(LOSSES.path(last + 1), encode(record))
             return
 
 
@@ -114,7 +109,7 @@ def losses_of(store: Store) -> list[AcceptedLoss]:
     """What people gave up, oldest first, also where the ledger was truncated past it. Nothing is decided by it, so what
     cannot be read is told, and stops nobody. Raises StoreUnavailable.
     """
-    return [_loss(info, store.read(info.path)) for info in _losses(store)]
+    return [_loss(info, store.read(info.path)) for info in _numbered(store, LOSSES).values()]
 
 
 def _loss(info: FileInfo, data: bytes) -> AcceptedLoss:
@@ -127,13 +122,15 @@ def _loss(info: FileInfo, data: bytes) -> AcceptedLoss:
     return AcceptedLoss(info.path, info.modified_s, record)
 
 
-def _losses(store: Store) -> list[FileInfo]:
-    return sorted(info for info in store.list(LOSSES_FOLDER) if loss_number(info.path))
+def _numbered(store: Store, files: Numbered) -> dict[int, FileInfo]:
+    """The files that there are, by ascending number."""
+    found = ((files.number(info.path), info) for info in store.list(files.folder))
+    return dict(sorted((number, info) for number, info in found if number))
 
 
 def put_first_schema(store: Store, avsc: str) -> None:
     """Put schema 1; one that a dead create left behind counts if it is the same."""
-    path = schema_path(1)
+    path = SCHEMAS.path(1)
     try:
         store.put_if_absent(path, avsc.encode())
     except AlreadyExists:
@@ -169,10 +166,10 @@ class ManifestChain:
 
     def numbers(self, *, max_age_s: float = 0.0) -> list[int]:
         """The numbers that there are, ascending. Raises IdentityChanged, StoreUnavailable."""
-        return sorted(self.listed(max_age_s=max_age_s))
+        return list(self.listed(max_age_s=max_age_s))
 
     def listed(self, *, max_age_s: float = 0.0) -> dict[int, FileInfo]:
-        """The files that there are, by number; as they were less than `max_age_s` ago, if that was asked then.
+        """The files that there are, by ascending number; as they were less than `max_age_s` ago, if asked for then.
 
         Raises StoreUnavailable, also if the directory is not there or went back, IdentityChanged if it is another's.
         """
@@ -181,8 +178,7 @@ class ManifestChain:
         if known is not None and known[0] and now_s - known[1] < max_age_s:
             return known[0]
         seen = self._highest  # Asked for before the listing: other threads may put meanwhile.
-        found = ((manifest_number(info.path), info) for info in self._store.list("manifests/"))
-        listed = {number: info for number, info in found if number is not None}
+        listed = _numbered(self._store, MANIFESTS)
         newest = max(listed, default=0)
         if newest == 0 or newest < seen:
             self.check_place()
@@ -224,7 +220,7 @@ class ManifestChain:
         known, now_s = self._read, self._clock()
         if known is not None and known[0].manifest.number == number and now_s - known[1] < max_age_s:
             return known[0]
-        path = manifest_path(number)
+        path = MANIFESTS.path(number)
         data = self._store.read(path)
         found = StoredManifest(Manifest.from_bytes(data, path), data)
         self._read = (found, now_s)
@@ -272,7 +268,7 @@ class ManifestChain:
         """
         self._prove()
         self._listing = None
-        path, data = manifest_path(manifest.number), manifest.to_bytes()
+        path, data = MANIFESTS.path(manifest.number), manifest.to_bytes()
         try:
             self._store.put_if_absent(path, data)
         except (AlreadyExists, StoreUnavailable) as error:
@@ -306,12 +302,12 @@ class ValueSchemas:
         """The schema with this id. Raises UnknownFormat if the log does not have it, StoreUnavailable."""
         if schema_id not in self._known:
             try:
-                text = self._store.read(schema_path(schema_id)).decode()
+                text = self._store.read(SCHEMAS.path(schema_id)).decode()
             except NotFound as error:
                 raise UnknownFormat(
                     "a chunk names a value schema that the log does not have",
                     schema_id=schema_id,
-                    path=schema_path(schema_id),
+                    path=SCHEMAS.path(schema_id),
                     hint="Restore the file: nothing deletes it",
                 ) from error
             self._known[schema_id] = parse_value_schema(text, schema_id)
@@ -321,12 +317,7 @@ class ValueSchemas:
         """The schema that new changes are written with, asked of the store now."""
         if self._first_id == 0:
             return OPAQUE
-        newest = self._first_id
-        for info in self._store.list("schemas/"):
-            stem = info.path.removeprefix("schemas/").removesuffix(".avsc")
-            if stem.isdigit():
-                newest = max(newest, int(stem))
-        return self.get(newest)
+        return self.get(max(_numbered(self._store, SCHEMAS), default=self._first_id))
 
     def all(self) -> tuple[ValueSchema, ...]:
         """Every schema of the log by ascending id, asked of the store now; the opaque one alone in a log of bytes."""
@@ -349,7 +340,7 @@ class ValueSchemas:
                 return same[0]
             check_compatible(proposed, known)
             try:
-                self._store.put_if_absent(schema_path(proposed.id), proposed.avsc.encode())
+                self._store.put_if_absent(SCHEMAS.path(proposed.id), proposed.avsc.encode())
             except AlreadyExists:
                 continue  # Another process added one at the same moment: check against it, too.
             self._known[proposed.id] = proposed

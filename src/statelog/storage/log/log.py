@@ -50,7 +50,7 @@ from statelog.storage.log.evidence import Looks, Verified, Witnesses, check_ledg
 from statelog.storage.log.files import (
     ManifestChain,
     ValueSchemas,
-    descriptor_or_none,
+    descriptor_of,
     put_truncation,
     truncation_of,
 )
@@ -146,10 +146,7 @@ class Log(Closing):
         Raises NotFound, IdentityChanged, UnsafeTopic, CorruptDescriptor, UnknownFormat, Unavailable, ConfigError.
         """
         with current_environment().step("open", name), opened_ports(name, where) as (client, store, waived):
-            descriptor = descriptor_or_none(store)
-            if descriptor is None:
-                hint = "Pass create=True, or make it with `statelog init`"
-                raise NotFound(f"there is no log {name}", url=store.url, hint=hint)
+            descriptor = descriptor_of(store, name, hint="Pass create=True, or make it with `statelog init`")
             log = cls(descriptor, client, store, waived=waived)
             try:
                 log.verify()
@@ -423,9 +420,7 @@ def open_snapshots(name: str, where: Where) -> Log:
     ConfigError.
     """
     store = opened_store(name, where)
-    made = descriptor_or_none(store)
-    if made is None:
-        raise NotFound(f"there is no log {name}", url=store.url)
+    made = descriptor_of(store, name)
     newest = ManifestChain(store, made).newest_of_any()
     return Log(made.at(newest.manifest.identity) if newest else made, no_kafka(), store)
 

@@ -61,7 +61,7 @@ from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicNeeds, T
 from statelog.storage.kafka import Kafka, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S, append_record
 from statelog.storage.log.evidence import check_anchors, furthest_witness
-from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_or_none, put_loss, truncation_of
+from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_of, put_loss, truncation_of
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 from statelog.storage.log.topics import (
@@ -264,9 +264,7 @@ def accept_topic_loss(
     check_acceptance(reason, operator)
     environment = current_environment()
     with opened_ports(name, where) as (client, store, waived):
-        made = descriptor_or_none(store)
-        if made is None:
-            raise NotFound(f"there is no log {name}", url=store.url)
+        made = descriptor_of(store, name)
         work = _Acceptance(made, client, store, waived, where.replication_factor, environment.wall_clock)
         stored = work.snapshot()
         confirm(work.look(stored))

@@ -56,6 +56,7 @@ from statelog.storage.kafka.errors import MISSING_REQUEST
 from statelog.storage.ledger_client import append_record
 from statelog.storage.log.files import (
     ManifestChain,
+    descriptor_of,
     descriptor_or_none,
     put_descriptor,
     put_first_schema,
@@ -398,10 +399,7 @@ def prove_truncation(client: Kafka, topics: Iterable[str], *, needs_right: bool 
 
 def delete_log(client: Kafka, store: Store, name: str) -> None:
     """Delete a log: topics, snapshots, descriptor. Raises NotFound, ConfigError, Unavailable."""
-    descriptor = descriptor_or_none(store)
-    if descriptor is None:
-        raise NotFound(f"there is no log {name}", url=store.url)
-    descriptor = topics_in_force(client, store, descriptor)
+    descriptor = topics_in_force(client, store, descriptor_of(store, name))
     ids = {
         data_topic(name): descriptor.identity.data_topic_id,
         ledger_topic(name): descriptor.identity.ledger_topic_id,
