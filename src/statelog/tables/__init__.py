@@ -1,7 +1,8 @@
 """Tables: keyed state that survives, for a person's own loop. Holds no protocol of its own."""
 
 from statelog.tables.group.context import InputTopic, WorkerHooks
-from statelog.tables.group.worker import Worker, worker
+from statelog.tables.group.open_worker import worker
+from statelog.tables.group.worker import Worker
 from statelog.tables.open_table import table
 from statelog.tables.settings import BackendKind, Loading, TableSettings
 from statelog.tables.standbys.standby import Standby, standby

@@ -16,9 +16,8 @@ from typing import Any
 
 from statelog.environment import current_environment
 from statelog.storage import LogOptions, Where
-from statelog.storage import open as open_log
 from statelog.tables.settings import BackendKind, TableSettings
-from statelog.tables.setup import Share, TableSetup, check_directory
+from statelog.tables.setup import TableSetup
 from statelog.tables.state.values import ValueRule
 from statelog.tables.state_opener import StateOpener, Wanted
 from statelog.tables.table import Table
@@ -53,14 +52,21 @@ def table(
     Raises NotFound without `create`, ConfigError, LogInUse if another table has the directory open, Fenced, Damaged,
     Unavailable, StorageFull.
     """
-    check_directory(backend, directory)
     with current_environment().step("table_open", name), ExitStack() as failing:
-        log = failing.enter_context(open_log(name, where, create=create))
-        share = Share.of(log.descriptor, partitions, key_group)
-        setup = TableSetup.of(log, share, writer, directory, settings or TableSettings())
+        setup = TableSetup.open(
+            name,
+            where,
+            create=create,
+            backend=backend,
+            directory=directory,
+            writer=writer,
+            partitions=partitions,
+            key_group=key_group,
+            settings=settings or TableSettings(),
+        )
         failing.push(setup)
         opening = StateOpener(setup, may_lack=True)
-        opening.look(ValueRule(log.value_schemas.newest()))
+        opening.look(ValueRule(setup.log.value_schemas.newest()))
         owner, folding = setup.writer()
         failing.push(owner)
         state, report = opening.open(Wanted.by(owner, folding))

@@ -1,4 +1,4 @@
-"""`TableSetup`: what a table and its standbys are opened with; and `Share`, the part of a log that is owned.
+"""`TableSetup`: what a table and its standbys are opened with: a log, the part that is owned, where its state lies.
 
 Invariant: what is owned can be owned apart: whole partitions, and so all of their key groups.
 """
@@ -18,7 +18,8 @@ from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of
 from statelog.schemas.names import check_name, parse_enum
-from statelog.storage import Log
+from statelog.storage import Log, LogOptions, Where
+from statelog.storage import open as open_log
 from statelog.storage.ledger_client import LedgerBase
 from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.state.directory import StateDirectory
@@ -27,52 +28,12 @@ from statelog.tables.state.keys import KeyRule
 _NAME = "table"
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Partitions and key groups, None for all; `one` is the key group of a table of one that its callers name."""
-
-    partitions: tuple[int, ...] | None
-    key_groups: frozenset[int] | None
-    one: int | None = None
-
-    @classmethod
-    def of(cls, log: Descriptor, partitions: Sequence[int] | None, key_group: int | None) -> "Share":
-        """These partitions, or this key group. Raises ConfigError for what the log does not have, or what cannot be
-        owned apart.
-        """
-        if key_group is not None:
-            if partitions is not None or log.hash_rule is not HashRule.CALLER:
-                raise ConfigError(
-                    "a key group is owned by itself in a log whose callers name it",
-                    hint='Make the log with hash_rule="caller", or give partitions alone',
-                )
-            return cls((_partition_alone(log, key_group),), frozenset([key_group]), key_group)
-        if partitions is None:
-            return cls(None, None)
-        taken = tuple(sorted(set(partitions)))
-        groups = (group for one in taken for group in key_groups_of_partition(one, log.partitions, log.key_groups))
-        return cls(taken, frozenset(groups))
-
-    def owner(self, writer: str | None) -> str:
-        """The owner's name: the given one, or the one that follows from the share. Raises ConfigError."""
-        name = writer or self._default_owner()
-        check_name("writer", name)
-        return name
-
-    def _default_owner(self) -> str:
-        if self.partitions is None:
-            return _NAME
-        if len(self.partitions) == 1:
-            return f"{_NAME}-{self.partitions[0]}"
-        raise ConfigError("a table on several partitions needs a name", hint="Give writer=..., the same in every life")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSetup(Closing):
     """A log, the part of it that is owned, and where and how its state is kept. Close it to close log and directory."""
 
     log: Log
-    share: Share
+    partitions: tuple[int, ...] | None
     owner: str
     keys: KeyRule
     directory: StateDirectory | None
@@ -80,39 +41,51 @@ class TableSetup(Closing):
     environment: Environment
 
     @classmethod
-    def of(
+    def open(
         cls,
-        log: Log,
-        share: Share,
-        writer: str | None,
+        name: str,
+        where: Where,
+        *,
+        create: bool | LogOptions = False,
+        backend: BackendKind | str,
         directory: str | PathLike[str] | None,
+        writer: str | None,
+        partitions: Sequence[int] | None,
+        key_group: int | None,
         settings: TableSettings,
     ) -> "TableSetup":
-        """Lock the directory, if there is one. Raises ConfigError, LogInUse, StoreUnavailable."""
-        owner = share.owner(writer)
-        return cls(
-            log=log,
-            share=share,
-            owner=owner,
-            keys=KeyRule(log.descriptor, share.key_groups, share.one),
-            directory=None if directory is None else StateDirectory(directory, log.name, owner),
-            settings=settings,
-            environment=current_environment(),
-        )
+        """Open the log, and lock the directory, if there is one.
+
+        Raises NotFound, ConfigError, LogInUse, Damaged, Unavailable.
+        """
+        _check_directory(backend, directory)
+        log = open_log(name, where, create=create)
+        try:
+            taken, keys = _owned(log.descriptor, partitions, key_group)
+            owner = writer or _default_owner(taken)
+            check_name("writer", owner)
+            return cls(
+                log=log,
+                partitions=taken,
+                owner=owner,
+                keys=keys,
+                directory=None if directory is None else StateDirectory(directory, log.name, owner),
+                settings=settings,
+                environment=current_environment(),
+            )
+        except BaseException:
+            log.close()
+            raise
 
     def writer(self, base: LedgerBase | None = None) -> tuple[Writer, Folding | None]:
         """The owner's Open, and what it folded; nothing if it began at `base`.
 
         Raises Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
         """
-        return self.environment.run(self._writer, base)
-
-    def _writer(self, base: LedgerBase | None) -> tuple[Writer, Folding | None]:
-        opened = open_epoch(
-            self.log, self.owner, partitions=self.share.partitions, base=base, keeps_folding=base is None
-        )
+        run, keeps = self.environment.run, base is None
+        opened = run(open_epoch, self.log, self.owner, partitions=self.partitions, base=base, keeps_folding=keeps)
         folding, opened.folding = opened.folding, None  # For the opening of the state only: there may be many commits.
-        return OpenedWriter(self.log, opened, self.settings.writer), folding
+        return run(OpenedWriter, self.log, opened, self.settings.writer), folding
 
     def close(self) -> None:
         """Release both. Idempotent."""
@@ -121,6 +94,34 @@ class TableSetup(Closing):
                 self.directory.close()
         finally:
             self.log.close()
+
+
+def _owned(
+    log: Descriptor, partitions: Sequence[int] | None, key_group: int | None
+) -> tuple[tuple[int, ...] | None, KeyRule]:
+    """These partitions (None: all), or that of the key group, and whose keys are owned. Raises ConfigError for what the
+    log does not have, or what cannot be owned apart.
+    """
+    if key_group is not None:
+        if partitions is not None or log.hash_rule is not HashRule.CALLER:
+            raise ConfigError(
+                "a key group is owned by itself in a log whose callers name it",
+                hint='Make the log with hash_rule="caller", or give partitions alone',
+            )
+        return (_partition_alone(log, key_group),), KeyRule(log, frozenset([key_group]), key_group)
+    if partitions is None:
+        return None, KeyRule(log, None)
+    taken = tuple(sorted(set(partitions)))
+    groups = (group for one in taken for group in key_groups_of_partition(one, log.partitions, log.key_groups))
+    return taken, KeyRule(log, frozenset(groups))
+
+
+def _default_owner(partitions: Sequence[int] | None) -> str:
+    if partitions is None:
+        return _NAME
+    if len(partitions) == 1:
+        return f"{_NAME}-{partitions[0]}"
+    raise ConfigError("a table on several partitions needs a name", hint="Give writer=..., the same in every life")
 
 
 def _partition_alone(log: Descriptor, key_group: int) -> int:
@@ -137,7 +138,7 @@ def _partition_alone(log: Descriptor, key_group: int) -> int:
     return partition
 
 
-def check_directory(backend: BackendKind | str, directory: str | PathLike[str] | None) -> None:
+def _check_directory(backend: BackendKind | str, directory: str | PathLike[str] | None) -> None:
     """Raise ConfigError unless this backend goes with this directory, or with none."""
     if parse_enum(BackendKind, "backend", backend) is BackendKind.ROCKSDB:
         require_rocksdict()

@@ -30,10 +30,9 @@ from statelog.producer.guard import Life
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage import Where
-from statelog.storage import open as open_log
 from statelog.tables.keyed import Keyed
 from statelog.tables.settings import BackendKind, TableSettings
-from statelog.tables.setup import Share, TableSetup, check_directory
+from statelog.tables.setup import TableSetup
 from statelog.tables.standbys.follower import Follower
 from statelog.tables.state.state import State
 from statelog.tables.state_opener import OpenReport
@@ -69,7 +68,6 @@ def standby(
     behind. Raises NotFound if there is no such log, ConfigError, LogInUse if the directory is in use, Damaged,
     Unavailable, StorageFull.
     """
-    check_directory(backend, directory)
     if poll_s is not None and not 0 < poll_s <= TIMEOUT_MAX:
         hint = "A number of seconds; None: only `refresh` moves the state"
         raise ConfigError(f"poll_s is {poll_s} and must be above 0, and finite", hint=hint)
@@ -78,11 +76,19 @@ def standby(
     chosen = replace(chosen, recovery=replace(chosen.recovery, local_copies=None, value_schema_id=None))
     with ExitStack() as failing:
         try:
-            log = failing.enter_context(open_log(name, where))
+            setup = TableSetup.open(
+                name,
+                where,
+                backend=backend,
+                directory=directory,
+                writer=writer,
+                partitions=partitions,
+                key_group=key_group,
+                settings=chosen,
+            )
         except NotFound as error:  # A standby makes no log.
             raise error.restated(hint="The owner's statelog.table(..., create=True) makes it") from None
-        share = Share.of(log.descriptor, partitions, key_group)
-        setup = failing.push(TableSetup.of(log, share, writer, directory, chosen))
+        failing.push(setup)
         follower = Follower(setup, poll_s)
         failing.callback(follower.end)
         made = Standby[Any, Any](follower)

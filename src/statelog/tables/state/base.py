@@ -67,6 +67,10 @@ class Eligibility:
         """Whether a snapshot has a commit of the table's own that is not part of its place yet."""
         return any(row.name == self.writer and row.commit_offset >= self.position for row in manifest.state.writers)
 
+    def needed(self, manifest: Manifest) -> int:
+        """From where on the ledger has to stay: nothing of it is needed but what is to come."""
+        return max(self.position, manifest.position)
+
     def allows(self, manifest: Manifest, unreadable: Collection[str]) -> bool:
         """Whether the table may stand on a snapshot; not on one with a run that cannot be read."""
         return (
@@ -77,18 +81,6 @@ class Eligibility:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    snapshot: RemoteSnapshot
-    lease: Hold
-
-    def close(self) -> None:
-        try:
-            self.snapshot.close()
-        finally:
-            self.lease.close()
-
-
 class BaseSnapshot:
     """The base of one table. Used by its thread and by the one that loads. `let_go` releases lease and files."""
 
@@ -97,20 +89,19 @@ class BaseSnapshot:
         self._log, self._snapshots = access.log, Snapshots(access.log)
         self._eligibility = eligibility
         self._lock = RLock()
-        self._held: _Held | None = None
+        self._held: RemoteSnapshot | None = None
         self._unreadable: set[str] = set()
         self.replacements = 0
         """How often it had to be replaced: what was counted before counts no more."""
-        self._looking: Future[_Held | None] | None = None
+        self._looking: Future[RemoteSnapshot | None] | None = None
         self._looked_s = access.environment.clock()
 
     @property
     def snapshot(self) -> RemoteSnapshot:
         """What it is now. Raises ClosedError once it was let go."""
-        held = self._held
-        if held is None:
+        if (held := self._held) is None:
             raise ClosedError("the table reads no snapshot any more")
-        return held.snapshot
+        return held
 
     @property
     def schema(self) -> pa.Schema:
@@ -160,7 +151,7 @@ class BaseSnapshot:
         Fenced, StoreUnavailable.
         """
         with self._lock:
-            if self._held is None or self._held.snapshot is not snapshot or failed.is_copy:
+            if self._held is not snapshot or failed.is_copy:
                 return
             self._unreadable.add(str(failed.error.facts.get("path")))
             level = logging.INFO if isinstance(failed.error, NotFound) else logging.WARNING  # Gone is a lease's end.
@@ -188,7 +179,7 @@ class BaseSnapshot:
             except SnapshotFailed as failed:
                 self.replace(failed, snapshot)
             except ClosedError:
-                if self._held is None or self._held.snapshot is snapshot:
+                if self._held in (None, snapshot):
                     raise
             else:
                 return
@@ -207,20 +198,20 @@ class BaseSnapshot:
 
     # ---- inside
 
-    def _swap(self, newer: _Held) -> None:
+    def _swap(self, newer: RemoteSnapshot) -> None:
         with self._lock:
             older, self._held = self._held, newer
         if older is not None:
             self._access.environment.begin(older.close)
 
-    def _look(self, held: _Held) -> _Held | None:
+    def _look(self, held: RemoteSnapshot) -> RemoteSnapshot | None:
         """A newer snapshot, held; None if there is none, or the store does not say."""
         try:
-            position = _needed(self._eligibility, held.snapshot.manifest)
+            position = self._eligibility.needed(held.manifest)
             held.lease.needs = held.lease.needs._replace(position=position)
             held.lease.renew()
             newest = self._newest(may_be_ahead=False)
-            is_newer = newest is not None and newest.number > held.snapshot.manifest.number
+            is_newer = newest is not None and newest.number > held.manifest.number
             return self._claimed(newest) if newest is not None and is_newer else None
         except StatelogError as error:
             _LOG.warning("%s: the snapshot that a table reads was not moved on: %s", self._log.name, error)
@@ -247,29 +238,21 @@ class BaseSnapshot:
             )
         return ahead if may_be_ahead else None
 
-    def _claimed(self, manifest: Manifest) -> _Held | None:
+    def _claimed(self, manifest: Manifest) -> RemoteSnapshot | None:
         """A snapshot under a lease; None if it was cleaned up meanwhile."""
         access = self._access
-        needs = Needs(_needed(self._eligibility, manifest), {}, manifest.number)
-
-        def look() -> None:
-            check_manifest(self._log, manifest)
-
+        needs = Needs(self._eligibility.needed(manifest), {}, manifest.number)
+        lease = Hold(self._log.store, terms_of(access.settings), environment=access.environment)
         try:
-            lease = Hold(self._log.store, terms_of(access.settings), environment=access.environment).claim(needs, look)
+            lease.claim(needs, lambda: check_manifest(self._log, manifest))
         except OffsetGone:
             return None
-        snapshot = RemoteSnapshot(manifest, access)
+        snapshot = RemoteSnapshot(manifest, access, lease)
         snapshot.warm()
-        return _Held(snapshot, lease)
+        return snapshot
 
 
-def _needed(eligibility: Eligibility, manifest: Manifest) -> int:
-    """Of the ledger nothing is needed but what is to come."""
-    return max(eligibility.position, manifest.position)
-
-
-def _close_found(looking: "Future[_Held | None]") -> None:
+def _close_found(looking: "Future[RemoteSnapshot | None]") -> None:
     if looking.exception() is None and (found := looking.result()) is not None:
         found.close()
 

@@ -19,11 +19,10 @@ import logging
 from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, islice, starmap
+from itertools import chain, starmap
 from operator import itemgetter
 from pathlib import Path
-from sys import getsizeof
-from typing import Any, Final, cast
+from typing import Any
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -39,6 +38,7 @@ from statelog.schemas.values.avro import avro_values
 from statelog.tables.settings import TableSettings
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
+from statelog.tables.state.recent import UNKNOWN, RecentCommits, held_bytes
 from statelog.tables.state.record import (
     FAMILY,
     GONE,
@@ -430,64 +430,3 @@ def _options(settings: TableSettings) -> tuple[rocksdict.Options, rocksdict.Opti
 def _bounds(group: int) -> tuple[bytes, bytes | None]:
     """The raw keys of a key group, half-open; None behind the last there can be."""
     return group.to_bytes(2, "big"), None if group == MAX_KEY_GROUPS - 1 else (group + 1).to_bytes(2, "big")
-
-
-UNKNOWN: Final = object()
-"""What is found of a key that is not known here."""
-_EACH_BYTES = 200
-"""Of a key and a value as two objects, and of their place in a dict, besides what is in them."""
-_SAMPLES = 32
-
-
-def held_bytes(values: Sequence[Any]) -> int:
-    """About how much memory typed values take, from some of them, wherever they lie."""
-    some = values[:: max(1, len(values) // _SAMPLES)]
-    return len(values) * sum(map(_held_bytes, some)) // max(1, len(some))
-
-
-def _held_bytes(value: Any) -> int:
-    size, inner = getsizeof(value), cast("Collection[Any]", ())
-    if isinstance(value, dict):
-        inner = cast("dict[str, Any]", value).values()
-    elif isinstance(value, list):
-        inner = cast("Collection[Any]", value)
-    return size + sum(map(_held_bytes, inner))
-
-
-class RecentCommits:
-    """The newest changes that were committed, at most so many bytes of them."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
-        self.forget()
-
-    def forget(self) -> None:
-        """The store was changed in another way."""
-        self._young: dict[Any, Any] = {}
-        self._old: dict[Any, Any] = {}
-        self._young_bytes = self._old_bytes = 0
-
-    def find(self, key: Any) -> Any:
-        """The value of a key, None if it was deleted, UNKNOWN if the store has to be asked."""
-        value = self._young.get(key, UNKNOWN)
-        return self._old.get(key, UNKNOWN) if value is UNKNOWN else value
-
-    def take(self, changes: Mapping[Any, Any], data_bytes: int) -> None:
-        """The store has these changes now, whose keys and values have so many bytes."""
-        size_bytes = data_bytes + _EACH_BYTES * len(changes)
-        if size_bytes > self._bytes_max:
-            self.forget()  # Of those that there is no room for, too.
-            count = len(changes) * self._bytes_max // size_bytes
-            changes, size_bytes = dict(islice(changes.items(), len(changes) - count, None)), self._bytes_max
-        young_bytes = self._young_bytes + size_bytes
-        if young_bytes > self._bytes_max // 2 or young_bytes + self._old_bytes > self._bytes_max:
-            self._turn_old(leaves_bytes=self._bytes_max - size_bytes)
-        self._young.update(changes)
-        self._young_bytes += size_bytes
-
-    def _turn_old(self, *, leaves_bytes: int) -> None:
-        """Begin a young generation. The one before stays as the old one, if there is room for it."""
-        young, young_bytes = self._young, self._young_bytes
-        self.forget()
-        if young_bytes <= leaves_bytes:
-            self._old, self._old_bytes = young, young_bytes

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from statelog.environment import Environment
 from statelog.errors import CorruptRun, NotFound
+from statelog.reading.hold import Hold
 from statelog.reading.plan import make_plan
 from statelog.reading.planner import SnapshotFailed
 from statelog.reading.replay import Converter
@@ -196,11 +197,6 @@ class RemoteRun:
         self._of_group: dict[int, tuple[int, ...]] = {}
         self._bounds: Future[list[KeyBounds | None]] | None = None
 
-    @property
-    def path(self) -> str:
-        """Its file's."""
-        return self.ref.path
-
     def warm(self) -> None:
         """Fetch the footer, on a thread of its own: the first read by key needs it, and the open file."""
         if self._bounds is None:
@@ -278,10 +274,12 @@ class SnapshotAccess:
 
 
 class RemoteSnapshot:
-    """The runs of a manifest. Belongs to the table's thread, but for `tables`. Close it to close its files."""
+    """The runs of a manifest, under their lease. Belongs to the table's thread, but for `tables`. Close it to close its
+    files, and release the lease.
+    """
 
-    def __init__(self, manifest: Manifest, access: SnapshotAccess) -> None:
-        self.manifest = manifest
+    def __init__(self, manifest: Manifest, access: SnapshotAccess, lease: Hold) -> None:
+        self.manifest, self.lease = manifest, lease
         self._access = access
         self._runs = [RemoteRun(ref, access) for ref in manifest.runs]
         self._of_group: dict[int, list[RemoteRun]] = {}
@@ -337,9 +335,10 @@ class RemoteSnapshot:
             yield from reader.merge(nothing, drop_deletes=True)
 
     def close(self) -> None:
-        """Close the files. Idempotent."""
-        for run in self._runs:
-            run.close()
+        """Idempotent."""
+        with self.lease:
+            for run in self._runs:
+                run.close()
 
     # ---- inside
 
@@ -353,7 +352,7 @@ class RemoteSnapshot:
     def _row_groups(self, places: Sequence[tuple[RemoteRun, int]]) -> Generator[RowGroup]:
         """The row groups in these places; the first that is not held has all such fetched at the same time."""
         cache = self._access.cache
-        held = {(run, number): cache.get(run.path, number) for run, number in places}
+        held = {(run, number): cache.get(run.ref.path, number) for run, number in places}
         for place in places:
             row_group = held[place]
             if row_group is None:
@@ -362,7 +361,7 @@ class RemoteSnapshot:
                 row_group = _read(*first)()  # This thread waits anyway.
                 fetched = {first: row_group, **{one: result.result() for one, result in ahead.items()}}
                 for (run, number), one in fetched.items():
-                    cache.put(run.path, number, one)
+                    cache.put(run.ref.path, number, one)
                 held |= fetched
             yield row_group
 
@@ -381,10 +380,10 @@ class RemoteSnapshot:
                 yield portion
 
     def _held(self, run: RemoteRun, number: int) -> RowGroup:
-        found = self._access.cache.get(run.path, number)
+        found = self._access.cache.get(run.ref.path, number)
         if found is None:
             found = run.row_group(number)
-            self._access.cache.put(run.path, number, found)
+            self._access.cache.put(run.ref.path, number, found)
         return found
 
 

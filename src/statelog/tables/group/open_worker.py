@@ -1,0 +1,193 @@
+"""`worker`: joins a group, and makes the log that fits its input if asked to.
+
+Invariants:
+- Who owns a table is said by its Open. A lock on a directory keeps two processes out of one database, and no more: a
+  table opens beside one that is held, in a directory of this process alone, which goes with the worker.
+- Whatever fails on the way, nothing stays open.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal, TypeVar
+
+from statelog.environment import current_environment
+from statelog.errors import ConfigError, NotFound
+from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.storage import Kafka, Log, LogOptions, Where
+from statelog.storage import open as open_log
+from statelog.storage.kafka.client import ConfluentKafka
+from statelog.storage.kafka.group import ConfluentMember, GroupKafka, group_settings
+from statelog.storage.local.disk import local_disk
+from statelog.storage.local.own_directory import make_own, sweep
+from statelog.storage.log.where import one_client
+from statelog.tables.group.context import (
+    DescribedInput,
+    InputTopic,
+    Join,
+    WorkerContext,
+    WorkerHooks,
+    check_fits,
+    describe_input,
+)
+from statelog.tables.group.standby_pool import StandbyPool
+from statelog.tables.group.worker import Worker
+from statelog.tables.open_table import table
+from statelog.tables.settings import BackendKind, TableSettings
+from statelog.tables.standbys.standby import Standby, standby
+from statelog.tables.table import Table
+
+T = TypeVar("T")
+
+_BESIDE = ".beside-"
+"""No log is called so; what a kill leaves of it is removed by the next worker there."""
+
+
+def worker(
+    name: str,
+    where: Where,
+    *,
+    topic: str | InputTopic,
+    create: bool | LogOptions = False,
+    backend: BackendKind | str = BackendKind.DICT,
+    directory: str | PathLike[str] | None = None,
+    standbys: Collection[int] | Literal["all"] = (),
+    hooks: WorkerHooks | None = None,
+    settings: TableSettings | None = None,
+) -> Worker[Any, Any]:
+    """Join the processes that share a Kafka topic's partitions, with a table for each partition, exactly once.
+
+        with statelog.worker("counts", where, topic="words", create=True) as worker:
+            signal.signal(signal.SIGTERM, lambda *_: worker.stop())
+            for message, table in worker:  # waits; a confluent_kafka.Message, and the table of its partition
+                word = message.value()
+                table[word] = b"%d" % (int(table.get(word, b"0")) + 1)
+                worker.commit_every(1.0)  # the last statement: everything that the message changes is above it
+
+    Start it as often as you like, on any machines: the group gives each process a share of the partitions, and each
+    partition's table opens where its partition is, at what was committed last. `name` is the log: it has a partition
+    and a key group for each of the input's partitions, and writers called `<name>-<partition>`; `create` makes it so.
+    The place in the input is part of each commit, so no offset of the group is ever read.
+
+    `topic` is the input, by name or with settings of the group and what to do without an offset: `InputTopic`. `hooks`
+    are called between messages: `WorkerHooks`. The others are those of `statelog.table`: all processes of a group give
+    the same. A `directory` serves the processes of one machine.
+
+    `standbys` names partitions, or "all": while such a one is another process's, this one keeps a standby of its table,
+    and takes over from it. Then each process needs a `directory` of its own.
+
+    Raises NotFound for the topic, and for the log without `create`; ConfigError for a setting, and for a log that does
+    not fit the input; and the errors of `statelog.open`.
+    """
+    source = InputTopic(topic) if isinstance(topic, str) else topic
+    chosen, machine = settings or TableSettings(), current_environment()
+    with ExitStack() as failing:
+        cluster, join = _input(name, where, source, failing)
+        found = describe_input(cluster, source.name)
+        descriptor = _fitting(name, found, where, create)
+        check_fits(descriptor, found)
+        shared = failing.enter_context(one_client(where))
+        release = failing.pop_all()
+        failing.push(release)
+        tables = _Tables(name, shared, {"backend": backend, "directory": directory, "settings": chosen}, release)
+        context = WorkerContext(
+            name=name,
+            topic=source,
+            key_groups=descriptor.key_groups,
+            kafka=cluster,
+            open_table=tables.open,
+            standbys=StandbyPool(_wanted(standbys, found), tables.open_standby, machine.clock),
+            join=join,
+            unsent_max=chosen.uncommitted_changes_max,
+            environment=machine,
+            release=release.close,
+            hooks=hooks or WorkerHooks(),
+        )
+        joined = Worker[Any, Any](context)
+        failing.pop_all()
+        return joined
+
+
+def _input(name: str, where: Where, topic: InputTopic, stack: ExitStack) -> tuple[Kafka, Join]:
+    """The cluster of the input, and the way into the group. Raises ConfigError for a setting."""
+    port = where.kafka
+    if isinstance(port, GroupKafka):
+        return port, lambda listener, _: port.join_group(name, topic.name, listener)
+    ours = where.client_config()
+    group = group_settings(topic.consumer, ours.settings, default_group=name, token=ours.token)
+    cluster = ConfluentKafka(group.config)
+    stack.callback(cluster.close)
+    return cluster, lambda listener, note: ConfluentMember(group, topic.name, listener, note)
+
+
+class _Tables:
+    """Opens the tables of a worker's partitions, by the options of `statelog.table`."""
+
+    def __init__(self, name: str, where: Where, options: Mapping[str, Any], stack: ExitStack) -> None:
+        self._name, self._where, self._options = name, where, options
+        self._environment = current_environment()
+        self._stack = stack
+        self._making = Lock()
+        self._beside: Path | None = None
+        directory = Path(options["directory"] or "")
+        if options["directory"] and directory.exists():
+            with local_disk(directory):
+                sweep(directory, _BESIDE)
+
+    def open(self, partition: int, is_beside: bool) -> Table[Any, Any]:
+        """The owner's, beside the directory if that is in use."""
+        return self._opened(table, partition, {"directory": self._own()} if is_beside else {})
+
+    def open_standby(self, partition: int) -> Standby[Any, Any]:
+        """A follower's."""
+        return self._opened(standby, partition, {})
+
+    def _opened(self, make: Callable[..., T], partition: int, own: Mapping[str, Any]) -> T:
+        options = {"writer": f"{self._name}-{partition}", "key_group": partition, **self._options, **own}
+        return self._environment.run(make, self._name, self._where, **options)
+
+    def _own(self) -> Path:
+        with self._making:
+            if self._beside is None:
+                directory = Path(self._options["directory"])
+                with local_disk(directory):
+                    own = make_own(directory, _BESIDE, new_id=self._environment.new_id)
+                self._stack.callback(own.remove)
+                self._beside = own.path
+            return self._beside
+
+
+def _wanted(standbys: Collection[int] | Literal["all"], found: DescribedInput) -> Collection[int]:
+    """The partitions to keep standbys for. Raises ConfigError for one that is not there."""
+    if standbys == "all":
+        return range(found.partitions)
+    if isinstance(standbys, str):
+        raise ConfigError(f"standbys is {standbys!r}", hint='Give "all", or numbers of partitions')
+    for one in standbys:
+        if one not in range(found.partitions):
+            raise ConfigError("the input has no such partition", standby=one, partitions=found.partitions)
+    return standbys
+
+
+def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogOptions) -> Descriptor:
+    """What the log is; made to fit the input if there is none and `create` allows it.
+
+    Raises NotFound, ConfigError, Damaged, Unsafe, Unavailable.
+    """
+    said = create if isinstance(create, LogOptions) else LogOptions()
+    if not said.given() <= {"key_type", "value_schema", "truncation", "retention_days"}:
+        raise ConfigError("the input says how many partitions and key groups its log has", hint="Leave them out")
+    count = found.partitions
+    try:
+        log = Log.open(name, where)
+    except NotFound as error:
+        if not create:  # `statelog init` makes no log that fits an input.
+            raise error.restated(hint="Pass create=True") from None
+        fitted = replace(said, partitions=count, key_groups=count, hash_rule=HashRule.CALLER)
+        log = open_log(name, where, create=fitted)
+    with log:
+        said.check(log.descriptor, log.value_schemas.all, log.truncation)
+        return log.descriptor
