@@ -12,7 +12,7 @@ from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
-from statelog.recovery.commit_feed import CommitFeed
+from statelog.recovery.changes import CommitFeed
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.retention import RetentionPolicy

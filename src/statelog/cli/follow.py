@@ -22,7 +22,7 @@ from statelog.materializer import Control, install_signal_handlers
 from statelog.operate.rows import BytesText, json_column, read_keys, rows_of
 from statelog.reading.retained_history import RetainedHistory
 from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
-from statelog.recovery.commit_feed import CommitFeed
+from statelog.recovery.changes import CommitFeed
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.storage.ledger_client import ValidCommit

@@ -7,8 +7,9 @@ from statelog.recovery.cursor import Cursor
 from statelog.recovery.progress import Progress, RecoveryStatistics
 from statelog.recovery.recover import Recovery, recover, recover_snapshot
 from statelog.recovery.rocksdb_state import RocksdbState, read_rocksdb_state
+from statelog.recovery.run_cache import CacheSettings
 from statelog.recovery.runs import RunOpener
-from statelog.recovery.settings import CacheSettings, RecoverySettings
+from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.stream import Portion, Stream
 
 __all__ = [

@@ -12,7 +12,7 @@ How a target is filled, step by step (docs/protocol-recover.md):
     4  load    the target takes the newest change of each key                       targets.py
     5  leave   the lease is removed, whatever happened
 
-A stream takes the same steps in a thread of its own (read_ahead.py). `recover_snapshot` asks nothing of
+A stream takes the same steps in a thread of its own (stream.py). `recover_snapshot` asks nothing of
 Kafka: so what was committed behind the snapshot, and whether its ledger still exists, is unknown then.
 
 Invariants:
@@ -37,11 +37,10 @@ from statelog.reading.plan import At, AtPosition, Plan, partitions_of
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.plan_reader import Beat, PlanReader
 from statelog.recovery.progress import Monitor, OnProgress, RecoveryStatistics
-from statelog.recovery.read_ahead import ReadAhead
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.recovery.runs import RunOpener
 from statelog.recovery.settings import RecoverySettings, terms_of
-from statelog.recovery.stream import Stream
+from statelog.recovery.stream import ReadAhead, Stream
 from statelog.recovery.targets import Target, fill_dict, fill_digest, fill_parquet, fill_table, require_file
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import Descriptor, HashRule

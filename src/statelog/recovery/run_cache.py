@@ -3,8 +3,7 @@
 The first reader of a run downloads it, in its own thread; later ones wait for that download. A run without
 readers stays for `idle_s` after its last reader, in case that one more recovery wants it.
 
-    <base>/attempt-<uuid>/<uuid>.run      a whole, verified run
-    <base>/attempt-<uuid>/<uuid>.partial  a download on its way, never read
+    <base>/attempt-<uuid>/<uuid>.run      a whole, verified run; or .partial, a download on its way, never read
 
 An attempt is one cache in one process; what dead attempts left is swept when the next one begins.
 
@@ -23,7 +22,6 @@ import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Lock
@@ -34,12 +32,35 @@ from statelog.closing import Closing, OwnProcess
 from statelog.environment import Environment, current_environment
 from statelog.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.schemas.snapshot.runs import RunFile
+from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import OwnDirectory, make_own
 from statelog.storage.store import Store
-from statelog.storage.store.errors import guarded
 
 _LOG = logging.getLogger("statelog.recovery")
 _LONGEST_WAIT_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSettings:
+    """Runs are read from local copies, shared by all recoveries of a log in this process.
+
+    directory  where the copies lie, on a local disk; many processes and logs may share one
+    idle_s     how long a copy stays after its last reader, as long as anybody holds the cache; 0 removes it at once
+    max_bytes  the most that the copies of one log in one process may take, None for no bound; idle ones go first, those
+               idle longest before others
+
+    Raises ConfigError.
+    """
+
+    directory: Path
+    idle_s: float = 600.0
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.idle_s) and self.idle_s >= 0):
+            raise ConfigError(f"idle_s is {self.idle_s} and must be a number of seconds, 0 or more")
+        if self.max_bytes is not None and self.max_bytes < 0:
+            raise ConfigError(f"max_bytes is {self.max_bytes} and must be 0 or more")
 
 
 class CacheDirectory:
@@ -47,7 +68,7 @@ class CacheDirectory:
 
     def __init__(self, own: OwnDirectory, environment: Environment) -> None:
         self._own = own
-        self._environment = environment
+        self._new_id, self._disk = environment.new_id, environment.disk
         self.path = own.path
         self.owner = OwnProcess("the cache")
 
@@ -57,15 +78,14 @@ class CacheDirectory:
 
         Raises StoreUnavailable, StorageFull; what cannot be swept is a log line.
         """
-        with _local("make a cache in", base):
-            environment = current_environment()
-            environment.disk("make", base)
+        environment = current_environment()
+        with local_disk(base, "make", environment.disk):
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             return cls(make_own(base, "attempt-", new_id=environment.new_id), environment)
 
     def new_file(self) -> Path:
         """A name that no file has or had."""
-        return self.path / f"{self._environment.new_id()}.run"
+        return self.path / f"{self._new_id()}.run"
 
     def fetch(self, store: Store, run: RunFile, file: Path) -> None:
         """Download a whole run; `file` appears when it is whole and verified, and nothing stays if that fails.
@@ -74,26 +94,24 @@ class CacheDirectory:
         """
         partial = file.with_suffix(".partial")
         try:
-            with _local("download a run to", partial):
-                self._environment.disk("download", partial)
+            with local_disk(partial, "download", self._disk):
                 store.download(run.path, partial)
-                self._environment.disk("verify", partial)
+            with local_disk(partial, "verify", self._disk):
                 _verify(partial, run)
-                self._environment.disk("rename", partial)
+            with local_disk(partial, "rename", self._disk):
                 partial.rename(file)
         finally:
             partial.unlink(missing_ok=True)
 
     def open(self, file: Path) -> BinaryIO:
         """A reader of a file that was fetched. Raises StoreUnavailable."""
-        with _local("open", file):
-            self._environment.disk("open", file)
+        with local_disk(file, "open", self._disk):
             return file.open("rb")
 
     def delete(self, file: Path) -> None:
         """Delete a file that was fetched; open readers keep on reading. A log line if it stays."""
         try:
-            self._environment.disk("delete", file)
+            self._disk("delete", file)
             file.unlink(missing_ok=True)
         except OSError as error:
             _LOG.warning("a cached run stays until the cache is closed: %s", error)
@@ -111,11 +129,6 @@ def _verify(file: Path, run: RunFile) -> None:
         digest = hashlib.file_digest(opened, "sha256").digest()
     if digest != run.sha256:
         raise CorruptRun("a download's sha256 differs", path=run.path, got=digest.hex(), expected=run.sha256.hex())
-
-
-def _local(action: str, path: Path) -> AbstractContextManager[None]:
-    """Failures of the local disk in our own terms."""
-    return guarded(action=action, url=f"file://{path.parent}", path=path.name, reading=False)
 
 
 class CacheStatistics(NamedTuple):
@@ -171,23 +184,13 @@ class CachedRun:
 
 
 class RunCache(Closing):
-    """Runs of one log as local files. Thread-safe; closed by its maker. A fork neither uses nor deletes it.
+    """Runs of one log as local files. Thread-safe; closed by its maker. A fork neither uses nor deletes it."""
 
-    idle_s     how long a run stays after its last reader; 0 removes it at once
-    max_bytes  the most that all runs together may take; idle ones go first, those idle longest before others
-    """
-
-    def __init__(
-        self,
-        directory: CacheDirectory,
-        *,
-        idle_s: float,
-        max_bytes: int | None = None,
-    ) -> None:
-        check_limits(idle_s=idle_s, max_bytes=max_bytes)
+    def __init__(self, directory: CacheDirectory, settings: CacheSettings) -> None:
+        self.settings = settings
         self._directory = directory
-        self._idle_s = idle_s
-        self._max_bytes = math.inf if max_bytes is None else max_bytes
+        self._idle_s = settings.idle_s
+        self._max_bytes = math.inf if settings.max_bytes is None else settings.max_bytes
         self._environment = current_environment()
         self._clock = self._environment.clock
         self._changed = Condition(Lock())
@@ -199,7 +202,7 @@ class RunCache(Closing):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this process is a fork of the one that made the cache."""
+        """Whether this is a fork of the process that made it."""
         return self._directory.owner.is_foreign
 
     # ---- reading
@@ -249,7 +252,8 @@ class RunCache(Closing):
             self._directory.fetch(store, entry.run, entry.file)
         except BaseException as error:
             self._downloaded(entry, failed=1)
-            entry.ready.set_exception(error if isinstance(error, Exception) else _interrupted(entry.run))
+            broken = StoreUnavailable("the download was interrupted", path=entry.run.path, hint="Recover again")
+            entry.ready.set_exception(error if isinstance(error, Exception) else broken)
             raise
         self._downloaded(entry, failed=0)
         entry.ready.set_result(None)
@@ -390,20 +394,8 @@ class RunCache(Closing):
         self._counts = self._counts._replace(**{name: getattr(self._counts, name) + n for name, n in more.items()})
 
 
-def check_limits(*, idle_s: float, max_bytes: int | None) -> None:
-    """Raise ConfigError for limits that make no sense."""
-    if not (math.isfinite(idle_s) and idle_s >= 0):
-        raise ConfigError(f"idle_s is {idle_s} and must be a number of seconds, 0 or more")
-    if max_bytes is not None and max_bytes < 0:
-        raise ConfigError(f"max_bytes is {max_bytes} and must be 0 or more")
-
-
 def _wait_for(ready: "Future[None]") -> None:
     """Wait for another thread's download. Each who waited raises an error object of its own."""
     error = ready.exception()
     if error is not None:
         raise copy.copy(error) from error
-
-
-def _interrupted(run: RunFile) -> StoreUnavailable:
-    return StoreUnavailable("the download of a run was interrupted", path=run.path, hint="Recover again")

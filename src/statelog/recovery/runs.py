@@ -25,7 +25,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from threading import Lock
@@ -40,8 +39,7 @@ from statelog.errors import ClosedError, ConfigError, CorruptRun, Misuse, NotFou
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
 from statelog.reading.replay import Converter
-from statelog.recovery.run_cache import CacheDirectory, CacheStatistics, RunCache
-from statelog.recovery.settings import CacheSettings
+from statelog.recovery.run_cache import CacheDirectory, CacheSettings, CacheStatistics, RunCache
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log
@@ -147,44 +145,34 @@ class _Key(NamedTuple):
     url: str
 
 
-@dataclass(slots=True)
-class _Shared:
-    cache: RunCache
-    settings: CacheSettings
-    users: int = 0
-
-
-_caches: dict[_Key, _Shared] = {}
-"""The caches of this process; `_lock` guards them."""
+_caches: dict[_Key, tuple[RunCache, int]] = {}
+"""The caches of this process, each with how many use it; `_lock` guards them."""
 _lock = Lock()
 
 
 def _join(key: _Key, settings: CacheSettings) -> RunCache:
     with _lock:
-        shared = _caches.get(key)
-        if shared is None:
-            directory = CacheDirectory.create(settings.directory)
-            cache = RunCache(directory, idle_s=settings.idle_s, max_bytes=settings.max_bytes)
-            shared = _caches[key] = _Shared(cache, settings)
-        elif shared.settings != settings:
+        cache, users = _caches.get(key, (None, 0))
+        if cache is None:
+            cache = RunCache(CacheDirectory.create(settings.directory), settings)
+        elif cache.settings != settings:
             raise ConfigError(
                 "the log's cache is in use with other settings",
                 log=key.name,
-                in_use=str(shared.settings),
+                in_use=str(cache.settings),
                 asked=str(settings),
                 hint="Give all recoveries of a log in one process the same cache settings",
             )
-        shared.users += 1
-        return shared.cache
+        _caches[key] = cache, users + 1
+        return cache
 
 
 def _leave(key: _Key, cache: RunCache) -> None:
     with _lock:
-        shared = _caches[key]
-        shared.users -= 1
-        if shared.users:
+        _, users = _caches.pop(key)
+        if users > 1:
+            _caches[key] = cache, users - 1
             return
-        del _caches[key]
     cache.close()
 
 

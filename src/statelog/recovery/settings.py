@@ -10,31 +10,12 @@ from statelog.environment import OpenSpillFile
 from statelog.errors import ConfigError
 from statelog.reading.hold import Terms
 from statelog.reading.planner import ATTEMPTS
-from statelog.recovery.run_cache import check_limits
+from statelog.recovery.run_cache import CacheSettings
 from statelog.storage.local.copy import check_directory
 from statelog.storage.local.spill_queue import SpillQueue
 
 _FRAME_BYTES = 4 * 1024 * 1024
 _LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024, "segment_bytes": 1}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSettings:
-    """Runs are read from local copies, shared by all recoveries of a log in this process.
-
-    directory  where the copies lie, on a local disk; many processes and logs may share one
-    idle_s     how long a copy stays after its last reader, as long as anybody holds the cache
-    max_bytes  the most that the copies of one log in one process may take; None for no bound
-
-    Raises ConfigError.
-    """
-
-    directory: Path
-    idle_s: float = 600.0
-    max_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        check_limits(idle_s=self.idle_s, max_bytes=self.max_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,32 +6,224 @@
             checkpoint.save(cursor.to_json())
 
 A portion counts as applied once the next one is asked for. Belongs to one thread; `stop` may be called from any.
+`ReadAhead` reads into the stream's queue, in a thread of its own that runs ahead of the consumer: the state goes to
+memory or to disk, and the lease is removed as soon as the last of it was read, however slow the consumer is. Live
+changes wait for room in memory instead, because they have no end; so a slow follower holds the log back as any other
+late reader does, up to the cap on leases.
 
 Invariants:
 - Portions come in order: the state by (key group, key), an empty portion that says that it is complete, then commits.
   A commit may take several; `cursor.is_complete` says where the reader has the state of a position, and no part more.
-- Every portion is right. But the state is only whole when `cursor.is_complete` says so: after an error in between, the
-  reader has a part of it, and goes on with `recover(log, resume=cursor)`.
-- Closed, dropped or failed, it leaves neither a lease nor a byte on the disk. Dropped, it warns as a file does.
+- Every portion is right: the tail was read whole, and verified, before the first row of the state is queued, each part
+  of a run before its rows, and a commit once all that it lists was. But the state is only whole when
+  `cursor.is_complete` says so: after an error in between, the reader has a part of it, and goes on with
+  `recover(log, resume=cursor)`.
+- If a snapshot fails on the way, the next plan is for the same position, and goes on where the last one ended.
+- Closed, dropped or failed, it leaves no lease, no client and no byte on the disk. Dropped, it warns as a file does.
 - A fork of the process that made it neither uses nor closes it.
 """
 
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import closing, contextmanager
+from threading import Event
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from statelog.closing import Closing
-from statelog.recovery.cursor import Applied, Cursor, decode_frame
-from statelog.recovery.plan_reader import Phase
+from statelog.closing import Closing, OwnProcess
+from statelog.environment import GRACE_S, begin
+from statelog.errors import ClosedError, StorageFull, Unavailable
+from statelog.reading.hold import HeldPlan
+from statelog.reading.plan import Plan
+from statelog.reading.replay import RetryWindow
+from statelog.reading.sorted_tail import cut_to_frames
+from statelog.recovery.changes import CommitFeed
+from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame, rest_of
+from statelog.recovery.plan_reader import Beat, Phase, PlanReader
 from statelog.recovery.progress import Monitor
-from statelog.recovery.read_ahead import ReadAhead
+from statelog.recovery.settings import RecoverySettings, memory_queue
 from statelog.storage.local.spill_queue import SpillStatistics
 
 _UNCLOSED = "unclosed stream of statelog: close it, or take from it in a with block"
+_OFFER_S = 1.0
+
+
+class ReadAhead:
+    """Reads the state of a claimed plan into `queue`, from where `resume` got to (None: from its start), once started.
+
+    With `poll_s` it goes on with the commits behind it until it is told to stop, and asks for more that often. The plan
+    belongs to the thread until that has ended, which leaves nothing behind; `let_go` releases it, and what
+    `make_reader` reads through. `origin` is what is applied before the first portion. Raises ConfigError.
+    """
+
+    def __init__(
+        self,
+        held: HeldPlan,
+        settings: RecoverySettings,
+        make_reader: Callable[[Plan, Beat], PlanReader],
+        let_go: Callable[[], None],
+        resume: Cursor | None,
+        *,
+        poll_s: float | None,
+    ) -> None:
+        self._held = held
+        self._settings = settings
+        self._make_reader = make_reader
+        self._let_go = let_go
+        self._poll_s = poll_s
+        self._applied = None if resume is None else resume.applied
+        self._stop = Event()
+        self.fetched = Event()
+        """Set once the whole state was read and its lease removed; or never will be."""
+        self._running: Future[None] | None = None
+        self._frame_bytes = settings.frame_bytes
+        self.owner = OwnProcess("the stream")
+        self.origin = resume or Cursor(
+            identity=held.log.descriptor.identity, applied=Applied(held.plan.place), key_groups=held.plan.key_groups
+        )
+        self.queue = memory_queue(settings, held.environment.open_spill_file)
+        self.reader: PlanReader | None = None
+
+    # ---- for the consumer's thread
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._running = begin(self._held.environment.start, self._run)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread is at work, and the plan not to be touched."""
+        return self._running is not None and not self._running.done() and not self.owner.is_foreign
+
+    def stop(self) -> None:
+        """Fetch the rest of the state, and of the commit that is read, and then no more."""
+        self._stop.set()
+
+    def abandon(self) -> None:
+        """Release what is queued and let the thread end, without waiting for it. Idempotent; void in a fork."""
+        if self.owner.is_foreign:
+            return  # The thread is not here, and may have held the queue's lock when it was left behind.
+        self._stop.set()
+        self.queue.close()
+
+    def close(self) -> None:
+        """As `abandon`, and wait for the thread, but not for a broker or a store that does not answer it.
+
+        Then it ends by itself, once it is answered or gives up, and removes the lease. Idempotent; void in a fork.
+        """
+        self.abandon()
+        if self._running is not None and not self.owner.is_foreign:
+            wait([self._running], GRACE_S)
+
+    # ---- in the thread
+
+    def _run(self) -> None:
+        """Raises nothing: the queue hands on what went wrong."""
+        try:
+            self._held.carry_out(self._read_plan)
+            if self._poll_s is None:
+                self._state_is_fetched()
+            else:
+                self._follow_on(self._poll_s)
+            self.queue.end()
+        except BaseException as error:  # noqa: BLE001 - the consumer raises it
+            self.queue.fail(error)
+        finally:
+            self._state_is_fetched()
+
+    def _state_is_fetched(self) -> None:
+        self._let_go()
+        self.fetched.set()
+
+    def _read_plan(self, plan: Plan) -> None:
+        if self._applied is None or self._applied.place.position != plan.position:
+            self._applied = Applied(plan.place)
+        self.reader = self._make_reader(plan, lambda _: self._check_open())
+        with closing(self.reader.open_tail()) as tail:
+            rows = rest_of(self.reader.merged(tail, drop_deletes=True), self._applied)
+            for batch in cut_to_frames(rows, self._frame_bytes):
+                self._put(batch)
+        if not self._applied.has_state or self._applied.is_complete:
+            self._applied = Applied.complete(plan.place)
+            self.queue.put(encode_frame(_empty(self.reader.schema), self._applied))
+
+    def _put(self, batch: pa.RecordBatch) -> None:
+        assert self._applied is not None, "reading the state begins with a place"
+        applied = self._applied.after(batch)
+        self._queue(encode_frame(batch, applied))
+        self._applied = applied
+        self._held.pin()
+
+    def _queue(self, data: memoryview) -> None:
+        """Put a frame; if the disk is full, and `waits_for_room`, wait until the consumer has drained it."""
+        try:
+            self.queue.put(data)
+        except StorageFull:
+            if not self._settings.waits_for_room:
+                raise
+            while not self.queue.offer(data, _OFFER_S):
+                self._held.renew()
+
+    def _follow_on(self, poll_s: float) -> None:
+        """Take over the log from the state's lease, which stands while the store is away for a moment, and read on."""
+
+        def pause(timeout_s: float) -> bool:
+            self._held.renew()
+            return self._stop.wait(timeout_s)
+
+        held = self._held
+        retries = RetryWindow(self._settings.lease_ttl_s, held.environment.clock)
+        try:
+            feed = retries.call(
+                lambda: CommitFeed(held.log, held.plan, self.origin.key_groups, self._settings, held.environment), pause
+            )
+        except Unavailable:
+            if self._stop.is_set():
+                return
+            raise
+        with closing(feed):
+            self._state_is_fetched()
+            self._read_feed(feed, poll_s)
+
+    def _read_feed(self, feed: CommitFeed, poll_s: float) -> None:
+        applied = Applied.complete(self._held.plan.place)
+        while not self._stop.is_set():
+            commits = feed.commits()
+            for commit in commits:
+                after = Applied.complete(commit.place)
+                with closing(feed.changes([commit], self._check_open)) as tables:
+                    self._offer_all(feed, tables, applied, after)
+                applied = after
+                feed.passed([commit])
+                if self._stop.is_set():
+                    return
+            if not commits:
+                self._stop.wait(poll_s)
+
+    def _offer_all(self, feed: CommitFeed, tables: Iterable[pa.Table], before: Applied, after: Applied) -> None:
+        """Only the last frame moves the position on: until then the commit is not applied whole."""
+        held = _empty(feed.schema)
+        for batch in cut_to_frames(tables, self._frame_bytes):
+            if held.num_rows:
+                before = before.inside_commit(held.num_rows)
+                self._offer(feed, encode_frame(held, before))
+            held = batch
+        self._offer(feed, encode_frame(held, after))
+
+    def _offer(self, feed: CommitFeed, data: memoryview) -> None:
+        while not self.queue.offer(data, _OFFER_S):
+            feed.renew()
+
+    def _check_open(self) -> None:
+        if self.queue.is_closed:
+            raise ClosedError("the stream was closed")
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 class Portion(NamedTuple):
@@ -119,13 +311,11 @@ class Stream(Closing):
 
     def wait_fetched(self, timeout_s: float | None = None) -> bool:
         """Wait until that is so, or fetching failed; False if it takes longer."""
-        self._read_ahead.owner.check()
-        return self._read_ahead.fetched.wait(timeout_s)
+        return self._ahead.fetched.wait(timeout_s)
 
     def statistics(self) -> SpillStatistics:
         """What lies in memory and on the disk."""
-        self._read_ahead.owner.check()
-        return self._read_ahead.queue.statistics()
+        return self._ahead.queue.statistics()
 
     @contextmanager
     def pending(self) -> Generator[Iterator[Portion]]:
@@ -133,8 +323,7 @@ class Stream(Closing):
 
         Its segments stay on the disk until the context is left, also if the stream goes on, or is closed.
         """
-        self._read_ahead.owner.check()
-        view = self._read_ahead.queue.view()
+        view = self._ahead.queue.view()
         try:
             yield (Portion(changes, self._at(applied)) for changes, applied in map(decode_frame, view))
         finally:
@@ -144,13 +333,17 @@ class Stream(Closing):
 
     def stop(self) -> None:
         """End a stream that follows: what was fetched still comes out, and then nothing."""
-        self._read_ahead.owner.check()
-        self._read_ahead.stop()
+        self._ahead.stop()
 
     def close(self) -> None:
         """Release everything that was fetched, and wait until the thread has ended. Idempotent; void in a fork."""
         self._forgotten.detach()
         self._read_ahead.close()
+
+    @property
+    def _ahead(self) -> ReadAhead:
+        self._read_ahead.owner.check()
+        return self._read_ahead
 
     def _count(self, rows: int, applied: Applied) -> None:
         if self._cursor.applied.has_state:

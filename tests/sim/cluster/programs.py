@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from statelog.errors import NotFound, Unavailable
 from statelog.pending import Pending
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
-from statelog.recovery import AtPosition, Cursor, Portion, recover
-from statelog.recovery.settings import CacheSettings, RecoverySettings
+from statelog.recovery import AtPosition, CacheSettings, Cursor, Portion, RecoverySettings, recover
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit

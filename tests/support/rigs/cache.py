@@ -8,7 +8,7 @@ from threading import Event, Thread
 from threading import enumerate as threads_alive
 
 from statelog.environment import Environment
-from statelog.recovery.run_cache import CacheDirectory, RunCache
+from statelog.recovery.run_cache import CacheDirectory, CacheSettings, RunCache
 from statelog.schemas.snapshot.runs import RunFile, RunIndex
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 
@@ -51,7 +51,8 @@ class CacheRig:
         self.disk = MemoryDisk(self.clock)
         self.store = MemoryStore(self.disk, "rig", faults=self._count)
         self.directory = CacheDirectory.create(base)
-        self.cache = Environment(clock=self.clock).run(RunCache, self.directory, idle_s=idle_s, max_bytes=max_bytes)
+        settings = CacheSettings(directory=base, idle_s=idle_s, max_bytes=max_bytes)
+        self.cache = Environment(clock=self.clock).run(RunCache, self.directory, settings)
 
     def clock(self) -> float:
         """Stands still unless it is moved."""

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from statelog.errors import ClosedError, ConfigError, CorruptRun, NotFound, StorageFull, StoreUnavailable
-from statelog.recovery.run_cache import CacheDirectory, CachedRun, RunCache
+from statelog.recovery.run_cache import CacheDirectory, CachedRun, CacheSettings, RunCache
 from tests.support.rigs.cache import CacheRig, Gate, janitors, run_of
 from tests.support.waiting import wait_for
 
@@ -178,7 +178,8 @@ def test_the_janitor_comes_by_itself(tmp_path: Path) -> None:
     """One thread for all runs removes them in time, without a call; it is gone when the cache is closed."""
     rig = CacheRig(tmp_path)
     runs = [rig.put(name, b"data") for name in "abc"]
-    cache = RunCache(CacheDirectory.create(tmp_path / "real"), idle_s=0.05)
+    base = tmp_path / "real"
+    cache = RunCache(CacheDirectory.create(base), CacheSettings(directory=base, idle_s=0.05))
     before = len(janitors())
     for run in runs:
         cache.open(rig.store, run).close()
@@ -314,8 +315,6 @@ def _is_closed(rig: CacheRig) -> bool:
 
 def test_limits_without_sense_are_refused(tmp_path: Path) -> None:
     """Negative or endless idle times, and negative bounds, are ConfigError."""
-    directory = CacheDirectory.create(tmp_path)
     for idle_s, max_bytes in ((-1.0, None), (float("inf"), None), (float("nan"), None), (1.0, -1)):
         with pytest.raises(ConfigError):
-            RunCache(directory, idle_s=idle_s, max_bytes=max_bytes)
-    directory.remove()
+            CacheSettings(directory=tmp_path, idle_s=idle_s, max_bytes=max_bytes)

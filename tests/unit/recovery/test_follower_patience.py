@@ -9,7 +9,7 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable
 from statelog.producer.writer import Writer
-from statelog.recovery.commit_feed import CommitFeed
+from statelog.recovery.changes import CommitFeed
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings

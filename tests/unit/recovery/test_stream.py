@@ -11,10 +11,11 @@ from statelog.errors import NotFound, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.reading.hold import HeldPlan
 from statelog.reading.planner import SnapshotFailed
-from statelog.recovery import read_ahead
-from statelog.recovery.commit_feed import CommitFeed
+from statelog.recovery import stream as streams
+from statelog.recovery.changes import CommitFeed
 from statelog.recovery.recover import recover
-from statelog.recovery.settings import CacheSettings, RecoverySettings, terms_of
+from statelog.recovery.run_cache import CacheSettings
+from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.claims import list_leases
 from statelog.storage.ledger_client import LedgerClient
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
@@ -186,7 +187,7 @@ def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:
 
 def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """While live changes wait for a reader that takes nothing, the lease that holds them is written again and again."""
-    monkeypatch.setattr(read_ahead, "_OFFER_S", 0.01)
+    monkeypatch.setattr(streams, "_OFFER_S", 0.01)
     now, puts = [1000.0], list[str]()
 
     def count(method: str, path: str) -> None:

@@ -42,7 +42,7 @@ from statelog.producer import Writer
 from statelog.producer.guard import Life
 from statelog.reading.planner import planned_anew
 from statelog.recovery import recover
-from statelog.recovery.commit_feed import CommitFeed
+from statelog.recovery.changes import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
 from statelog.tables.setup import TableSetup
 from statelog.tables.standbys.followed import FollowedState, StateView

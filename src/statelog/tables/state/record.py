@@ -6,13 +6,16 @@ of another format, and `missing` says which part; it changes in one batch with t
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from statelog.errors import Corrupt
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.values.schema import ValueSchema
+
+T = TypeVar("T")
 
 FAMILY = "statelog"
 TABLE_KEY = b"table"
@@ -86,7 +89,7 @@ class TableRecord:
     @classmethod
     def from_json(cls, data: bytes | None) -> "TableRecord":
         """Raises Corrupt if there is none."""
-        return cls(_fields(data, "table"))
+        return _parsed(data, "table", cls)
 
 
 def difference(found: TableRecord, wanted: TableRecord) -> str:
@@ -116,11 +119,9 @@ NOTHING = Missing(0, frozenset())
 
 def missing_from_json(data: bytes | None) -> Missing:
     """Raises Corrupt if it is not there."""
-    found = _fields(data, "missing")
-    try:
-        return Missing(int(found["first_position"]), frozenset(int(group) for group in found["key_groups"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt("the local state does not say what is missing", problem=repr(error)) from error
+    return _parsed(
+        data, "missing", lambda found: Missing(int(found["first_position"]), frozenset(map(int, found["key_groups"])))
+    )
 
 
 def place_to_json(place: StatePlace) -> bytes:
@@ -131,19 +132,16 @@ def place_to_json(place: StatePlace) -> bytes:
 
 def place_from_json(data: bytes | None) -> StatePlace:
     """Raises Corrupt if there is none."""
-    found = _fields(data, "place")
-    try:
+
+    def made(found: dict[str, Any]) -> StatePlace:
         last = None if found["last"] is None else LastRecord(*(int(number) for number in found["last"]))
         return StatePlace(Place(int(found["position"]), last), int(found["losses"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt("the local state does not say how far it is", problem=repr(error)) from error
+
+    return _parsed(data, "place", made)
 
 
-def _fields(data: bytes | None, name: str) -> dict[str, Any]:
+def _parsed(data: bytes | None, name: str, make: Callable[[dict[str, Any]], T]) -> T:
     try:
-        found = json.loads(data or b"")
-    except ValueError as error:
+        return make({**json.loads(data or b"")})
+    except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"the local state has no record `{name}`", problem=repr(error)) from error
-    if not isinstance(found, dict):
-        raise Corrupt(f"the record `{name}` of the local state is no record")
-    return cast("dict[str, Any]", found)
