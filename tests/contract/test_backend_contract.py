@@ -17,9 +17,8 @@ from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_sche
 from statelog.tables import TableSettings
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
-from statelog.tables.state.record import StatePlace
 from statelog.tables.state.rocksdb import RocksdbStore
-from statelog.tables.state.store import DictStore, Store
+from statelog.tables.state.store import DictStore, StatePlace, Store
 from statelog.tables.state.values import ValueRule
 
 GROUPS = 16

@@ -18,11 +18,10 @@ from statelog.tables import TableSettings
 from statelog.tables.state.base import BaseSnapshot
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
-from statelog.tables.state.record import Missing, StatePlace, TableRecord
 from statelog.tables.state.rocksdb import RocksdbStore
 from statelog.tables.state.snapshot import sortable
 from statelog.tables.state.state import State
-from statelog.tables.state.store import DictStore
+from statelog.tables.state.store import DictStore, Missing, StatePlace, TableRecord
 from statelog.tables.state.values import ValueRule
 from tests.support.samples.runs import change_table
 

@@ -107,10 +107,10 @@ def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None
     tables.roll_up(tmp_path)
     requests.clear()
     with tables.open():
-        assert requests.total() <= 21, requests
+        assert requests.total() <= 20, requests
     requests.clear()
     with tables.standby() as standby:
-        assert requests.total() <= 22, requests
+        assert requests.total() <= 21, requests
         requests.clear()
         assert standby.refresh()
         assert requests.total() <= 2, requests

@@ -219,7 +219,7 @@ def _at(log: Log, start: Start, output: Output, *, once: bool) -> AtPosition | N
             reach = RetainedHistory(log, None)
             position = reach.resolve(start)
             # By the brokers' clocks it may have come.
-            if isinstance(start, AtTime) and position == reach.end_position and start.timestamp_ms > time.time() * 1000:
+            if isinstance(start, AtTime) and position == reach.ledger.end and start.timestamp_ms > time.time() * 1000:
                 then = "" if once else "; what is committed from now on is printed"
                 output.warning(f"nothing is selected yet: the time is in the future{then}")
             return AtPosition(position)

@@ -73,16 +73,13 @@ class Terms(NamedTuple):
     wanted: bool = True
 
 
-_NOTHING = Needs(0, {})
-
-
 class Hold(Closing):
     """Holds what is needed until it is closed. Belongs to one thread, which calls `renew` as it makes progress."""
 
     def __init__(self, store: Store, terms: Terms, *, environment: Environment | None = None) -> None:
         self._store = store
         self._terms = terms
-        self.needs = _NOTHING
+        self.needs = Needs(0, {})
         """What is held, as the lease says from its next renewal on."""
         self.environment = environment or current_environment()
         self._lease: Lease | None = None
@@ -368,17 +365,13 @@ class HeldPlan(Hold):
                 )
                 self._is_checked = True
                 self.had_lease = self.is_held
-                self._say_without()
+                text = f"{self.log.name}: recovered without a lease, which the store does not let this reader write"
+                if self._terms.wanted and not self.had_lease and text not in self.snapshots.warnings:
+                    self.snapshots.warnings.append(text)
         except OffsetGone as error:
             self.replan(error)
             return None
         return plan
-
-    def _say_without(self) -> None:
-        text = f"{self.log.name}: recovered without a lease, which the store does not let this reader write"
-        warnings = self.snapshots.warnings
-        if self._terms.wanted and not self.had_lease and text not in warnings:
-            warnings.append(text)
 
     @contextmanager
     def _timed(self) -> Generator[None]:

@@ -93,7 +93,7 @@ def _aim(history: RetainedHistory, end: At | None, before: int | None) -> int | 
     is_passed = end is None and history.newest is not None and history.newest.position > (before or 0)
     if before is not None and not is_passed:
         return before
-    return history.end_position if end is None else history.find(end)
+    return history.ledger.end if end is None else history.find(end)
 
 
 def plan_of(log: Log, folding: Folding, key_groups: frozenset[int] | None) -> Plan:
@@ -152,7 +152,7 @@ def plan_changes(
         log.verify(READING)
         with log.asking_who_answers():
             history = RetainedHistory(log, wanted, base, seen=seen)
-            last = history.end_position if end is None else history.resolve(end)
+            last = history.ledger.end if end is None else history.resolve(end)
             first = min(history.oldest_position, last) if start is None else history.resolve(start)
             return _plan_between(log, history, first, last, wanted, value_schema_id)
 
@@ -178,7 +178,7 @@ def _plan_between(
     try:
         with log.ledger.client(history.base_for(first), first) as ledger:
             commits, folded = ledger.read_to(last), ledger.folded
-            ledger.fold_to(history.end_position)
+            ledger.fold_to(history.ledger.end)
             found = make_change_plan(
                 log.descriptor,
                 commits,
@@ -231,7 +231,7 @@ def _check_made(log: Log, history: RetainedHistory, ledger: LedgerClient, made: 
     """Fold on to the ledger's end, and compare ledger and log with what was seen and what is planned. Returns log start
     and log end of the data partitions. Raises OffsetGone, and as `check_reach` and `check_ledger`.
     """
-    ledger.fold_to(history.end_position)
+    ledger.fold_to(history.ledger.end)
     there = data_offsets(log, made)
     check_ledger(log, ledger, places=history.seen, there=there)
     check_reach(made, LogOffsets(there, history.ledger), log.name)

@@ -71,11 +71,6 @@ class RetainedHistory:
         self.ledger = self._ledger_range()
 
     @property
-    def end_position(self) -> int:
-        """The ledger's end."""
-        return self.ledger.end
-
-    @property
     def newest(self) -> Manifest | None:
         """The newest snapshot that can be read."""
         return next(iter(self.manifests), None)
@@ -95,7 +90,7 @@ class RetainedHistory:
         if self._reaches_back(Folded()):
             return 0
         positions = [base.state.position for base in self._bases() if self._reaches_back(base)]
-        return min(positions, default=self.end_position)
+        return min(positions, default=self.ledger.end)
 
     def base_for(self, start_position: int) -> LedgerBase | None:
         """The nearest fold at or below a position; None for the ledger's first record. Raises NotFound if none is left.
@@ -113,7 +108,7 @@ class RetainedHistory:
         """The position of a state, None if the log does not hold it. Raises Misuse if it has no times."""
         match at:
             case AtPosition(position):
-                return position if position <= self.end_position else None
+                return position if position <= self.ledger.end else None
             case AtCheckpoint():
                 return self._find_checkpoint(at)
             case AtTime(timestamp_ms):
@@ -135,7 +130,7 @@ class RetainedHistory:
             f"the log {self._log.name} does not hold {what}",
             log=self._log.name,
             oldest_position=self.oldest_position,
-            newest_position=self.end_position,
+            newest_position=self.ledger.end,
             hint=_HINT,
         )
 
@@ -145,8 +140,8 @@ class RetainedHistory:
         return NotFound(
             f"the log {self._log.name} does not hold the state at {at}",
             log=self._log.name,
-            oldest_position=0 if self.holds_mark else min(positions, default=self.end_position),
-            newest_position=self.end_position,
+            oldest_position=0 if self.holds_mark else min(positions, default=self.ledger.end),
+            newest_position=self.ledger.end,
             snapshots=len(positions),
             hint=hint,
         )
@@ -194,7 +189,7 @@ class RetainedHistory:
 
     def _find_checkpoint(self, at: AtCheckpoint) -> int | None:
         """The position right after a checkpoint's commit, searched backwards."""
-        upper = self.end_position
+        upper = self.ledger.end
         for manifest in self.manifests:
             position = self._find_between(at, manifest, upper)
             if position is not None:
@@ -260,7 +255,8 @@ class Snapshots:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._failed: dict[int, StatelogError] = {}
+        self.failed: dict[int, StatelogError] = {}
+        """What is wrong with those that were passed over, by number."""
         self.warnings: list[str] = []
 
     def listed(self, *, max_age_s: float = 0.0) -> "Manifests":
@@ -270,16 +266,11 @@ class Snapshots:
     @property
     def failure(self) -> StatelogError | None:
         """What is wrong with the newest snapshot that was passed over."""
-        return self._failed[max(self._failed)] if self._failed else None
-
-    @property
-    def damaged(self) -> int:
-        """How many snapshots were passed over."""
-        return len(self._failed)
+        return self.failed[max(self.failed)] if self.failed else None
 
     def pass_over(self, number: int, error: StatelogError) -> None:
         """Never use this snapshot again, and say so."""
-        self._failed[number] = error
+        self.failed[number] = error
         text = f"{self._log.name}: snapshot {number} is damaged, falling back to an older one: {error}"
         self.warnings.append(text)
         _LOG.warning(text)
@@ -289,7 +280,7 @@ class Snapshots:
 
         Raises IdentityChanged if the newest one is of others, UnknownFormat.
         """
-        if number in self._failed:
+        if number in self.failed:
             return None
         try:
             manifest = self._log.manifests.read(number, max_age_s=max_age_s).manifest

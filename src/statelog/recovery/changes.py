@@ -32,7 +32,6 @@ from statelog.recovery.plan_reader import PlanReader, committed_chunks
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan, plan_replay
 from statelog.schemas.ledger.handle import Entry
-from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
@@ -271,7 +270,8 @@ class CommitFeed:
         self._clock = self._environment.clock
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
-        self._converter = Converter(log, settings.value_schema_id)
+        self.converter = Converter(log, settings.value_schema_id)
+        """Says the schema of the changes that come out. It moves on with the first one in a newer value schema."""
         self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
         self.ledger = log.ledger.client(plan, clock=self._clock)
         """The ledger, up to where commits were asked for, and came out."""
@@ -286,19 +286,9 @@ class CommitFeed:
             raise
 
     @property
-    def schema(self) -> pa.Schema:
-        """The schema of the changes that come out now. It moves on with the first change in a newer value schema."""
-        return self._converter.schema
-
-    @property
     def passed_position(self) -> int:
         """The ledger position below which every commit was passed."""
         return self._hold.needs.position
-
-    @property
-    def value_schema(self) -> ValueSchema:
-        """The value schema of the changes that come out now."""
-        return self._converter.target
 
     def commits(self, end_position: int | None = None) -> list[ValidCommit]:
         """The commits since this was asked last, oldest first; none as well if Kafka does not answer for now.
@@ -337,7 +327,7 @@ class CommitFeed:
 
         plan = replace(self._base, replay=replay)
         while True:
-            converter = self._converter
+            converter = self.converter
             reader = PlanReader(
                 self._log, plan, self._settings, lambda _: check(), hold=self._hold, converter=converter
             )
@@ -351,7 +341,7 @@ class CommitFeed:
                 if not self._has_newer(converter):
                     failing.pop_all()
                     return reader, tail
-            self._converter = Converter(self._log, converter.newest_id)
+            self.converter = Converter(self._log, converter.newest_id)
 
     def _has_newer(self, converter: Converter) -> bool:
         return self._settings.value_schema_id is None and converter.newest_id > converter.target.id

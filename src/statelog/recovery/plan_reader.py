@@ -39,7 +39,6 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
-from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import Reader
 from statelog.storage.local.copy import LocalCopyReader
 from statelog.storage.log.log import Log
@@ -98,20 +97,11 @@ class PlanReader:
         self._settings = settings
         self._told = beat
         self._hold = hold
-        self._converter = converter or Converter(log, settings.value_schema_id)
+        self.converter = converter or Converter(log, settings.value_schema_id)
+        """Gives what comes out (key_group, op, key, value) its `schema`, and its values theirs, the `target`."""
         self._opener = opener or RunOpener(log)
         self._stop = Event()
         self._grace_s = GRACE_S
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of the changes that come out: key_group, op, key, value."""
-        return self._converter.schema
-
-    @property
-    def value_schema(self) -> ValueSchema:
-        """The value schema of the changes that come out."""
-        return self._converter.target
 
     def share_through(self, key_group: int) -> float:
         """The share of the wanted key groups up to and including this one."""
@@ -123,7 +113,7 @@ class PlanReader:
     def slices(self) -> Iterator[pa.Table]:
         """The live rows of the state, in many tables: by (key group, key) if there are runs, else by partition.
 
-        Holds the newest changes of the tail in memory, and of the runs what `merged` does.
+        Holds the newest changes of the tail in memory, and of the runs what `sorted_tables` does.
         """
         tail = MemoryTail(fold_bytes=self._settings.fold_bytes)
         with ExitStack() as opened:
@@ -140,18 +130,14 @@ class PlanReader:
                 self._beat(Phase.LOAD)
 
     def sorted_tables(self) -> Generator[pa.Table]:
-        """The live rows by (key group, key), in many tables. Memory and errors as `merged`."""
-        with self.open_tail() as tail:
-            yield from self.merged(tail, drop_deletes=True)
+        """The live rows by (key group, key), in many tables.
 
-    def merged(self, tail: SortedTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
-        """The newest changes by (key group, key), in many tables.
-
-        Holds what `tail` does and some row groups: one of every lane of runs, and those that are read ahead. Raises
-        StorageFull if the tail does not fit on the disk. The caller closes the tail.
+        Holds what a tail does and some row groups: one of every lane of runs, and those that are read ahead. Raises
+        StorageFull if the tail does not fit on the disk.
         """
-        self.fill(tail)
-        yield from self.merge(tail, drop_deletes=drop_deletes)
+        with self.open_tail() as tail:
+            self.fill(tail)
+            yield from self.merge(tail, drop_deletes=True)
 
     def open_tail(self) -> SortedTail:
         """A tail to fill, within the bounds of the settings."""
@@ -171,7 +157,7 @@ class PlanReader:
         self._await(begin(self.environment.start, read), Phase.READ)
 
     def merge(self, tail: SortedTail, *, drop_deletes: bool) -> Iterator[pa.Table]:
-        """Runs and a tail that was filled, as `merged`."""
+        """The newest changes by (key group, key) of runs and a tail that was filled, in many tables."""
         with ExitStack() as opened:
             yield from self._merged([*self._lanes(opened), *tail.streams()], drop_deletes=drop_deletes)
 
@@ -218,7 +204,7 @@ class PlanReader:
 
     def _tables_of(self, part: RunPart, handles: RunHandles, results: Iterator[list[pa.Table]]) -> Iterator[pa.Table]:
         try:
-            yield from run_tables(self.log, self.plan, part, results, self._converter, self.runs_read.add)
+            yield from run_tables(self.log, self.plan, part, results, self.converter, self.runs_read.add)
         except SnapshotFailed as failed:
             failed.is_copy = self._opener.distrust(part.run)
             raise
@@ -229,7 +215,7 @@ class PlanReader:
         chunks = committed_chunks(
             self.log,
             self.plan,
-            self._converter,
+            self.converter,
             self._settings,
             clock=self.environment.clock,
             counter=self.tail_read,
@@ -256,13 +242,10 @@ class PlanReader:
                 wait([future], _WAIT_S)
                 self._beat(phase)
         except BaseException:
-            self._stop_and_wait(future)
+            self._stop.set()
+            self._wait_shortly([future])
             raise
         return future.result()
-
-    def _stop_and_wait(self, future: "Future[T]") -> None:
-        self._stop.set()
-        self._wait_shortly([future])
 
     def _wait_shortly(self, futures: "Sequence[Future[T]]") -> None:
         """Wait for abandoned work; all such waits share one short time."""
@@ -291,6 +274,8 @@ def committed_chunks(
     A broker that is away for less than `stall_timeout_s` is waited for, and so is a store that has to be asked for a
     value schema, for less than the time of the lease. Close the generator.
     """
+    if not plan.replay.listed:
+        return
     counter, pause = counter or ReadCount(), pause or Event().wait
     stall_timeout_s = settings.stall_timeout_s
     schemas = RetryWindow(settings.lease_ttl_s, clock)
@@ -322,7 +307,7 @@ def _of_key_groups(chunk: CommittedChunk, key_groups: Collection[int]) -> Commit
 
 def _tail_reader(log: Log, plan: ReplayPlan, local_copies: Path | None, from_kafka: Callable[[], Reader]) -> Reader:
     """The local copies if they hold all of the tail, verified; else Kafka."""
-    if local_copies is not None and plan.listed:
+    if local_copies is not None:
         try:
             return LocalCopyReader(local_copies, log.name, plan, from_kafka)
         except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:

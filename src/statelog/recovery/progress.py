@@ -165,6 +165,6 @@ class Monitor:
             plan_s=self._held.take_plan_s(),
             total_s=self._clock() - self._asked_s,
             plans=self._held.plans,
-            damaged_snapshots=self._held.snapshots.damaged,
+            damaged_snapshots=len(self._held.snapshots.failed),
             has_lease=self._held.had_lease,
         )

@@ -71,20 +71,21 @@ def fill_rocksdb(reader: PlanReader, *, path: Path, sst_bytes: int) -> tuple[int
         sst, made = partial.path / "sst", partial.path / "db"
         with rocksdb_disk(path, "open", environment.disk):
             sst.mkdir()
-        files = _SstFiles(sst, path, reader.value_schema, sst_bytes, environment.disk)
+        files = _SstFiles(sst, path, reader.converter.target, sst_bytes, environment.disk)
         for table in in_raw_order(reader.sorted_tables()):
             files.add(table)
         with rocksdb_disk(path, "sync", environment.disk):
             files.finish()
             _make_database(made, files.paths, _state_of(reader, files.rows))
-            _make_durable(made)
+            for file in [*made.iterdir(), made]:
+                sync(file)
         with rocksdb_disk(path, "rename", environment.disk):
             _publish(made, path)
     return files.rows, files.rows
 
 
 def _state_of(reader: PlanReader, rows: int) -> RocksdbState:
-    descriptor, plan, schema = reader.log.descriptor, reader.plan, reader.value_schema
+    descriptor, plan, schema = reader.log.descriptor, reader.plan, reader.converter.target
     return RocksdbState(
         log=descriptor.name,
         identity=descriptor.identity,
@@ -170,11 +171,6 @@ def _make_database(path: Path, files: list[str], state: RocksdbState) -> None:
         family.close()
     finally:
         database.close()
-
-
-def _make_durable(directory: Path) -> None:
-    for path in [*directory.iterdir(), directory]:
-        sync(path)
 
 
 def _publish(made: Path, path: Path) -> None:

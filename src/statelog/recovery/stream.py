@@ -142,13 +142,12 @@ class ReadAhead:
         if self._applied is None or self._applied.place.position != plan.position:
             self._applied = Applied(plan.place)
         self.reader = self._make_reader(plan, lambda _: self._check_open())
-        with closing(self.reader.open_tail()) as tail:
-            rows = rest_of(self.reader.merged(tail, drop_deletes=True), self._applied)
-            for batch in cut_to_frames(rows, self._frame_bytes):
+        with closing(self.reader.sorted_tables()) as tables:
+            for batch in cut_to_frames(rest_of(tables, self._applied), self._frame_bytes):
                 self._put(batch)
         if not self._applied.has_state or self._applied.is_complete:
             self._applied = Applied.complete(plan.place)
-            self.queue.put(encode_frame(_empty(self.reader.schema), self._applied))
+            self.queue.put(encode_frame(_empty(self.reader.converter.schema), self._applied))
 
     def _put(self, batch: pa.RecordBatch) -> None:
         assert self._applied is not None, "reading the state begins with a place"
@@ -205,7 +204,7 @@ class ReadAhead:
 
     def _offer_all(self, feed: CommitFeed, tables: Iterable[pa.Table], before: Applied, after: Applied) -> None:
         """Only the last frame moves the position on: until then the commit is not applied whole."""
-        held = _empty(feed.schema)
+        held = _empty(feed.converter.schema)
         for batch in cut_to_frames(tables, self._frame_bytes):
             if held.num_rows:
                 before = before.inside_commit(held.num_rows)

@@ -64,7 +64,7 @@ def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
     """A table of key_group (uint16), key, value, in any order of rows or `ordered` by (key group, key)."""
     tables = reader.sorted_tables() if ordered else reader.slices()
     found = [_compact(table.select(_STATE_COLUMNS)) for table in tables]
-    table = pa.concat_tables(found) if found else _state_schema(reader.schema).empty_table()
+    table = pa.concat_tables(found) if found else _state_schema(reader.converter.schema).empty_table()
     return table, table.num_rows
 
 
@@ -72,7 +72,7 @@ def fill_digest(reader: PlanReader) -> tuple[StateDigest, int]:
     """Nothing is kept of the rows but their digest."""
     digest = StateDigest()
     for table in reader.sorted_tables():
-        digest = digest.of_more(table, reader.value_schema)
+        digest = digest.of_more(table, reader.converter.target)
     return digest, digest.rows
 
 
@@ -92,7 +92,7 @@ def _state_schema(schema: pa.Schema) -> pa.Schema:
 
 def fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
     """A file, sorted by (key group, key); the result is its rows. Raises as `write_parquet`."""
-    rows = write_parquet(reader.sorted_tables(), reader.schema, path, reader.environment)
+    rows = write_parquet(reader.sorted_tables(), reader.converter.schema, path, reader.environment)
     return rows, rows
 
 

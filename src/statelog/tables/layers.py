@@ -15,9 +15,9 @@ Invariants:
 import heapq
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import Any
 
@@ -81,7 +81,9 @@ class Layers:
 
     def over(self, committed: Iterator[tuple[Any, Any]], is_wanted: Callable[[Any], bool]) -> Iterator[tuple[Any, Any]]:
         """Committed keys and values under the changes, in any order. `is_wanted` chooses among the changed keys."""
-        return _over(committed, self.merged(), is_wanted)
+        changes = self.merged()
+        below = ((key, value) for key, value in committed if key not in changes)
+        return chain(below, ((key, value) for key, value in changes.items() if value is not None and is_wanted(key)))
 
     def over_range(self, committed: Iterator[tuple[Any, Any]], start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
         """The same in the order of the keys, as `committed` is, between two of them (None: no bound)."""
@@ -160,10 +162,3 @@ class Layers:
 
     def _restack(self) -> None:
         self.below = [layer.changes for layer in (*reversed(self.suspended), *reversed(self._sealed))]
-
-
-def _over(
-    committed: Iterator[tuple[Any, Any]], changes: Mapping[Any, Any], is_wanted: Callable[[Any], bool]
-) -> Iterator[tuple[Any, Any]]:
-    yield from ((key, value) for key, value in committed if key not in changes)
-    yield from ((key, value) for key, value in changes.items() if value is not None and is_wanted(key))

@@ -37,8 +37,8 @@ from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.layers import Layer, Layers
 from statelog.tables.setup import TableSetup
-from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
+from statelog.tables.state.store import StatePlace
 
 LARGE = 1 << 19
 """From here on a change is measured when it is put, and not when it is committed: no log's limit is as low."""

@@ -42,10 +42,9 @@ from statelog.tables.settings import Loading
 from statelog.tables.setup import TableSetup
 from statelog.tables.state.base import BaseSnapshot, Eligibility
 from statelog.tables.state.directory import StateDirectory
-from statelog.tables.state.record import Missing, StatePlace, TableRecord, difference
 from statelog.tables.state.snapshot import SnapshotAccess
 from statelog.tables.state.state import State
-from statelog.tables.state.store import DictStore, Store
+from statelog.tables.state.store import DictStore, Missing, StatePlace, Store, TableRecord, difference
 from statelog.tables.state.values import ValueRule
 
 if TYPE_CHECKING:
@@ -297,7 +296,12 @@ class StateOpener:
             return None
         with ExitStack() as undo:
             undo.callback(self._let_go)
-            store = self._empty(Missing(manifest.position, frozenset(self._keys.groups)))
+            missing = Missing(manifest.position, frozenset(self._keys.groups))
+            if self._directory is None:
+                store: Store = DictStore(self._keys, self._wanted.values, {}, missing)
+            else:
+                self._directory.begin()
+                store = self._database(self._directory, self._directory.unfinished, missing)
             undo.callback(store.close)
             if not self._stands(manifest.position, manifest):
                 raise OffsetGone("the snapshot was cleaned up while a table was opened", log=log.name)
@@ -307,14 +311,22 @@ class StateOpener:
         return store
 
     def _whole(self) -> Store:
-        recovery = self._wanted.recovery or Recovery(self._held(), self._recovery, lambda _: self._beat())
-        with recovery:
+        with self._wanted.recovery or Recovery(self._planned(), self._recovery, lambda _: self._beat()) as recovery:
             if self._directory is None:
                 return DictStore.recovered(recovery, self._keys, self._wanted.values)
             self._directory.begin()
             recovery.to_rocksdb(self._directory.unfinished)
         self._environment.crash("recovered")
         return self._database(self._directory, self._directory.unfinished)
+
+    def _planned(self) -> HeldPlan:
+        """The state at the place or above: at the Open, of what that has folded."""
+        folding, settings, groups = self._wanted.folding, self._recovery, self._keys.owned
+        plan = None if folding is None else plan_of(self._log, folding, groups)
+        seen, attempts = [self._place.ledger], settings.attempts
+        return self._environment.run(
+            HeldPlan, self._log, terms_of(settings), None, groups, seen=seen, attempts=attempts, plan=plan
+        )
 
     def _replaced(self, reason: str) -> tuple[Store, OpenReport]:
         """What was made, in its place; the one that is there is set aside, loudly, and the reason says why."""
@@ -338,26 +350,6 @@ class StateOpener:
 
         assert self._values is not None
         return RocksdbStore(directory, self._keys, self._values, self._settings, path, missing)
-
-    def _held(self) -> HeldPlan:
-        """The state at the place or above, planned: at the Open, of what that has folded."""
-        folding, settings, groups = self._wanted.folding, self._recovery, self._keys.owned
-        return HeldPlan(
-            self._log,
-            terms_of(settings),
-            None,
-            groups,
-            seen=[self._place.ledger],
-            attempts=settings.attempts,
-            plan=None if folding is None else plan_of(self._log, folding, groups),
-            environment=self._environment,
-        )
-
-    def _empty(self, missing: Missing) -> Store:
-        if self._directory is None:
-            return DictStore(self._keys, self._wanted.values, {}, missing)
-        self._directory.begin()
-        return self._database(self._directory, self._directory.unfinished, missing)
 
     # ---- what a snapshot has
 

@@ -17,7 +17,7 @@ from statelog.errors import ConfigError, Corrupt, Fenced, LogInUse, StorageFull
 from statelog.materializer import run_round
 from statelog.tables import TableSettings
 from statelog.tables.state.directory import StateDirectory
-from statelog.tables.state.record import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, StatePlace, place_from_json, place_to_json
+from statelog.tables.state.store import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, StatePlace, place_from_json, place_to_json
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import lines, told

@@ -15,8 +15,8 @@ from statelog.schemas.values.schema import OPAQUE
 from statelog.tables import TableSettings
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
-from statelog.tables.state.record import StatePlace
 from statelog.tables.state.rocksdb import RocksdbStore
+from statelog.tables.state.store import StatePlace
 from statelog.tables.state.values import ValueRule
 
 LENGTH = 3

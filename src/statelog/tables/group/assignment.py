@@ -66,22 +66,21 @@ class Assignment:
     def revoked(self, partitions: Sequence[int]) -> None:
         """Commit what is processed of them, and close their tables."""
         _LOG.info("partitions %s of %s are given up", list(partitions), self._topic)
+        self._gone(partitions, commits=True)
+
+    def lost(self, partitions: Sequence[int]) -> None:
+        """Close their tables: what a commit of them would say is another's to say."""
+        _LOG.warning("partitions %s of %s were lost to the group", list(partitions), self._topic)
+        self._gone(partitions, commits=False)
+
+    def _gone(self, partitions: Sequence[int], *, commits: bool) -> None:
         self._standbys.decided()
         self._schedule.gone(partitions)
         self._context.environment.crash("revoked")
         with ExitStack() as ending:
             ending.callback(self._openings.drop, partitions)
-            self._give_up(self._taken(partitions), commits=True)
+            self._give_up(self._taken(partitions), commits=commits)
         self._context.environment.crash("given-up")
-
-    def lost(self, partitions: Sequence[int]) -> None:
-        """Close their tables: what a commit of them would say is another's to say."""
-        _LOG.warning("partitions %s of %s were lost to the group", list(partitions), self._topic)
-        self._standbys.decided()
-        self._schedule.gone(partitions)
-        with ExitStack() as ending:
-            ending.callback(self._openings.drop, partitions)
-            self._give_up(self._taken(partitions), commits=False)
 
     def refused(self, partition: int, reason: str) -> None:
         """Its place is not there: to open it again says what was lost."""

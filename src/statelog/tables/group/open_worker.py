@@ -88,7 +88,6 @@ def worker(
         cluster, join = _input(name, where, source, failing)
         found = describe_input(cluster, source.name)
         descriptor = _fitting(name, found, where, create)
-        check_fits(descriptor, found)
         shared = failing.enter_context(one_client(where))
         release = failing.pop_all()
         failing.push(release)
@@ -190,4 +189,5 @@ def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogO
         log = open_log(name, where, create=fitted)
     with log:
         said.check(log.descriptor, log.value_schemas.all, log.truncation)
+        check_fits(log.descriptor, found)
         return log.descriptor

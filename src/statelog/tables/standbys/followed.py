@@ -18,8 +18,8 @@ from typing import Any
 from statelog.errors import ClosedError, Misuse, NestedCall, StatelogError, TooOld
 from statelog.producer.guard import Life
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
+from statelog.tables.state.store import StatePlace
 from statelog.tables.state_opener import OpenReport
 
 _POLITE_S = 0.1

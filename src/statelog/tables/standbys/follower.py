@@ -46,8 +46,8 @@ from statelog.recovery.changes import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
 from statelog.tables.setup import TableSetup
 from statelog.tables.standbys.followed import FollowedState, StateView
-from statelog.tables.state.record import StatePlace
 from statelog.tables.state.state import State
+from statelog.tables.state.store import StatePlace
 from statelog.tables.state.values import ValueRule
 from statelog.tables.state_opener import OpenReport, StateOpener, Wanted
 
@@ -160,7 +160,7 @@ class Follower:
             return "a loss was accepted since, and what was lost may be in it"
         with closing(feed.changes(commits, self._check_wanted)) as tables:
             first = next(tables, None)  # By now all of it was read.
-            if feed.value_schema.id != self._schema_id:
+            if feed.converter.target.id != self._schema_id:
                 return "there are values of a newer schema"
             if commits:
                 self._environment.crash("read")

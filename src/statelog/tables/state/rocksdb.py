@@ -39,7 +39,7 @@ from statelog.tables.settings import TableSettings
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.recent import UNKNOWN, RecentCommits, held_bytes
-from statelog.tables.state.record import (
+from statelog.tables.state.store import (
     FAMILY,
     GONE,
     MISSING_KEY,
@@ -144,15 +144,10 @@ class RocksdbStore:
 
     def _last_write(self) -> int:
         """The number of the newest write batch. Raises Corrupt if there are some missing below it."""
-        rows, found = self._family.iter(), list[int]()
-        rows.seek(WRITE)
-        while rows.valid() and (key := rows.key()).startswith(WRITE):
-            found.append(int.from_bytes(key[len(WRITE) :], "big"))
-            rows.next()
-        del rows  # It holds the database open, and would live on in the traceback of what is raised.
+        found = self._keys_between(self._family, WRITE, b"", b"\xff" * 8)
         if len(found) > 1:
             raise Corrupt("a part of its write-ahead logs is gone", path=str(self._directory.database))
-        return found[0] if found else 0
+        return int.from_bytes(found[0], "big") if found else 0
 
     def adopt(self, record: TableRecord, place: StatePlace) -> None:
         """A database that was just made is a table's from now on."""

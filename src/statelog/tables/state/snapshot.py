@@ -23,7 +23,6 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing
 from typing import Any, TypeVar
 
 import numpy as np
@@ -331,8 +330,7 @@ class RemoteSnapshot:
             opener=access.opener,
             environment=access.environment,
         )
-        with closing(reader.open_tail()) as nothing:
-            yield from reader.merge(nothing, drop_deletes=True)
+        yield from reader.sorted_tables()
 
     def close(self) -> None:
         """Idempotent."""

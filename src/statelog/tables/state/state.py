@@ -34,9 +34,8 @@ from statelog.reading.planner import SnapshotFailed
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.tables.state.base import BaseSnapshot
 from statelog.tables.state.keys import KeyRule
-from statelog.tables.state.record import StatePlace
 from statelog.tables.state.snapshot import RemoteSnapshot, sortable
-from statelog.tables.state.store import Store
+from statelog.tables.state.store import StatePlace, Store
 from statelog.tables.state.values import ValueRule
 
 _ROWS = 8192

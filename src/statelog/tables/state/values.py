@@ -76,7 +76,13 @@ class ValueRule:
     @staticmethod
     def size(value: Any) -> int:
         """About how many bytes of text and bytes an admitted value has."""
-        return _size(value)
+        if isinstance(value, bytes | str):
+            return len(value)
+        if isinstance(value, dict):
+            named = cast("dict[str, Any]", value)
+            return _SCALAR_BYTES + sum(map(len, named)) + sum(map(ValueRule.size, named.values()))
+        inner = cast("Sequence[Any]", value) if isinstance(value, list) else ()
+        return _SCALAR_BYTES + sum(map(ValueRule.size, inner))
 
     def column(self, values: Sequence[Any]) -> pa.Array:
         """Admitted values as a column of the log; None, a delete's, is null. Raises InvalidChange."""
@@ -133,15 +139,6 @@ def _is_plain(value: object, kind: ValueType) -> bool:
             return value.isascii()
         case _:
             return True
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, bytes | str):
-        return len(value)
-    if isinstance(value, dict):
-        named = cast("dict[str, Any]", value)
-        return _SCALAR_BYTES + sum(map(len, named)) + sum(map(_size, named.values()))
-    return _SCALAR_BYTES + (sum(map(_size, cast("Sequence[Any]", value))) if isinstance(value, list) else 0)
 
 
 # ---- copies
