@@ -89,7 +89,8 @@ class Hold(Closing):
     def claim(self, needs: Needs, look: Callable[[], object] = lambda: None) -> Self:
         """Hold this from now on, and nothing that was held before; `look` checks that all of it is there.
 
-        Raises what that raises, and then nothing is held; StoreUnavailable, ConfigError, and then what was held is.
+        Nothing is held if that raises, OffsetGone for example. Raises StoreUnavailable, ConfigError, and then what was
+        held is.
         """
         self.needs = needs
         self._renew_claim()
@@ -289,7 +290,7 @@ class HeldPlan(Hold):
     def carry_out(self, attempt: Callable[[Plan], T]) -> T:
         """What `attempt` makes of the plan, which is taken, and made again while it turns out not to hold.
 
-        Raises what it raises, and as `take`. The caller closes the plan.
+        Raises NotFound, Damaged, Unavailable, and the other errors of `attempt`. The caller closes the plan.
         """
         while True:
             plan = self.take()

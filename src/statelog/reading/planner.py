@@ -196,7 +196,9 @@ def _plan_between(
 
 
 def planned_anew(attempt: Callable[[], T]) -> T:
-    """The result of `attempt`, called again while truncation outruns its plan. Raises what the last call raises."""
+    """The result of `attempt`, called again while truncation outruns its plan. Raises its errors;
+    NotFound and OffsetGone if the last call does.
+    """
     for _ in range(ATTEMPTS - 1):
         try:
             return attempt()
@@ -229,7 +231,7 @@ class LogOffsets(NamedTuple):
 
 def _check_made(log: Log, history: RetainedHistory, ledger: LedgerClient, made: Plan) -> dict[int, OffsetRange]:
     """Fold on to the ledger's end, and compare ledger and log with what was seen and what is planned. Returns log start
-    and log end of the data partitions. Raises OffsetGone, and as `check_reach` and `check_ledger`.
+    and log end of the data partitions. Raises OffsetGone, BeyondEnd, AnchorMismatch, Unavailable.
     """
     ledger.fold_to(history.ledger.end)
     there = data_offsets(log, made)

@@ -163,7 +163,9 @@ class Converter:
         self.newest_id = self.target.id
 
     def chunk(self, chunk: CommittedChunk) -> CommittedChunk:
-        """A chunk in the one schema, with the memory that it then holds. Raises as `batch`."""
+        """A chunk in the one schema, with the memory that it then holds. Raises IncompatibleSchema, as
+        `batch`.
+        """
         changes = self.batch(chunk.changes, chunk.value_schema_id)
         if changes is chunk.changes:
             return chunk

@@ -252,7 +252,7 @@ def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Envir
 class CommitFeed:
     """Follows a log from a plan's position on. Belongs to one thread. Close it to remove its lease.
 
-    Every method raises OffsetGone if the log was truncated past it, and as the ledger and the replay do.
+    Every method raises OffsetGone if the log was truncated past it, Damaged, Unavailable.
     """
 
     def __init__(

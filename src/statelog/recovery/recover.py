@@ -223,7 +223,7 @@ class Recovery(Closing):
                 print(changes.num_rows, cursor.is_complete)
 
         The lease lies on the store when this returns, and is removed once all of it was read, however slow the reader
-        is. Raises Misuse, NotFound, Damaged, Unavailable; the stream itself raises what reading does.
+        is. Raises Misuse, NotFound, Damaged, Unavailable; the stream itself Damaged, Unavailable, StorageFull.
         """
         return self._open_stream()
 

@@ -335,7 +335,15 @@ def run_tables(
     except CorruptRun as error:
         raise SnapshotFailed(error) from error
     except NotFound as error:
-        raise SnapshotFailed(_missing(log, plan, part)) from error
+        missing = NotFound(
+            "a run that the snapshot names is gone",
+            log=log.name,
+            manifest=plan.manifest_number,
+            path=part.run.path,
+            url=log.store.url,
+            hint="Restore it from a copy of the store, or recover from an older snapshot while the log reaches back",
+        )
+        raise SnapshotFailed(missing) from error
 
 
 def _wanted(plan: Plan) -> Collection[int] | None:
@@ -345,14 +353,3 @@ def _wanted(plan: Plan) -> Collection[int] | None:
     first, last = min(plan.key_groups), max(plan.key_groups)
     adjacent = last - first + 1 == len(plan.key_groups)
     return range(first, last + 1) if adjacent else sorted(plan.key_groups)
-
-
-def _missing(log: Log, plan: Plan, part: RunPart) -> NotFound:
-    return NotFound(
-        "a run that the snapshot names is gone",
-        log=log.name,
-        manifest=plan.manifest_number,
-        path=part.run.path,
-        url=log.store.url,
-        hint="Restore the file from a copy of the store, or recover from an older snapshot while the log reaches back",
-    )

@@ -254,7 +254,7 @@ class Stream(Closing):
         """The next portion; None if there is none, or none came in time: `has_ended` tells which.
 
         What was taken before counts as applied.
-        Raises what fetching raised (DataLoss, Damaged, Unavailable, StorageFull above all), and ClosedError.
+        Raises DataLoss, Damaged, Unavailable, StorageFull if fetching did, and ClosedError.
         """
         self._read_ahead.owner.check()
         if self._handed_out is not None:

@@ -91,7 +91,9 @@ def _state_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
-    """A file, sorted by (key group, key); the result is its rows. Raises as `write_parquet`."""
+    """A file, sorted by (key group, key); the result is its rows. Raises AlreadyExists, StorageFull,
+    StoreUnavailable for the local disk.
+    """
     rows = write_parquet(reader.sorted_tables(), reader.converter.schema, path, reader.environment)
     return rows, rows
 

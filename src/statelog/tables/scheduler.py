@@ -160,7 +160,7 @@ class CommitScheduler:
             self.look_at_once()
 
     def commit_if_due(self, interval_s: float) -> None:
-        """Commit the noted progress if it is time to, or too much has come in. Raises what `Table.commit` raises."""
+        """Commit the noted progress if it is time to, or too much has come in. Raises as `commit`."""
         self.step()
         now_s, layers, settings = self._clock(), self._layers, self._settings
         left = settings.uncommitted_changes_max - len(layers.active.changes)

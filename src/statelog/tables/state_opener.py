@@ -109,7 +109,7 @@ class StateOpener:
         """Open the database that is there, and compare its place with the ledger; the directory closes what is open.
 
         `values` are those that the state has to have. Raises BeyondEnd or AnchorMismatch if it proves a loss that
-        nobody has accepted, StorageFull, StoreUnavailable, and what `recover` raises.
+        nobody has accepted, StorageFull, Damaged, Unavailable.
         """
         self._read_as(values)
         if self._directory is not None:

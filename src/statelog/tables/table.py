@@ -261,8 +261,8 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def commit_async(self, progress: Metadata | None = None) -> Pending[LastCommit]:
         """As `commit`, and go on at once: later changes are those of the next commit.
 
-        Up to `commits_under_way_max` of them may be pending; then it waits for the oldest. Raises the errors of
-        `commit`, for earlier commits.
+        Up to `commits_under_way_max` of them may be pending; then it waits for the oldest. Raises PersistFailed,
+        Fenced, OutcomeUnknown, CommitRefused, Unavailable, Damaged for earlier commits, and the refusals of `commit`.
         """
         return self._send(progress)
 
@@ -304,7 +304,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
         Without `progress`, for while no messages come, it is as `commit` without one. `close`, and so the end of the
         `with` block, commits what the last call has put off, unless the table was changed since: then all since the
-        last commit is discarded, with a warning. Raises the errors of `commit_async`; Misuse for no number of seconds.
+        last commit is discarded, with a warning. Raises as `commit_async`; Misuse for no number of seconds.
         """
         if get_ident() != self._guard.user:
             self._guard.check()
@@ -379,7 +379,8 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
         Where no progress was ever named, all changes are committed. Else what `commit_every` has put off is, and what
         was changed behind the last named progress is discarded, with an UncommittedChanges warning. A table that has
-        failed commits nothing. Raises the errors of `commit`; released it is all the same.
+        failed commits nothing. Raises PersistFailed, Fenced, OutcomeUnknown, CommitRefused,
+        Unavailable, Damaged; released it is all the same.
         """
         if self.life is not Life.OPEN or not self._guard.is_owned:
             self._end(is_failed=True)

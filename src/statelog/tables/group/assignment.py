@@ -103,7 +103,8 @@ class Assignment:
 
     def serve(self) -> bool:
         """Begin to open the table that is due, and take the next one that is open, if any; whether there may be more.
-        Raises what is not to be tried again.
+        Raises ConfigError, Damaged, NotFound; Fenced, PersistFailed, OutcomeUnknown, Unavailable if they come again and
+        again.
         """
         if self._stopped:
             self.member.stop(sorted(self._stopped))
@@ -222,7 +223,7 @@ class Assignment:
             _LOG.warning("nothing is committed as long as the input %s is not there: %s", self._topic, error)
             return False
         for assigned in held:
-            assigned.check_input(now)
+            assigned.input.check_is(now)
         return True
 
     def step(self) -> None:
@@ -326,7 +327,7 @@ def _call(hook: Hook | None, assigned: AssignedPartition) -> None:
 
 
 def _quietly(assigned: AssignedPartition, work: Callable[[], object]) -> bool:
-    """Whether that went well. Raises what is for a person."""
+    """Whether that went well. Raises ConfigError, Damaged, NotFound, which are for a person."""
     try:
         work()
     except Exception as error:

@@ -230,6 +230,8 @@ class WorkerContext:
         return describe_input(self.kafka, self.topic.name)
 
     def start_offset(self, source: DescribedInput, progress: Metadata | None, partition: int) -> int:
-        """Where to read a partition on. Raises NotFound, Unavailable, and what `DescribedInput.start_offset` raises."""
+        """Where to read a partition on. Raises NotFound, Unavailable, ConfigError, IdentityChanged, OffsetGone,
+        BeyondEnd.
+        """
         available = self.kafka.offsets(self.topic.name, [partition])[partition]
         return source.start_offset(progress, partition, available, self.topic)

@@ -157,7 +157,7 @@ class AssignedPartition:
         self.partition = partition
         self.table = table
         self.next_offset = next_offset
-        self._input = source
+        self.input = source
         self.tick_s = -math.inf
         """When its next tick is due."""
         self.is_told = False
@@ -191,28 +191,26 @@ class AssignedPartition:
         """The first offset that no commit calls processed."""
         return int(self.table.progress.get("offset", 0))
 
-    def check_input(self, now: DescribedInput) -> None:
-        """Raise IdentityChanged, ConfigError unless the input still is the topic that its offsets are of."""
-        self._input.check_is(now)
-
     def processed(self, end_offset: int) -> None:
         """Everything below this offset is processed, and the table shows it."""
         self.next_offset = max(self.next_offset, end_offset)
 
     def send(self, *, always: bool = False) -> None:
-        """Commit what is new, and wait for nothing but room. Raises the errors of `Table.commit_async`."""
+        """Commit what is new, and wait for nothing but room. Raises Fenced, PersistFailed, OutcomeUnknown, Unavailable,
+        Damaged.
+        """
         if always or self.has_news:
             sent = self.next_offset, self.table.changes
-            self._pending = self._commit(self._input.progress(self.next_offset))
+            self._pending = self._commit(self.input.progress(self.next_offset))
             self._sent = sent
 
     def step(self) -> None:
-        """Take what has come in. Raises the errors of `Table.commit`."""
+        """Take what has come in. Raises Fenced, PersistFailed, OutcomeUnknown, Unavailable, Damaged."""
         if self._pending is not None and self._pending.done():
             self._pending = None
 
     def wait(self) -> None:
-        """Wait for the pending commits. Raises the errors of `Table.commit`."""
+        """Wait for the pending commits. Raises the same."""
         if self._pending is not None:
             self._pending.result()
             self._pending = None
@@ -263,7 +261,9 @@ class Openings:
         return first if first is not None and self._begun[first].done() else None
 
     def take(self, partition: int) -> AssignedPartition:
-        """The one that is over; its table is the caller's thread's. Raises what opening it raised."""
+        """The one that is over; its table is the caller's thread's. Raises ConfigError, Damaged, Fenced, LogInUse,
+        NotFound, OutcomeUnknown, PersistFailed, Unavailable if it did not open.
+        """
         assigned, adopt = self._begun.pop(partition).result()
         adopt()
         return assigned

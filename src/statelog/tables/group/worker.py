@@ -88,7 +88,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
     # ---- messages
 
     def __iter__(self) -> Iterator[tuple[Message, Table[K, V]]]:
-        """The messages from now on. Raises what `next(worker)` raises: ConfigError, Damaged, Fenced and the like."""
+        """The messages from now on. Raises ConfigError, Damaged, Fenced and the others of `next`."""
         turn, clock, at_hand, held = self._guard, self._clock, self._at_hand, self._assignment.held
         while (found := self._next()) is not None:
             yield found
@@ -270,7 +270,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         """Commit what is processed, close all tables, leave the group. Idempotent.
 
         Of the partition whose message the loop has, what is not committed is dropped if the message has changed the
-        table; it is processed again. Raises what is for a person; all is closed all the same.
+        table; it is processed again. Raises ConfigError, Damaged, NotFound; all is closed all the same.
         """
         commits = self.life is Life.OPEN
         if not self._guard.end():

@@ -72,7 +72,7 @@ class FollowedState:
 
     @contextmanager
     def reading(self, max_age_s: float | None = None) -> Generator[StateView]:
-        """The state, standing still. Raises what following failed with, ClosedError, TooOld."""
+        """The state, standing still. Raises Damaged, Fenced, Unavailable if following did, ClosedError, TooOld."""
         with self._lock:
             self.check()
             if max_age_s is not None and self.age_s > max_age_s:
@@ -123,7 +123,7 @@ class FollowedState:
                 raise NestedCall("the standby is called inside of another call of it")
 
     def check_movable(self) -> None:
-        """Raise as a read does, and Misuse in a thread that has a scan under way: the move would wait for it."""
+        """Raise as `check`, and Misuse in a thread that has a scan under way: the move would wait for it."""
         with self._lock:
             self.check()
             if any(scan.thread == get_ident() for scan in self._scans):
@@ -133,7 +133,7 @@ class FollowedState:
                 )
 
     def check(self, scan: _Scan | None = None) -> None:
-        """Raise as a read does, one of this scan, too."""
+        """Raise Damaged, Fenced, Unavailable if following did; ClosedError behind its end or the scan's; NestedCall."""
         with self._lock:
             if self._is_moving:
                 raise NestedCall("the standby is read while this thread moves it on")

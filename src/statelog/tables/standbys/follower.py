@@ -209,7 +209,7 @@ class Follower:
         self, at_least: int, schema: ValueSchema | None, *, is_beside: bool = False
     ) -> tuple[CommitFeed, _Placed]:
         """The newest state, at a position or above it, with values of this schema (None: the newest), and its feed; not
-        the first one if it `is_beside` another. Raises StorageFull, and what `recover` raises.
+        the first one if it `is_beside` another. Raises NotFound, Damaged, StorageFull, Unavailable.
         """
         newest = self.setup.log.value_schemas.newest
         return planned_anew(lambda: self._begun(at_least, ValueRule(schema or newest()), is_beside=is_beside))
@@ -255,8 +255,9 @@ class Follower:
     # ---- the new owner
 
     def promote(self) -> tuple[Writer, OpenReport]:
-        """The owner of the state, which is that at its Open, and how it came there. Raises what opening a writer
-        raises, and then the standby goes on; and what reading the rest raises, and then it has failed.
+        """The owner of the state, which is that at its Open, and how it came there. Raises Fenced, OutcomeUnknown,
+        ConfigError, Unavailable, and then the standby goes on; behind its Open Damaged, Unavailable, and then it has
+        failed.
         """
         setup, environment = self.setup, self._environment
         with self.state.without_scans(), self._turn():

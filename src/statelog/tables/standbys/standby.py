@@ -175,8 +175,8 @@ class Standby(Closing, Keyed[K, V]):
             return default if value is None else view.state.values.copy(value)
 
     def get_with_age(self, key: K, *, max_age_s: float | None = None) -> AgedValue[V]:
-        """The value of a key, None if it is not there, with the state's position and age. Raises the errors of
-        `get`.
+        """The value of a key, None if it is not there, with the state's position and age. Raises TooOld, InvalidChange,
+        KeyGroupMismatch, ClosedError.
         """
         self._owner.check()
         admitted = self._keys.admit(key)

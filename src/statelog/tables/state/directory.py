@@ -25,7 +25,7 @@ import time
 from contextlib import ExitStack
 from os import PathLike
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from statelog.closing import Closing
@@ -33,17 +33,12 @@ from statelog.environment import Environment
 from statelog.errors import LogInUse
 from statelog.storage.local.disk import local_disk, make_parents, sync
 
+if TYPE_CHECKING:
+    from statelog.tables.state.rocksdb import RocksdbStore
+
 _LOG = logging.getLogger("statelog.tables")
 _ASIDES = 2
 _open: "WeakSet[StateDirectory]" = WeakSet()
-
-
-class _Database(Protocol):
-    def close(self) -> None:
-        """Close it. Idempotent."""
-
-    def abandon(self) -> None:
-        """Free nothing of it, ever: it is the parent's."""
 
 
 class StateDirectory(Closing):
@@ -55,7 +50,7 @@ class StateDirectory(Closing):
         self.unfinished = self.path / "making"
         self._damaged = self.path / "damaged"
         self._boot = self.path / "boot"
-        self._databases: WeakSet[_Database] = WeakSet()
+        self._databases: WeakSet[RocksdbStore] = WeakSet()
         with local_disk(self.path):
             make_parents(self.path)
             if not self.path.exists():
@@ -154,7 +149,7 @@ class StateDirectory(Closing):
             self.unfinished.rename(self.database)
             sync(self.path)
 
-    def holds(self, database: _Database) -> None:
+    def holds(self, database: "RocksdbStore") -> None:
         """This database was opened here: close it with the directory, if nobody has by then."""
         self._databases.add(database)
 

@@ -23,6 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -199,21 +200,21 @@ class RemoteRun:
     def warm(self) -> None:
         """Fetch the footer, on a thread of its own: the first read by key needs it, and the open file."""
         if self._bounds is None:
-            self._bounds = self._access.environment.begin(self._read_bounds)
+            self._bounds = self._access.environment.begin(partial(self._translated, self._handles.key_bounds))
 
-    def with_key(self, key_group: int, key: SortableKey) -> list[int]:
-        """The numbers of the row groups that may hold a key: one or none, unless statistics are missing or cut short.
-
-        Raises SnapshotFailed, StoreUnavailable, ClosedError.
+    def chosen(self, key_group: int, is_wanted: Callable[[KeyBounds | None], bool]) -> list[int]:
+        """The numbers of the row groups with rows of a key group and bounds that are wanted, in the order of the keys;
+        bounds are only asked where there are several. Raises SnapshotFailed, StoreUnavailable, ClosedError.
         """
-        return self._chosen(key_group, lambda bounds: may_hold(bounds, key))
-
-    def between(self, key_group: int, start: SortableKey | None, end: SortableKey | None) -> list[int]:
-        """Those that may hold keys of a key group between two, in the order of the keys.
-
-        Raises SnapshotFailed, StoreUnavailable, ClosedError.
-        """
-        return self._chosen(key_group, lambda bounds: may_reach(bounds, start, end))
+        numbers = self._of_group.get(key_group)
+        if numbers is None:
+            spans = enumerate(self.ref.index.row_groups)
+            found = (number for number, span in spans if span.first_key_group <= key_group < span.end_key_group)
+            numbers = self._of_group[key_group] = tuple(found)
+        if len(numbers) < 2:
+            return list(numbers)
+        bounds = self._known_bounds()
+        return [number for number in numbers if is_wanted(bounds[number])]
 
     def row_group(self, number: int) -> RowGroup:
         """A row group, decoded, its values in the table's schema.
@@ -227,17 +228,6 @@ class RemoteRun:
         """Close its files. Idempotent."""
         self._handles.close()
 
-    def _chosen(self, key_group: int, is_wanted: Callable[[KeyBounds | None], bool]) -> list[int]:
-        numbers = self._of_group.get(key_group)
-        if numbers is None:
-            spans = enumerate(self.ref.index.row_groups)
-            found = (number for number, span in spans if span.first_key_group <= key_group < span.end_key_group)
-            numbers = self._of_group[key_group] = tuple(found)
-        if len(numbers) < 2:
-            return list(numbers)
-        bounds = self._known_bounds()
-        return [number for number in numbers if is_wanted(bounds[number])]
-
     def _known_bounds(self) -> list[KeyBounds | None]:
         """Those of all row groups; after a failure the footer is fetched again."""
         self.warm()
@@ -247,9 +237,6 @@ class RemoteRun:
         except BaseException:
             self._bounds = None
             raise
-
-    def _read_bounds(self) -> list[KeyBounds | None]:
-        return self._translated(self._handles.key_bounds)
 
     def _translated(self, read: Callable[[], T]) -> T:
         try:
@@ -293,7 +280,8 @@ class RemoteSnapshot:
 
         Raises SnapshotFailed, StoreUnavailable, and ClosedError if it was closed meanwhile.
         """
-        places = [(run, n) for run in self._newest_first(key_group) for n in run.with_key(key_group, key)]
+        is_wanted = partial(may_hold, key=key)
+        places = [(run, n) for run in self._newest_first(key_group) for n in run.chosen(key_group, is_wanted)]
         for row_group in self._row_groups(places):
             row = row_group.find(key_group, key)
             if row is not None:
@@ -355,8 +343,8 @@ class RemoteSnapshot:
             row_group = held[place]
             if row_group is None:
                 first, *others = (one for one in places if held[one] is None)
-                ahead = {one: self._access.environment.begin(_read(*one)) for one in others}
-                row_group = _read(*first)()  # This thread waits anyway.
+                ahead = {one: self._access.environment.begin(partial(one[0].row_group, one[1])) for one in others}
+                row_group = first[0].row_group(first[1])  # This thread waits anyway.
                 fetched = {first: row_group, **{one: result.result() for one, result in ahead.items()}}
                 for (run, number), one in fetched.items():
                     cache.put(run.ref.path, number, one)
@@ -367,7 +355,7 @@ class RemoteSnapshot:
         self, run: RemoteRun, key_group: int, bounds: tuple[SortableKey | None, SortableKey | None], most_bytes: int
     ) -> Iterator[pa.Table]:
         """Copies of a run's rows, a few at a time: a row group is not held on to in between, but asked for again."""
-        for number in run.between(key_group, *bounds):
+        for number in run.chosen(key_group, partial(may_reach, start=bounds[0], end=bounds[1])):
             rows: range | None = None
             while rows is None or rows:
                 row_group = self._held(run, number)
@@ -383,7 +371,3 @@ class RemoteSnapshot:
             found = run.row_group(number)
             self._access.cache.put(run.ref.path, number, found)
         return found
-
-
-def _read(run: RemoteRun, number: int) -> Callable[[], RowGroup]:
-    return lambda: run.row_group(number)

@@ -156,8 +156,8 @@ class State:
     # ---- changes
 
     def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:
-        """Take committed changes, and the place that they lead to, between two rows of what is loaded. Raises what
-        ended the loading, too.
+        """Take committed changes, and the place that they lead to, between two rows of what is loaded. Raises Damaged,
+        Fenced, NotFound, StorageFull if that ended the loading, too.
         """
         base = self._base
         if base is None:
