@@ -218,8 +218,8 @@ class RunCache(Closing):
         try:
             if is_first:
                 self._download(store, entry)
-            else:
-                _wait_for(entry.ready)
+            elif (error := entry.ready.exception()) is not None:
+                raise copy.copy(error) from error  # noqa: TRY301 - one object for each who waited; the cleanup is the same
             return CachedRun(self._open_file(entry), lambda: self._release(entry))
         except BaseException:
             self._release(entry)
@@ -288,7 +288,9 @@ class RunCache(Closing):
                 self._remove(entry)
             else:
                 entry.idle_until_s = self._clock() + self._idle_s
-                self._wake_janitor()
+                if self._janitor is None:  # One thread for the cache, from the first idle run on.
+                    self._janitor = self._environment.begin(self._cleanup)
+                self._changed.notify_all()
 
     # ---- removing; the lock is held by whoever calls what starts with an underscore
 
@@ -343,12 +345,6 @@ class RunCache(Closing):
         else:
             self._remove(entry)
 
-    def _wake_janitor(self) -> None:
-        """Have a thread that waits for the next deadline: one for the cache, from the first idle run on."""
-        if self._janitor is None:
-            self._janitor = self._environment.begin(self._cleanup)
-        self._changed.notify_all()
-
     def _cleanup(self) -> None:
         with self._changed:
             while not self._closed:
@@ -392,10 +388,3 @@ class RunCache(Closing):
 
     def _count(self, **more: int) -> None:
         self._counts = self._counts._replace(**{name: getattr(self._counts, name) + n for name, n in more.items()})
-
-
-def _wait_for(ready: "Future[None]") -> None:
-    """Wait for another thread's download. Each who waited raises an error object of its own."""
-    error = ready.exception()
-    if error is not None:
-        raise copy.copy(error) from error

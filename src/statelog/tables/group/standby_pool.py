@@ -90,7 +90,7 @@ class StandbyPool:
         made, self._made = self._made, {}
         with ExitStack() as closing:
             for future in made.values():
-                closing.callback(_close_once_made, future)
+                closing.callback(future.add_done_callback, _close)  # Later, if whoever waits was interrupted.
             if self._maker is not None:
                 self._maker.shutdown(cancel_futures=True)
 
@@ -106,13 +106,6 @@ def _is_ready(future: "Future[Standby[Any, Any]]") -> bool:
 
 def _follows(future: "Future[Standby[Any, Any]]") -> bool:
     return _is_ready(future) and future.result().life is Life.OPEN
-
-
-def _close_once_made(future: "Future[Standby[Any, Any]]") -> None:
-    if future.done():
-        _close(future)
-    else:  # Whoever waited for it was interrupted.
-        future.add_done_callback(_close)
 
 
 def _close(future: "Future[Standby[Any, Any]]") -> None:

@@ -29,7 +29,6 @@ from typing import Generic, TypeVar
 from confluent_kafka import Message
 
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
-from statelog.storage.kafka.group import Taken
 from statelog.tables.group.assignment import Assignment
 from statelog.tables.group.context import (
     WorkerContext,
@@ -144,17 +143,13 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
             return found
 
     def _turn(self) -> tuple[Message, Table[K, V]] | None:
-        """Do all that is to be done between two messages, and wait for one for a while."""
+        """Do all that is to be done between two messages, and wait a while for one that is to be processed here."""
         is_opening = self._assignment.serve()
         self._assignment.tick()
-        message = self._assignment.member.poll(0.0 if is_opening else self._patience_s())
+        taken = self._assignment.member.poll(0.0 if is_opening else self._patience_s())
         self._pace()
         if is_opening:
             self._turn_s = -math.inf  # There may be more to open.
-        return self._taken(message)
-
-    def _taken(self, taken: Taken | None) -> tuple[Message, Table[K, V]] | None:
-        """The message, and the table of its partition, if it is to be processed here."""
         if taken is None:
             return None
         message, partition, offset = taken

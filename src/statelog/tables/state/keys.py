@@ -219,6 +219,23 @@ class KeyRule:
                 plain = int.from_bytes(data, "big", signed=True)
         return (int.from_bytes(raw[:2], "big"), plain) if self.is_paired else plain
 
+    def raw_ranges(self, group: int, start: Any, end: Any) -> Iterator[tuple[bytes, bytes | None]]:
+        """The raw keys of a key group between two plain keys, half-open, in the order of the keys: negative numbers lie
+        behind the others.
+        """
+        lowest, behind = raw_bounds(group)
+        kind = self.descriptor.key_type
+        first = lowest if start is None else lowest + key_bytes(start, kind)
+        last = behind if end is None else lowest + key_bytes(end, kind)
+        if kind is not KeyType.LONG:
+            yield first, last
+            return
+        middle = lowest + (1 << 63).to_bytes(8, "big")
+        if start is None or start < 0:
+            yield middle if start is None else first, last if end is not None and end < 0 else behind
+        if end is None or end > 0:
+            yield lowest if start is None or start < 0 else first, middle if end is None else last
+
     # ---- inside
 
     def _pair(self, key: object) -> tuple[int, Any]:
@@ -251,6 +268,11 @@ class KeyRule:
                 owned_key_groups=ranges_text(self.owned),
                 hint="Ask the table that owns it, or open this one with more partitions",
             )
+
+
+def raw_bounds(group: int) -> tuple[bytes, bytes | None]:
+    """The raw keys of a key group, half-open; None behind the last there can be."""
+    return group.to_bytes(2, "big"), None if group == MAX_KEY_GROUPS - 1 else (group + 1).to_bytes(2, "big")
 
 
 def _prefix_end(prefix: bytes | str) -> bytes | str | None:

@@ -3,7 +3,7 @@
 A key is the key group (two bytes, big-endian) and the key's bytes; a value is its bytes, or Avro's plain binary form:
 as in the databases of `Recovery.to_rocksdb`, which is how a whole one begins. From then on each commit is one write
 batch, with the place that it leads to. No batch is synced. A kill takes none of them; of what a power loss takes see
-`StateDirectory.settle`. What is missing, and what is gone of it, is written beside the data: docs/protocol-table.md.
+`StateDirectory.settle`.
 
 Invariants:
 - The place is never ahead of the changes, nor they of it, whatever is killed; both column families are flushed as one.
@@ -33,11 +33,10 @@ from statelog.errors import Corrupt
 from statelog.recovery.rocksdb_state import STATE_KEY, rocksdb_error
 from statelog.recovery.rocksdb_target import raw_keys, rocksdb_options
 from statelog.schemas.changes.changes import gone_and_live
-from statelog.schemas.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes
 from statelog.schemas.values.avro import avro_values
 from statelog.tables.settings import TableSettings
 from statelog.tables.state.directory import StateDirectory
-from statelog.tables.state.keys import KeyRule
+from statelog.tables.state.keys import KeyRule, raw_bounds
 from statelog.tables.state.recent import UNKNOWN, RecentCommits, held_bytes
 from statelog.tables.state.store import (
     FAMILY,
@@ -197,29 +196,13 @@ class RocksdbStore:
             yield from self._raw_range(b"", None)
             return
         for group in key_groups:
-            yield from self._raw_range(*_bounds(group))
+            yield from self._raw_range(*raw_bounds(group))
 
     def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
         """One seek in each key group where such keys may lie, and a merge of them."""
-        ranges = starmap(self._group_range, self._keys.group_bounds(self._keys.groups, start, end))
+        bounds = self._keys.group_bounds(self._keys.groups, start, end)
+        ranges = (chain.from_iterable(starmap(self._raw_range, self._keys.raw_ranges(*one))) for one in bounds)
         return chain.from_iterable(ranges) if self._keys.is_paired else heapq.merge(*ranges, key=itemgetter(0))
-
-    def _group_range(self, group: int, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
-        """The keys of one key group between two plain keys, in their order. In raw order negative longs come last."""
-        lowest, behind = _bounds(group)
-        kind = self._keys.descriptor.key_type
-        first = lowest if start is None else lowest + key_bytes(start, kind)
-        last = behind if end is None else lowest + key_bytes(end, kind)
-        if kind is not KeyType.LONG:
-            yield from self._raw_range(first, last)
-            return
-        middle = lowest + (1 << 63).to_bytes(8, "big")
-        if start is None or start < 0:
-            yield from self._raw_range(
-                middle if start is None else first, last if end is not None and end < 0 else behind
-            )
-        if end is None or end > 0:
-            yield from self._raw_range(lowest if start is None or start < 0 else first, middle if end is None else last)
 
     def _raw_range(self, start: bytes, end: bytes | None) -> Iterator[tuple[Any, Any]]:
         scan = self._scan(start, end)
@@ -326,7 +309,7 @@ class RocksdbStore:
     def _forget(self, complete: Collection[int]) -> None:
         batch = rocksdict.WriteBatch(raw_mode=True)
         for group in complete:
-            first, behind = _bounds(group)
+            first, behind = raw_bounds(group)
             batch.delete_range(GONE + first, _BEHIND_GONE if behind is None else GONE + behind, self._handle)
         self._write(batch)
 
@@ -362,8 +345,8 @@ class RocksdbStore:
         return batch
 
     def _write(self, batch: rocksdict.WriteBatch) -> None:
-        batch.delete(_write_key(self._written), self._handle)
-        batch.put(_write_key(self._written + 1), b"", self._handle)
+        batch.delete(WRITE + self._written.to_bytes(8, "big"), self._handle)
+        batch.put(WRITE + (self._written + 1).to_bytes(8, "big"), b"", self._handle)
         try:
             self._database.write(batch)
         except Exception as error:
@@ -386,10 +369,6 @@ class RocksdbStore:
             hint = "Open the table again: the directory is set aside then, and the state rebuilt"
             return Corrupt(f"the local state is damaged: {error}", path=str(self._directory.database), hint=hint)
         return rocksdb_error(error, self._directory.database)
-
-
-def _write_key(number: int) -> bytes:
-    return WRITE + number.to_bytes(8, "big")
 
 
 def _put(batch: rocksdict.WriteBatch, keys: pa.Array, values: list[bytes]) -> None:
@@ -420,8 +399,3 @@ def _options(settings: TableSettings) -> tuple[rocksdict.Options, rocksdict.Opti
         options.set_keep_log_file_num(2)
         made.append(options)
     return made[0], made[1]
-
-
-def _bounds(group: int) -> tuple[bytes, bytes | None]:
-    """The raw keys of a key group, half-open; None behind the last there can be."""
-    return group.to_bytes(2, "big"), None if group == MAX_KEY_GROUPS - 1 else (group + 1).to_bytes(2, "big")
