@@ -19,14 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from statelog.environment import current_environment
 from statelog.errors import BeyondEnd, CorruptRun, Misuse, NotFound, OffsetGone
-from statelog.reading.plan import (
-    At,
-    Folding,
-    Plan,
-    make_change_plan,
-    make_plan,
-    wanted_key_groups,
-)
+from statelog.reading.plan import At, Folding, Plan, make_change_plan, make_plan, wanted_key_groups
 from statelog.reading.retained_history import RetainedHistory, Snapshots
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import given_up, not_given_up

@@ -30,9 +30,7 @@ from confluent_kafka import Message
 
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.tables.group.assignment import Assignment
-from statelog.tables.group.context import (
-    WorkerContext,
-)
+from statelog.tables.group.context import WorkerContext
 from statelog.tables.group.schedule import AssignedPartition, PartitionStatistics
 from statelog.tables.standbys.standby import Standby
 from statelog.tables.table import Table

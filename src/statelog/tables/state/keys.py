@@ -144,10 +144,6 @@ class KeyRule:
         """An admitted key without its key group."""
         return key[1] if self.is_paired else key
 
-    def with_group(self, group: int, plain: Any) -> Any:
-        """The key as the table holds it, of its key group and what is in the log."""
-        return (group, plain) if self.is_paired else plain
-
     def size(self, key: Any) -> int:
         """At most how many bytes an admitted key has in the log: text may be a quarter of it."""
         plain = self.plain(key)
