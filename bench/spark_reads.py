@@ -48,7 +48,7 @@ def spark_state(setting: Setting) -> list[Figure]:
     ):
         bulk_append(log, found, commits=2)
         run_round(log, MaterializerSettings(scratch=Path(scratch)))
-        (run,) = (setting.root / log.name / "runs").iterdir()
+        runs = [str(run) for run in (setting.root / log.name / "runs").iterdir()]
         spark.dataSource.register(Floor)
         floor = spark.read.format("floor").option("rows", setting.keys).option("tasks", 2)
         checkpoint = _stateful_query(spark, found, Path(scratch))
@@ -56,14 +56,14 @@ def spark_state(setting: Setting) -> list[Figure]:
             setting,
             {
                 "ours": lambda: read(our_reader(spark, setting, log).load()),
-                "parquet": lambda: read(spark.read.parquet(str(run))),
+                "parquet": lambda: read(spark.read.parquet(*runs)),
                 "floor": lambda: read(floor.load()),
                 "statestore": lambda: read(spark.read.format("statestore").load(str(checkpoint))),
             },
         )
     name = "Spark: state, default slices"
     return [
-        *figures_of(name, setting.keys, costs["ours"], "spark.read.parquet of the same run", costs["parquet"]),
+        *figures_of(name, setting.keys, costs["ours"], "spark.read.parquet of the same runs", costs["parquet"]),
         *figures_of(name, setting.keys, costs["ours"], "format('statestore'), RocksDB", costs["statestore"]),
         *figures_of(name, setting.keys, costs["ours"], "the floor: a Python source of prepared rows", costs["floor"]),
     ]

@@ -48,21 +48,34 @@ def spark_writes(setting: Setting) -> list[Figure]:
             to = rows.write.format("kafka").option("kafka.bootstrap.servers", setting.bootstrap)
             to.option("topic", topic.name).option("kafka.linger.ms", 10).option("kafka.batch.size", 1 << 20).save()
 
+        def floor(frame: DataFrame, **options: str) -> None:
+            frame.write.format("floor").options(**options).mode("append").save()
+
         spark.dataSource.register(Floor)
         works: dict[str, Callable[[], object]] = {
             "unique": lambda: ours(rows, uniqueKeys="true"),
             "checked": lambda: ours(repartition_by_key_group(rows, log.descriptor)),
             "kafka": kafka,
-            "floor": lambda: rows.write.format("floor").mode("append").save(),
+            "floor": lambda: floor(rows),
+            "sent": lambda: floor(rows, topic=topic.name, brokers=setting.bootstrap),
+            "shuffled": lambda: floor(repartition_by_key_group(rows, log.descriptor)),
         }
         costs = take_turns(setting, works)
     name, count = "Spark: rows written, exactly once", setting.keys
     baseline = (f"Kafka sink, at least once ({CONNECTOR})", costs["kafka"])
-    floor = "the floor: a Python sink that does nothing"
+    floors = {
+        "unique": {"that does nothing": "floor", "that only sends": "sent"},
+        "checked": {"that does nothing, behind the same shuffle": "shuffled"},
+    }
+    labels = {"unique": "uniqueKeys", "checked": "brought together and checked"}
     return [
-        *figures_of(f"{name}, uniqueKeys", count, costs["unique"], *baseline),
-        *figures_of(f"{name}, uniqueKeys", count, costs["unique"], floor, costs["floor"]),
-        *figures_of(f"{name}, brought together and checked", count, costs["checked"], *baseline),
+        figure
+        for way, label in labels.items()
+        for beside, other in (
+            baseline,
+            *((f"the floor: a Python sink {what}", costs[n]) for what, n in floors[way].items()),
+        )
+        for figure in figures_of(f"{name}, {label}", count, costs[way], beside, other)
     ]
 
 

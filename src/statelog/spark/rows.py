@@ -22,6 +22,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
 from statelog.errors import ConfigError, InvalidChange
+from statelog.producer.settings import WriterSettings
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import STATE_NAMES, Misfit, Reason, ValueSchema, misfits
@@ -39,6 +40,8 @@ _KEYS: Mapping[KeyType, tuple[tuple[str, ...], str, str]] = {
 """By key type: what Spark calls the types that fit, the one that it is, and how to get there."""
 _SEQUENCES = (*_INTEGERS, "date", "timestamp", "timestamp_ntz", "decimal", "time")
 _ROOT = "value"
+TASK_SETTINGS = WriterSettings(roll_bytes=6 << 20)
+"""How a task writes: what is cut into eight partitions at once is a chunk for each, and no small rest of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +129,35 @@ def _changes(batches: Iterable[pa.RecordBatch], mapping: RowMapping) -> Iterator
             yield found.select(list(mapping.names.kept))
         return
     if mapping.unique_keys:
-        for batch in batches:
+        for batch in _gathered(batches):
             yield _renamed(batch, mapping)
         return
     with UniqueKeys() as keys:
-        for batch in batches:
+        for batch in _gathered(batches):
             rows = _renamed(batch, mapping)
             keys.add(rows.column("key"), _key_groups(rows) if mapping.is_grouped else None)
             yield rows
         keys.check()
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows in order, in batches of about what a writer sends at once. Spark's have 10,000 rows, and what is done
+    once for each would be a good part of the work.
+    """
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for batch in batches:
+        is_large = batch.nbytes >= TASK_SETTINGS.roll_bytes
+        if held and (is_large or held_bytes >= TASK_SETTINGS.roll_bytes):
+            yield pa.concat_batches(held)
+            held, held_bytes = [], 0
+        if is_large:
+            yield batch  # Alone, because with others it might not fit into one array.
+        else:
+            held.append(batch)
+            held_bytes += batch.nbytes
+    if held:
+        yield pa.concat_batches(held)
 
 
 def _renamed(batch: pa.RecordBatch, mapping: RowMapping) -> pa.RecordBatch:

@@ -48,7 +48,7 @@ from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.options import LogAddress, WriteOptions, address_options, write_options
 from statelog.spark.ownership import BatchDecision, decide_batch, decide_write, sibling_nonce
 from statelog.spark.reported import reported, unpicklable
-from statelog.spark.rows import RowMapping, has_key, row_mapping, write_rows
+from statelog.spark.rows import TASK_SETTINGS, RowMapping, has_key, row_mapping, write_rows
 from statelog.storage import Where
 
 _LOG = logging.getLogger("statelog.spark")
@@ -128,7 +128,10 @@ class _Sink:
             raise ConfigError("this must run inside a Spark task", hint="Use df.write or df.writeStream")
         query_id = _named_query(context.getLocalProperty(QUERY_PROPERTY), self.options.query_id)
         slot = context.taskAttemptId()  # Unique in the Spark context that the epoch belongs to, over all batches.
-        with task_producer(self.options.where) as producer, TaskWriter(producer, task, slot=slot) as writer:
+        with (
+            task_producer(self.options.where) as producer,
+            TaskWriter(producer, task, slot=slot, settings=TASK_SETTINGS) as writer,
+        ):
             is_case_sensitive = context.getLocalProperty(_CASE_PROPERTY) == "true"
             write_rows(iterator, rows, writer.append_batch, is_case_sensitive=is_case_sensitive)
             handle = writer.finish()

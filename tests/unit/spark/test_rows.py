@@ -22,7 +22,7 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.repeated_keys import NewestRows, UniqueKeys
-from statelog.spark.rows import RowMapping, row_mapping, write_rows
+from statelog.spark.rows import TASK_SETTINGS, RowMapping, row_mapping, write_rows
 from tests.support.rigs.log import twin_rig
 
 WHERE = {"log": "log", "root": "memory://twin", "kafka.bootstrap.servers": "b:1", "writerId": "job"}
@@ -106,6 +106,23 @@ def test_columns_that_are_not_the_logs_are_named(descriptor: Descriptor) -> None
         planned(descriptor, columns(key=LongType(), m=LongType()))
     with pytest.raises(InvalidChange, match="no column seq"):
         planned(descriptor, columns(key=LongType(), value=BinaryType()), sequenceBy="seq")
+
+
+# ---- pieces
+
+
+def test_rows_are_written_in_larger_pieces_than_sparks(descriptor: Descriptor) -> None:
+    """In their order, a large batch by itself: two of Arrow's arrays need not fit into one."""
+    plan, sink = planned(descriptor, columns(key=LongType(), value=BinaryType()), uniqueKeys="true"), Written()
+    few, large = range(100), bytes(TASK_SETTINGS.roll_bytes)
+    given = [batch([key]) for key in few] + [batch([100], value=[large])] + [batch([key]) for key in range(101, 110)]
+    write_rows(given, plan, sink.append_batch, is_case_sensitive=False)
+    assert [one.num_rows for one in sink.batches] == [100, 1, 9]
+    assert [row["key"] for row in sink.rows] == list(range(110))
+    sink.batches.clear()
+    some = batch([1], value=[bytes(TASK_SETTINGS.roll_bytes // 2)])
+    write_rows([some] * 5, plan, sink.append_batch, is_case_sensitive=False)
+    assert [one.num_rows for one in sink.batches] == [2, 2, 1]
 
 
 # ---- types
