@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -321,3 +322,24 @@ def test_create_open_delete(rig: LogRig, log: Log) -> None:
     with pytest.raises(NotFound):
         rig.open()
     assert rig.kafka().describe_topic(rig.name) is None
+
+
+def test_writers_in_threads_share_a_log(rig: LogRig, log: Log) -> None:
+    """Each commits over and over in its own partition while the others do, and all of it counts."""
+    count, commits = 4, 25
+
+    def work(number: int) -> list[int]:
+        with Writer(log, f"w{number}", partitions=[number]) as writer:
+            begun.wait(60)
+            found: list[int] = []
+            for i in range(commits):
+                writer.put(key_in(log, number), b"%d of %d" % (i, number))
+                found.append(writer.commit().offset)
+        return found
+
+    begun = threading.Barrier(count)
+    with ThreadPoolExecutor(count) as threads:
+        offsets = [offset for found in threads.map(work, range(count)) for offset in found]
+
+    assert len(set(offsets)) == count * commits
+    assert rig.state() == {key_in(log, number): b"%d of %d" % (commits - 1, number) for number in range(count)}

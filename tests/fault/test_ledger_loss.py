@@ -15,7 +15,7 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import Open
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import append_record
+from statelog.storage.ledger_tape import append_record
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from statelog.storage.log.where import Where

@@ -67,7 +67,7 @@ def test_a_writer_and_a_recovery(tmp_path: Path) -> None:
         with Writer(log, "w") as writer:
             assert len(_files(lambda: writer.put(b"k", b"v"))) == 1
             assert len(found := _files(commit)) <= 28, found
-        assert len(found := _files(lambda: Writer(log, "w").close())) <= 36, found
+        assert len(found := _files(lambda: Writer(log, "w").close())) <= 37, found
         assert len(found := _files(to_dict)) <= 45, found
 
 
@@ -78,4 +78,4 @@ def test_a_table(tmp_path: Path) -> None:
         table[b"a"] = b"1"
         table.commit()
     tables.roll_up(tmp_path)
-    assert len(found := _files(lambda: tables.open().close())) <= 73, found
+    assert len(found := _files(lambda: tables.open().close())) <= 74, found

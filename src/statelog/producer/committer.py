@@ -40,7 +40,6 @@ from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_i
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import Commit, LossRange
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.ledger_client import send_record
 from statelog.storage.log.log import Log
 
 _SETTLE_ATTEMPTS = 3
@@ -183,7 +182,7 @@ class Committer:
 
     def _send(self, commit: Commit) -> Pending[int]:
         self.attempts += 1
-        return send_record(self.opened.producer, self._log.ledger_topic, commit, self._environment.clock)
+        return self.opened.ledger.send(self.opened.producer, commit)
 
     def _valid_append(self, appended: Pending[int], commit: Commit) -> int:
         """The offset of a Commit that was sent, which is valid."""

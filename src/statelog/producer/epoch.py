@@ -34,7 +34,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import OffsetRange, Producer
-from statelog.storage.ledger_client import LedgerBase, LedgerClient, append_record
+from statelog.storage.ledger_client import LedgerBase, LedgerClient
 from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
@@ -138,7 +138,11 @@ def open_epoch(
     newest = stored.manifest if stored else None
     begin = max((one for one in (newest, base) if one is not None), key=lambda one: one.state.position, default=None)
     ledger = log.ledger.client(
-        begin, rebase=log.ledger.newest_state, clock=environment.clock, keeps=keeps_folding and begin is newest
+        begin,
+        rebase=log.ledger.newest_state,
+        clock=environment.clock,
+        keeps=keeps_folding and begin is newest,
+        tape=log.ledger_tape,
     )
 
     def next_nonce() -> bytes:
@@ -227,7 +231,7 @@ def _attempt(
         check_data_anchors(log, newest, partitions, ledger.fold.accepted, there)
         check_ledger(log, ledger, there=there)
         for _ in range(_OPENS):
-            grant = _open(log, ledger, producer, writer, partitions, next_nonce(), clock)
+            grant = _open(log, ledger, producer, writer, partitions, next_nonce())
             if grant is not None:
                 return EpochClients(grant, ledger, producer)
     except BaseException:
@@ -244,7 +248,6 @@ def _open(
     writer: str,
     partitions: tuple[int, ...],
     nonce: bytes,
-    clock: Clock,
 ) -> Grant | None:
     """One Open; None if it is void because another record came in between."""
     fold = ledger.fold
@@ -257,7 +260,7 @@ def _open(
         identity=log.descriptor.identity,
         witness=ledger.place,
     )
-    epoch = append_record(producer, ledger.topic, record, clock=clock)
+    epoch = ledger.send(producer, record).result()
     void = ledger.verdict(epoch, record, verify=log.verify_anew)
     fold = ledger.fold
     live = fold.live_epoch(epoch)

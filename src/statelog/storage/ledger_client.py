@@ -14,7 +14,6 @@ Invariants:
 - What is missing is reported as a loss only after the identity was checked: it may be another cluster, or a new log.
 """
 
-import math
 import sys
 import time
 from collections.abc import Callable, Container, Generator, Iterable, Iterator
@@ -39,21 +38,13 @@ from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Metadata, Place
 from statelog.schemas.ledger.records import Commit, CommitBody, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.schemas.ledger.state import LedgerState
-from statelog.storage.kafka import (
-    Delivery,
-    DeliveryStatus,
-    Kafka,
-    OffsetRange,
-    Producer,
-    Reader,
-    Record,
-    with_remedy,
-)
+from statelog.storage.kafka import Kafka, OffsetRange, Producer, Reader, Record
+from statelog.storage.ledger_tape import LedgerTape, Look, Run, Taped, send_record
 
 STALL_TIMEOUT_S = 30.0
 LOOK_AGAIN_S = 1.0
-_POLL_S = 0.2
-_GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is never missed by a hair
+_SHARED = 256
+"""So many of the records that were read are put down for others: who is far behind reads for itself."""
 
 
 class LedgerBase(Protocol):
@@ -136,50 +127,6 @@ def _never() -> bool:
     return False
 
 
-def send_record(producer: Producer, topic: str, record: LedgerRecord, clock: Callable[[], float]) -> Pending[int]:
-    """Append to the ledger, and wait for nothing; the result is the offset.
-
-    Raises Unavailable if it could not even be queued. The result raises OutcomeUnknown if it may be in the ledger, now
-    or later.
-    """
-    kind = type(record).__name__
-    reports: list[Delivery] = []
-    deadline_s = clock() + min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
-    while not producer.send(topic, 0, encode(record), reports.append):
-        producer.poll(0.05)
-        if clock() > deadline_s:
-            raise Unavailable("the ledger record could not even be queued", topic=topic)
-
-    def is_answered(timeout_s: float) -> bool:
-        until_s = min(clock() + timeout_s, deadline_s)
-        while not reports:
-            producer.poll(min(timeout_s, _POLL_S))
-            if clock() >= until_s:
-                break
-        return bool(reports) or clock() >= deadline_s
-
-    def take() -> int:
-        is_answered(math.inf)
-        report = reports[0] if reports else Delivery(DeliveryStatus.UNKNOWN, -1, "no delivery report")
-        if report.status is DeliveryStatus.UNKNOWN:
-            raise OutcomeUnknown(
-                f"whether the {kind} is in the ledger is not known",
-                topic=topic,
-                reason=report.reason,
-                hint=with_remedy(report, "Open the writer again: that settles it"),
-            )
-        return report.offset
-
-    return Pending(kind, 0, is_answered, take)
-
-
-def append_record(
-    producer: Producer, topic: str, record: LedgerRecord, *, clock: Callable[[], float] = time.monotonic
-) -> int:
-    """As `send_record`, and return the offset. Raises Unavailable, OutcomeUnknown."""
-    return send_record(producer, topic, record, clock).result()
-
-
 def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
     """Whether a person accepted that the ledger lost what stood at `offset`. Raises Damaged, BrokerUnavailable."""
     records = reader.read({0: OffsetRange(offset, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
@@ -193,7 +140,8 @@ class LedgerClient(Closing):
     `verify` compares the log's identity with the cluster's, unless that was done just now, or always if `anew`. It is
     asked before a verdict, and before what was read is believed.
     `rebase` gives the newest snapshot's state and last record. With `keeps` the valid commits that are folded are kept
-    until `kept` is asked for.
+    until `kept` is asked for. With a `tape`, which is for followers with the same clock, what others of this process
+    have read or appended is not read again for a verdict.
     """
 
     def __init__(
@@ -208,6 +156,7 @@ class LedgerClient(Closing):
         verify: Callable[..., object] = _nothing_to_verify,
         clock: Callable[[], float] = time.monotonic,
         keeps: bool = False,
+        tape: LedgerTape | None = None,
     ) -> None:
         self._kafka = kafka
         self._topic = topic
@@ -220,6 +169,7 @@ class LedgerClient(Closing):
         self._reader = kafka.reader(topic)
         self._valid: list[ValidCommit] = []
         self._keeps = keeps
+        self._tape = tape
         self._compared: set[LastRecord] = set()
         self._compared_s: float | None = None
         self._is_torn = False
@@ -291,10 +241,15 @@ class LedgerClient(Closing):
         kept, self._valid, keeps, self._keeps = self._valid, [], self._keeps, False
         return kept if keeps else None
 
+    def send(self, producer: Producer, record: LedgerRecord) -> Pending[int]:
+        """Append, and wait for nothing: as `send_record`, for the others who follow, too. Raises Unavailable."""
+        return send_record(producer, self._topic, record, self._clock, self._tape)
+
     def verdict(self, offset: int, record: LedgerRecord, *, verify: Callable[[], object] | None = None) -> Void | None:
         """Why the record that we appended at `offset` is void, or None if it is valid.
 
-        If nothing can lie between what is folded and our record, this needs no read, unless the last one is too old.
+        If nothing can lie between what is folded and our record, or only what this process appended, this needs no
+        read, unless the last one is too old.
         With `verify` that is asked, at any rate before it is found valid. Raises BeyondEnd or AnchorMismatch if the
         ledger lost acknowledged records, IdentityChanged if it is another, OutcomeUnknown if it was truncated past ours
         before it could be read.
@@ -303,12 +258,13 @@ class LedgerClient(Closing):
             if offset < self.fold.position:
                 raise self._lost("a record was appended below what was folded already", offset)
             if offset == self.fold.position and not self._is_over_due(self._read_s):
-                self._last = LastRecord.of(offset, encode(record))
+                self._last = self._appended(offset, record)
                 void = self.fold.apply(offset, record)
             else:
                 void = self._read_verdict(offset, record)
             if verify is not None and void is None:
                 verify()
+        self._share(record)
         return void
 
     @contextmanager
@@ -322,8 +278,17 @@ class LedgerClient(Closing):
             raise
         self._verify()
 
-    def _is_over_due(self, looked_s: float | None) -> bool:
-        return looked_s is None or self._clock() - looked_s >= LOOK_AGAIN_S
+    def _is_over_due(self, looked_s: float | None, max_age_s: float = LOOK_AGAIN_S) -> bool:
+        return looked_s is None or self._clock() - looked_s >= max_age_s
+
+    def _appended(self, offset: int, record: LedgerRecord) -> Record:
+        taped = self._tape.at(offset) if self._tape is not None else None
+        return taped.found if taped and taped.record is record else Record(0, offset, encode(record), -1)
+
+    def _share(self, record: LedgerRecord) -> None:
+        """An Open of ours that is in this ledger, which was looked at, need not be read by others."""
+        if self._tape is not None and isinstance(self._last, Record) and isinstance(record, Open):
+            self._tape.put(Taped(self._last, record))
 
     def _read_verdict(self, offset: int, record: LedgerRecord) -> Void | None:
         landed = self._pass(offset + 1)
@@ -343,11 +308,36 @@ class LedgerClient(Closing):
 
     def _pass(self, end_position: int) -> _Applied | None:
         """Fold, and give the last record that was folded. A commit is made for who keeps them only."""
-        last = None
-        for last in self._follow(end_position):
+        tape, last = self._tape, self._last
+        if tape is None or last is None or self._keeps or self._is_torn or tape.at(last.offset) is None:
+            return self._read_on(end_position)
+        new = self._shared(tape.await_run(last, end_position), LOOK_AGAIN_S if tape.is_read else LOOK_AGAIN_S / 2)
+        if new is None:
+            with tape.reading():
+                new = self._shared(tape.run(last, end_position), LOOK_AGAIN_S / 2)
+                if new is None:
+                    return self._read_on(end_position)
+        folded = None
+        for one in self._fold(new):
+            folded = one
+        return folded
+
+    def _read_on(self, end_position: int) -> _Applied | None:
+        folded = None
+        for folded in self._follow(end_position):
             if self._keeps:
-                self._take(last)
-        return last
+                self._take(folded)
+            if self._tape is not None and folded.found.offset >= end_position - _SHARED:
+                self._tape.put(Taped(folded.found, folded.record))
+        return folded
+
+    def _shared(self, run: Run | None, max_age_s: float) -> list[Taped] | None:
+        """What others know of what is to fold, if one of us has looked lately."""
+        if run is None:
+            return None
+        if run.looked_s is not None:
+            self._read_s = max(run.looked_s, self._read_s or run.looked_s)
+        return None if self._is_over_due(self._read_s, max_age_s) else run.new
 
     def _take(self, folded: _Applied) -> int:
         """Note a valid commit, and return its size in bytes; 0 for all else."""
@@ -378,9 +368,18 @@ class LedgerClient(Closing):
         is_news = end_position > self.fold.position
         if not is_news and (end_position < self.fold.position or not self._is_over_due(self._read_s)):
             return
-        self._read_s, asked_s = None, self._clock()
-        for found in self._new_records(end_position):
-            record = decode(found.value)
+        self._read_s, asked_s, position = None, self._clock(), self.fold.position
+        new = (Taped(found, decode(found.value)) for found in self._new_records(end_position))
+        if (yield from self._fold(new, is_enough)):
+            return
+        self._read_s = asked_s
+        if self._tape is not None:
+            self._tape.look = Look(asked_s, position - 1, end_position)
+        self.fold.advance(end_position)
+
+    def _fold(self, new: Iterable[Taped], is_enough: Callable[[], bool] = _never) -> Generator[_Applied, None, bool]:
+        """Fold one record after the other. Returns whether it was enough."""
+        for found, record in new:
             # An exception from here to the next record, Ctrl-C included, would drop a commit that is folded already.
             self._weigh(found.offset, record)
             self._is_torn = True
@@ -391,11 +390,10 @@ class LedgerClient(Closing):
             yield _Applied(record, void, found, live.writer if live else "")
             self._is_torn = False
             if self._proof is None and is_enough():
-                return
+                return True
         if self._proof is not None:
             raise self._proof
-        self._read_s = asked_s
-        self.fold.advance(end_position)
+        return False
 
     def _weigh(self, offset: int, record: LedgerRecord | None) -> None:
         """Note a record that proves a lost tail. Only a Restart behind it speaks for a person who accepted that."""

@@ -18,6 +18,7 @@ from statelog.schemas.names import ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import Kafka, OffsetRange, Record
 from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerBase, LedgerClient
+from statelog.storage.ledger_tape import LedgerTape
 from statelog.storage.store import Store
 
 _ASK_AGAIN_S = 0.25
@@ -81,6 +82,7 @@ class Ledger:
         rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         keeps: bool = False,
+        tape: LedgerTape | None = None,
     ) -> LedgerClient:
         """A ledger client from `base` on, or from the ledger's first record, folded up to `start_position`; see
         LedgerClient for the rest. Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch
@@ -98,6 +100,7 @@ class Ledger:
             verify=self.identify,
             clock=clock,
             keeps=keeps,
+            tape=tape,
         )
         try:
             if start_position > client.position:

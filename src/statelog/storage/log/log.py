@@ -46,6 +46,7 @@ from statelog.schemas.topic_policy import (
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import Kafka, OffsetRange, Producer, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
+from statelog.storage.ledger_tape import LedgerTape
 from statelog.storage.log.evidence import Looks, Verified, Witnesses, check_ledger
 from statelog.storage.log.files import (
     ManifestChain,
@@ -123,6 +124,8 @@ class Log(Closing):
         """A producer made ahead of an Open, for who keeps one."""
         self.witnesses = Witnesses(kafka, self.data_topic, descriptor.seal_key)
         """What the writers of chunks have seen of the ledger."""
+        self.ledger_tape = LedgerTape()
+        """What the writers of this process know of the ledger's end."""
         self._place = ORIGIN
         self._clock = current_environment().clock
         self._looks = Looks(lambda: identify(kafka, store, descriptor), self._clock)

@@ -59,7 +59,8 @@ from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest, restarted_state
 from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicNeeds, TopicRole, Waiver, check_topic
 from statelog.storage.kafka import Kafka, TopicDescription
-from statelog.storage.ledger_client import LOOK_AGAIN_S, append_record
+from statelog.storage.ledger_client import LOOK_AGAIN_S
+from statelog.storage.ledger_tape import append_record
 from statelog.storage.log.evidence import check_anchors, furthest_witness
 from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_of, put_loss, truncation_of
 from statelog.storage.log.log import Log

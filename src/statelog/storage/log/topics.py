@@ -53,7 +53,7 @@ from statelog.schemas.topic_policy import (
 )
 from statelog.storage.kafka import Kafka, TopicDescription, TopicSpec
 from statelog.storage.kafka.errors import MISSING_REQUEST
-from statelog.storage.ledger_client import append_record
+from statelog.storage.ledger_tape import append_record
 from statelog.storage.log.files import (
     ManifestChain,
     descriptor_of,

@@ -1,0 +1,211 @@
+"""Appending to a ledger, and `LedgerTape`: what was appended and read lately, for all who follow through one `Log`.
+
+A record is sent once; its outcome is an offset, or not known. Then the producer must not be used again: the record may
+still land, and the next Open settles it.
+
+Of twenty writers each has to know what the nineteen others committed. Who is told that its commit was appended puts it
+down here, and so does who reads; who folds takes it from here. What nobody here knows one reads, and the others wait
+for it. Each still folds for itself: what is shared are values, so that whatever becomes of one, the others go on.
+
+It owns no client. Thread-safe.
+
+Invariants:
+- What was read counts above what was acknowledged at its offset.
+- A run has no gap, and goes on from the record that its taker folded last, which is the same here.
+- Nothing is waited for longer than it takes to read: what is under way may never be answered, and a fork may have
+  copied a lock that nobody releases.
+"""
+
+import math
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from threading import Condition, Lock, get_ident
+from typing import NamedTuple
+
+from statelog.errors import OutcomeUnknown, Unavailable
+from statelog.pending import Pending
+from statelog.schemas.ledger.place import LastRecord
+from statelog.schemas.ledger.records import Commit, LedgerRecord, encode
+from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, Record, with_remedy
+
+_PATIENCE_S = 30.0
+_POLL_S = 0.2
+_GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is never missed by a hair
+_MOST_RECORDS = 4096
+_MOST_BYTES = 4 << 20
+_ANSWER_S = 0.01
+_READ_S = 1.0
+
+
+class Taped(NamedTuple):
+    """A record as it was found, and as it is decoded. Of one that was acknowledged the time is not known."""
+
+    found: Record
+    record: LedgerRecord | None
+
+
+class Look(NamedTuple):
+    """When a read began that found what the ledger holds from `start` to `end`."""
+
+    asked_s: float
+    start: int
+    end: int
+
+
+class Run(NamedTuple):
+    """Records without a gap, and when one who follows has looked at the ledger where they lie, if that is known."""
+
+    new: list[Taped]
+    looked_s: float | None
+
+
+class LedgerTape:
+    """What was read and appended lately, by offset."""
+
+    def __init__(self) -> None:
+        self._taped: dict[int, Taped] = {}
+        self._size_bytes = 0
+        self._under_way: dict[object, int] = {}
+        self._news = Condition()
+        self._reading = Lock()
+        self.look: Look | None = None
+        """The newest look at the ledger itself."""
+
+    def sending(self, commit: Commit, value: bytes) -> Callable[[int], None]:
+        """A commit is about to be sent: for who is told its offset, or that it has none (-1)."""
+        token = object()
+
+        def answer(offset: int) -> None:
+            with self._news:
+                if self._under_way.pop(token, None) is not None and offset >= 0 and offset not in self._taped:
+                    self._put(Taped(Record(0, offset, value, -1), commit))
+                self._news.notify_all()
+
+        self._under_way[token] = get_ident()
+        return answer
+
+    def put(self, taped: Taped) -> None:
+        """One was read."""
+        with self._news:
+            self._put(taped)
+            self._news.notify_all()
+
+    def at(self, offset: int) -> Taped | None:
+        """The record there, if it is known."""
+        return self._taped.get(offset)
+
+    def run(self, last: LastRecord | Record, end: int) -> Run | None:
+        """All behind the record `last` up to `end`; None if one is missing, or `last` is another one here."""
+        new, first = self._between(last.offset + 1, end), self._taped.get(last.offset)
+        if new is None or first is None or not _is_same(first.found, last):
+            return None
+        look = self.look
+        is_looked = look is not None and look.start < end and look.end > last.offset
+        return Run(new, look.asked_s if look is not None and is_looked else None)
+
+    def await_run(self, last: LastRecord | Record, end: int) -> Run | None:
+        """As `run`, once what other threads have sent is answered, if that may be what is missing."""
+        with self._news:
+            self._news.wait_for(lambda: self._between(last.offset, end) is not None or not self._others(), _ANSWER_S)
+        return self.run(last, end)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether somebody reads right now."""
+        return self._reading.locked()
+
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """One reads at a time."""
+        is_held = self._reading.acquire(timeout=_READ_S)
+        try:
+            yield
+        finally:
+            if is_held:
+                self._reading.release()
+
+    def _between(self, start: int, end: int) -> list[Taped] | None:
+        taped = self._taped
+        found = [one for offset in range(start, min(end, start + len(taped))) if (one := taped.get(offset)) is not None]
+        return found if len(found) == end - start else None
+
+    def _others(self) -> bool:
+        return any(thread != get_ident() for thread in list(self._under_way.values()))
+
+    def _put(self, taped: Taped) -> None:
+        known = self._taped.get(taped.found.offset)
+        self._size_bytes += len(taped.found.value) - (len(known.found.value) if known else 0)
+        self._taped[taped.found.offset] = taped
+        while len(self._taped) > _MOST_RECORDS or self._size_bytes > _MOST_BYTES:
+            self._size_bytes -= len(self._taped.pop(next(iter(self._taped))).found.value)
+
+
+def _is_same(found: Record, last: LastRecord | Record) -> bool:
+    if isinstance(last, Record):
+        return found is last or found[:3] == last[:3]
+    return LastRecord.of(found.offset, found.value) == last
+
+
+# ---- append
+
+
+def send_record(
+    producer: Producer, topic: str, record: LedgerRecord, clock: Callable[[], float], tape: LedgerTape | None = None
+) -> Pending[int]:
+    """Append to the ledger, and wait for nothing; the result is the offset. A commit goes to the `tape`, too.
+
+    Raises Unavailable if it could not even be queued. The result raises OutcomeUnknown if it may be in the ledger, now
+    or later.
+    """
+    kind, value = type(record).__name__, encode(record)
+    reports: list[Delivery] = []
+    deadline_s = clock() + min(producer.delivery_timeout_s, _PATIENCE_S) + _GRACE_S
+    answer = tape.sending(record, value) if tape is not None and isinstance(record, Commit) else _nobody_asks
+
+    def report(delivery: Delivery) -> None:
+        reports.append(delivery)
+        answer(delivery.offset)
+
+    is_sent = False
+    try:
+        while not (is_sent := producer.send(topic, 0, value, report)):
+            producer.poll(0.05)
+            if clock() > deadline_s:
+                raise Unavailable("the ledger record could not even be queued", topic=topic)
+    finally:
+        if not is_sent:
+            answer(-1)
+
+    def is_answered(timeout_s: float) -> bool:
+        until_s = min(clock() + timeout_s, deadline_s)
+        while not reports:
+            producer.poll(min(timeout_s, _POLL_S))
+            if clock() >= until_s:
+                break
+        return bool(reports) or clock() >= deadline_s
+
+    def take() -> int:
+        is_answered(math.inf)
+        report = reports[0] if reports else Delivery(DeliveryStatus.UNKNOWN, -1, "no delivery report")
+        if report.status is DeliveryStatus.UNKNOWN:
+            raise OutcomeUnknown(
+                f"whether the {kind} is in the ledger is not known",
+                topic=topic,
+                reason=report.reason,
+                hint=with_remedy(report, "Open the writer again: that settles it"),
+            )
+        return report.offset
+
+    return Pending(kind, 0, is_answered, take)
+
+
+def _nobody_asks(_offset: int) -> None:
+    """What is no commit is read by who folds it."""
+
+
+def append_record(
+    producer: Producer, topic: str, record: LedgerRecord, *, clock: Callable[[], float] = time.monotonic
+) -> int:
+    """As `send_record`, and return the offset. Raises Unavailable, OutcomeUnknown."""
+    return send_record(producer, topic, record, clock).result()

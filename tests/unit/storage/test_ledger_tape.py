@@ -1,0 +1,231 @@
+"""Many who follow one ledger through one log: each record is read once, whatever becomes of one of them."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from statelog.environment import Environment
+from statelog.errors import DataLoss
+from statelog.producer.writer import Writer
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
+from statelog.schemas.ledger.place import LastRecord
+from statelog.schemas.ledger.records import Commit
+from statelog.storage.kafka import OffsetRange, Record
+from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
+from statelog.storage.ledger_tape import LedgerTape, Taped
+from statelog.testing.kafka import MemoryReader
+from tests.support.faults.breaking_kafka import BreakingKafka
+from tests.support.rigs.log import key_in, twin_rig
+
+_WRITERS = 20
+_COMMIT = Commit(epoch=0, nonce=b"n" * 16, base=NO_CHECKPOINT, checkpoint=Checkpoint(1, b"n" * 16), extents=())
+
+
+def taped(offset: int, value: bytes = b"v") -> Taped:
+    """A record that was read."""
+    return Taped(Record(0, offset, value, 0), None)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often the ledger was read."""
+    found, read = Counter[str](), MemoryReader.read
+
+    def noted(self: MemoryReader, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
+        found["all"] += 1
+        return read(self, ranges, stall_timeout_s=stall_timeout_s)
+
+    monkeypatch.setattr(MemoryReader, "read", noted)
+    return found
+
+
+class Twenty:
+    """A log, as many writers that share it by partitions, and a clock that stands still."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.now_s = 1_000.0
+        self.environment = Environment(clock=lambda: self.now_s)
+        self.rig = twin_rig("l")
+        self.log = stack.enter_context(self.environment.run(self.rig.create, partitions=_WRITERS, key_groups=64))
+        self.writers = [
+            stack.enter_context(self.environment.run(Writer, self.log, f"w{i}", partitions=[i]))
+            for i in range(_WRITERS)
+        ]
+
+    def commit(self, number: int) -> int:
+        """One change by a writer; returns the commit's offset."""
+        writer = self.writers[number]
+        writer.put(key_in(self.log, number), b"v")
+        return writer.commit().offset
+
+    def commit_all(self) -> list[int]:
+        """One change by each."""
+        return [self.commit(number) for number in range(_WRITERS)]
+
+    def elsewhere(self) -> None:
+        """Another process takes the first partition."""
+        self.writers[0].close()
+        with self.rig.open() as log, Writer(log, "elsewhere", partitions=[0]) as other:
+            other.put(key_in(log, 0), b"w")
+            other.commit()
+
+
+@pytest.fixture
+def twenty(reads: Counter[str]) -> Generator[Twenty]:
+    """All of it, opened."""
+    with ExitStack() as stack:
+        twenty = Twenty(stack)
+        reads.clear()
+        yield twenty
+
+
+def test_what_others_of_the_process_committed_is_not_read(twenty: Twenty, reads: Counter[str]) -> None:
+    """Nor is what they opened: all that lies in between was acknowledged here."""
+    offsets = [offset for _ in range(3) for offset in twenty.commit_all()]
+    assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
+    assert not reads["all"]
+
+
+def test_one_looks_for_all_once_a_second(twenty: Twenty, reads: Counter[str]) -> None:
+    """Whether the ledger still is the one that they know."""
+    twenty.commit_all()
+    for _ in range(3):
+        twenty.now_s += LOOK_AGAIN_S
+        twenty.commit_all()
+    assert reads["all"] == 3
+
+
+def test_threads_that_commit_at_once(twenty: Twenty, reads: Counter[str]) -> None:
+    """Each is told what became of its own commit, and waits for the answers of others instead of reading them."""
+    begun = threading.Barrier(_WRITERS)
+    adopt = [writer.hand_over() for writer in twenty.writers]
+
+    def commit(number: int) -> tuple[int, Callable[[], None]]:
+        adopt[number]()
+        begun.wait(60)
+        return twenty.commit(number), twenty.writers[number].hand_over()
+
+    with ThreadPoolExecutor(_WRITERS) as threads:
+        found = list(threads.map(commit, range(_WRITERS)))
+    for _, adopt_again in found:
+        adopt_again()
+    offsets = sorted(offset for offset, _ in found)
+    assert offsets == list(range(offsets[0], offsets[0] + _WRITERS))
+    assert reads["all"] <= _WRITERS // 2, "each read"
+
+
+def test_a_commit_of_another_process_is_read_once(twenty: Twenty, reads: Counter[str]) -> None:
+    """It lies between those of this process."""
+    twenty.commit_all()
+    twenty.elsewhere()
+    reads.clear()
+    for number in range(1, _WRITERS):
+        twenty.commit(number)
+    assert reads["all"] == 1
+
+
+def test_a_ledger_that_lost_what_was_acknowledged_is_noticed(twenty: Twenty) -> None:
+    """By each that has folded it, a second later, although all others of the process have seen the same."""
+    lost = twenty.commit_all()[0]
+    twenty.rig.cluster.lose_tail("l.ledger", 0, lost)
+    twenty.elsewhere()
+    twenty.now_s += LOOK_AGAIN_S
+    for number in range(_WRITERS - 1, 0, -1):
+        with pytest.raises(DataLoss):
+            twenty.commit(number)
+        twenty.writers[number].close()
+
+
+def test_an_interrupted_read_strands_nobody() -> None:
+    """Ctrl-C comes out of the thread that reads; who waits for it reads on."""
+    rig = twin_rig("l")
+    with rig.create() as log, Writer(log, "w") as writer:
+        for i in (1, 2, 3):
+            writer.put(b"k", b"%d" % i)
+            writer.commit(checkpoint_id=i)
+    with rig.open() as log:
+        tape = LedgerTape()
+        broken, sound = (
+            LedgerClient(kafka, log.ledger_topic, log.descriptor.identity, tape=tape)
+            for kafka in (BreakingKafka(rig.cluster, 3, KeyboardInterrupt()), log.kafka)
+        )
+        for client in (broken, sound):
+            client.fold_to(2)
+        with pytest.raises(KeyboardInterrupt):
+            broken.fold_to(5)
+        assert not tape.is_read
+        sound.fold_to(5)
+        assert sound.fold.position == 5
+        broken.fold_to(5)
+        assert broken.fold.freeze() == sound.fold.freeze()
+
+
+# ---- the tape alone
+
+
+def offsets(tape: LedgerTape, last: int, end: int) -> list[int] | None:
+    """Of the records behind the one at `last`."""
+    run = tape.run(taped(last).found, end)
+    return run and [one.found.offset for one in run.new]
+
+
+def test_a_run_has_no_gap() -> None:
+    """What is missing is not skipped."""
+    tape = LedgerTape()
+    for offset in (3, 4, 6):
+        tape.put(taped(offset))
+    assert offsets(tape, 3, 5) == [4]
+    assert offsets(tape, 3, 7) is None
+    assert offsets(tape, 2, 4) is None
+
+
+def test_a_run_goes_on_from_the_same_record() -> None:
+    """Whoever folded another one has seen another ledger."""
+    tape = LedgerTape()
+    for offset in (3, 4):
+        tape.put(taped(offset))
+    assert tape.run(LastRecord.of(3, b"v"), 5) is not None
+    assert tape.run(LastRecord.of(3, b"w"), 5) is None
+    assert tape.run(Record(0, 3, b"w", 0), 5) is None
+
+
+def test_what_was_read_counts_above_what_was_acknowledged() -> None:
+    """In whichever order they come."""
+    tape = LedgerTape()
+    tape.sending(_COMMIT, b"acknowledged")(3)
+    tape.put(taped(3, b"read"))
+    tape.put(taped(4, b"read"))
+    tape.sending(_COMMIT, b"acknowledged")(4)
+    assert [one.found.value for offset in (3, 4) if (one := tape.at(offset))] == [b"read", b"read"]
+
+
+def test_what_another_thread_has_sent_is_waited_for() -> None:
+    """But not what this one has: it could not be answered meanwhile."""
+    tape = LedgerTape()
+    tape.put(taped(3))
+    with ThreadPoolExecutor(1) as other:
+        answer = other.submit(tape.sending, _COMMIT, b"v").result()
+        wanted = threading.Timer(0.001, answer, [4])
+        wanted.start()
+        tape.await_run(taped(3).found, 5)
+        wanted.join()
+    assert offsets(tape, 3, 5) == [4]
+    tape.sending(_COMMIT, b"v")
+    assert tape.await_run(taped(3).found, 6) is None
+
+
+def test_it_keeps_the_newest() -> None:
+    """By number and by size."""
+    tape = LedgerTape()
+    for offset in range(5000):
+        tape.put(taped(offset))
+    assert tape.at(0) is None
+    assert offsets(tape, 4990, 5000) == list(range(4991, 5000))
+    for offset in range(5000, 5010):
+        tape.put(taped(offset, bytes(1 << 20)))
+    assert tape.at(5000) is None
+    assert tape.at(5009) is not None
