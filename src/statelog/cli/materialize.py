@@ -79,7 +79,7 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 @_setting("--min-age", "min_age_s", "TIME", "Keep manifests superseded more recently. Default 1h.")
 @_setting("--engine", "engine", "NAME", "Who folds and merges: local, this process, or spark. Default local.")
 @_setting("--fanout", "fanout", "N", "Merge this many runs of one size. Default 4.")
-@_setting("--merge", "merge_bytes", "SIZE", "Merge about so much in one round, the rest in later ones. Default 8GiB.")
+@_setting("--merge", "merge_bytes", "SIZE", "Merge so much in a round, and more beside it. Default 2GiB.")
 @_setting("--max-run", "max_run_bytes", "SIZE", "Cut larger runs into several files. Default 4GiB.")
 @_setting("--threads", "threads", "N", "Files to write or merge at once. Default: one for each core, four at most.")
 @_setting(

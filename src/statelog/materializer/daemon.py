@@ -25,6 +25,7 @@ from enum import Enum
 
 from statelog.environment import current_environment
 from statelog.errors import Damaged, RoundGivenUp, StatelogError, StoreRefused, Unavailable
+from statelog.materializer.background_merge import BackgroundMerge
 from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.control import BackgroundTask, Control, begin_task
@@ -51,6 +52,7 @@ class Work(Enum):
 
     ROUND = "round"
     LOOK = "look"
+    MERGE = "merge"
 
 
 Admit = Callable[[Work], bool]
@@ -97,6 +99,9 @@ class Materializer:
             log.name, settings.alarm_age_s, age_s=lambda: self.statistics().age_s, clock=self._clock, on_alarm=on_event
         )
         """Tells of changes that stay out of every snapshot: as a context manager on its own thread, or when asked."""
+        # Another engine's runs are in the store before anything names them, where a round would delete them.
+        is_local = make_engine is LocalEngine
+        self._merge = BackgroundMerge(log, settings, ring=self._control.ring) if is_local else None
         self._due_s = environment.clock()
         self._ended_s: float | None = None
         self._failing_since_s = 0.0
@@ -134,7 +139,7 @@ class Materializer:
         """
         started_s = self._begin(RoundCause.TRIGGER)
         try:
-            outcome = self._run_round(started_s)
+            outcome = self._run_round(started_s, beside=None)
         except StatelogError as error:
             self._failed(error)
             raise
@@ -148,7 +153,7 @@ class Materializer:
         self._tell(EventKind.ROUND_STARTED, started_s, cause=cause)
         return started_s
 
-    def _run_round(self, started_s: float) -> RoundOutcome:
+    def _run_round(self, started_s: float, beside: BackgroundMerge | None) -> RoundOutcome:
         def is_given_up() -> bool:
             now_s = self._clock()
             if self._began_s == started_s:  # One that was given up earlier says nothing of this one.
@@ -161,6 +166,7 @@ class Materializer:
             self._settings,
             verified=self._verified,
             make_engine=self._make_engine,
+            beside=beside,
             is_given_up=is_given_up,
         ).run()
 
@@ -212,7 +218,9 @@ class Materializer:
         """What is under way now, but for what was given up, and for what has been silent for longer: it may hang."""
         late_s, look_s = self._clock() - patience_s, self._tail_watch.looking_since_s
         is_at_it = self._round is not None and self._stepped_s >= late_s
-        return [Work.ROUND] * is_at_it + [Work.LOOK] * (look_s is not None and look_s >= late_s)
+        is_looking = look_s is not None and look_s >= late_s
+        is_merging = self._merge is not None and self._merge.is_under_way
+        return [Work.ROUND] * is_at_it + [Work.LOOK] * is_looking + [Work.MERGE] * is_merging
 
     @property
     def is_quiet(self) -> bool:
@@ -238,16 +246,22 @@ class Materializer:
         """Release what is held, and say so. Idempotent but for the event."""
         self._awaited_s, self.is_ended = math.inf, True
         self._tail_watch.drop()
+        if self._merge is not None:
+            self._merge.close()
         self._tell(EventKind.STOPPED)
 
     def _begin_what_is_due(self) -> None:
         if self._clock() >= self._tail_watch.due_s and self.admit(Work.LOOK):
             self._tail_watch.begin()
             self._take_in()
+        if self._merge is not None and self._merge.is_due and self.admit(Work.MERGE):
+            self._merge.begin()
         cause = None if self._round is not None else cause_of_round(self._situation(), self._settings)
         if cause is not None and self.admit(Work.ROUND):
             started_s = self._begin(cause)
-            self._round = task = begin_task(self._environment, lambda: self._run_round(started_s), self._round_over)
+            self._round = task = begin_task(
+                self._environment, lambda: self._run_round(started_s, self._merge), self._round_over
+            )
             if not task.future.done():
                 self._working.add(task)
 

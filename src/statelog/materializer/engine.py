@@ -123,7 +123,7 @@ class LocalEngine:
 
     def tasks_for(self, size_bytes: int) -> int:
         """One for each thread, if it is worth files of its own."""
-        return max(1, min(self._work.threads, size_bytes // _TASK_BYTES))
+        return tasks_for(size_bytes, self._work.threads)
 
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are local files."""
@@ -175,6 +175,11 @@ class LocalEngine:
         jobs = [partial(timed, number) for number in range(len(parts))]
         done = side_by_side(jobs, self._work.threads, self._work.go_on, self._work.environment.start)
         return done, sum(seconds)
+
+
+def tasks_for(size_bytes: int, threads: int) -> int:
+    """Into how many tasks so many bytes are cut at most, for so many threads."""
+    return max(1, min(threads, size_bytes // _TASK_BYTES))
 
 
 class LocalRunRef(NamedTuple):

@@ -162,6 +162,7 @@ class Fleet:
         self._free = {
             Work.ROUND: self._settings.rounds - at_work.count(Work.ROUND),
             Work.LOOK: self._settings.looks - at_work.count(Work.LOOK),
+            Work.MERGE: self._settings.rounds - at_work.count(Work.MERGE),
         }
 
     def _admit(self, work: Work) -> bool:

@@ -29,6 +29,7 @@ from statelog.errors import (
     RoundGivenUp,
     StatelogError,
 )
+from statelog.materializer.background_merge import BackgroundMerge
 from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, other_root, plan_cleanup, publish, run_cleanup
 from statelog.materializer.engine import (
     Engine,
@@ -40,15 +41,16 @@ from statelog.materializer.engine import (
     scratch_directory,
 )
 from statelog.materializer.events import log_event, shortfalls
+from statelog.materializer.merging import Merging
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
-from statelog.materializer.tasks import TaskOutput, fold_tasks, merge_tasks
+from statelog.materializer.tasks import TaskOutput, fold_tasks
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
-from statelog.schemas.snapshot.run_ref import Cuts, RunRef, affordable, choose_merges, in_order
+from statelog.schemas.snapshot.run_ref import Cuts, RunRef, in_order
 from statelog.schemas.topic_policy import READING, ROLLING_UP
 from statelog.storage.log.aging import RENEW_SHARE
 from statelog.storage.log.evidence import take_anchors
@@ -118,8 +120,9 @@ class Delta(NamedTuple):
 class Round:
     """One round, for the daemon and for tests; `LogCopy` is one that takes its changes from elsewhere.
 
-    `verified` is what a process keeps from round to round. `make_engine` makes who writes the runs. `is_given_up` is
-    asked between steps and between tables; once it returns true before the put, the round ends.
+    `verified` is what a process keeps from round to round. `make_engine` makes who writes the runs. `beside` merges
+    what is too large for a round; without it, that is merged here. `is_given_up` is asked between steps and between
+    tables; once it returns true before the put, the round ends.
     """
 
     def __init__(
@@ -129,12 +132,14 @@ class Round:
         *,
         verified: VerifiedRuns | None = None,
         make_engine: EngineMaker = LocalEngine,
+        beside: BackgroundMerge | None = None,
         is_given_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self._log = log
         self._settings = settings
         self._verified = verified or VerifiedRuns()
         self._make_engine = make_engine
+        self._merging = Merging(self._settings, self._partition_starts, beside)
         self._is_given_up = is_given_up
         self._environment = environment = current_environment()
         self._started_s = environment.wall_clock()
@@ -235,7 +240,8 @@ class Round:
     # ---- the next manifest
 
     def _roll_up_to(self, target: RoundTarget) -> CompletedRound | LostRound:
-        with scratch_directory(self._settings.scratch, self._environment) as scratch:
+        taking = self._merging.taking(self._base.runs if self._base else ())
+        with taking, scratch_directory(self._settings.scratch, self._environment) as scratch:
             work = RoundWork(
                 log=self._log,
                 scratch=scratch,
@@ -252,7 +258,7 @@ class Round:
         self._runs = self._base.runs if self._base else ()
         delta, output = self._write_delta(engine, target)
         self._passed("after-delta")
-        merged = self._merge(engine, output)
+        self._runs, merged = self._merging.merge(engine, self._runs, output)
         self._passed("after-merge")
         published = self._publish_runs(engine)
         if isinstance(published, LostRound):
@@ -263,6 +269,7 @@ class Round:
         if isinstance(won, LostRound):
             return won
         own, cleanup_plan = won
+        self._merging.leave(own.runs, output)
         removed, unpublished = self._clean_up(own, cleanup_plan)
         self._passed("after-publish")
         return CompletedRound(
@@ -288,7 +295,8 @@ class Round:
 
     def _has_news(self, target: RoundTarget) -> bool:
         since = self._base.position if self._base else 0
-        return bool(target.commits) or target.position - since >= QUIET_RECORDS or self._is_renewal_due()
+        is_long = target.position - since >= QUIET_RECORDS
+        return bool(target.commits) or is_long or self._merging.is_news or self._is_renewal_due()
 
     def _output(self, target: RoundTarget) -> TaskOutput:
         """What the delta covers. The schema is asked for after the target: it is stored before a chunk that uses it."""
@@ -318,31 +326,10 @@ class Round:
         descriptor = self._log.descriptor
         return [int(first) for first in partition_starts(descriptor.partitions, descriptor.key_groups)[:-1]]
 
-    def _merge(self, engine: Engine, delta: TaskOutput) -> int:
-        """Merge until no tier is full, or enough was merged. Returns how many runs went into others."""
-        merged, left_bytes = 0, self._settings.merge_bytes
-        while merges := affordable(
-            choose_merges(self._runs, self._settings.fanout), left_bytes, at_least_one=merged == 0
-        ):
-            left_bytes -= sum(merge.size_bytes for merge in merges)
-            starts = self._partition_starts
-            tasks = [
-                task
-                for merge in merges
-                for task in merge_tasks(merge, starts, self._runs, delta, engine.tasks_for(merge.size_bytes))
-            ]
-            written = engine.write(tasks)
-            gone = [run for merge in merges for run in merge.runs]
-            paths = {run.path for run in gone}
-            self._runs = in_order((*(run for run in self._runs if run.path not in paths), *written.runs))
-            engine.forget(gone)
-            merged += len(gone)
-        return merged
-
     def _publish_runs(self, engine: Engine) -> Written | LostRound:
         """See that all runs are in the store. No manifest names them yet: what did not arrive is written again."""
         try:
-            return engine.publish(self._runs)
+            return self._merging.publish(engine, self._runs)
         except (CorruptRun, NotFound) as error:
             newest = self._newest_number()
             if newest > self._number:

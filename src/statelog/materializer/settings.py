@@ -28,8 +28,9 @@ class MaterializerSettings:
     stop_grace_s          how long the round in flight may go on after a stop, before it is given up
     retention             which manifests are kept
     fanout                this many runs of one size are merged into one
-    merge_bytes           a round merges about so many bytes of runs, at least one merge, and leaves the rest to later
-                          ones: so no round takes as long as to rewrite a large state
+    merge_bytes           a round merges about so many bytes of runs, and leaves the rest to later ones. A merge of more
+                          than that goes on beside a daemon's rounds, on half of the threads; where there is no daemon,
+                          or its rounds are not made on this machine, a round merges at least once
     max_run_bytes         a run is cut into several files where it would be larger, at the next key group's end: small
                           beside what any store holds in one object, and read, verified and merged in a minute
     threads               how many files are written, merged, uploaded or read back at the same time; None: one for each
@@ -43,8 +44,8 @@ class MaterializerSettings:
     alarm_age_s           alarm once a committed change is this old and in no snapshot
     hang_s                a loop that is so late, or a round that reaches no next step for so long, hangs: the daemon is
                           not live. Longer than the largest upload takes
-    round_timeout_s       a round that takes longer is given up and counts as failed; must exceed the longest merge,
-                          because the next round starts that merge over
+    round_timeout_s       a round that takes longer is given up and counts as failed; must exceed the longest merge in
+                          a round, because the next one starts that merge over
     restore_budget_s      a round starts early when the estimate for a restore (download the snapshot, replay the tail)
                           nears this; with None the interval alone decides
     restore_spacing_s     but not sooner than this after the last round, nor sooner than that round took, nor after
@@ -66,7 +67,7 @@ class MaterializerSettings:
     stop_grace_s: float = 60.0
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     fanout: int = 4
-    merge_bytes: int = 8 << 30
+    merge_bytes: int = 2 << 30
     max_run_bytes: int = 4 << 30
     threads: int | None = None
     fold_bytes: int = 128 << 20
@@ -106,6 +107,11 @@ class MaterializerSettings:
     def threads_used(self) -> int:
         """`threads`, or what this machine gives."""
         return self.threads or min(_THREADS_MAX, _cores())
+
+    @property
+    def threads_beside(self) -> int:
+        """How many of them merge beside the rounds."""
+        return max(1, self.threads_used // 2)
 
 
 def _cores() -> int:

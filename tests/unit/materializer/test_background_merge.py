@@ -1,0 +1,235 @@
+"""A merge beside the rounds: named by a later one, and thrown away wherever it no longer fits."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from statelog.environment import start_thread
+from statelog.errors import CorruptRun, Damaged, DataLoss, RoundGivenUp, StorageFull
+from statelog.materializer.background_merge import BackgroundMerge
+from statelog.materializer.daemon import Work
+from statelog.materializer.outcome import CompletedRound, RoundOutcome
+from statelog.materializer.round import Round, run_round
+from statelog.materializer.settings import MaterializerSettings
+from statelog.producer.writer import Writer
+from statelog.storage.log.log import Log
+from tests.support.rigs.daemon import INTERVAL_S, DaemonBench
+from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot
+from tests.support.waiting import wait_for
+
+
+class _Materializer:
+    """One process: its rounds, and what it merges beside them. Each merge is too large for a round."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.twin = TwinLog()
+        self.scratch = scratch / "scratch"
+        self.scratch.mkdir()
+        self.settings = settings_for(self.scratch, fanout=2, merge_bytes=1)
+        self.log = self.twin.open()
+        self.rung = list[bool]()
+        self.environment = replace(self.twin.environment, start=lambda work: work())
+        self.beside = self.environment.run(
+            BackgroundMerge, self.log, self.settings, ring=lambda: self.rung.append(True)
+        )
+
+    def write(self, number: int) -> None:
+        self.twin.write({b"a": b"%d" % number, b"k%d" % number: b"v", b"k%d" % (number - 1): None})
+
+    def round(self) -> RoundOutcome:
+        return self.environment.run(Round, self.log, self.settings, beside=self.beside).run()
+
+    def rounds(self, numbers: range) -> None:
+        for number in numbers:
+            self.write(number)
+            assert isinstance(self.round(), CompletedRound)
+
+    def other_round(self) -> None:
+        """Of a materializer that merges in its rounds."""
+        settings = replace(self.settings, merge_bytes=1 << 30)
+        assert isinstance(self.twin.environment.run(run_round, self.twin.open(), settings), CompletedRound)
+
+    def check(self) -> None:
+        """The newest snapshot is the model, and nothing is left of what was merged."""
+        stored = self.log.manifests.newest()
+        assert stored is not None
+        assert state_of_snapshot(self.log, stored.manifest) == self.twin.model
+        assert list(self.scratch.iterdir()) == []
+
+    @property
+    def runs(self) -> int:
+        stored = self.log.manifests.newest()
+        return len(stored.manifest.runs) if stored else 0
+
+
+def test_it_takes_the_place_of_what_went_in(tmp_path: Path) -> None:
+    """A round that has room for no merge goes on beside it; the next one after it names the merged run."""
+    one = _Materializer(tmp_path)
+    one.rounds(range(2))
+    assert (one.runs, one.beside.is_due, one.rung) == (2, True, [])
+    one.rounds(range(2, 3))
+    assert one.runs == 3
+    one.beside.begin()
+    assert (one.rung, one.beside.is_over) == ([True], True)
+    one.write(3)
+    outcome = one.round()
+    assert isinstance(outcome, CompletedRound)
+    assert (outcome.runs_merged, one.runs) == (2, 3)
+    one.check()
+
+
+def test_it_is_named_without_news(tmp_path: Path) -> None:
+    """A merge that is over is a reason for a round, so that an idle log gets it, too."""
+    one = _Materializer(tmp_path)
+    one.rounds(range(2))
+    one.beside.begin()
+    outcome = one.round()
+    assert isinstance(outcome, CompletedRound)
+    assert (outcome.commits, outcome.runs_merged, one.runs) == (0, 2, 1)
+    one.check()
+
+
+def test_what_went_in_may_reach_farther_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quiet round moves the end of the newest runs: the merged ones cover as much."""
+    one = _Materializer(tmp_path)
+    one.rounds(range(2))
+    monkeypatch.setattr("statelog.materializer.round.QUIET_RECORDS", 2)
+    for _ in range(2):
+        Writer(one.log, "writer").close()
+    assert isinstance(one.round(), CompletedRound)
+    one.beside.begin()
+    one.rounds(range(2, 3))
+    assert one.runs == 2
+    one.check()
+
+
+def test_another_one_was_faster(tmp_path: Path) -> None:
+    """Its round merged what is merged here, and the files are gone: nothing is told, and nothing is left."""
+    for begin_first in (True, False):
+        (tmp_path / str(begin_first)).mkdir()
+        one = _Materializer(tmp_path / str(begin_first))
+        one.rounds(range(2))
+        if begin_first:
+            one.beside.begin()
+        for number in range(2, 5):
+            one.write(number)
+            one.other_round()
+        one.beside.begin()
+        one.rounds(range(5, 6))
+        one.check()
+
+
+def _damaged(log: Log, path: str) -> None:
+    store = log.store
+    store.delete(path)
+    store.put_if_absent(path, b"damaged")
+
+
+def _gone(log: Log, path: str) -> None:
+    log.store.delete(path)
+
+
+@pytest.mark.parametrize(("damage", "error"), [(_damaged, CorruptRun), (_gone, DataLoss)])
+def test_what_it_finds_is_told_by_the_next_round(
+    damage: Callable[[Log, str], None], error: type[Damaged], tmp_path: Path
+) -> None:
+    """Damage of a run that the newest manifest names is as loud as in a round."""
+    one = _Materializer(tmp_path)
+    one.rounds(range(2))
+    stored = one.log.manifests.newest()
+    assert stored is not None
+    damage(one.log, stored.manifest.runs[0].path)
+    one.beside.begin()
+    with pytest.raises(error):
+        one.round()
+    assert list(one.scratch.iterdir()) == []
+
+
+def test_a_full_disk_fails_one_round(tmp_path: Path) -> None:
+    """The next one leaves the merge again."""
+    one = _Materializer(tmp_path)
+
+    def full(step: str, path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    beside = replace(one.environment, disk=full).run(BackgroundMerge, one.log, one.settings, ring=lambda: None)
+    own, one.beside = one.beside, beside
+    one.rounds(range(2))
+    beside.begin()
+    with pytest.raises(StorageFull):
+        one.round()
+    one.beside = own
+    one.rounds(range(2, 3))
+    assert own.is_due
+    one.check()
+
+
+def test_a_round_that_fails_throws_it_away(tmp_path: Path) -> None:
+    """Its files go with the round that was to name them."""
+    one = _Materializer(tmp_path)
+    one.rounds(range(2))
+    one.beside.begin()
+    given_up = one.environment.run(Round, one.log, one.settings, beside=one.beside, is_given_up=lambda: True)
+    with pytest.raises(RoundGivenUp):
+        given_up.run()
+    one.rounds(range(2, 4))
+    one.check()
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_its_end_leaves_no_file(is_over: bool, tmp_path: Path) -> None:
+    """Whether it was over when the daemon ended, or ends at its next table because of that."""
+    one = _Materializer(tmp_path)
+    writing, closed = threading.Event(), threading.Event()
+
+    def slow(step: str, _: Path) -> None:
+        if step == "write" and not is_over:
+            writing.set()
+            assert closed.wait(60)
+
+    environment = replace(one.environment, disk=slow, start=start_thread)
+    beside = one.beside = environment.run(BackgroundMerge, one.log, one.settings, ring=closed.set)
+    one.rounds(range(2))
+    beside.begin()
+    if is_over:
+        assert closed.wait(60)
+    else:
+        assert writing.wait(60)
+        assert beside.is_under_way
+    beside.close()
+    closed.set()
+    wait_for(lambda: list(one.scratch.iterdir()) == [], "the directory is gone")
+    one.rounds(range(2, 3))
+    assert (beside.is_due, beside.is_over, one.runs) == (False, False, 3)
+
+
+def test_a_daemon_merges_beside_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds follow each other while it is under way, and it counts as work of its own."""
+    bench = DaemonBench(tmp_path, fanout=2, merge_bytes=1)
+    found, held, inline, begin = list[Work](), list[Callable[[], None]](), bench.start, BackgroundMerge.begin
+
+    def begin_later(merge: BackgroundMerge) -> None:
+        bench.start = held.append
+        begin(merge)
+        bench.start = inline
+
+    monkeypatch.setattr(BackgroundMerge, "begin", begin_later)
+    for number in range(5):
+        bench.at(number * INTERVAL_S + 1, partial(bench.twin.write, {b"a": b"%d" % number}))
+    bench.at(4.5 * INTERVAL_S, lambda: found.extend(bench.daemon.works_on(1.0)), lambda: held.pop()())  # noqa: PLW0108 - it is there only then
+    bench.run(until_s=6.5 * INTERVAL_S)
+    assert found == [Work.MERGE]
+    assert bench.kinds.count("round-completed") == 5
+    assert [event.outcome.runs_merged for event in bench.events if isinstance(event.outcome, CompletedRound)][-1] == 2
+    assert state_of(bench.log) == bench.twin.model
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_how_many_threads() -> None:
+    """Half of them, so that rounds have the others."""
+    assert MaterializerSettings(threads=5).threads_beside == 2
+    assert MaterializerSettings(threads=1).threads_beside == 1
