@@ -16,8 +16,11 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import CorruptRun, NotFound, OffsetGone, StatelogError, StoreUnavailable, SubscriptionEnded
 from statelog.materializer import cleanup
+from statelog.materializer.background_merge import BackgroundMerge
+from statelog.materializer.engine import EngineMaker
 from statelog.materializer.outcome import CompletedRound, LostRound
-from statelog.materializer.round import run_round
+from statelog.materializer.round import Round, run_round
+from statelog.materializer.settings import MaterializerSettings
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
@@ -58,7 +61,7 @@ class RoundWorld:
         self.history: dict[int, State] = {}
         self.void: set[int] = set()
         self.completed = self.lost = self.reads = self.replans = self.killed = self.recoveries = 0
-        self.moves = self.capped = 0
+        self.moves = self.capped = self.beside = 0
         self._held: dict[str, Subscription] = {}
         self._seen: tuple[object, ...] = ()
         self._observer = self.twin.open()
@@ -98,21 +101,35 @@ class RoundWorld:
         return self.world.process("actor").open()
 
     def _materialize(self) -> None:
-        min_age_s = self.rng.choice((0.0, 40.0))
+        min_age_s, is_daemon = self.rng.choice((0.0, 40.0)), self.rng.random() < 0.5
         settings = settings_for(
             self.world.scratch,
             fanout=2,
             max_run_bytes=self.rng.choice((1, 4 << 30)),
-            merge_bytes=self.rng.choice((1, 8 << 30)),
+            merge_bytes=1 if is_daemon else self.rng.choice((1, 8 << 30)),
             retention=RetentionPolicy(keep=KEEP, min_age_s=min_age_s),
             lease_cap_s=400.0,
             subscriptions=_CAP,
         )
         make_engine = split_engine(self.rng.choice((1, 3)))
+        environment = replace(self.twin.environment, crash=self.stepper.pause, start=lambda work: work())
+        with environment.run(BackgroundMerge, self._log(), settings, ring=lambda: None) as beside:
+            self._rounds(environment, settings, make_engine, beside if is_daemon else None)
+
+    def _rounds(
+        self,
+        environment: Environment,
+        settings: MaterializerSettings,
+        make_engine: EngineMaker,
+        beside: BackgroundMerge | None,
+    ) -> None:
         while True:
             try:
-                environment = replace(self.twin.environment, crash=self.stepper.pause)
-                outcome = environment.run(run_round, self._log(), settings, make_engine=make_engine)
+                is_over = beside is not None and beside.is_over
+                outcome = environment.run(Round, self._log(), settings, make_engine=make_engine, beside=beside).run()
+                self.beside += is_over and isinstance(outcome, CompletedRound) and outcome.runs_merged > 0
+                if beside is not None and self.rng.random() < 0.7:
+                    beside.begin()
             except StoreUnavailable:
                 # The slot was taken at the put and cleaned up before it could be read: a failure that daemons tolerate.
                 self.lost += 1
@@ -295,6 +312,7 @@ def test_snapshots_are_always_recoverable(worlds: list[RoundWorld]) -> None:
     assert sum(world.recoveries for world in worlds) > 0
     assert sum(world.moves for world in worlds) > 0
     assert sum(world.capped for world in worlds) > 0
+    assert sum(world.beside for world in worlds) > 0
 
 
 def test_garbage_is_collected_in_the_end(worlds: list[RoundWorld]) -> None:
