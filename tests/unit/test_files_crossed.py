@@ -10,11 +10,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 import statelog
+from statelog.errors import UncommittedChanges
 from statelog.materializer import run_round
 from statelog.producer import Writer
 from statelog.recovery import recover
-from tests.support.rigs.log import TwinLog, settings_for, twin_rig
+from tests.support.rigs.log import TwinLog, key_in, settings_for, twin_rig
 from tests.support.rigs.table import TableRig
 
 _HOUSE = str(Path(statelog.__file__).parent)
@@ -67,6 +70,9 @@ def test_a_writer_and_a_recovery(tmp_path: Path) -> None:
         with Writer(log, "w") as writer:
             assert len(_files(lambda: writer.put(b"k", b"v"))) == 1
             assert len(found := _files(commit)) <= 28, found
+        with pytest.warns(UncommittedChanges), Writer(log, "w", partitions=[0]) as part:
+            key = key_in(log, 0)
+            assert len(_files(lambda: part.put(key, b"v"))) == 1
         assert len(found := _files(lambda: Writer(log, "w").close())) <= 37, found
         assert len(found := _files(to_dict)) <= 45, found
 

@@ -27,6 +27,7 @@ import pyarrow as pa
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.producer.change_maker import ChangeMaker, Key, Value, cut
 from statelog.producer.settings import WriterSettings
+from statelog.schemas.arrays import about_bytes
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.schemas.ledger.place import has_utf8
@@ -54,16 +55,24 @@ class ChangeLists:
         "keys",
         "large_bytes",
         "least_bytes",
+        "owned",
+        "owned_class",
         "quick_class",
         "room_bytes",
         "values",
     )
 
-    def __init__(self, quick_class: type, *, roll_rows: int, list_bytes: int, large_bytes: int) -> None:
+    def __init__(
+        self, quick_class: type, owned: bytes | None, *, roll_rows: int, list_bytes: int, large_bytes: int
+    ) -> None:
         self._list_bytes = list_bytes
         self.large_bytes = large_bytes
-        self.quick_class = quick_class
+        self.quick_class = quick_class if owned is None else Unquick
         """The class of the keys that are valid, with values of bytes, as they are."""
+        self.owned_class = Unquick if owned is None else quick_class
+        """The class of those that are if their key group is the writer's."""
+        self.owned = owned or b"\0"
+        """By key group, whether it is: 1 or 0."""
         self.least_bytes = -(-list_bytes // roll_rows)
         self.clear()
 
@@ -105,9 +114,11 @@ class ChangeBuffer:
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
         self._key_class = _KEY_CLASS[descriptor.key_type]
-        is_quick = self._opaque and self._owns_all and not self._by_caller and self._key_class is bytes
+        is_quick = self._opaque and not self._by_caller and self._key_class is bytes
+        is_quick = is_quick and (self._owns_all or descriptor.prefix_bytes is None)
         self.lists = ChangeLists(
             bytes if is_quick else Unquick,
+            self._maker.owned,
             roll_rows=settings.roll_rows,
             list_bytes=settings.list_bytes,
             large_bytes=min(LARGE, descriptor.record_bytes_max // 2),
@@ -273,7 +284,7 @@ class ChangeBuffer:
 
     def _keep(self, batch: pa.RecordBatch) -> None:
         self._batches.append(batch)
-        self._batch_bytes += batch.nbytes
+        self._batch_bytes += about_bytes(batch)
 
 
 def _delete_hint(value: object) -> str:

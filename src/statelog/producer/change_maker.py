@@ -11,6 +11,7 @@ Invariants:
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import cast
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +45,7 @@ _KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
 }
 """How the names of the Arrow types begin that a column of keys may have; a null key is refused on its own."""
 _OURS = ("key", "op", "key_group")
+_FEW = 256
 _MOST_PIECE_BYTES = 64 << 20
 
 
@@ -59,11 +61,17 @@ class ChangeMaker:
         self._foreign = _foreign_groups(descriptor, owned)
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
+        self._is_plain = descriptor.key_type is KeyType.BYTES and descriptor.prefix_bytes is None
 
     @property
     def owns_all(self) -> bool:
         """Whether every key group is the writer's."""
         return self._foreign is None
+
+    @property
+    def owned(self) -> bytes | None:
+        """By key group, 1 if it is the writer's, else 0; None if all are."""
+        return None if self._foreign is None else (~self._foreign).tobytes()
 
     def check_owned(self, key_group: int) -> None:
         """Raise KeyGroupMismatch if the partition of this key group is not the writer's."""
@@ -87,7 +95,13 @@ class ChangeMaker:
         else:
             column = rows_to_struct(cast("Sequence[Mapping[str, object] | None]", values), self._value_schema)
         ops = _deletes(column)
-        groups = np.array(named, np.uint16) if self._by_caller else self._descriptor.key_groups_of(key_column)
+        if self._by_caller:
+            groups = np.array(named, np.uint16)
+        elif self._is_plain and len(keys) <= _FEW:  # Numpy's calls take longer than so many of zlib's.
+            groups = np.fromiter(map(crc32, cast("Sequence[bytes]", keys)), np.uint32, len(keys))
+            groups = (groups % self._descriptor.key_groups).astype(np.uint16)
+        else:
+            groups = self._descriptor.key_groups_of(key_column)
         return self._made(groups, ops, key_column, column)
 
     def of_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:

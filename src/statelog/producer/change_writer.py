@@ -8,6 +8,7 @@ Invariants:
 from abc import abstractmethod
 from collections.abc import Callable
 from threading import get_ident
+from zlib import crc32
 
 import pyarrow as pa
 
@@ -42,7 +43,10 @@ class ChangeWriter(Guarded):
             self._guard.check()
         lists = self._lists
         try:
-            if type(value) is bytes and type(key) is lists.quick_class:
+            if type(value) is bytes and (
+                type(key) is lists.quick_class
+                or (type(key) is lists.owned_class and lists.owned[crc32(key) % len(lists.owned)])  # type: ignore[arg-type]  # as below
+            ):
                 size = len(key) + len(value)  # type: ignore[arg-type]  # a key of that class is bytes
                 if size < lists.least_bytes:
                     size = lists.least_bytes

@@ -32,6 +32,7 @@ from statelog.producer.buffer import meta_size
 from statelog.producer.change_set import ChangeSet, LocalCopies
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
+from statelog.schemas.arrays import about_bytes
 from statelog.schemas.ledger.handle import Step
 
 INITIAL = 1
@@ -181,7 +182,7 @@ class Pipeline:
         """
         self._roll_over(changes)
         if changes is not None:
-            self._unsent_bytes += changes.nbytes
+            self._unsent_bytes += about_bytes(changes)
             if self._unsent_bytes >= self._ahead_bytes:
                 self.send_ahead(None)
 

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 _WIDEST = 256  # Longer rows are taken one by one: a call costs little next to so many bytes.
 _BLOCK_ROWS = 8192  # Bounds the padded matrix of rows of mixed lengths to 2 MiB, and keeps it near the cache.
+_MOST_SHARED = 16  # Columns that may lie in one buffer, which is counted once.
+_SMALL_BYTES = 64 << 10
 
 
 class BinaryColumn(NamedTuple):
@@ -84,6 +86,17 @@ def numbers_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
         return np.zeros(0, column.type.to_pandas_dtype())
     # Counted, because a buffer that came from elsewhere may end with a part of a number.
     return np.frombuffer(memoryview(data), column.type.to_pandas_dtype(), column.offset + len(column))[column.offset :]
+
+
+def fits(batch: pa.RecordBatch, most_bytes: int) -> bool:
+    """Whether the rows of a batch take no more. To count them takes 15 us; what its buffers hold is known at once."""
+    return batch.get_total_buffer_size() * _MOST_SHARED <= most_bytes or batch.nbytes <= most_bytes
+
+
+def about_bytes(batch: pa.RecordBatch) -> int:
+    """What the rows of a batch take; of a small one, what its buffers hold."""
+    held = batch.get_total_buffer_size()
+    return held if held <= _SMALL_BYTES else batch.nbytes
 
 
 def whole_column(column: pa.Array | pa.ChunkedArray) -> pa.Array:

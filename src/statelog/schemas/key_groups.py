@@ -227,6 +227,7 @@ def key_groups_of_partition(partition: int, partitions: int, key_groups: int) ->
     return range(-(-partition * key_groups // partitions), -(-(partition + 1) * key_groups // partitions))
 
 
+@cache
 def partition_starts(partitions: int, key_groups: int) -> NDArray[np.int64]:
     """The first key group of every partition, and `key_groups` at the end: partitions + 1 numbers."""
     return -(-np.arange(partitions + 1, dtype=np.int64) * key_groups // partitions)

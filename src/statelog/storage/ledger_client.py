@@ -281,14 +281,14 @@ class LedgerClient(Closing):
     def _is_over_due(self, looked_s: float | None, max_age_s: float = LOOK_AGAIN_S) -> bool:
         return looked_s is None or self._clock() - looked_s >= max_age_s
 
-    def _appended(self, offset: int, record: LedgerRecord) -> Record:
+    def _appended(self, offset: int, record: LedgerRecord) -> LastRecord:
         taped = self._tape.at(offset) if self._tape is not None else None
-        return taped.found if taped and taped.record is record else Record(0, offset, encode(record), -1)
+        return LastRecord.of(offset, taped.found.value if taped and taped.record is record else encode(record))
 
     def _share(self, record: LedgerRecord) -> None:
         """An Open of ours that is in this ledger, which was looked at, need not be read by others."""
-        if self._tape is not None and isinstance(self._last, Record) and isinstance(record, Open):
-            self._tape.put(Taped(self._last, record))
+        if self._tape is not None and isinstance(record, Open):
+            self._tape.put(Taped(Record(0, self.fold.position - 1, encode(record), -1), record))
 
     def _read_verdict(self, offset: int, record: LedgerRecord) -> Void | None:
         landed = self._pass(offset + 1)
@@ -320,6 +320,7 @@ class LedgerClient(Closing):
         folded = None
         for one in self._fold(new):
             folded = one
+        self._last = self.last  # Which is asked for by every chunk.
         return folded
 
     def _read_on(self, end_position: int) -> _Applied | None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.schemas.arrays import column_of, numbers_of
+from statelog.schemas.arrays import about_bytes, column_of, fits, numbers_of
 
 _KINDS = (np.bool_, np.uint8, np.uint16, np.int32, np.int64, np.uint64, np.float64)
 
@@ -99,3 +99,23 @@ def _printed_by(program: str) -> list[bytes]:
     )
     assert subprocess.run([sys.executable, "-c", "import pandas"], check=False, timeout=60).returncode == 0
     return done.stdout.split()
+
+
+def test_what_a_batch_takes_is_told_without_counting_it() -> None:
+    """Of a small one, what its buffers hold; of a slice of a large one, its own share."""
+    large = pa.record_batch({"key": pa.array([b"k" * 100] * 10_000), "value": pa.array([b"v" * 100] * 10_000)})
+    small = pa.record_batch({"key": pa.array([b"k"]), "value": pa.array([b"v"])})
+    assert about_bytes(large) == large.nbytes
+    assert about_bytes(large.slice(0, 10)) == large.slice(0, 10).nbytes
+    assert about_bytes(small) == small.get_total_buffer_size() >= small.nbytes
+    assert fits(small, 1 << 20)
+    assert not fits(small, small.nbytes - 1)
+    assert fits(large.slice(0, 10), 10_000)
+    assert not fits(large, large.nbytes - 1)
+
+
+def test_a_buffer_that_columns_share_counts_for_each() -> None:
+    """It is in a chunk as often."""
+    shared = pa.array([b"x" * 1000])
+    batch = pa.record_batch({f"field{i}": shared for i in range(8)})
+    assert not fits(batch, 4000)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
-from statelog.schemas.arrays import column_of, numbers_of, whole_column
+from statelog.schemas.arrays import column_of, fits, numbers_of, whole_column
 from statelog.schemas.changes.key_order import sorted_last_rows
 from statelog.schemas.key_groups import KeyType, partition_starts
 
@@ -63,8 +63,8 @@ def changes_batch(
         raise InvalidChange("a key is null", hint="Every change needs a key", nulls=keys.null_count)
     if len(ops) and int(ops.max()) > DELETE:
         raise InvalidChange("an op is neither put nor delete", hint="Use 0 for put, 1 for delete", op=int(ops.max()))
-    nulls = numbers_of(values.is_null()) if values.null_count else np.zeros(len(ops), np.bool_)
-    if not np.array_equal(nulls, ops == DELETE):
+    nulls = numbers_of(values.is_null()) if values.null_count else None
+    if np.count_nonzero(ops) if nulls is None else not np.array_equal(nulls, ops == DELETE):
         raise InvalidChange(
             "a put has no value, or a delete has one", hint="To remove a key, delete it; an empty value is b''"
         )
@@ -109,7 +109,7 @@ def chunk_slices(batch: pa.RecordBatch, chunk_bytes: int, max_bytes: int) -> lis
 
     Raises ValueTooLarge for a change of more than `max_bytes`.
     """
-    if batch.nbytes <= min(chunk_bytes, max_bytes):
+    if fits(batch, min(chunk_bytes, max_bytes)):
         return [batch] if batch.num_rows else []
     ends = np.cumsum(sum((row_sizes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64)))
     largest = int(np.diff(ends, prepend=0).max())
