@@ -13,8 +13,8 @@ from statelog.producer.coordinator import Coordinator
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.storage.log.log import Log
+from statelog.storage.log.making import mark_ledger
 from statelog.storage.log.producers import append_all
-from statelog.storage.log.topics import mark_ledger
 from tests.support.rigs.log import LogRig, TwinRig, real_rig, twin_rig
 
 
@@ -128,7 +128,7 @@ def die_before_the_mark(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
         raise DeadBeforeTheMark
 
     with monkeypatch.context() as patched, pytest.raises(DeadBeforeTheMark):
-        patched.setattr("statelog.storage.log.topics.mark_ledger", die)
+        patched.setattr("statelog.storage.log.making.mark_ledger", die)
         rig.create()
 
 
@@ -182,12 +182,12 @@ def test_of_two_creates_at_once_one_wins(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def mark_after_the_other(*args: Any) -> None:
         with monkeypatch.context() as undone:
-            undone.setattr("statelog.storage.log.topics.mark_ledger", mark_ledger)
+            undone.setattr("statelog.storage.log.making.mark_ledger", mark_ledger)
             second.create().close()
         mark_ledger(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr("statelog.storage.log.topics.mark_ledger", mark_after_the_other)
+        patched.setattr("statelog.storage.log.making.mark_ledger", mark_after_the_other)
         with pytest.raises(AlreadyExists, match="another root"):
             first.create()
     with pytest.raises(IdentityChanged, match="another root"):

@@ -14,7 +14,7 @@ from statelog.errors import InvalidMetadata, UnsafeTopic, ValueTooLarge
 from statelog.materializer import CompletedRound, run_round
 from statelog.producer import Writer, WriterSettings
 from statelog.schemas.topic_policy import TopicRole, topic_config
-from statelog.storage.log import topics
+from statelog.storage.log import making, topics
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.rigs.table import TableRig
@@ -140,7 +140,7 @@ def test_a_topic_that_allows_less_than_a_mebibyte(rig: LogRig, monkeypatch: pyte
 def test_a_create_that_died_keeps_its_limit(limit: int, rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run again, it finishes the log that it began, though the topics allow more by now."""
     with monkeypatch.context() as dying:
-        dying.setattr(topics, "mark_ledger", _die)
+        dying.setattr(making, "mark_ledger", _die)
         with pytest.raises(KeyboardInterrupt):
             rig.create()
     rig.set_topic_config(rig.name, {"max.message.bytes": str(20 * MIB)})

@@ -11,7 +11,7 @@ from statelog.errors import AlreadyExists, StatelogError, StoreUnavailable
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.storage.log.files import ManifestChain
-from statelog.storage.store.errors import REPEAT_DELAYS_S, Repeats
+from statelog.storage.store.errors import REPEAT_DELAYS_S
 from statelog.storage.store.fsspec import FsspecStore
 from statelog.storage.store.url import parse_root
 from tests.support.samples.manifests import IDENTITY, first_manifest
@@ -33,7 +33,7 @@ def _rig() -> Iterator[_Rig]:
     slept = list[float]()
     with faulty_s3() as service:
         root = parse_root("s3://bucket/logs", cwd=Path("/"))
-        yield _Rig(service, FsspecStore(root, "orders", service.options, repeats=Repeats(slept.append)), slept)
+        yield _Rig(service, FsspecStore(root, "orders", service.options, sleep=slept.append), slept)
 
 
 @pytest.fixture

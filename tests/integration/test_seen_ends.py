@@ -38,6 +38,7 @@ def kafka(broker: Broker, topic_name: str) -> Iterator[_Asking]:
     """Has written five records."""
     made = _Asking(broker)
     _make(made, topic_name, 5)
+    made.asked = 0  # To make a topic is to wait for its offsets.
     yield made
     made.close()
 

@@ -15,7 +15,8 @@ from statelog.errors import ConfigError
 from statelog.materializer.copy import Copied, copy_log, finish_copy
 from statelog.operate.report import Report
 from statelog.storage.config import file_layer, merge, read_text
-from statelog.storage.log.log import Log, open_snapshots
+from statelog.storage.log.door import open_snapshots
+from statelog.storage.log.log import Log
 
 _HELP = """Copy the log NAME into the new log COPY: its state and its writers' progress, and no history.
 
@@ -84,7 +85,6 @@ def _source(session: Session, name: str, is_alone: bool) -> AbstractContextManag
 
 
 def _there(session: Session, *, to_config: Path | None, to_bootstrap: str | None, to_root: str | None) -> Session:
-    """The session of the copy's place."""
     config = session.config
     if to_config is not None:
         config = merge([file_layer(read_text(to_config, "configuration file"), str(to_config))])

@@ -7,6 +7,7 @@ import click
 from statelog.cli.output import Output
 from statelog.errors import BrokerUnavailable, NotFound
 from statelog.operate.report import Report
+from statelog.storage.log.where import ONE_BROKER
 from statelog.testing.broker import cache_directory
 from statelog.testing.dev import DevSettings, start, status, stop
 
@@ -17,7 +18,6 @@ _directory_option = click.option(
     help="Its directory; default: the user's cache.",
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_UNSAFE = ("replication", "min-insync")
 
 
 @click.group("dev", help="A real Kafka on this machine, on loopback only, for development.")
@@ -82,10 +82,10 @@ def status_command(directory: Path, as_json: bool) -> None:
 
 def _instructions(bootstrap: str, root: str) -> str:
     """Ready to paste: one broker cannot be safe, so its checks are waived by name."""
-    names = ", ".join(f'"{name}"' for name in _UNSAFE)
+    names = ", ".join(f'"{name}"' for name in ONE_BROKER)
     return f"""For this shell:
   export STATELOG_BOOTSTRAP={bootstrap} STATELOG_ROOT={root}
-  export STATELOG_REPLICATION_FACTOR=1 STATELOG_ALLOW_UNSAFE={",".join(_UNSAFE)}
+  export STATELOG_REPLICATION_FACTOR=1 STATELOG_ALLOWONE_BROKER={",".join(ONE_BROKER)}
 Or in ./statelog.toml:
   bootstrap = "{bootstrap}"
   root = "{root}"

@@ -140,7 +140,6 @@ class _Follower:
             self.output.warning(f"no commit of writer {' or '.join(sorted(self.writers))} was found")
 
     def show_state(self, recovery: Recovery) -> None:
-        """Print the keys of a state."""
         self._head(f"state at position {recovery.position}")
         rows = 0
         with recovery.stream() as stream:

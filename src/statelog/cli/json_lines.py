@@ -261,7 +261,6 @@ class _RowReader:
 def _parsed(
     text: bytes, schema: pa.Schema | None, unexpected: str = "ignore", block_bytes: int = _PARALLEL_BYTES
 ) -> pa.RecordBatch | str:
-    """What Arrow's reader makes of text; or why it does not."""
     try:
         text.decode()  # Arrow does not look.
         table = pj.read_json(

@@ -39,6 +39,7 @@ from statelog.operate.report import Report
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.config import Config
+from statelog.storage.config_keys import KEYS, MATERIALIZER
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import configured_where, log_names, one_client
 
@@ -56,9 +57,11 @@ SIGTERM and Ctrl-C let the round in flight end, and then the daemon exits with 0
 SIGUSR1 starts a round now."""
 
 
-def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
-    """An option for a key of the configuration's table [materializer]."""
-    return click.option(flag, f"key_of_materializer__{key}", metavar=metavar, help=text)
+def _setting(name: str, text: str, metavar: str = "") -> Callable[[F], F]:
+    """An option for a key of the configuration's table [materializer], with what its unit is called."""
+    unit = {"s": "TIME", "bytes": "SIZE"}.get(name.rpartition("_")[2], "N")
+    flag = KEYS[f"{MATERIALIZER}.{name}"].flag
+    return click.option(flag, f"key_of_{MATERIALIZER}__{name}", metavar=metavar or unit, help=text)
 
 
 @click.command("materialize", help=_HELP)
@@ -67,35 +70,29 @@ def _setting(flag: str, key: str, metavar: str, text: str) -> Callable[[F], F]:
 @click.option("--now", is_flag=True, help="Start with a round at once, without the initial delay.")
 @click.option("--wait", is_flag=True, help="Wait for the log if it does not exist yet.")
 @click.option("--claim-root", is_flag=True, help="The log's root is this one from now on, and no copy of it.")
-@_setting("--interval", "interval_s", "TIME", "From the end of a round to the next. Default 10min.")
-@_setting("--jitter", "jitter", "0..1", "Spread of the first round, 0 to 1. Default 1.")
-@_setting("--budget", "budget_bytes", "SIZE", "Size of one round. Default 512MiB.")
-@_setting("--failures", "failures_tolerated", "N", "Failures in a row to tolerate. Default 3.")
-@_setting(
-    "--failures-for", "failures_tolerated_s", "TIME", "Tolerate any number of failures for this long. Default 15min."
-)
-@_setting("--stop-grace", "stop_grace_s", "TIME", "How long a round may go on after a stop. Default 1min.")
-@_setting("--keep", "keep", "N", "Manifests to keep, at least 2. Default 2.")
-@_setting("--min-age", "min_age_s", "TIME", "Keep manifests superseded more recently. Default 1h.")
-@_setting("--engine", "engine", "NAME", "Who folds and merges: local, this process, or spark. Default local.")
-@_setting("--fanout", "fanout", "N", "Merge this many runs of one size. Default 4.")
-@_setting("--merge", "merge_bytes", "SIZE", "Merge so much in a round, and more beside it. Default 2GiB.")
-@_setting("--max-run", "max_run_bytes", "SIZE", "Cut larger runs into several files. Default 4GiB.")
-@_setting("--threads", "threads", "N", "Files to write or merge at once. Default: one for each core, four at most.")
-@_setting(
-    "--fold", "fold_bytes", "SIZE", "Changes to sort in memory at once, at three times their size. Default 128MiB."
-)
-@_setting("--scratch", "scratch", "DIR", "Where runs are written first; default: the temporary directory.")
-@_setting(
-    "--alarm-age", "alarm_age_s", "TIME", "Alarm on older changes that no snapshot holds. Default 1h, or six intervals."
-)
-@_setting("--restore-within", "restore_budget_s", "TIME", "Keep a restore within this time.")
-@_setting("--round-timeout", "round_timeout_s", "TIME", "Give up a round after this time. Default 6h.")
-@_setting("--hang", "hang_s", "TIME", "Not live after so long without a step. Default 15min.")
+@_setting("interval_s", "From the end of a round to the next. Default 10min.")
+@_setting("jitter", "Spread of the first round, 0 to 1. Default 1.", "0..1")
+@_setting("budget_bytes", "Size of one round. Default 512MiB.")
+@_setting("failures_tolerated", "Failures in a row to tolerate. Default 3.")
+@_setting("failures_tolerated_s", "Tolerate any number of failures for this long. Default 15min.")
+@_setting("stop_grace_s", "How long a round may go on after a stop. Default 1min.")
+@_setting("keep", "Manifests to keep, at least 2. Default 2.")
+@_setting("min_age_s", "Keep manifests superseded more recently. Default 1h.")
+@_setting("engine", "Who folds and merges: local, this process, or spark. Default local.", "NAME")
+@_setting("fanout", "Merge this many runs of one size. Default 4.")
+@_setting("merge_bytes", "Merge so much in a round, and more beside it. Default 2GiB.")
+@_setting("max_run_bytes", "Cut larger runs into several files. Default 4GiB.")
+@_setting("threads", "Files to write or merge at once. Default: one for each core, four at most.")
+@_setting("fold_bytes", "Changes to sort in memory at once, at three times their size. Default 128MiB.")
+@_setting("scratch", "Where runs are written first; default: the temporary directory.", "DIR")
+@_setting("alarm_age_s", "Alarm on older changes that no snapshot holds. Default 1h, or six intervals.")
+@_setting("restore_budget_s", "Keep a restore within this time.")
+@_setting("round_timeout_s", "Give up a round after this time. Default 6h.")
+@_setting("hang_s", "Not live after so long without a step. Default 15min.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Lines of words, or objects, warnings as well.")
 @click.option("--all", "is_all", is_flag=True, help="All logs below the root, also those that are made meanwhile.")
-@_setting("--drill-every", "drill_every_s", "TIME", "Drill a restore each time that so long has passed; else never.")
-@_setting("--rounds", "rounds", "N", "Of several logs, rounds at once. Default 2.")
+@_setting("drill_every_s", "Drill a restore each time that so long has passed; else never.")
+@_setting("rounds", "Of several logs, rounds at once. Default 2.")
 @listen_options(None, "Serve /livez, /readyz and /metrics there.")
 @click.option("--traces", is_flag=True, help="Make spans for OpenTelemetry, as its environment says.")
 @connected
@@ -243,7 +240,6 @@ class _Events:
         self._are_unread = False
 
     def tell(self, event: Event) -> None:
-        """Print an event."""
         now = datetime.datetime.now(datetime.UTC)
         fields = event_fields(event, now)
         if isinstance(self._output, JsonLines):

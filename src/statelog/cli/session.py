@@ -81,7 +81,6 @@ class _LineHandler(logging.Handler):
         self._show = show
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one line."""
         self._show(record.getMessage())
 
 

@@ -56,7 +56,7 @@ from statelog.storage.log.aging import RENEW_SHARE
 from statelog.storage.log.evidence import take_anchors
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
-from statelog.storage.log.topics import prove_truncation
+from statelog.storage.log.making import prove_truncation
 
 QUIET_RECORDS = 1000
 """So many ledger records without a commit are rolled up all the same, so that a quiet ledger is truncated, too."""

@@ -16,15 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from statelog.environment import Environment, current_environment
-from statelog.errors import (
-    CorruptDescriptor,
-    CorruptRun,
-    Fact,
-    IdentityChanged,
-    NotFound,
-    OffsetGone,
-    StatelogError,
-)
+from statelog.errors import CorruptDescriptor, CorruptRun, Fact, IdentityChanged, NotFound, OffsetGone, StatelogError
 from statelog.formatting import show_bytes, show_count
 from statelog.materializer.cleanup import KeptManifest, VerifiedRuns, aging_need, other_root
 from statelog.materializer.copy import is_begun_copy
@@ -45,14 +37,7 @@ from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest, sha256
 from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.topic_policy import TopicNeeds
-from statelog.storage.claims import (
-    HeldLease,
-    StoredSubscriptions,
-    claims_of,
-    list_leases,
-    list_subscriptions,
-    living,
-)
+from statelog.storage.claims import HeldLease, StoredSubscriptions, claims_of, list_leases, list_subscriptions, living
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.files import descriptor_or_none, losses_of
@@ -99,7 +84,6 @@ class _Examination:
         self._topics: IdentifiedTopics
 
     def findings(self) -> tuple[Finding, ...]:
-        """One for each check, in their order."""
         found: dict[Check, Finding] = {}
         for check in Check:
             ask, *rests_on = _QUESTIONS[check]
@@ -142,7 +126,6 @@ class _Examination:
     # ---- the store
 
     def descriptor(self) -> Verdict:
-        """What the log is."""
         made = descriptor_or_none(self._store)
         if made is None and not list(self._store.list()):
             raise NotFound(f"there is no log {self._name}", url=self._store.url, hint="Check the name and the root")
@@ -182,7 +165,6 @@ class _Examination:
         return log_checks.of_manifests(self._links, errors)
 
     def runs(self) -> Verdict:
-        """All that manifests name, and with `deep` every byte of them."""
         named = self._named()
         sizes = {info.path: info.size_bytes for info in self._store.list("runs/")}
         bad = [one for path, run in named.items() if (one := self._looked_at(run, sizes.get(path)))]
@@ -208,22 +190,18 @@ class _Examination:
         return None
 
     def value_schemas(self) -> Verdict:
-        """All of them."""
         known = self._log.value_schemas.all()
         return Verdict(Severity.OK, "values are bytes" if known[0].is_opaque else f"schemas: {len(known)}")
 
     def files(self) -> Verdict:
-        """What is in use, and what is not."""
         return log_checks.of_files(list(self._store.list()), self._named().keys(), self._now_s)
 
     def room(self) -> Verdict:
-        """Where the store is a local path."""
         return log_checks.of_room(self._store.free_bytes(), Tail.behind(self._newest).snapshot_bytes)
 
     # ---- the topics
 
     def identity(self) -> Verdict:
-        """Descriptor, cluster, ledger and newest manifest belong together."""
         accepted = topics_in_force(self._kafka, self._store, self._log.descriptor)
         self._log = self._of(accepted)
         self._topics = identify(self._kafka, self._store, accepted)
@@ -237,12 +215,10 @@ class _Examination:
         return Verdict(Severity.OK, f"cluster {accepted.identity.cluster_id}, both topics are the log's")
 
     def topics(self) -> Verdict:
-        """Settings, as every open judges them."""
         needs = TopicNeeds(self._log.descriptor.record_bytes_max, self._log.truncation().retention_ms)
         return log_checks.of_topics(self._topics[:2], self._waived, needs)
 
     def in_sync(self) -> Verdict:
-        """Replicas of every partition."""
         return log_checks.of_in_sync(self._topics[:2])
 
     def ledger(self) -> Verdict:
@@ -266,7 +242,6 @@ class _Examination:
         )
 
     def data(self) -> Verdict | None:
-        """Whether what is committed is there, and is what snapshots were built on."""
         if self._plan is None or self._there is None:
             return None
         check_reach(self._plan, self._there, self._name)
@@ -275,7 +250,6 @@ class _Examination:
         return Verdict(Severity.OK, "up to the committed position of every partition")
 
     def tail(self) -> Verdict | None:
-        """Every chunk behind the newest snapshot, with `deep`."""
         plan, log = self._plan, self._log
         if plan is None:
             return None
@@ -291,7 +265,6 @@ class _Examination:
         return Verdict(Severity.OK, f"commits: {show_count(commits)}, {size}, all read and compared", facts=facts)
 
     def losses(self) -> Verdict:
-        """Who accepted which, also where the ledger was truncated past it."""
         return log_checks.of_losses(losses_of(self._store))
 
     def log_start(self) -> Verdict:
@@ -316,14 +289,12 @@ class _Examination:
         return list_subscriptions(self._store)
 
     def age(self) -> Verdict | None:
-        """Of what no snapshot has."""
         if self._plan is None:
             return None
         tail = Tail.behind(self._newest).with_commits(self._commits, self._plan.position, self._now_s)
         return log_checks.of_tail(tail, self._how.settings.alarm_age_s)
 
     def aging(self) -> Verdict | None:
-        """Where Kafka deletes records by their age."""
         log, newest = self._log, self._newest
         log.verify()
         need = None
@@ -335,7 +306,6 @@ class _Examination:
         return log_checks.of_aging(need, log.retention_s)
 
     def root(self) -> Verdict:
-        """Whether a round of another root was the last to be published."""
         newest = self._newest
         problem = other_root(self._log, newest, VerifiedRuns()) if newest else ""
         if problem:
@@ -344,13 +314,11 @@ class _Examination:
         return Verdict(Severity.OK, "no other one has published a round")
 
     def leases(self) -> Verdict:
-        """Who holds truncation back while it runs."""
         listed, held = self._held
         position = self._newest.position if self._newest else 0
         return log_checks.of_leases(held, listed, position, self._now_s)
 
     def subscriptions(self) -> Verdict:
-        """Who holds truncation back while it is stopped, too."""
         cap = self._how.settings.subscriptions
         return log_checks.of_subscriptions(self._subscribed, self._newest, cap, self._now_s)
 

@@ -188,7 +188,6 @@ class _Asking:
             return Sent(self._timed(send), tuple(offsets))
 
     def read(self, sent: Sent) -> Read:
-        """What is where those records should be."""
         found = self._read(self._ledger, OffsetRange(min(sent.offsets), max(sent.offsets) + 1))
         values = [found[offset].value if offset in found else None for offset in sent.offsets]
         misplaced = sum(value != _VALUE % number for number, value in enumerate(values))
@@ -211,11 +210,9 @@ class _Asking:
         return size_bytes
 
     def list_offsets(self, _: Sequence[TopicAnswer]) -> OffsetRange:
-        """What the broker says of the ledger's topic."""
         return self._kafka.offsets(self._ledger, [0])[0]
 
     def truncate(self, made: Sequence[TopicAnswer]) -> tuple[OffsetRange, ...]:
-        """Both topics after all their records were deleted."""
         for _, found, _ in made:
             ends = self._kafka.offsets(found.name, range(found.partitions))
             self._kafka.delete_records(found.name, {partition: end for partition, (_, end) in ends.items()})

@@ -89,7 +89,6 @@ def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, set
 
 
 def _last(batches: list[pa.RecordBatch], most: int) -> tuple[pa.RecordBatch, ...]:
-    """The last rows of the batches."""
     surplus = sum(one.num_rows for one in batches) - most
     kept: list[Any] = []
     for one in batches:

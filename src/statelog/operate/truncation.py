@@ -14,14 +14,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.operate.report import Listing
 from statelog.schemas.snapshot.claims import Lease, Subscription, newest_files
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.snapshot.retention import (
-    Bound,
-    bounds_of,
-    kept_numbers,
-    lowest_bound,
-    stood_at,
-    superseded_times,
-)
+from statelog.schemas.snapshot.retention import Bound, bounds_of, kept_numbers, lowest_bound, stood_at, superseded_times
 from statelog.storage.claims import HeldLease, StoredSubscriptions, claims_of, living
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log

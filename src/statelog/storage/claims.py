@@ -18,14 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from statelog.environment import Environment, current_environment
-from statelog.errors import (
-    AlreadyExists,
-    Corrupt,
-    NotFound,
-    OffsetGone,
-    StoreUnavailable,
-    UnknownFormat,
-)
+from statelog.errors import AlreadyExists, Corrupt, NotFound, OffsetGone, StoreUnavailable, UnknownFormat
 from statelog.schemas.ledger.place import LastRecord, LogIdentity
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import subscription_path, subscription_slot

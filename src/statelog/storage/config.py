@@ -38,11 +38,6 @@ _FOREIGN = re.compile(
     r"|LOG|IMAGE|(?:TEST|DEMO|BENCH)_.+"
 )
 _SERVERS = "bootstrap.servers"
-_FLAGS = {
-    "failures_tolerated": "--failures",
-    "failures_tolerated_s": "--failures-for",
-    "restore_budget_s": "--restore-within",
-}
 T = TypeVar("T")
 
 
@@ -153,7 +148,7 @@ def environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
 
 def flag_layer(values: Mapping[str, object], kafka: Iterable[str], storage: Iterable[str]) -> ConfigLayer:
     """The layer of flags: `values` by key path (None: not given), `--kafka NAME=VALUE` and `--storage NAME=VALUE`."""
-    given = {path: _read(KEYS[path], value, _flag(path)) for path, value in values.items() if value is not None}
+    given = {path: _read(KEYS[path], value, KEYS[path].flag) for path, value in values.items() if value is not None}
     options = dict(_pair("--storage", text) for text in storage)
     return _checked(
         ConfigLayer(
@@ -174,10 +169,8 @@ def merge(layers: Iterable[ConfigLayer]) -> Config:
     origins: list[str] = []
     for layer in layers:
         logs |= layer.logs
-        address = layer.kafka.get(_SERVERS)
-        values.update(layer.values if address is None else {**layer.values, "bootstrap": address})
-        others = {name: value for name, value in layer.kafka.items() if name != _SERVERS}
-        kafka = merge_secrets(kafka, others, setting_of)
+        values.update(layer.values)
+        kafka = merge_secrets(kafka, layer.kafka, setting_of)
         storage = merge_secrets(storage, layer.storage, option_of)
         origins.append(layer.origin)
     prefix = f"{MATERIALIZER}."
@@ -258,20 +251,14 @@ def _pair(flag: str, text: str) -> tuple[str, str]:
     return name, value
 
 
-def _flag(path: str) -> str:
-    """The flag of a key, which leaves the unit out."""
-    name = path.rpartition(".")[2]
-    return _FLAGS.get(name, f"--{name.replace('_', '-').removesuffix('-s').removesuffix('-bytes')}")
-
-
 def _checked(layer: ConfigLayer) -> ConfigLayer:
-    """Refuse what one origin says twice and differently."""
-    address, other = layer.values.get("bootstrap"), layer.kafka.get(_SERVERS)
-    if address is not None and other is not None and address != other:
-        raise ConfigError(
-            "bootstrap and kafka.bootstrap.servers name different brokers", origin=layer.origin, hint="Keep one of them"
-        )
-    return layer
+    """The layer with one name for the brokers. Raises ConfigError if it names different ones by two."""
+    address, kafka = layer.values.get("bootstrap"), dict(layer.kafka)
+    other = kafka.pop(_SERVERS, address)
+    if address not in (None, other):
+        problem, hint = "bootstrap and kafka.bootstrap.servers name different brokers", "Keep one of them"
+        raise ConfigError(problem, origin=layer.origin, hint=hint)
+    return layer if other == address else replace(layer, values={**layer.values, "bootstrap": other}, kafka=kafka)
 
 
 def _required(value: T | None, name: str, what: str, origins: Iterable[str]) -> T:
@@ -377,33 +364,20 @@ def check_found_file(file: ConfigLayer, stronger: Sequence[ConfigLayer]) -> None
     read += [f"storage.{name}" for name in storage if option_of(name)]
     if read:
         raise _refused(f"its {read[0]} names a file, and what is in it would be sent", file.origin)
-    sent = [name for layer in stronger for name in layer.kafka if is_secret_setting(name)]
-    places = [*kafka]
-    if "bootstrap" in file.values and not any(_names_brokers(layer) for layer in stronger):
-        places.append("bootstrap")
-    if sent and places:
-        raise _received(places, f"kafka.{sent[0]}", file.origin)
-    sent = [name for layer in stronger for name in layer.storage if is_secret_option(name)]
-    places = [*storage]
-    if "root" in file.values and not any("root" in layer.values for layer in stronger):
-        places.append("root")
-    if sent and places:
-        raise _received(places, f"storage.{sent[0]}", file.origin)
+    named = _left(file.values, [layer.values for layer in stronger])
+    secret_settings = [f"kafka.{name}" for layer in stronger for name in layer.kafka if is_secret_setting(name)]
+    secret_options = [f"storage.{name}" for layer in stronger for name in layer.storage if is_secret_option(name)]
+    for sent, settings, address in ((secret_settings, kafka, "bootstrap"), (secret_options, storage, "root")):
+        places = [*settings, *(name for name in named if name == address)]
+        if sent and places:
+            to = ", ".join(places)
+            raise _refused(
+                f"{sent[0]} comes from elsewhere, and would be sent to the address in the file's {to}", file.origin
+            )
 
 
 def _left(given: Mapping[str, object], stronger: Sequence[Mapping[str, object]]) -> list[str]:
-    """The settings that no stronger layer replaces."""
     return [name for name in given if not any(name in layer for layer in stronger)]
-
-
-def _names_brokers(layer: ConfigLayer) -> bool:
-    return "bootstrap" in layer.values or _SERVERS in layer.kafka
-
-
-def _received(places: Sequence[str], secret: str, path: str) -> ConfigError:
-    return _refused(
-        f"{secret} comes from elsewhere, and would be sent to the address in the file's {', '.join(places)}", path
-    )
 
 
 def _refused(why: str, path: str) -> ConfigError:

@@ -16,6 +16,11 @@ LOGS = "logs"
 """The table of tables of settings that hold for one log."""
 ENGINES = ("local", "spark")
 """Who may carry out a round's work: this process, or Spark."""
+_FLAGS = {
+    "failures_tolerated": "--failures",
+    "failures_tolerated_s": "--failures-for",
+    "restore_budget_s": "--restore-within",
+}
 FREE_TABLES = ("kafka", "storage")
 """Tables whose keys belong to librdkafka and to fsspec."""
 
@@ -37,6 +42,11 @@ class Key:
     def variable(self) -> str:
         """The environment variable."""
         return f"STATELOG_{self.name.upper()}"
+
+    @property
+    def flag(self) -> str:
+        """The option of a command, which leaves the unit out."""
+        return _FLAGS.get(self.name, f"--{self.name.replace('_', '-').removesuffix('-s').removesuffix('-bytes')}")
 
 
 def setting_text(value: object) -> str:

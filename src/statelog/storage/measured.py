@@ -58,7 +58,6 @@ class _Teller:
         return data
 
     def tell(self, operation: str, seconds: float, size_bytes: int, error: str) -> None:
-        """A request is over."""
         request = Request(self.log, self._port, operation, seconds, size_bytes, error)
         for one in self.observers:
             one.request(request)

@@ -71,7 +71,6 @@ class _Cursor:
             self.last = _place(loaded, loaded.num_rows - 1)
 
     def through(self, bound: _Place) -> pa.Table:
-        """The changes up to and including `bound`."""
         return self._rest if self.last <= bound else self._rest.slice(0, _rows_through(self._rest, bound))
 
     def take_through(self, bound: _Place) -> pa.Table:

@@ -9,13 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from statelog.errors import (
-    BeyondEnd,
-    BrokerUnavailable,
-    ClosedError,
-    Misuse,
-    ValueTooLarge,
-)
+from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, Misuse, ValueTooLarge
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
 from statelog.storage.kafka.errors import check_range, unreadable

@@ -13,16 +13,7 @@ from typing import Any, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from statelog.testing.provider import Provider
-from statelog.testing.wire import (
-    API_KEYS,
-    NEWEST,
-    Head,
-    head_of,
-    read_answer,
-    read_request,
-    with_body,
-    written_answer,
-)
+from statelog.testing.wire import API_KEYS, NEWEST, Head, head_of, read_answer, read_request, with_body, written_answer
 
 _PRODUCE, _CREATE_TOPICS = API_KEYS["Produce"], API_KEYS["CreateTopics"]
 _TO_LEADERS = {
@@ -194,7 +185,6 @@ def _to_leaders(frame: bytes, moved: Callable[[Place], bool]) -> Deal:
 
 
 def _each(body: Any, names: tuple[str, str, str], change: Callable[[str, Any, str], Any]) -> Any:
-    """The body with each partition of each topic changed."""
     topics, parts, number = names
     changed = (
         replace(topic, **{parts: tuple(change(topic.name, one, number) for one in getattr(topic, parts))})

@@ -18,14 +18,13 @@ from typing import Any
 from statelog.environment import Environment
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.group import GroupListener
-from statelog.storage.log.where import Where
+from statelog.storage.log.where import ONE_BROKER, Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.environment import StillClock, environment
 from statelog.testing.group import MemoryGroup, MemoryMember
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore, no_store_faults
 
-_UNSAFE = ("replication", "min-insync")
 _IDLE_S = 5.0
 _OPENING_S = 0.001
 
@@ -53,7 +52,7 @@ class Twin:
     def where(self) -> Where:
         """Where the logs are, as one more process sees it."""
         kafka = _View(self)
-        return Where(kafka, self._store, allow_unsafe=_UNSAFE, replication_factor=1)
+        return Where(kafka, self._store, allow_unsafe=ONE_BROKER, replication_factor=1)
 
     def environment(self, **parts: Any) -> AbstractContextManager[Environment]:
         """What is made in the block lives by the clock, with these `parts` of an `Environment`."""

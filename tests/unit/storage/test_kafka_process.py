@@ -12,7 +12,8 @@ import pytest
 from statelog.errors import BrokerUnavailable, ClosedError
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.group import ConfluentMember, GroupListener, group_settings
+from statelog.storage.kafka.group import GroupListener, group_settings
+from statelog.storage.kafka.member import ConfluentMember
 from statelog.storage.kafka.native import ProcessGuard
 from tests.support.processes.starts import in_fork
 

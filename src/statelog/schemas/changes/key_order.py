@@ -102,7 +102,6 @@ def _words_of(keys: pa.Array) -> Words | None:
 
 
 def _varying(word: Word) -> int:
-    """The bits in which rows differ."""
     return int(np.bitwise_or.reduce(word ^ word[0])) if len(word) else 0
 
 
@@ -168,7 +167,6 @@ def _last_rows_of_one(word: Word) -> Rows:
 
 
 def _order(word: Word) -> Rows:
-    """The rows by their word, equal ones in any order."""
     return np.argsort(word, kind=_kind(word))
 
 

@@ -38,6 +38,7 @@ from statelog.storage.kafka.errors import refusal_of
 from statelog.storage.kafka.native import ProcessGuard, Refused, kafka_error, make_client, native
 
 _FIRST_SHARE = 4
+_RETRY_S, _RETRY_MAX_S = 0.02, 0.5
 _UNSENT = "waiting for controller"
 
 
@@ -289,3 +290,41 @@ class AdminSession:
                 self._guard.hold(client.native)
                 self._current = client
             return self._current
+
+
+class Retries:
+    """The time that one call of the port has for questions that are asked again."""
+
+    def __init__(
+        self, limit_s: float, session: AdminSession, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        self._deadline = clock() + limit_s
+        self._half_s = limit_s / 2
+        self._least_s = limit_s / 10
+        self._pause_s = _RETRY_S
+        self._session = session
+        self._clock = clock
+        self._sleep = sleep
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self._deadline - self._clock()
+
+    @property
+    def is_mostly_over(self) -> bool:
+        """Whether less than half of the time is left."""
+        return self.left_s < self._half_s
+
+    def again(self, *, drop: bool = True) -> bool:
+        """Wait a little, a little longer each time; False once too little time is left for another question.
+
+        The client remembers leaders, and "no such topic", for longer than we wait; only a new one asks anew.
+        """
+        if self.left_s <= self._pause_s + self._least_s:
+            return False  # A question that cannot be answered in time would hide what the last one said.
+        if drop:
+            self._session.drop()
+        self._sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, _RETRY_MAX_S)
+        return True

@@ -24,7 +24,7 @@ from confluent_kafka import (
 
 from statelog.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound
 from statelog.storage.kafka import OffsetRange, TopicDescription, TopicSpec
-from statelog.storage.kafka.admin import AdminSession, Answers, Leaders
+from statelog.storage.kafka.admin import AdminSession, Answers, Leaders, Retries
 from statelog.storage.kafka.config import ClientConfig, consumer_properties
 from statelog.storage.kafka.errors import client_error
 from statelog.storage.kafka.native import Refused, kafka_error, make_client, native
@@ -32,7 +32,6 @@ from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, kno
 from statelog.storage.kafka.producer import ConfluentProducer
 from statelog.storage.kafka.reader import ConfluentReader, IdleConsumers
 
-_RETRY_S, _RETRY_MAX_S = 0.02, 0.5
 _ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"})
 _MOVING = _ABSENT | {
     "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_LEADER_EPOCH", "FENCED_LEADER_EPOCH",
@@ -184,7 +183,8 @@ class ConfluentKafka:
             raise self._error(refused, "creating a topic", needs, topic=spec.name) from None
         self._seen.forget(spec.name)
         self._made[spec.name] = self._clock() + self._timeout_s
-        self._await_leaders(spec.name, range(spec.partitions))
+        self.describe_topic(spec.name)  # Says at once which right is missing; the leaders' client would only time out.
+        self.offsets(spec.name, range(spec.partitions))
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic and wait until it is gone. Raises BrokerUnavailable."""
@@ -227,10 +227,8 @@ class ConfluentKafka:
         """Truncate below the offsets in `before`; returns the log starts. Raises Misuse, BeyondEnd, NotFound."""
         if any(offset < 0 for offset in before.values()):
             raise Misuse("an offset is negative", hint="Kafka would read it as 'everything'", topic=topic)
-        if not before:
-            return {}
         retries, starts = self._retries(), dict[int, int]()
-        while True:
+        while before:
             try:
                 return {**starts, **self._delete_records(topic, before)}
             except Refused as refused:
@@ -244,11 +242,10 @@ class ConfluentKafka:
                 self._check_partitions(topic, sorted(before))
                 if not retries.again():
                     raise self._unavailable("a partition has no leader", topic=topic) from None
+        return starts
 
     def _delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
         asked = {p: TopicPartition(topic, p, offset) for p, offset in before.items()}
-        if not asked:
-            return {}
         (answers,) = self._admin.ask(
             lambda client, limit_s: [
                 client.delete_records(list(asked.values()), request_timeout=limit_s, operation_timeout=limit_s)
@@ -346,7 +343,7 @@ class ConfluentKafka:
         if self._idle is not None:
             self._idle.close()
 
-    def _ask_leaders(self, topic: str, partitions: Sequence[int], retries: "_Retries") -> dict[int, Listed]:
+    def _ask_leaders(self, topic: str, partitions: Sequence[int], retries: Retries) -> dict[int, Listed]:
         """One answer of the leaders, which may have to be elected first."""
         while True:
             try:
@@ -373,22 +370,6 @@ class ConfluentKafka:
             leaders=Leaders(topic, keys.keys()),
         )
         return {p: Listed(starts[key].offset, ends[key].offset, ends[key].leader_epoch) for p, key in keys.items()}
-
-    def _await_leaders(self, topic: str, partitions: Sequence[int]) -> None:
-        self.describe_topic(topic)  # Says at once which right is missing; the leaders' client would only time out.
-        retries = self._retries()
-        while True:
-            try:
-                listed = self._list_offsets(topic, partitions, retries.left_s)
-            except Refused as refused:
-                if refused.name not in _MOVING:
-                    needs = f"DESCRIBE ({_INCLUDED}) on topic {topic}"
-                    raise self._error(refused, "waiting for a new topic's leaders", needs, topic=topic) from None
-            else:
-                if all(answer.is_answer for answer in listed.values()):
-                    return
-            if not retries.again():
-                raise self._unavailable("a new topic's leaders do not answer", topic=topic)
 
     def _check_partitions(self, topic: str, partitions: Sequence[int]) -> None:
         described = self.describe_topic(topic)
@@ -422,43 +403,5 @@ class ConfluentKafka:
     def _unavailable(self, what: str, **facts: Fact) -> BrokerUnavailable:
         return BrokerUnavailable(what, hint="", bootstrap_servers=self._config.bootstrap_servers, **facts)
 
-    def _retries(self) -> "_Retries":
-        return _Retries(self._timeout_s, self._admin, self._clock, self._sleep)
-
-
-class _Retries:
-    """The time that one call of the port has for questions that are asked again."""
-
-    def __init__(
-        self, limit_s: float, session: AdminSession, clock: Callable[[], float], sleep: Callable[[float], None]
-    ) -> None:
-        self._deadline = clock() + limit_s
-        self._half_s = limit_s / 2
-        self._least_s = limit_s / 10
-        self._pause_s = _RETRY_S
-        self._session = session
-        self._clock = clock
-        self._sleep = sleep
-
-    @property
-    def left_s(self) -> float:
-        """Seconds that are left."""
-        return self._deadline - self._clock()
-
-    @property
-    def is_mostly_over(self) -> bool:
-        """Whether less than half of the time is left."""
-        return self.left_s < self._half_s
-
-    def again(self, *, drop: bool = True) -> bool:
-        """Wait a little, a little longer each time; False once too little time is left for another question.
-
-        The client remembers leaders, and "no such topic", for longer than we wait; only a new one asks anew.
-        """
-        if self.left_s <= self._pause_s + self._least_s:
-            return False  # A question that cannot be answered in time would hide what the last one said.
-        if drop:
-            self._session.drop()
-        self._sleep(self._pause_s)
-        self._pause_s = min(self._pause_s * 2, _RETRY_MAX_S)
-        return True
+    def _retries(self) -> Retries:
+        return Retries(self._timeout_s, self._admin, self._clock, self._sleep)

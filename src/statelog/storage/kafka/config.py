@@ -341,7 +341,6 @@ def _check_setting(name: object, value: object) -> None:
 
 
 def _reason_against(name: str, value: str) -> str | None:
-    """Why a setting is refused, or None if it may pass."""
     if name in _DENIED:
         return _DENIED[name]
     if name in _OWNED:

@@ -11,10 +11,9 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pyarrow as pa
 
@@ -24,7 +23,7 @@ from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, 
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, Place
-from statelog.schemas.ledger.records import VOID_VALUE, Mark, Restart
+from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
@@ -35,45 +34,21 @@ from statelog.schemas.topic_policy import (
     ROLLING_UP,
     WRITING,
     Rights,
-    TopicNeeds,
-    TopicRole,
     Truncation,
     Waiver,
-    check_rights,
-    check_topic,
     retention_s,
 )
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.kafka import Kafka, OffsetRange, Producer, TopicDescription
+from statelog.storage.kafka import Kafka, OffsetRange, Producer
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
 from statelog.storage.ledger_tape import LedgerTape
 from statelog.storage.log.evidence import Looks, Verified, Witnesses, check_ledger
-from statelog.storage.log.files import (
-    ManifestChain,
-    ValueSchemas,
-    descriptor_of,
-    put_truncation,
-    truncation_of,
-)
+from statelog.storage.log.files import ManifestChain, ValueSchemas, descriptor_of, put_truncation, truncation_of
 from statelog.storage.log.ledger import Ledger
+from statelog.storage.log.making import delete_log, make_log, prove_truncation
 from statelog.storage.log.producers import WarmProducer, append_all
-from statelog.storage.log.topics import (
-    check_owner,
-    delete_log,
-    identify,
-    make_log,
-    prove_truncation,
-    topics_in_force,
-)
-from statelog.storage.log.where import (
-    LogOptions,
-    Where,
-    check_replicas,
-    new_log,
-    no_kafka,
-    opened_ports,
-    opened_store,
-)
+from statelog.storage.log.topics import check_owner, identify, topics_in_force
+from statelog.storage.log.where import LogOptions, Where, opened_ports
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.storage")
@@ -140,7 +115,9 @@ class Log(Closing):
 
         Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
         """
-        return _create(name, where, options or LogOptions(), Mark)
+        with opened_ports(name, where) as ports:
+            made = make_log(ports, name, options or LogOptions(), where.replication_factor)
+        return cls(made, ports.kafka, ports.store, waived=ports.waived)
 
     @classmethod
     def open(cls, name: str, where: Where) -> "Log":
@@ -190,16 +167,10 @@ class Log(Closing):
                 _LOG.warning(warning)
             is_kept = retention_s(data.config, ledger.config) is None
             truncation = Truncation() if is_kept else self.truncation()
-            self._check_made(data, ledger, truncation)
-        needed = {data.name: rights.data, ledger.name: rights.ledger}
-        check_rights(needed, {topic.name: topic.operations for topic in (data, ledger)})
+            verified.topics.check_made(self.descriptor, truncation, self._waived)
+        verified.topics.check_rights(rights)
         self._looks.newest = verified._replace(truncation=truncation)
         return truncation
-
-    def _check_made(self, data: TopicDescription, ledger: TopicDescription, truncation: Truncation) -> None:
-        needs = TopicNeeds(self.descriptor.record_bytes_max, truncation.retention_ms)
-        for role, topic in ((TopicRole.DATA, data), (TopicRole.LEDGER, ledger)):
-            check_topic(topic, role, self._waived, needs)
 
     def verify_anew(self, rights: Rights = NO_RIGHTS) -> Truncation:
         """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""
@@ -291,14 +262,11 @@ class Log(Closing):
         it, ConfigError, also where records cannot be deleted; Unavailable.
         """
         wanted = Truncation.named(truncation, retention_days)
-        data, ledger, _ = self._identify(anew=True).topics
-        self._check_made(data, ledger, wanted)
+        topics = self._identify(anew=True).topics
+        topics.check_made(self.descriptor, wanted, self._waived)
         if not wanted.is_by_kafka:
-            check_rights(
-                {data.name: ROLLING_UP.data, ledger.name: ROLLING_UP.ledger},
-                {topic.name: topic.operations for topic in (data, ledger)},
-            )
-            prove_truncation(self.kafka, (data.name, ledger.name))
+            topics.check_rights(ROLLING_UP)
+            prove_truncation(self.kafka, (self.data_topic, self.ledger_topic))
         put_truncation(self.store, self.descriptor, wanted)
         return wanted
 
@@ -375,7 +343,7 @@ class Log(Closing):
                 descriptor=self.descriptor,
                 url=self.store.url,
                 data_offsets=self.data_offsets(),
-                ledger_offsets=self.kafka.offsets(self.ledger_topic, [0])[0],
+                ledger_offsets=self.ledger.range(),
                 state=client.fold.freeze(),
                 manifest=manifest,
                 manifests=len(self.manifests.numbers()),
@@ -418,46 +386,14 @@ def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log: 
         return _open_or_create(name, here, options) if create else Log.open(name, here)
 
 
-def open_snapshots(name: str, where: Where) -> Log:
-    """A log whose cluster is not asked, to read its snapshots alone. Raises NotFound, Damaged, StoreUnavailable,
-    ConfigError.
-    """
-    store = opened_store(name, where)
-    made = descriptor_of(store, name)
-    newest = ManifestChain(store, made).newest_of_any()
-    return Log(made.at(newest.manifest.identity) if newest else made, no_kafka(), store)
-
-
-def create_closed(name: str, where: Where, options: LogOptions, *, reason: str, operator: str) -> Log:
-    """Make a log that is read and written only from a snapshot on that somebody has yet to put: its ledger begins with
-    a Restart behind which nothing counts that was folded from the first record.
-
-    Raises AlreadyExists, InvalidName, ConfigError, UnsafeTopic, UnsafeStore, Unavailable.
-    """
-    return _create(name, where, options, partial(Restart, position=1, reason=reason, operator=operator))
-
-
-def _create(name: str, where: Where, options: LogOptions, mark: Callable[..., Mark | Restart]) -> Log:
-    new, replicas = new_log(options), where.replication_factor
-    check_replicas(replicas)
-    with opened_ports(name, where) as (client, store, waived):
-        made = make_log(client, store, name, new, replication_factor=replicas, waived=waived, mark=mark)
-    return Log(made, client, store, waived=waived)
-
-
-def _open(name: str, where: Where, options: LogOptions) -> Log:
-    log = Log.open(name, where)
-    options.check(log.descriptor, log.value_schemas.all, log.truncation)
-    return log
-
-
 def _open_or_create(name: str, where: Where, options: LogOptions) -> Log:
     """Open; make what is not there; and look again if a rival makes it at the same moment."""
     for pause_s in (*_PAUSES_S, None):
-        try:
-            return _open(name, where, options)
-        except NotFound:
-            pass  # There is none, or one whose create is under way, or died: to create it once more completes it.
+        # If there is none, its create may be under way, or have died: to create it once more completes it.
+        with suppress(NotFound):
+            log = Log.open(name, where)
+            options.check(log.descriptor, log.value_schemas.all, log.truncation)
+            return log
         try:
             return Log.create(name, where, options)  # Made by these options: nothing is left to check.
         except AlreadyExists:

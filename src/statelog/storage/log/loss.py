@@ -64,19 +64,10 @@ from statelog.storage.ledger_tape import append_record
 from statelog.storage.log.evidence import check_anchors, furthest_witness
 from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_of, put_loss, truncation_of
 from statelog.storage.log.log import Log
-from statelog.storage.log.producers import append_all
-from statelog.storage.log.topics import (
-    identity_of,
-    identity_shown,
-    look_for,
-    make_topic,
-    owned_elsewhere,
-    owner_of,
-)
+from statelog.storage.log.producers import append_up_to
+from statelog.storage.log.topics import identity_of, identity_shown, look_for, make_topic, owned_elsewhere, owner_of
 from statelog.storage.log.where import Where, opened_ports
 from statelog.storage.store import Store
-
-_AT_ONCE = 100_000
 
 
 def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, operator: str) -> int:
@@ -175,10 +166,8 @@ def _is_other(log: Log) -> bool:
     try:
         with closing(log.ledger.newest_client()) as ledger:
             ledger.fold_end()
-    except AnchorMismatch:
-        return True
-    except DataLoss:
-        return False
+    except DataLoss as error:
+        return isinstance(error, AnchorMismatch)
     return False
 
 
@@ -206,16 +195,11 @@ def check_runs(store: Store, manifest: Manifest) -> None:
 
 def append_restarts(log: Log, record: Restart, offset: int) -> int:
     """Append the record until one of them lies at `offset` or above; the offset of the last one."""
-    value, last = encode(record), log.ledger.end() - 1
-    producer = log.kafka.producer()
     try:
-        while last < offset:
-            last = max(append_all(producer, log.ledger_topic, 0, value, min(_AT_ONCE, offset - last)))
+        with closing(log.kafka.producer()) as producer:
+            return append_up_to(producer, log.ledger_topic, 0, encode(record), log.ledger.end() - 1, offset)
     except OutcomeUnknown as error:
-        raise OutcomeUnknown(error.message, hint="Accept the loss again: that settles it", **error.facts) from error
-    finally:
-        producer.close()
-    return last
+        raise error.restated(hint="Accept the loss again: that settles it") from error
 
 
 # ---- topics that are gone
@@ -241,17 +225,13 @@ class TopicLoss(NamedTuple):
     position: int
 
 
-def _agreed(_loss: TopicLoss) -> None:
-    """A caller who knows what is lost."""
-
-
 def accept_topic_loss(
     name: str,
     where: Where,
     *,
     reason: str,
     operator: str,
-    confirm: Callable[[TopicLoss], None] = _agreed,
+    confirm: Callable[[TopicLoss], object] = lambda _: None,
 ) -> Log:
     """Give up what a lost ledger held behind the newest snapshot, recreate what is gone, and open the log.
 
@@ -378,9 +358,8 @@ class _Acceptance:
 
     def _fate(self, topic: str, topic_id: str) -> TopicFate:
         found = look_for(self.client, topic)
-        if found is None:
-            return TopicFate.GONE
-        return TopicFate.KEPT if found.topic_id == topic_id else TopicFate.ANEW
+        is_kept = found is not None and found.topic_id == topic_id
+        return TopicFate.KEPT if is_kept else TopicFate.ANEW if found else TopicFate.GONE
 
     def _topic(self, role: TopicRole, topic: str, partitions: int) -> TopicDescription:
         """The topic, made if it is not there. Raises AlreadyExists if it is another log's, UnsafeTopic."""
@@ -409,10 +388,8 @@ class _Acceptance:
         there = self.client.offsets(topic, sorted(next_offsets)) if next_offsets else {}
         with closing(self.client.producer()) as producer:
             for partition, wanted in sorted(next_offsets.items()):
-                last = there[partition].end - 1
-                while last < wanted - 1:
-                    count = min(_AT_ONCE, wanted - 1 - last)
-                    last = max(append_all(producer, topic, partition, VOID_VALUE, count))
-                    if last == wanted - 1:
-                        anchors.append(Anchor("data", partition, last, xxhash.xxh3_64_intdigest(VOID_VALUE)))
+                end = there[partition].end
+                last = append_up_to(producer, topic, partition, VOID_VALUE, end - 1, wanted - 1)
+                if end <= last == wanted - 1:
+                    anchors.append(Anchor("data", partition, last, xxhash.xxh3_64_intdigest(VOID_VALUE)))
         return anchors

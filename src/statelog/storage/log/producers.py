@@ -1,4 +1,4 @@
-"""Producers of a log: one that is made ahead (`WarmProducer`), and many equal records at once (`append_all`)."""
+"""Producers of a log: one that is made ahead (`WarmProducer`), and many equal records (`append_all`)."""
 
 import time
 from collections import deque
@@ -23,7 +23,6 @@ class _Warm(NamedTuple):
     made_s: float
 
     def is_good(self, now_s: float) -> bool:
-        """Whether it may be used for an Open."""
         if now_s - self.made_s >= _FRESH_S:
             return False
         with suppress(StatelogError):
@@ -107,6 +106,7 @@ class WarmProducer:
             return None
 
 
+_AT_ONCE = 100_000
 _GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is never missed by a hair
 
 
@@ -143,3 +143,13 @@ def append_all(
             hint="Try again: what is there already does no harm",
         )
     return [report.offset for report in reports]
+
+
+def append_up_to(producer: Producer, topic: str, partition: int, value: bytes, last: int, offset: int) -> int:
+    """Append `value` behind the offset `last` until a record lies at `offset` or above; returns the last one's offset.
+
+    Raises OutcomeUnknown, as `append_all`.
+    """
+    while last < offset:
+        last = max(append_all(producer, topic, partition, value, min(_AT_ONCE, offset - last)))
+    return last

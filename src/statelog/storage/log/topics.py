@@ -1,79 +1,54 @@
-"""A log's two topics and its descriptor: made, checked against the policy, identified, marked as its own, deleted.
-
-Never opens a log.
+"""A log's two topics: made, checked against the policy, identified; and whose they are. Never opens a log.
 
 Which topics are a log's may change: the descriptor names the first ones and never changes, and a manifest of the chain
 names those in force when it was put. Ids never come back: so whatever the cluster shows is the log's if it is the
 descriptor's, or a manifest's.
 
 Invariants:
-- A log is made in the order topics, descriptor, mark, and the descriptor is deleted last when it goes. A create that
-  died on the way can be run again: a descriptor whose ledger is empty is no log yet.
 - A topic that is taken over is empty and has the shape that was asked for.
-- The first record of a ledger names the one descriptor that it belongs to. Of two creates the first mark wins.
-- What is deleted is the log's own: topics of other ids, or that another descriptor owns, are left alone.
+- The first record of a ledger names the one descriptor that it belongs to.
 """
 
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 from statelog.errors import (
     AlreadyExists,
-    BeyondEnd,
     ConfigError,
     CorruptManifest,
     IdentityChanged,
     NotFound,
     OffsetGone,
     StatelogError,
-    UnsafeTopic,
 )
 from statelog.schemas.descriptor import Descriptor, verify
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import LedgerRecord, Mark, Restart, decode
-from statelog.schemas.names import DESCRIPTOR_PATH, data_topic, ledger_topic
+from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.topic_policy import (
     LEAST_NEEDS,
-    MIN_RECORD_BYTES,
     NO_TOPIC_ID,
-    WRITING,
+    Rights,
     TopicNeeds,
     TopicRole,
+    Truncation,
     Waiver,
     check_rights,
     check_topic,
-    largest_record_bytes,
     topic_config,
     without_refused,
 )
 from statelog.storage.kafka import Kafka, TopicDescription, TopicSpec
-from statelog.storage.kafka.errors import MISSING_REQUEST
-from statelog.storage.ledger_tape import append_record
-from statelog.storage.log.files import (
-    ManifestChain,
-    descriptor_of,
-    descriptor_or_none,
-    put_descriptor,
-    put_first_schema,
-    put_truncation,
-    truncation_of,
-)
+from statelog.storage.log.files import ManifestChain, descriptor_or_none
 from statelog.storage.log.ledger import records_at
-from statelog.storage.log.where import NewLog
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.storage")
-_UNGRANTED = "TOPIC_AUTHORIZATION_FAILED"
+UNGRANTED = "TOPIC_AUTHORIZATION_FAILED"
 _REFUSED_SETTINGS = frozenset({"POLICY_VIOLATION", "INVALID_CONFIG"})
-_BY_AGE = (
-    'Pass truncation="retention" when it is made (an existing log: `statelog truncate`), and Kafka deletes records by'
-    " their age; docs/kafka.md says what that asks of rounds"
-)
 _LOOKS = 3
 _LOOK_AGAIN_S = 0.25
 
@@ -84,6 +59,17 @@ class IdentifiedTopics(NamedTuple):
     data: TopicDescription
     ledger: TopicDescription
     warning: str | None
+
+    def check_made(self, descriptor: Descriptor, truncation: Truncation, waived: frozenset[Waiver]) -> None:
+        """Raises UnsafeTopic unless both are made as a log so described and truncated needs them."""
+        needs = TopicNeeds(descriptor.record_bytes_max, truncation.retention_ms)
+        for role, topic in ((TopicRole.DATA, self.data), (TopicRole.LEDGER, self.ledger)):
+            check_topic(topic, role, waived, needs)
+
+    def check_rights(self, rights: Rights) -> None:
+        """Raises ConfigError if this client may not do with them what it is going to."""
+        needed = {self.data.name: rights.data, self.ledger.name: rights.ledger}
+        check_rights(needed, {topic.name: topic.operations for topic in (self.data, self.ledger)})
 
 
 def make_topic(
@@ -106,7 +92,7 @@ def make_topic(
     except AlreadyExists:
         _require_empty(client, topic, partitions)
     except ConfigError as refusal:
-        if refusal.facts.get("kafka_error") != _UNGRANTED or not _is_seen(client, topic):
+        if refusal.facts.get("kafka_error") != UNGRANTED or not _is_seen(client, topic):
             raise
         _require_empty(client, topic, partitions)
     found = look_for(client, topic)
@@ -210,7 +196,7 @@ def owner_of(client: Kafka, topic: str) -> bytes | None:
     if start > 0 or end == 0:
         return None
     try:
-        return _digest_at(client, topic, 0)
+        return digest_at(client, topic, 0)
     except OffsetGone:
         return None  # A round truncated the ledger since the question above.
 
@@ -224,7 +210,7 @@ def record_at(client: Kafka, topic: str, offset: int) -> LedgerRecord | None:
     return decode(found.value) if found else None
 
 
-def _digest_at(client: Kafka, topic: str, offset: int) -> bytes | None:
+def digest_at(client: Kafka, topic: str, offset: int) -> bytes | None:
     """The digest of the descriptor that the record names, if it names one."""
     record = record_at(client, topic, offset)
     return record.digest if isinstance(record, Mark | Restart) else None
@@ -257,29 +243,6 @@ def _is_rolled_up(descriptor: Descriptor, manifests: ManifestChain) -> bool:
     except StatelogError:
         return False  # What is wrong with it is told where it is needed.
     return newest is not None and newest.manifest.identity == descriptor.identity and descriptor.made_with is None
-
-
-def mark_ledger(client: Kafka, topic: str, mark: Mark | Restart) -> None:
-    """Append the mark, and see that it lies where its acknowledgement says: every commit rests on that.
-
-    Raises AlreadyExists if another log's came first, UnsafeTopic; OutcomeUnknown, Unavailable: create again.
-    """
-    with closing(client.producer()) as producer:
-        offset = append_record(producer, topic, mark)
-    try:
-        found = _digest_at(client, topic, offset)
-    except BeyondEnd:
-        found = None
-    if found != mark.digest:
-        raise UnsafeTopic(
-            "the first record of the ledger is not where its acknowledgement says: the topic acknowledges records"
-            " before their place in the log is known, or lost it",
-            topic=topic,
-            offset=offset,
-            hint="Delete both topics, and create the log where what is acknowledged has its place (docs/kafka.md)",
-        )
-    if offset > 0 and owner_of(client, topic) != mark.digest:
-        raise owned_elsewhere(topic)
 
 
 def owned_elsewhere(topic: str) -> AlreadyExists:
@@ -316,103 +279,3 @@ def topics_in_force(client: Kafka, store: Store, made: Descriptor) -> Descriptor
         except (NotFound, CorruptManifest):
             continue  # Cleaned up since, or damaged: every manifest since then names them, too.
     return made
-
-
-# ---- the life of a log
-
-
-def make_log(
-    client: Kafka,
-    store: Store,
-    name: str,
-    new: NewLog,
-    *,
-    replication_factor: int,
-    waived: frozenset[Waiver],
-    mark: Callable[..., Mark | Restart] = Mark,
-) -> Descriptor:
-    """Make a log, or finish one whose create died; returns its descriptor. `mark` makes the ledger's first record of
-    the descriptor's digest.
-
-    Raises AlreadyExists, ConfigError, Unsafe, Unavailable.
-    """
-    store.check()
-    begun = descriptor_or_none(store)
-    if begun is not None and not is_begun(client, begun):
-        raise AlreadyExists(
-            f"the log {name} is there already",
-            hint="Open it (Log.open; every command but init does), or delete it first",
-            log=name,
-            url=store.url,
-        )
-    needs = TopicNeeds(begun.record_bytes_max if begun else MIN_RECORD_BYTES, new.truncation.retention_ms)
-    data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived, needs)
-    ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived, needs)
-    check_rights({ledger.name: WRITING.ledger}, {ledger.name: ledger.operations})  # Before anything needs them.
-    if not new.truncation.is_by_kafka:
-        prove_truncation(client, (data.name, ledger.name), needs_right=False)
-    descriptor = Descriptor(
-        name=name,
-        identity=identity_of(client.cluster_id(), data, ledger),
-        partitions=new.partitions,
-        key_groups=new.key_groups,
-        hash_rule=new.hash_rule,
-        key_type=new.key_type,
-        value_schema_id=1 if new.value_schema else 0,
-        nonce=begun.nonce if begun else os.urandom(16),
-        prefix_bytes=new.prefix_bytes,
-        record_bytes_max=begun.record_bytes_max if begun else largest_record_bytes(data.config, ledger.config),
-    )
-    if new.value_schema is not None:
-        put_first_schema(store, new.value_schema.avsc)
-    if begun is None:
-        if new.truncation.is_by_kafka:
-            put_truncation(store, descriptor, new.truncation)  # First: a log that is there has it.
-        put_descriptor(store, descriptor)
-    elif begun != descriptor or truncation_of(store, descriptor) != new.truncation:
-        hint = "Create it with the same settings, or delete it first"
-        raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
-    try:
-        mark_ledger(client, ledger.name, mark(digest=descriptor.digest))
-    except UnsafeTopic:
-        store.delete(DESCRIPTOR_PATH)  # Else the next open would find a log, and believe what is acknowledged.
-        raise
-    return descriptor
-
-
-def prove_truncation(client: Kafka, topics: Iterable[str], *, needs_right: bool = True) -> None:
-    """See that records of these topics can be deleted, by deleting those below offset 0, of which there are none.
-
-    `check_rights` finds nothing where brokers do not say, and nothing else shows that a Kafka lacks the request: rounds
-    would put manifests, and Kafka would grow. Who only makes a log need not have the right. Raises ConfigError,
-    Unavailable.
-    """
-    for topic in topics:
-        try:
-            client.delete_records(topic, {0: 0})
-        except ConfigError as error:
-            if error.facts.get("kafka_error") in MISSING_REQUEST:
-                raise error.restated(hint=_BY_AGE) from error
-            if needs_right or error.facts.get("kafka_error") != _UNGRANTED:
-                raise
-
-
-def delete_log(client: Kafka, store: Store, name: str) -> None:
-    """Delete a log: topics, snapshots, descriptor. Raises NotFound, ConfigError, Unavailable."""
-    descriptor = topics_in_force(client, store, descriptor_of(store, name))
-    ids = {
-        data_topic(name): descriptor.identity.data_topic_id,
-        ledger_topic(name): descriptor.identity.ledger_topic_id,
-    }
-    if client.cluster_id() != descriptor.identity.cluster_id:
-        raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
-    found = {topic: client.describe_topic(topic) for topic in ids}
-    own = {topic: one for topic, one in found.items() if one is not None and one.topic_id == ids[topic]}
-    owner = owner_of(client, ledger_topic(name)) if ledger_topic(name) in own else None
-    for topic in own if owner in (None, descriptor.digest) else ():
-        client.delete_topic(topic)
-    for info in list(store.list()):
-        if info.path != DESCRIPTOR_PATH:
-            store.delete(info.path)
-    store.delete(DESCRIPTOR_PATH)
-    store.tidy()

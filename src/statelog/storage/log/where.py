@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse
-from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
+from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.names import check_log_name, is_log_name, parse_enum
 from statelog.schemas.topic_policy import Truncation, Waiver, parse_waivers
@@ -25,13 +25,7 @@ from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.config import DEFAULT_REPLICATION_FACTOR, Config, merge, named_layers
 from statelog.storage.kafka import Kafka, OffsetRange, Reader, Record
 from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import (
-    TOKEN,
-    ClientConfig,
-    check_kafka,
-    check_password_in_clear,
-    client_config,
-)
+from statelog.storage.kafka.config import TOKEN, ClientConfig, check_kafka, check_password_in_clear, client_config
 from statelog.storage.kafka.token import TokenFunction, check_travels
 from statelog.storage.measured import MeasuredKafka, MeasuredStore
 from statelog.storage.store import Store
@@ -42,7 +36,8 @@ KafkaSource = Kafka | Mapping[str, str]
 """A port, or librdkafka's settings for one."""
 StoreSource = Store | Callable[[str], Store] | str
 """A port, what makes one for the log of this name, or the root URL of one."""
-_ONE_BROKER = ("replication", "min-insync")
+ONE_BROKER = ("replication", "min-insync")
+"""The checks that one broker alone cannot pass."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,7 +83,7 @@ class Where:
     @staticmethod
     def local(root: str, bootstrap: str = "127.0.0.1:9092") -> "Where":
         """The broker of `statelog dev start`, excused from what one broker cannot do, and a directory for the logs."""
-        return Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=_ONE_BROKER, replication_factor=1)
+        return Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=ONE_BROKER, replication_factor=1)
 
     @staticmethod
     def from_env(environment: Mapping[str, str] | None = None) -> "Where":
@@ -228,21 +223,6 @@ def _client(config: ClientConfig, waived: frozenset[Waiver]) -> ConfluentKafka:
 # ---- how a log is
 
 
-_MOST_REPLICAS = 10_000  # What the client can say.
-
-
-class NewLog(NamedTuple):
-    """A log that is about to be made: every option checked, and nothing left out."""
-
-    partitions: int
-    key_groups: int
-    key_type: KeyType
-    hash_rule: HashRule
-    prefix_bytes: int | None
-    value_schema: ValueSchema | None
-    truncation: Truncation
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
     """How a log is made: `create=LogOptions(partitions=32)`. A log that is there has to agree with what is said.
@@ -307,34 +287,6 @@ class LogOptions:
             wanted, found = Truncation.named(self.truncation, self.retention_days), Truncation.named(*truncation())
             if wanted.mode is not found.mode or self.retention_days not in (None, found.retention_days):
                 yield f"truncation is {found} and not {wanted}"
-
-
-def new_log(said: LogOptions) -> NewLog:
-    """The log that these options make. Raises ConfigError for what no log can be."""
-    groups = _whole("key_groups", 128 if said.key_groups is None else said.key_groups, 65536, "65536")
-    partitions = 8 if said.partitions is None else said.partitions
-    new = NewLog(
-        partitions=_whole("partitions", partitions, groups, f"key_groups, which is {groups}"),
-        key_groups=groups,
-        key_type=parse_enum(KeyType, "key_type", said.key_type or KeyType.BYTES),
-        hash_rule=parse_enum(HashRule, "hash_rule", said.hash_rule or HashRule.CRC32),
-        prefix_bytes=said.prefix_bytes,
-        value_schema=None if said.value_schema is None else parse_value_schema(said.value_schema, 1),
-        truncation=Truncation.named(said.truncation, said.retention_days),
-    )
-    check_hashing(new.hash_rule, new.key_type, new.prefix_bytes)
-    return new
-
-
-def check_replicas(replication_factor: object) -> None:
-    """Raise ConfigError for a number of replicas that no topic can have."""
-    _whole("replication_factor", replication_factor, _MOST_REPLICAS, str(_MOST_REPLICAS))
-
-
-def _whole(name: str, value: object, most: int, most_text: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ConfigError(f"{name} is {value!r} and must be a whole number from 1 to {most_text}")
-    return value
 
 
 # ---- no Kafka

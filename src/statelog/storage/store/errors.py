@@ -171,8 +171,8 @@ REPEAT_DELAYS_S = (0.1, 0.3, 1.0, 3.0)
 """The pause before each repeat. A store that is away for longer is the caller's to wait for."""
 
 
-class Repeats:
-    """Makes calls, and makes those again, a few times, that failed for a moment. `sleep` pauses for so many seconds.
+def repeated(call: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
+    """What `call` returns or raises in the end, made again a few times where it failed for a moment.
 
     A store of many machines answers 500 or 503 now and then and asks for the request to be repeated; a merge of a large
     state makes tens of thousands of requests, and would hardly ever end if each of these answers ended it. What a
@@ -181,17 +181,11 @@ class Repeats:
 
     Only what is transient by its own word is repeated; a refusal, a full disk or a timeout is raised at once.
     """
-
-    def __init__(self, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._sleep = sleep
-
-    def __call__(self, call: Callable[[], T]) -> T:
-        """What `call` returns, or what it raises in the end."""
-        for delay_s in REPEAT_DELAYS_S:
-            try:
-                return call()
-            except Exception as error:
-                if not is_transient(error):
-                    raise
-            self._sleep(delay_s)
-        return call()
+    for delay_s in REPEAT_DELAYS_S:
+        try:
+            return call()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+        sleep(delay_s)
+    return call()

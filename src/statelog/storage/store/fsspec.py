@@ -8,6 +8,7 @@ fork); a listing comes from the store, whole, or is an error; no secret is in `r
 """
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from statelog.errors import AlreadyExists, ConfigError, NotFound, StoreRefused, 
 from statelog.storage.kafka.config import mask_text
 from statelog.storage.secret_files import read_secrets
 from statelog.storage.store import FileInfo, RangeReader, Store
-from statelog.storage.store.errors import Repeats, guarded, is_conflict, is_missing, is_taken
+from statelog.storage.store.errors import guarded, is_conflict, is_missing, is_taken, repeated
 from statelog.storage.store.local import LocalStore, make_private
 from statelog.storage.store.url import (
     RootUrl,
@@ -124,15 +125,15 @@ class FsspecStore(Store):
         storage_options: Mapping[str, object] | None = None,
         *,
         connect: Connect | None = None,
-        repeats: Repeats | None = None,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`connect` stands in for the file system that the URL names, and `repeats` for the usual ones, in tests."""
+        """`connect` stands in for the file system that the URL names; `sleep` pauses before a repeat."""
         self._root = root
         self._log = log
         self._url = log_url(root, log)
         self._options = dict(storage_options or {})
         self._connect = connect
-        self._repeats = repeats or Repeats()
+        self._sleep = sleep
         self._in_memory = root.protocol == "memory"
         self._made: _Client | None = None
 
@@ -262,7 +263,10 @@ class FsspecStore(Store):
     def _ask(self, action: str, path: str, call: Callable[[], T], *, reading: bool = False) -> T:
         """What one call of the file system returns, repeated where it failed for a moment; its errors are ours."""
         with self._guard(action, path, reading=reading):
-            return self._repeats(call)
+            return self._repeated(call)
+
+    def _repeated(self, call: Callable[[], T]) -> T:
+        return repeated(call, self._sleep)
 
     def _create(self, path: str, data: bytes) -> None:
         with self._guard("create", path, reading=False), _MEMORY_LOCK if self._in_memory else nullcontext():
@@ -272,7 +276,7 @@ class FsspecStore(Store):
         """One conditional write; two that met at the store are told apart by looking, and tried again."""
         for tries_left in reversed(range(_CREATE_TRIES)):
             try:
-                self._repeats(lambda: self._fs.pipe_file(self._full(path), data, mode="create"))
+                self._repeated(lambda: self._fs.pipe_file(self._full(path), data, mode="create"))
             except Exception as error:
                 if is_taken(error) or (is_conflict(error) and self._is_there(path)):
                     raise self._taken(path) from error
@@ -320,11 +324,11 @@ class FsspecStore(Store):
     def _below(self, base: str, prefix: str) -> Sequence[dict[str, object]]:
         """All that S3 has below a prefix, which knows no directories; it raises what it could not list."""
         root, _, name = base.rpartition("/")
-        found = self._repeats(lambda: self._fs.find(root, prefix=f"{name}/{prefix}", detail=True))
+        found = self._repeated(lambda: self._fs.find(root, prefix=f"{name}/{prefix}", detail=True))
         return [entry for path, entry in found.items() if entry["type"] != "directory" and not path.endswith("/")]
 
     def _entries(self, directory: str) -> Sequence[dict[str, object]]:
-        return self._repeats(lambda: self._fs.ls(directory, detail=True))
+        return self._repeated(lambda: self._fs.ls(directory, detail=True))
 
     def _info(self, base: str, entry: Mapping[str, object]) -> FileInfo:
         name, size = str(entry["name"]), entry["size"]

@@ -169,7 +169,6 @@ def _require_length(path: str, found: int, wanted: int) -> None:
 
 
 def _error(answer: "Response") -> OSError:
-    """What an answer with an error status means."""
     try:
         told = cast("Mapping[str, Mapping[str, str]]", answer.json())["RemoteException"]
         name, text = told["exception"], told["message"]

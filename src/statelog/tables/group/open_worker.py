@@ -20,7 +20,8 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.storage import Kafka, Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.group import ConfluentMember, GroupKafka, group_settings
+from statelog.storage.kafka.group import GroupKafka, group_settings
+from statelog.storage.kafka.member import ConfluentMember
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own, sweep
 from statelog.storage.log.where import one_client

@@ -1,0 +1,213 @@
+"""A log is made, marked as its ledger's owner, and deleted.
+
+Invariants:
+- A log is made in the order topics, descriptor, mark, and the descriptor is deleted last when it goes. A create that
+  died on the way can be run again: a descriptor whose ledger is empty is no log yet.
+- The first record of a ledger names the one descriptor that it belongs to. Of two creates the first mark wins.
+- What is deleted is the log's own: topics of other ids, or that another descriptor owns, are left alone.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import NamedTuple
+
+from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, IdentityChanged, UnsafeTopic
+from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.ledger.records import Mark, Restart
+from statelog.schemas.names import DESCRIPTOR_PATH, data_topic, ledger_topic, parse_enum
+from statelog.schemas.topic_policy import (
+    MIN_RECORD_BYTES,
+    WRITING,
+    TopicNeeds,
+    TopicRole,
+    Truncation,
+    check_rights,
+    largest_record_bytes,
+)
+from statelog.schemas.values.schema import ValueSchema, parse_value_schema
+from statelog.storage.kafka import Kafka
+from statelog.storage.kafka.errors import MISSING_REQUEST
+from statelog.storage.ledger_tape import append_record
+from statelog.storage.log.files import (
+    descriptor_of,
+    descriptor_or_none,
+    put_descriptor,
+    put_first_schema,
+    put_truncation,
+    truncation_of,
+)
+from statelog.storage.log.topics import (
+    UNGRANTED,
+    digest_at,
+    identity_of,
+    is_begun,
+    make_topic,
+    owned_elsewhere,
+    owner_of,
+    topics_in_force,
+)
+from statelog.storage.log.where import LogOptions, Ports
+from statelog.storage.store import Store
+
+_BY_AGE = (
+    'Pass truncation="retention" when it is made (an existing log: `statelog truncate`), and Kafka deletes records by'
+    " their age; docs/kafka.md says what that asks of rounds"
+)
+_MOST_REPLICAS = 10_000  # What the client can say.
+
+
+class _NewLog(NamedTuple):
+    """A log that is about to be made: every option checked, and nothing left out."""
+
+    partitions: int
+    key_groups: int
+    key_type: KeyType
+    hash_rule: HashRule
+    prefix_bytes: int | None
+    value_schema: ValueSchema | None
+    truncation: Truncation
+
+
+def _new_log(said: LogOptions) -> _NewLog:
+    """The log that these options make. Raises ConfigError for what no log can be."""
+    groups = _whole("key_groups", 128 if said.key_groups is None else said.key_groups, 65536, "65536")
+    partitions = 8 if said.partitions is None else said.partitions
+    new = _NewLog(
+        partitions=_whole("partitions", partitions, groups, f"key_groups, which is {groups}"),
+        key_groups=groups,
+        key_type=parse_enum(KeyType, "key_type", said.key_type or KeyType.BYTES),
+        hash_rule=parse_enum(HashRule, "hash_rule", said.hash_rule or HashRule.CRC32),
+        prefix_bytes=said.prefix_bytes,
+        value_schema=None if said.value_schema is None else parse_value_schema(said.value_schema, 1),
+        truncation=Truncation.named(said.truncation, said.retention_days),
+    )
+    check_hashing(new.hash_rule, new.key_type, new.prefix_bytes)
+    return new
+
+
+def _whole(name: str, value: object, most: int, most_text: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError(f"{name} is {value!r} and must be a whole number from 1 to {most_text}")
+    return value
+
+
+def mark_ledger(client: Kafka, topic: str, mark: Mark | Restart) -> None:
+    """Append the mark, and see that it lies where its acknowledgement says: every commit rests on that.
+
+    Raises AlreadyExists if another log's came first, UnsafeTopic; OutcomeUnknown, Unavailable: create again.
+    """
+    with closing(client.producer()) as producer:
+        offset = append_record(producer, topic, mark)
+    try:
+        found = digest_at(client, topic, offset)
+    except BeyondEnd:
+        found = None
+    if found != mark.digest:
+        raise UnsafeTopic(
+            "the first record of the ledger is not where its acknowledgement says: the topic acknowledges records"
+            " before their place in the log is known, or lost it",
+            topic=topic,
+            offset=offset,
+            hint="Delete both topics, and create the log where what is acknowledged has its place (docs/kafka.md)",
+        )
+    if offset > 0 and owner_of(client, topic) != mark.digest:
+        raise owned_elsewhere(topic)
+
+
+def make_log(
+    ports: Ports,
+    name: str,
+    options: LogOptions,
+    replication_factor: int,
+    mark: Callable[..., Mark | Restart] = Mark,
+) -> Descriptor:
+    """Make a log, or finish one whose create died; returns its descriptor. `mark` makes the ledger's first record of
+    the descriptor's digest.
+
+    Raises AlreadyExists, ConfigError, Unsafe, Unavailable.
+    """
+    client, store, waived = ports
+    new = _new_log(options)
+    _whole("replication_factor", replication_factor, _MOST_REPLICAS, str(_MOST_REPLICAS))
+    store.check()
+    begun = descriptor_or_none(store)
+    if begun is not None and not is_begun(client, begun):
+        raise AlreadyExists(
+            f"the log {name} is there already",
+            hint="Open it (Log.open; every command but init does), or delete it first",
+            log=name,
+            url=store.url,
+        )
+    needs = TopicNeeds(begun.record_bytes_max if begun else MIN_RECORD_BYTES, new.truncation.retention_ms)
+    data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived, needs)
+    ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived, needs)
+    check_rights({ledger.name: WRITING.ledger}, {ledger.name: ledger.operations})  # Before anything needs them.
+    if not new.truncation.is_by_kafka:
+        prove_truncation(client, (data.name, ledger.name), needs_right=False)
+    descriptor = Descriptor(
+        name=name,
+        identity=identity_of(client.cluster_id(), data, ledger),
+        partitions=new.partitions,
+        key_groups=new.key_groups,
+        hash_rule=new.hash_rule,
+        key_type=new.key_type,
+        value_schema_id=1 if new.value_schema else 0,
+        nonce=begun.nonce if begun else os.urandom(16),
+        prefix_bytes=new.prefix_bytes,
+        record_bytes_max=begun.record_bytes_max if begun else largest_record_bytes(data.config, ledger.config),
+    )
+    if new.value_schema is not None:
+        put_first_schema(store, new.value_schema.avsc)
+    if begun is None:
+        if new.truncation.is_by_kafka:
+            put_truncation(store, descriptor, new.truncation)  # First: a log that is there has it.
+        put_descriptor(store, descriptor)
+    elif begun != descriptor or truncation_of(store, descriptor) != new.truncation:
+        hint = "Create it with the same settings, or delete it first"
+        raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
+    try:
+        mark_ledger(client, ledger.name, mark(digest=descriptor.digest))
+    except UnsafeTopic:
+        store.delete(DESCRIPTOR_PATH)  # Else the next open would find a log, and believe what is acknowledged.
+        raise
+    return descriptor
+
+
+def prove_truncation(client: Kafka, topics: Iterable[str], *, needs_right: bool = True) -> None:
+    """See that records of these topics can be deleted, by deleting those below offset 0, of which there are none.
+
+    `check_rights` finds nothing where brokers do not say, and nothing else shows that a Kafka lacks the request: rounds
+    would put manifests, and Kafka would grow. Who only makes a log need not have the right. Raises ConfigError,
+    Unavailable.
+    """
+    for topic in topics:
+        try:
+            client.delete_records(topic, {0: 0})
+        except ConfigError as error:
+            if error.facts.get("kafka_error") in MISSING_REQUEST:
+                raise error.restated(hint=_BY_AGE) from error
+            if needs_right or error.facts.get("kafka_error") != UNGRANTED:
+                raise
+
+
+def delete_log(client: Kafka, store: Store, name: str) -> None:
+    """Delete a log: topics, snapshots, descriptor. Raises NotFound, ConfigError, Unavailable."""
+    descriptor = topics_in_force(client, store, descriptor_of(store, name))
+    ids = {
+        data_topic(name): descriptor.identity.data_topic_id,
+        ledger_topic(name): descriptor.identity.ledger_topic_id,
+    }
+    if client.cluster_id() != descriptor.identity.cluster_id:
+        raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
+    found = {topic: client.describe_topic(topic) for topic in ids}
+    own = {topic: one for topic, one in found.items() if one is not None and one.topic_id == ids[topic]}
+    owner = owner_of(client, ledger_topic(name)) if ledger_topic(name) in own else None
+    for topic in own if owner in (None, descriptor.digest) else ():
+        client.delete_topic(topic)
+    for info in list(store.list()):
+        if info.path != DESCRIPTOR_PATH:
+            store.delete(info.path)
+    store.delete(DESCRIPTOR_PATH)
+    store.tidy()
