@@ -209,6 +209,11 @@ class Rights(NamedTuple):
     data: frozenset[str]
     ledger: frozenset[str]
 
+    def check(self, data: TopicDescription, ledger: TopicDescription) -> None:
+        """Raise ConfigError for rights that this client lacks."""
+        check_rights(data, self.data)
+        check_rights(ledger, self.ledger)
+
 
 NO_RIGHTS = Rights(frozenset(), frozenset())
 READING = Rights(frozenset({"READ"}), frozenset({"READ"}))
@@ -218,21 +223,18 @@ WRITING = Rights(frozenset({"READ", "WRITE"}), frozenset({"READ", "WRITE"}))
 ROLLING_UP = Rights(frozenset({"READ", "DELETE"}), frozenset({"READ", "DELETE"}))
 
 
-def check_rights(needed: Mapping[str, frozenset[str]], held: Mapping[str, frozenset[str] | None]) -> None:
-    """Raise ConfigError for the first right that is missing; both are operations by topic.
-
-    None says that the cluster does not tell, as old brokers do not: then the operation itself will.
+def check_rights(topic: TopicDescription, needed: frozenset[str]) -> None:
+    """Raise ConfigError for rights that this client lacks. Where the cluster does not tell, the operation itself will,
+    later.
     """
-    for topic, operations in needed.items():
-        known = held[topic]
-        missing = sorted(operations - known) if known is not None else []
-        if missing:
-            raise ConfigError(
-                f"Kafka does not allow this client {' and '.join(missing)} on topic {topic}",
-                hint="Grant its principal what docs/security.md lists for the role",
-                topic=topic,
-                missing=", ".join(missing),
-            )
+    missing = sorted(needed - topic.operations) if topic.operations is not None else []
+    if missing:
+        raise ConfigError(
+            f"Kafka does not allow this client {' and '.join(missing)} on topic {topic.name}",
+            hint="Grant its principal what docs/security.md lists for the role",
+            topic=topic.name,
+            missing=", ".join(missing),
+        )
 
 
 # ---- who deletes the records that no snapshot needs any more

@@ -56,11 +56,8 @@ _LOG = logging.getLogger("statelog.storage")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDescription:
-    """A log at one moment.
-
-    `data_offsets` and `ledger_offsets` are log start and log end. `state` is the ledger folded to its end,
-    `manifest` the newest one, or None before the first, `value_schemas` all of them by ascending id, `truncation` who
-    truncates.
+    """A log at one moment: log start and log end of its partitions, the ledger folded to its end, the newest manifest
+    (None before the first), all value schemas by ascending id, who truncates.
     """
 
     descriptor: Descriptor
@@ -168,7 +165,7 @@ class Log(Closing):
             is_kept = retention_s(data.config, ledger.config) is None
             truncation = Truncation() if is_kept else self.truncation()
             verified.topics.check_made(self.descriptor, truncation, self._waived)
-        verified.topics.check_rights(rights)
+        rights.check(data, ledger)
         self._looks.newest = verified._replace(truncation=truncation)
         return truncation
 
@@ -265,7 +262,7 @@ class Log(Closing):
         topics = self._identify(anew=True).topics
         topics.check_made(self.descriptor, wanted, self._waived)
         if not wanted.is_by_kafka:
-            topics.check_rights(ROLLING_UP)
+            ROLLING_UP.check(topics.data, topics.ledger)
             prove_truncation(self.kafka, (self.data_topic, self.ledger_topic))
         put_truncation(self.store, self.descriptor, wanted)
         return wanted
@@ -288,9 +285,7 @@ class Log(Closing):
         return self._place
 
     def saw(self, place: Place) -> None:
-        """Note a place: nothing that is read through this object from now on may end below it, or hold another record
-        there.
-        """
+        """Note a place: nothing that this object reads from now on may end below it, or hold another record there."""
         self._place = max(self._place, place, key=lambda one: (one.position, one.last is not None))
 
     def checked_ledger(self) -> LedgerClient:

@@ -143,7 +143,7 @@ def make_log(
     needs = TopicNeeds(begun.record_bytes_max if begun else MIN_RECORD_BYTES, new.truncation.retention_ms)
     data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived, needs)
     ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived, needs)
-    check_rights({ledger.name: WRITING.ledger}, {ledger.name: ledger.operations})  # Before anything needs them.
+    check_rights(ledger, WRITING.ledger)  # Before anything needs them.
     if not new.truncation.is_by_kafka:
         prove_truncation(client, (data.name, ledger.name), needs_right=False)
     descriptor = Descriptor(

@@ -31,12 +31,10 @@ from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.topic_policy import (
     LEAST_NEEDS,
     NO_TOPIC_ID,
-    Rights,
     TopicNeeds,
     TopicRole,
     Truncation,
     Waiver,
-    check_rights,
     check_topic,
     topic_config,
     without_refused,
@@ -65,11 +63,6 @@ class IdentifiedTopics(NamedTuple):
         needs = TopicNeeds(descriptor.record_bytes_max, truncation.retention_ms)
         for role, topic in ((TopicRole.DATA, self.data), (TopicRole.LEDGER, self.ledger)):
             check_topic(topic, role, waived, needs)
-
-    def check_rights(self, rights: Rights) -> None:
-        """Raises ConfigError if this client may not do with them what it is going to."""
-        needed = {self.data.name: rights.data, self.ledger.name: rights.ledger}
-        check_rights(needed, {topic.name: topic.operations for topic in (self.data, self.ledger)})
 
 
 def make_topic(
