@@ -217,7 +217,7 @@ def test_a_copy_of_something_else_is_not_used(world: World, log: Log, shift: int
     first, second = (record.value for record in world.cluster.records("l", partition))
     forged = LocalCopy(attempt, 1)
     forged.add(partition, first if shift else second)
-    forged.complete({partition: [min(entry.first_offset for entry in listed.values()) + shift]})
+    forged.complete({partition: [min(entry.first_offset for entry in listed) + shift]})
 
     with pytest.raises(Corrupt, match="not the change set"):
         LocalCopyReader(world.directory, "l", plan, no_kafka)

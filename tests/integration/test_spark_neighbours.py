@@ -80,7 +80,7 @@ def test_the_kafka_source_and_our_sink_in_one_job(
     assert plan.value_schema_id is not None
     given["offsets"] = {part: (ranges[0][0], ranges[-1][1]) for part, ranges in plan.replay.ranges.items()}
     given["listed"] = {
-        part: sorted(offset for entry in entries.values() for offset in entry.offsets)
+        part: sorted(offset for entry in entries for offset in entry.offsets)
         for part, entries in plan.replay.listed.items()
     }
     given["schema_hex"] = rig.log.change_schema(plan.value_schema_id).serialize().to_pybytes().hex()

@@ -59,7 +59,7 @@ def fold_tasks(
 
     `starts` are the first key group of each partition, `runs` those below, and `output` covers all key groups.
     """
-    sizes = {p: sum(entry.size_bytes for entry in entries.values()) for p, entries in sorted(plan.listed.items())}
+    sizes = {p: sum(entry.size_bytes for entry in entries) for p, entries in sorted(plan.listed.items())}
     parts = _parts(sizes, most_tasks)
     firsts = [output.key_groups.start, *(starts[part[0]] for part in parts[1:])]
     ranges = _ranges(firsts, output.key_groups.stop)

@@ -30,7 +30,7 @@ from statelog.reading.replay import Converter, RetryWindow
 from statelog.reading.sorted_tail import SortedTail
 from statelog.recovery.plan_reader import PlanReader, committed_chunks
 from statelog.recovery.settings import RecoverySettings, terms_of
-from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan, plan_replay
+from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife, plan_replay
 from statelog.schemas.ledger.handle import Entry
 from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
@@ -102,13 +102,13 @@ def _part(plan: Plan, pieces: _Pieces) -> Plan:
 
 def _part_of_replay(replay: ReplayPlan, pieces: _Pieces) -> ReplayPlan:
     ranges: dict[int, tuple[tuple[int, int], ...]] = {}
-    listed: dict[int, dict[ChangeSetId, Entry]] = {}
+    listed: dict[int, dict[Entry, WriterLife]] = {}
     for partition, spans in pieces.items():
         first, last = spans[0].first_offset, spans[-1].end_offset
         whole = replay.ranges[partition]
         ranges[partition] = tuple((max(a, first), min(b, last)) for a, b in whole if a < last and first < b)
         listed[partition] = {
-            key: entry for key, entry in replay.listed[partition].items() if first <= key.first_offset < last
+            entry: life for entry, life in replay.listed[partition].items() if first <= entry.first_offset < last
         }
     accepted = tuple(lost for lost in replay.accepted if lost.partition in pieces)
     return ReplayPlan(ranges=ranges, listed=listed, accepted=accepted)

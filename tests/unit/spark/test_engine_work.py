@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from statelog.materializer.tasks import FoldTask, TaskOutput
-from statelog.schemas.changes.replay_plan import ChangeSetId, ReplayPlan
+from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.snapshot.run_ref import Cuts
 from statelog.spark.engine import TaskWork
@@ -17,11 +17,12 @@ _SETS = 100_000
 def test_tasks_travel_whole_and_small() -> None:
     """The plan of 100,000 change sets, as those of small commits are: less than 3 MB, and the same when it has come."""
     rng, nonce = random.Random(1), b"n" * 16
-    listed: dict[ChangeSetId, Entry] = {}
+    listed: dict[Entry, WriterLife] = {}
+    life = WriterLife(77, nonce)
     for number in range(_SETS):
         changes = rng.randrange(1, 50)
         entry = Entry(3, number, 1, changes, 130 * changes, number, number + 1, rng.getrandbits(64), b"\xff\x0f")
-        listed[ChangeSetId(77, nonce, number, number)] = entry
+        listed[entry] = life
     output = TaskOutput(
         start_position=0,
         end_position=_SETS + 1,

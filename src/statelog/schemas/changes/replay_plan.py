@@ -11,6 +11,7 @@ Invariants:
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from statelog.errors import IncompleteChangeSet
@@ -23,54 +24,48 @@ _FAR = 16
 _NO_PLACES: Iterator[tuple[int, int]] = iter(())
 
 
-class ChangeSetId(NamedTuple):
-    """What tells a listed change set from every other in its partition.
-
-    Epoch, nonce and number would do if no caller ever gave a task's number twice. The place does in any case: commits
-    never overlap in a partition.
-    """
+class WriterLife(NamedTuple):
+    """One life of a writer: whose change sets they are."""
 
     epoch: int
     nonce: bytes
-    sqn: int
-    first_offset: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """What to read: by partition the offset ranges, ascending and disjoint, and the change sets that count."""
+    """What to read: by partition the offset ranges, ascending and disjoint, and the change sets that count, in ledger
+    order, each with the life of its writer. No two of a partition are equal: commits never overlap.
+    """
 
     ranges: Mapping[int, tuple[tuple[int, int], ...]]
-    listed: Mapping[int, Mapping[ChangeSetId, Entry]]
+    listed: Mapping[int, Mapping[Entry, WriterLife]]
     accepted: tuple[LossRange, ...]
 
     @property
     def changes(self) -> int:
         """How many changes the plan covers, for progress."""
-        return sum(entry.changes for entries in self.listed.values() for entry in entries.values())
+        return sum(entry.changes for entries in self.listed.values() for entry in entries)
 
     @property
     def size_bytes(self) -> int:
         """How many bytes of record values the plan covers, for budgets and progress."""
-        return sum(entry.size_bytes for entries in self.listed.values() for entry in entries.values())
+        return sum(entry.size_bytes for entries in self.listed.values() for entry in entries)
 
 
 def plan_replay(
     commits: Iterable[CommitBody], partitions: Iterable[int], accepted: tuple[LossRange, ...] = ()
 ) -> ReplayPlan:
     """Plan the replay of valid commits, in ledger order, restricted to `partitions`."""
-    listed: dict[int, dict[ChangeSetId, Entry]] = {partition: {} for partition in partitions}
+    listed: dict[int, dict[Entry, WriterLife]] = {partition: {} for partition in partitions}
     for body in commits:
         for handle in body.handles:
+            life = WriterLife(handle.epoch, handle.nonce)
             for entry in handle.entries:
                 if entry.partition in listed:
-                    key = ChangeSetId(handle.epoch, handle.nonce, entry.sqn, entry.first_offset)
-                    listed[entry.partition][key] = entry
+                    listed[entry.partition][entry] = life
     listed = {partition: entries for partition, entries in listed.items() if entries}
     ranges = {
-        partition: tuple(
-            left for start, end in _spans(entries.values()) for left in kept(accepted, partition, start, end)
-        )
+        partition: tuple(left for start, end in _spans(entries) for left in kept(accepted, partition, start, end))
         for partition, entries in listed.items()
     }
     return ReplayPlan(ranges=ranges, listed=listed, accepted=accepted)
@@ -92,16 +87,13 @@ def _spans(entries: Collection[Entry]) -> list[tuple[int, int]]:
 
 
 class _Progress:
-    """How far one change set has come. `next` is the index and the offset of its next chunk, None behind the last.
+    """How far one change set has come. `next` is the index and the offset of its next chunk, None behind the last."""
 
-    There is one for each change set of a plan, often for each chunk: it holds no more than it must.
-    """
+    __slots__ = ("_places", "changes", "checksums", "entry", "is_cut", "life", "next")
 
-    __slots__ = ("_places", "changes", "checksums", "entry", "id", "is_cut", "next")
-
-    def __init__(self, key: ChangeSetId, entry: Entry, lost: Sequence[LossRange]) -> None:
-        self.id = key
+    def __init__(self, entry: Entry, life: WriterLife, lost: Sequence[LossRange]) -> None:
         self.entry = entry
+        self.life = life
         self.changes = 0
         self.checksums: list[int] = []
         left = kept(lost, entry.partition, entry.first_offset, entry.end_offset) if lost else ()
@@ -117,7 +109,7 @@ class _Progress:
     def takes(self, head: ChunkHead) -> bool:
         """Whether this is the head of its next chunk."""
         is_next = self.next is not None and head.index == self.next[0]
-        return is_next and (head.epoch, head.nonce, head.sqn) == self.id[:3]
+        return is_next and (head.epoch, head.nonce) == self.life and head.sqn == self.entry.sqn
 
     def add(self, head: ChunkHead) -> tuple[int, int] | None:
         """Take its next chunk; returns the place of the one after it."""
@@ -134,6 +126,12 @@ class _Progress:
         return found == (self.entry.chunks, self.entry.changes, self.entry.checksum)
 
 
+def _is_all_of(entry: Entry, life: WriterLife, head: ChunkHead) -> bool:
+    """Whether this is the head of the one chunk of a change set."""
+    is_it = (head.epoch, head.nonce) == life and (head.sqn, head.index, head.changes) == (entry.sqn, 0, entry.changes)
+    return is_it and combine_checksums((head.checksum,)) == entry.checksum
+
+
 def _is_in(offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
     return any(start <= offset < end for start, end in ranges)
 
@@ -145,20 +143,31 @@ class PartitionCheck:
         self._topic = topic
         self._partition = partition
         lost = [hole for hole in plan.accepted if hole.partition == partition]
-        self._sets = [_Progress(key, entry, lost) for key, entry in plan.listed[partition].items()]
+        self._lives = lives = plan.listed[partition]
+        # Where commits are small, nearly all change sets are one chunk, which comes or not: no progress is kept of it.
+        self._single = {entry.first_offset: entry for entry in lives if entry.chunks == 1 and not lost}
+        several = (entry for entry in lives if entry.chunks > 1 or lost)
+        self._sets = [_Progress(entry, lives[entry], lost) for entry in several]
         self._awaited = {progress.next[1]: progress for progress in self._sets if progress.next is not None}
 
     def lists(self, offset: int) -> bool:
         """Whether the record at this offset counts. If not it is void."""
-        return offset in self._awaited
+        return offset in self._single or offset in self._awaited
 
     def lists_any(self, start: int, end: int) -> bool:
         """Whether a record of the offsets [start, end) counts, of those that are still to come."""
-        return any(start <= offset < end for offset in self._awaited)
+        return any(start <= offset < end for offset in chain(self._single, self._awaited))
 
     def add(self, offset: int, head: ChunkHead) -> None:
         """The chunk at a listed offset. Raises IncompleteChangeSet if it is not the one that is listed there."""
-        progress = self._awaited.pop(offset)
+        entry = self._single.pop(offset, None)
+        if entry is None:
+            progress = self._awaited.pop(offset)
+        elif _is_all_of(entry, self._lives[entry], head):
+            return
+        else:
+            progress = _Progress(entry, self._lives[entry], ())
+            self._sets.append(progress)
         if not progress.takes(head):
             raise self._incomplete(progress, f"another chunk, of change set {head.sqn}, lies at offset {offset}")
         following = progress.add(head)
@@ -167,7 +176,8 @@ class PartitionCheck:
 
     def finish(self) -> None:
         """Raise IncompleteChangeSet unless every listed change set came whole."""
-        for progress in self._sets:
+        left = (_Progress(entry, self._lives[entry], ()) for entry in self._single.values())
+        for progress in chain(self._sets, left):
             if not progress.is_whole:
                 raise self._incomplete(progress, "chunks are missing" if progress.next else "its chunks differ")
 

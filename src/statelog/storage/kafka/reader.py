@@ -193,7 +193,8 @@ class ConfluentReader:
                 self._check_stall(waited_s, stall_timeout_s, left)
                 for record in records:
                     yield record
-                    self._check_turn(turn)
+                    if turn != self._turn:  # A fork is noticed by the next fetch.
+                        self._check_turn(turn)
                 self._tell_unreadable(left, stall_timeout_s)
         except (GeneratorExit, Unreadable):
             self._release(turn)

@@ -255,11 +255,11 @@ def _files(log_directory: Path, plan: ReplayPlan) -> dict[Path, list[Entry]]:
     """The copies that a plan needs, each with what it is to hold. Raises NotFound, OSError."""
     attempts = {path.name: path for path in log_directory.glob("*/*")}
     files: dict[Path, list[Entry]] = {}
-    for key, entry in chain.from_iterable(listed.items() for listed in plan.listed.values()):
-        attempt = attempts.get(_attempt_name(key.epoch, key.nonce))
-        path = attempt / f"{key.sqn:020d}.copy" if attempt else None
+    for entry, life in chain.from_iterable(listed.items() for listed in plan.listed.values()):
+        attempt = attempts.get(_attempt_name(*life))
+        path = attempt / f"{entry.sqn:020d}.copy" if attempt else None
         if path is None or not (path in files or path.exists()):
-            raise NotFound("a change set has no local copy", epoch=key.epoch, sqn=key.sqn, partition=entry.partition)
+            raise NotFound("a change set has no local copy", epoch=life.epoch, sqn=entry.sqn, partition=entry.partition)
         files.setdefault(path, []).append(entry)
     return files
 
