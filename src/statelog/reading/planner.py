@@ -91,10 +91,15 @@ def _aim(history: RetainedHistory, end: At | None, before: int | None) -> int | 
 
 def plan_of(log: Log, folding: Folding, key_groups: frozenset[int] | None) -> Plan:
     """The plan of the state at the end of a fold, whose ledger and anchors the caller has checked, as an Open does."""
-    if folding.commits and log.retention_s is not None:
-        warn_of_age(log, folding.commits[0].timestamp_ms, current_environment().wall_clock())
+    warn_if_aged(log, folding)
     bodies = (valid.commit.read_body() for valid in folding.commits)  # Decoded one by one: there may be many.
     return make_plan(log.descriptor, folding.base, folding.folded, bodies, key_groups)
+
+
+def warn_if_aged(log: Log, folding: Folding) -> None:
+    """Warn if what a fold has found may soon be deleted by its age."""
+    if folding.commits and log.retention_s is not None:
+        warn_of_age(log, folding.commits[0].timestamp_ms, current_environment().wall_clock())
 
 
 def plan_snapshot(log: Log, position: int | None, key_groups: frozenset[int] | None, snapshots: Snapshots) -> Plan:

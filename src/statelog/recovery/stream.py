@@ -150,21 +150,18 @@ class ReadAhead:
             self.queue.put(encode_frame(_empty(self.reader.converter.schema), self._applied))
 
     def _put(self, batch: pa.RecordBatch) -> None:
+        """Queue rows of the state; if the disk is full, and `waits_for_room`, once the consumer has drained it."""
         assert self._applied is not None, "reading the state begins with a place"
         applied = self._applied.after(batch)
-        self._queue(encode_frame(batch, applied))
-        self._applied = applied
-        self._held.pin()
-
-    def _queue(self, data: memoryview) -> None:
-        """Put a frame; if the disk is full, and `waits_for_room`, wait until the consumer has drained it."""
+        data = encode_frame(batch, applied)
         try:
             self.queue.put(data)
         except StorageFull:
             if not self._settings.waits_for_room:
                 raise
-            while not self.queue.offer(data, _OFFER_S):
-                self._held.renew()
+            self._offer(data, self._held.renew)
+        self._applied = applied
+        self._held.pin()
 
     def _follow_on(self, poll_s: float) -> None:
         """Take over the log from the state's lease, which stands while the store is away for a moment, and read on."""
@@ -208,13 +205,13 @@ class ReadAhead:
         for batch in cut_to_frames(tables, self._frame_bytes):
             if held.num_rows:
                 before = before.inside_commit(held.num_rows)
-                self._offer(feed, encode_frame(held, before))
+                self._offer(encode_frame(held, before), feed.renew)
             held = batch
-        self._offer(feed, encode_frame(held, after))
+        self._offer(encode_frame(held, after), feed.renew)
 
-    def _offer(self, feed: CommitFeed, data: memoryview) -> None:
+    def _offer(self, data: memoryview, renew: Callable[[], object]) -> None:
         while not self.queue.offer(data, _OFFER_S):
-            feed.renew()
+            renew()
 
     def _check_open(self) -> None:
         if self.queue.is_closed:

@@ -33,11 +33,10 @@ from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrup
 from statelog.producer import Writer
 from statelog.reading.hold import HeldPlan
 from statelog.reading.plan import Folding, make_change_plan, make_plan
-from statelog.reading.planner import plan_of, planned_anew
+from statelog.reading.planner import plan_of, planned_anew, warn_if_aged
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.log.aging import warn_of_age
 from statelog.tables.settings import Loading
 from statelog.tables.setup import TableSetup
 from statelog.tables.state.base import BaseSnapshot, Eligibility
@@ -252,8 +251,7 @@ class StateOpener:
         """The plan of what was committed behind a position; of what the Open has folded, if that holds it all."""
         groups, schema_id = self._keys.owned, self._wanted.values.schema.id
         if folding is not None and folding.start <= start:
-            if folding.commits and self._log.retention_s is not None:
-                warn_of_age(self._log, folding.commits[0].timestamp_ms, self._environment.wall_clock())
+            self._environment.run(warn_if_aged, self._log, folding)
             return make_change_plan(
                 self._log.descriptor,
                 [commit for commit in folding.commits if commit.position > start],

@@ -1,16 +1,12 @@
 """What a worker works with: its input topic, its hooks, and `WorkerContext`, the way to its tables and into its group.
 
     progress of a table    {"offset": 42, "topic": "words", "topic_id": "..."}
-
-`WorkerHooks` are what a program does when a partition's table is open, now and then, behind a commit, and at the end:
-
-    open ─► on_open ─► messages, on_tick ─► commits, each ─► on_commit ─► ... ─► the last ─► on_commit ─► on_close
+    hooks                  open ─► on_open ─► messages, on_tick ─► commits, each ─► on_commit ─► ... ─► on_close
 
 Invariants:
 - An offset counts for the topic that it was taken from, and for no other of the same name.
 - Where records were lost that no table has processed, it is an error, unless it was allowed by name.
 - Hooks run in the worker's thread, between two messages, and none inside of another.
-- What they change is part of the table's next commit, but for `on_close`, whose table takes no more.
 - `on_close` is called once for each `on_open`, whatever ended the table, and whatever else fails.
 """
 

@@ -11,7 +11,7 @@ Invariants:
 - It writes nothing to Kafka before it is promoted; a producer that it keeps ready has sent nothing.
 - Several standbys of a table do not know of each other.
 - What is read is the state of one position, and never more than what is committed.
-- Any thread of its process may read it. The thread that promotes it owns the table.
+- The thread that promotes it owns the table.
 - Whatever fails while it opens, nothing stays open.
 """
 
