@@ -1,15 +1,6 @@
-"""`StateOpener`: the one way to open a state: what is kept is judged and brought up to date, or it is made anew.
-
-    1  the lock of the directory                          state/directory.py; a dict has none
-    2  look     is it of this log, and its place one of the ledger's?
-                or, if it proves that the ledger lost what was acknowledged, keep it for a person, and open nothing
-       the place that the state has to come to            an owner's: that of its Open; a standby's: the ledger's end
-    3  read     the commits behind its place, newest change of each key
-    4  stand    on a snapshot that has what it lacks
-    5  or else  make one beside it: an empty store that stands on the newest snapshot, with the commits behind that read
-                as in 3; where there is none, or all is wanted first, a whole one by a recovery. Then set the other one
-                aside, loudly
-    6  load     what is missing first, behind the table's back, or never: `TableSettings.loading`
+"""`StateOpener`: the one way to open a state: what is kept is judged and brought up to date, or it is made anew beside
+it: a whole one by a recovery, or an empty store that stands on the newest snapshot. Each step, with "if we die here":
+docs/protocol-table.md, 5 to 9 and R1 to R5.
 
 Invariants:
 - A database is used only if its place is part of the history below the place that it has to come to: not ahead of it,

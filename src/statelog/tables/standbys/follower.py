@@ -1,22 +1,8 @@
 """`Follower`: moves the state of a standby on, commit by commit, as its owner commits; and hands it to the new owner.
 
-A state is made, at the start and again if need be, from a recovery of the newest one: a position. A feed holds the log
-from there on under its lease; then the state at the position is made, in a dict or in a directory that is judged and
-brought there. What the feed gives next is what the state lacks. From then on a step is:
-
-    1  ask      what was committed since: the ledger up to its end
-    2  read     the newest change of each key of it, whole and verified
-    3  move     the state takes it, and the place behind it, while no read is in progress
-    4  pass     the lease holds the log from there on
-
-A thread makes a step every `poll_s`, and a caller who asks for the newest state makes one now. A promotion stops that:
-
-    1  Open     fences the former owner: what is committed is final     producer
-    2  judge    the state stands below that Open, in its value schema
-    3  read     what was committed between the state and the Open
-    4  hand     state, directory and log over to the table
-
-The follower also keeps a spare producer, so that a promotion does not wait for a client to connect.
+A feed holds the log from the state's position on, under its lease; what it gives next is what the state lacks. A thread
+makes a step every `poll_s`, and a caller who asks for the newest state makes one now. The follower also keeps a spare
+producer, so that a promotion does not wait for a client to connect. Each step: docs/protocol-table.md, S and P.
 
 Invariants:
 - One step at a time, and none while the standby is promoted: each holds `lock`.

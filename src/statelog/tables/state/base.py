@@ -1,11 +1,7 @@
 """`BaseSnapshot`: the snapshot that a table stands on while not all of its state is local. A lease holds it.
 
-A lease pins the snapshot's manifest, and so its runs. It is renewed, and the base moved on to the newest snapshot that
-the table may stand on, whenever a read or a commit finds that it is time to: asked on another thread, taken in the next
-call. So no old snapshot is held for long, and with it none of the topics.
-
-Nobody does so while the table is not used. Then the lease runs out and the files may go; the next read finds that out,
-and goes on from the newest snapshot.
+A read or a commit that finds that it is time to has the lease renewed, and the base moved on to the newest snapshot that
+the table may stand on: asked on another thread, taken in the next call. See docs/protocol-table.md, R6.
 
 Invariants:
 - A base was found to be there after its lease was written.
