@@ -1,19 +1,12 @@
-"""`recover`: the state of a log, from a snapshot and the committed tail behind it.
+"""`recover`: the state of a log, from a snapshot and the committed tail behind it. Step by step: protocol-recover.md.
 
-    state = recover(log).to_dict()
-    table = recover(log, key_groups=range(16), at=AtCheckpoint("job-1", 42)).to_arrow()
-    recover(log).stream().apply(lambda portion: target.write(portion.changes))
+    plan    nothing is written                                reading/planner.py
+    hold    the plan gets its lease, and is checked with it   reading/hold.py
+    read    tail and runs, every byte verified                plan_reader.py
+    load    the target takes the newest change of each key    targets.py
 
-How a target is filled, step by step (docs/protocol-recover.md):
-
-    1  plan    target position, fold of the ledger, snapshot; nothing is written    reading/planner.py
-    2  hold    the plan gets its lease and is checked with that in place            reading/hold.py
-    3  read    the tail, and runs ahead meanwhile, every byte verified              plan_reader.py
-    4  load    the target takes the newest change of each key                       targets.py
-    5  leave   the lease is removed, whatever happened
-
-A stream takes the same steps in a thread of its own (stream.py). `recover_snapshot` asks nothing of
-Kafka: so what was committed behind the snapshot, and whether its ledger still exists, is unknown then.
+A stream takes the same steps in a thread of its own (stream.py). `recover_snapshot` asks nothing of Kafka: so what was
+committed behind the snapshot, and whether its ledger still exists, is unknown then.
 
 Invariants:
 - The newest state that is planned is never older than what this process knows to be committed.

@@ -1,10 +1,5 @@
 """`Table`: keyed state that survives. A mapping whose changes are committed together with the caller's progress.
 
-    with statelog.table("orders", where, create=True) as table:
-        for message in source.since(table.progress):
-            table[message.key] = fold(table.get(message.key), message.value)
-            table.commit_every(1.0, progress={"offset": message.offset + 1})
-
     layers       changes that no commit holds        layers.py
     scheduler    when to commit; pending commits     scheduler.py
     writer       sends and commits them              producer

@@ -1,10 +1,5 @@
 """`Worker`: a member of a group of workers: the messages of its partitions, each with the table of its partition.
 
-    with statelog.worker("counts", where, topic="words", create=True) as worker:
-        for message, table in worker:
-            table[message.key()] = fold(table.get(message.key()), message.value())
-            worker.commit_every(1.0)
-
     assignment    tables and the member of the group               assignment.py
     schedule      when to open which                               schedule.py
     context       the input, where to read on, hooks               context.py

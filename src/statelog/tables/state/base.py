@@ -1,6 +1,6 @@
 """`BaseSnapshot`: the snapshot that a table stands on while not all of its state is local. A lease holds it.
 
-A read or a commit that finds that it is time to has the lease renewed, and the base moved on to the newest snapshot that
+A read or a commit that finds it is time to has the lease renewed, and the base moved on to the newest snapshot that
 the table may stand on: asked on another thread, taken in the next call. See docs/protocol-table.md, R6.
 
 Invariants:
