@@ -1,8 +1,12 @@
 """A log on one cluster of twins, its copy on another, and the model of the state that both have to have."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock, RLock
 from typing import Any
 
 import pytest
@@ -20,6 +24,8 @@ from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import State, TwinRig, settings_for, state_of, twin_rig
 
 __all__ = ["DOORS", "Move", "begun"]
+
+_LOCK, _RLOCK = type(Lock()), type(RLock())
 
 
 @dataclass(slots=True)
@@ -86,15 +92,29 @@ class Move:
             assert files == {run.path for manifest in kept for run in manifest.runs}
 
 
-def begun(scratch: Path) -> Move:
-    """The same, for a test that begins many times."""
-    made = Move(scratch)
-    with made.old.create() as log:
-        for writer in ("w", "v"):
-            made.write(log, writer)
-            made.round(log)
-        made.write(log, "w")
+@cache
+def _beginning() -> Move:
+    with TemporaryDirectory() as scratch:
+        made = Move(Path(scratch))
+        with made.old.create() as log:
+            for writer in ("w", "v"):
+                made.write(log, writer)
+                made.round(log)
+            made.write(log, "w")
     return made
+
+
+def begun(scratch: Path) -> Move:
+    """A log of two writers with two snapshots and a tail, of which nothing was copied yet: made once, and given to
+    each test as a copy of its own.
+    """
+    made = _beginning()
+    twins = made.old.cluster, made.old.disk
+    held = [value for twin in twins for value in vars(twin).values()]
+    locks: dict[int, object] = {id(lock): Lock() for lock in held if isinstance(lock, _LOCK)}
+    locks |= {id(lock): RLock() for lock in held if isinstance(lock, _RLOCK)}
+    cluster, disk = deepcopy(twins, locks)  # With new locks, which nothing else can copy.
+    return Move(scratch, twin_rig("old", cluster=cluster, disk=disk), model=dict(made.model), number=made.number)
 
 
 DOORS: tuple[Callable[[Log, Path], object], ...] = (
