@@ -1,12 +1,11 @@
 """`statelog drill`: a restore into nothing, timed, and compared; `statelog verify`: every byte of a state is read."""
 
-from dataclasses import asdict
 from functools import partial
 
 import click
 
 from statelog.cli.progress import open_bar
-from statelog.cli.recover import show_progress
+from statelog.cli.recover import show_progress, statistics_facts
 from statelog.cli.session import Session, connected
 from statelog.cli.which_state import at_options, lease_option
 from statelog.operate.drill import drill
@@ -66,6 +65,4 @@ def verify(session: Session, name: str, at: At | None, lease: bool) -> None:
 
 
 def _facts(done: RecoveryStatistics, digest: StateDigest) -> dict[str, object]:
-    facts = {**asdict(done), "manifest": done.manifest or None}
-    facts["restore_s"] = facts.pop("total_s")
-    return {**facts, "bytes_per_s": done.bytes_per_s, "digest": str(digest)}
+    return {**statistics_facts(done, "restore_s"), "digest": str(digest)}

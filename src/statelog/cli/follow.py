@@ -14,11 +14,11 @@ import click
 import pyarrow as pa
 
 from statelog.cli.output import Output
-from statelog.cli.session import Session, connected
+from statelog.cli.session import Session, connected, stopped_by_signals
 from statelog.cli.streams import check_stdout
 from statelog.cli.which_state import From, Start, bytes_option, lease_option, parse_from, parse_key_groups
 from statelog.formatting import as_json, clean, in_text
-from statelog.materializer import Control, install_signal_handlers
+from statelog.materializer.control import Control
 from statelog.operate.rows import BytesText, json_column, read_keys, rows_of
 from statelog.reading.retained_history import RetainedHistory
 from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
@@ -74,27 +74,25 @@ def command(
         groups = _groups(wanted_groups, named, descriptor)
         end = recover(log, settings=settings).position if once else None
         at = _at(log, origin, session.output, once=once)
-        with recover(log, key_groups=groups, at=at, settings=settings) as recovery:
-            control = Control()
-            restore = install_signal_handlers(control)
-            try:
-                with closing(CommitFeed(log, recovery.plan, groups, settings)) as feed:
-                    follower = _Follower(
-                        feed=feed,
-                        output=session.output,
-                        control=control,
-                        writers=frozenset(writers),
-                        keys=named,
-                        is_part=groups is not None or named is not None,
-                        bytes_text=bytes_text,
-                        with_groups=descriptor.hash_rule is HashRule.CALLER,
-                    )
-                    if origin is From.STATE:
-                        follower.show_state(recovery)
-                    follower.run(end)
-                    follower.warn_of_writers()
-            finally:
-                restore()
+        with (
+            recover(log, key_groups=groups, at=at, settings=settings) as recovery,
+            stopped_by_signals() as control,
+            closing(CommitFeed(log, recovery.plan, groups, settings)) as feed,
+        ):
+            follower = _Follower(
+                feed=feed,
+                output=session.output,
+                control=control,
+                writers=frozenset(writers),
+                keys=named,
+                is_part=groups is not None or named is not None,
+                bytes_text=bytes_text,
+                with_groups=descriptor.hash_rule is HashRule.CALLER,
+            )
+            if origin is From.STATE:
+                follower.show_state(recovery)
+            follower.run(end)
+            follower.warn_of_writers()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from statelog.cli.exit_codes import OTHER
 from statelog.cli.listening import listen_options
 from statelog.cli.observing import JsonLines, observing, one_health
 from statelog.cli.output import Output
-from statelog.cli.session import Session, connected
+from statelog.cli.session import Session, connected, stopped_by_signals
 from statelog.cli.streams import give_up_stdout
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse, NotFound
@@ -28,7 +28,6 @@ from statelog.materializer import (
     Materializer,
     MaterializerSettings,
     SkippedRound,
-    install_signal_handlers,
 )
 from statelog.materializer import claim_root as claim
 from statelog.materializer.engine import EngineMaker, LocalEngine
@@ -118,9 +117,7 @@ def command(
     if are_many and (once or claim_root):
         raise Misuse("--once and --claim-root are for one log", hint="Name one log at a time")
     watch = partial(observing, session, listening, traces=traces)
-    control = Control()
-    restore = install_signal_handlers(control)
-    try:
+    with stopped_by_signals() as control:
         if now:
             control.trigger()
         if are_many:
@@ -128,8 +125,6 @@ def command(
         else:
             of_log = replace(session, config=session.config.of_log(name))
             _materialize(of_log, name, control, watch, _Way(once=once, wait=wait, claim_root=claim_root))
-    finally:
-        restore()
 
 
 _Watch = Callable[["Callable[[], Health]", Sequence[Path]], AbstractContextManager[None]]

@@ -10,10 +10,9 @@ import click
 
 from statelog.cli.exit_codes import exit_code
 from statelog.cli.materialize import materializer_settings
-from statelog.cli.session import Session, connected
+from statelog.cli.session import Session, connected, stopped_by_signals
 from statelog.environment import current_environment
 from statelog.errors import NotFound, StatelogError
-from statelog.materializer import Control, install_signal_handlers
 from statelog.operate.description import describe_log
 from statelog.operate.report import Listing, Report, shown, words
 from statelog.storage.config_keys import duration_s
@@ -61,23 +60,19 @@ def list_logs(session: Session) -> None:
 def watch(session: Session, name: str, interval: str, times: int | None) -> None:
     """Watch a log."""
     settings, every_s = materializer_settings(session.config), duration_s(interval)
-    clock, control = current_environment().clock, Control()
-    restore = install_signal_handlers(control)
+    clock = current_environment().clock
     before: tuple[float, int] | None = None
-    try:
-        with session.open_log(name) as log:
-            while not control.is_stopped:
-                found, now_s = describe_log(log, settings).facts, clock()
-                position = int(str(found["position"]))
-                rate = None if before is None else (position - before[1]) / max(now_s - before[0], 1e-9)
-                before = now_s, position
-                facts = {one: found[one] for one in (*_SHOWN, "newest_manifest")} | {"ledger_records_per_s": rate}
-                session.output.event(_line(facts), {"log": name, **facts})
-                times = None if times is None else times - 1
-                if times == 0 or control.wait(every_s):
-                    break
-    finally:
-        restore()
+    with stopped_by_signals() as control, session.open_log(name) as log:
+        while not control.is_stopped:
+            found, now_s = describe_log(log, settings).facts, clock()
+            position = int(str(found["position"]))
+            rate = None if before is None else (position - before[1]) / max(now_s - before[0], 1e-9)
+            before = now_s, position
+            facts = {one: found[one] for one in (*_SHOWN, "newest_manifest")} | {"ledger_records_per_s": rate}
+            session.output.event(_line(facts), {"log": name, **facts})
+            times = None if times is None else times - 1
+            if times == 0 or control.wait(every_s):
+                break
 
 
 def _line(facts: Mapping[str, object]) -> str:

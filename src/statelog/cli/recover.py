@@ -19,7 +19,7 @@ from statelog.formatting import show_bytes, show_duration
 from statelog.operate.report import Listing, Report
 from statelog.operate.rows import BytesText, json_lines, shown_rows, whole_file
 from statelog.reading.plan import At
-from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
+from statelog.recovery import Progress, Recovery, RecoverySettings, RecoveryStatistics, recover, recover_snapshot
 from statelog.schemas.descriptor import HashRule
 
 STDOUT = "-"
@@ -119,18 +119,18 @@ def show_progress(bar: PlainBar, now: Progress) -> None:
     bar.update(now.fraction, f"{text}, {show_bytes(now.rate_bytes_s)}/s{left}")
 
 
+def statistics_facts(done: RecoveryStatistics, duration: str) -> dict[str, object]:
+    """What a recovery did; `duration` is how the report calls the time that it took."""
+    facts = {**asdict(done), "manifest": done.manifest or None}
+    facts[duration] = facts.pop("total_s")
+    return {**facts, "bytes_per_s": done.bytes_per_s}
+
+
 def _report(name: str, recovery: Recovery, listings: tuple[Listing, ...]) -> Report:
     done = recovery.statistics()
     commits = [
         (writer, commit.checkpoint.id, dict(commit.metadata)) for writer, commit in sorted(recovery.commits.items())
     ]
-    facts = {
-        "log": name,
-        **asdict(done),
-        "manifest": done.manifest or None,
-        "changes_per_s": done.changes_per_s,
-        "bytes_per_s": done.bytes_per_s,
-    }
-    facts["duration_s"] = facts.pop("total_s")
+    facts = {"log": name, **statistics_facts(done, "duration_s"), "changes_per_s": done.changes_per_s}
     writers = Listing("writers", ("writer", "checkpoint", "metadata"), commits)
     return Report(f"state of {name} at position {done.position}", facts, (writers, *listings))

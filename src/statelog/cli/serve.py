@@ -4,9 +4,9 @@ import click
 
 from statelog.cli.listening import listen_options
 from statelog.cli.materialize import materializer_settings
-from statelog.cli.session import Session, connected
+from statelog.cli.session import Session, connected, stopped_by_signals
 from statelog.errors import ConfigError
-from statelog.materializer import Control, install_signal_handlers
+from statelog.materializer.control import Control
 from statelog.operate.listening import Listening
 
 _FOREVER_S = 3600.0
@@ -26,18 +26,13 @@ def command(session: Session, listening: Listening) -> None:
         from statelog.web.server import serve
     except ImportError as error:
         raise ConfigError("the page needs starlette, uvicorn and jinja2", hint="pip install 'statelog[web]'") from error
-    control = Control()
-    restore = install_signal_handlers(control)
-    try:
-        with Looks(session.where(), materializer_settings(session.config)) as looks:
-            serve(
-                page_app(looks, listening),
-                listening,
-                lambda: _wait(control),
-                told=lambda url: session.output.line(f"serving {url}"),
-            )
-    finally:
-        restore()
+    with stopped_by_signals() as control, Looks(session.where(), materializer_settings(session.config)) as looks:
+        serve(
+            page_app(looks, listening),
+            listening,
+            lambda: _wait(control),
+            told=lambda url: session.output.line(f"serving {url}"),
+        )
 
 
 def _wait(control: Control) -> None:

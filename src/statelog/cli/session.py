@@ -13,6 +13,7 @@ import click
 
 from statelog.cli.output import Output
 from statelog.errors import ConfigError
+from statelog.materializer.control import Control, install_signal_handlers
 from statelog.storage.config import Config, config_layers, flag_layer, merge
 from statelog.storage.config_keys import read_names
 from statelog.storage.log.log import Log
@@ -71,6 +72,17 @@ class Session:
 
     def _show_warning(self, message: Warning | str, *_place: object, **_options: object) -> None:
         self.output.warning(str(message))
+
+
+@contextmanager
+def stopped_by_signals() -> Generator[Control]:
+    """What SIGTERM, Ctrl-C and SIGUSR1 say to a command, in the block."""
+    control = Control()
+    restore = install_signal_handlers(control)
+    try:
+        yield control
+    finally:
+        restore()
 
 
 class _LineHandler(logging.Handler):

@@ -118,7 +118,7 @@ class CacheDirectory:
 
     def remove(self) -> None:
         """Delete everything. Idempotent; what stays, the next start sweeps."""
-        self._own.remove()
+        self._own.close()
 
 
 def _verify(file: Path, run: RunFile) -> None:

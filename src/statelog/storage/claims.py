@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from statelog.environment import Environment, current_environment
-from statelog.errors import AlreadyExists, Corrupt, NotFound, OffsetGone, StoreUnavailable, UnknownFormat
+from statelog.errors import Corrupt, NotFound, OffsetGone, StoreUnavailable, UnknownFormat
 from statelog.schemas.ledger.place import LastRecord, LogIdentity
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import subscription_path, subscription_slot
@@ -33,6 +33,7 @@ from statelog.schemas.snapshot.claims import (
     holding,
     newest_files,
 )
+from statelog.storage.log.files import is_put
 from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo, Store
 
@@ -272,15 +273,11 @@ def _blank(reader: str, number: int, identity: LogIdentity, now_s: float) -> Sub
 
 def _put(store: Store, subscription: Subscription) -> bool:
     """Put a file if its slot is free. Returns whether the file there is ours."""
+
+    def is_ours() -> bool:
+        return Subscription.from_bytes(store.read(subscription.path), subscription.path).nonce == subscription.nonce
+
     try:
-        store.put_if_absent(subscription.path, subscription.to_bytes())
-    except (AlreadyExists, StoreUnavailable) as error:
-        # A store's client retries below us, so "exists" may be our own write, and a failure may have landed.
-        try:
-            found = Subscription.from_bytes(store.read(subscription.path), subscription.path)
-        except NotFound:
-            raise StoreUnavailable("a subscription was neither written nor refused", path=subscription.path) from error
-        except (Corrupt, UnknownFormat):
-            return False
-        return found.nonce == subscription.nonce
-    return True
+        return is_put(store, subscription.path, subscription.to_bytes(), is_ours)
+    except (Corrupt, UnknownFormat):
+        return False

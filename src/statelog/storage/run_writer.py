@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -44,10 +44,6 @@ from statelog.storage.store import Store
 
 _BLOCK_BYTES = 1024 * 1024
 _PARQUET_TAIL_BYTES = 8  # the footer's length and the magic
-
-
-class _Digest(Protocol):
-    def update(self, data: bytes, /) -> object: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +200,7 @@ def _first_page(column: pq.ColumnChunkMetaData) -> int:
     return min(column.dictionary_page_offset, column.data_page_offset)
 
 
-def _checksum(file: BinaryIO, size_bytes: int, digest: _Digest) -> int:
+def _checksum(file: BinaryIO, size_bytes: int, digest: "hashlib._Hash") -> int:
     """xxh3-64 of the next bytes of the file, which also go into `digest`."""
     checksum = xxhash.xxh3_64()
     while size_bytes:

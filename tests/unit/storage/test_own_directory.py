@@ -29,7 +29,7 @@ def test_a_directory_is_private_and_goes_with_its_owner(tmp_path: Path) -> None:
         with make_own(tmp_path, "own-", ".d") as other:
             assert _names(tmp_path) == {own.path.name, other.path.name}
         raise ZeroDivisionError
-    own.remove()
+    own.close()
     assert _names(tmp_path) == set()
 
 
@@ -79,7 +79,7 @@ def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.Monk
         with told(_DEAD):
             own = make_own(tmp_path, "own-", ".d")
         with told(own.path.name):
-            own.remove()
+            own.close()
     assert sweep(tmp_path, "own-", ".d") == sorted([tmp_path / _DEAD, own.path])
 
 
@@ -131,7 +131,7 @@ def test_a_fork_leaves_its_parents_directory_alone(tmp_path: Path) -> None:
 
         def child() -> None:
             assert own.is_foreign
-            own.remove()
+            own.close()
             with make_own(tmp_path, "own-"):
                 assert len(_names(tmp_path)) == 2
 

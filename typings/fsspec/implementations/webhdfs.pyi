@@ -21,9 +21,3 @@ class WebHDFS(AbstractFileSystem):
     pars: dict[str, str]
     session: Session
     def _apply_proxy(self, location: str) -> str: ...
-
-class WebHDFile:
-    fs: WebHDFS
-    path: str
-    size: int
-    def __init__(self, fs: WebHDFS, path: str, **kwargs: object) -> None: ...

@@ -325,7 +325,7 @@ class ConfluentKafka:
     def reader(self, topic: str) -> ConfluentReader:
         """A new reader of one topic."""
         self._admin.guard.check()
-        return ConfluentReader(self._config, topic, self.offsets, self._clock, self._seen, self._idle)
+        return ConfluentReader(self._config, topic, self, self._clock, self._seen, self._idle)
 
     def lend(self) -> "ConfluentKafka":
         """The same for many borrowers, whose `close` ends nothing. A producer is each one's own, and is nobody else's

@@ -18,13 +18,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import confluent_kafka
 from confluent_kafka import TopicPartition
 
 from statelog.errors import BrokerUnavailable, ClosedError, Corrupt, Fact, Misuse, Unreadable
-from statelog.storage.kafka import OffsetRange, Record
+from statelog.storage.kafka import Kafka, OffsetRange, Record
 from statelog.storage.kafka.config import ClientConfig, consumer_properties
 from statelog.storage.kafka.errors import (
     ABSENT,
@@ -37,17 +37,6 @@ from statelog.storage.kafka.errors import (
 )
 from statelog.storage.kafka.native import ProcessGuard, last_error, make_client, native
 from statelog.storage.kafka.positions import HighWater
-
-
-class ListOffsets(Protocol):
-    """`Kafka.offsets`."""
-
-    def __call__(
-        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
-    ) -> dict[int, OffsetRange]:
-        """Log start and log end of each partition, now."""
-        ...
-
 
 _BATCH = 16
 """Records taken at once; the client waits for all of them if it may, so a batch is only taken from what is there."""
@@ -138,7 +127,7 @@ class ConfluentReader:
         self,
         config: ClientConfig,
         topic: str,
-        offsets: ListOffsets,
+        kafka: Kafka,
         clock: Callable[[], float],
         seen: HighWater,
         idle: IdleConsumers | None = None,
@@ -146,7 +135,7 @@ class ConfluentReader:
         self._config = config
         self._idle = idle
         self._topic = topic
-        self._offsets = offsets
+        self._kafka = kafka
         self._clock = clock
         self._seen = seen
         self._guard = ProcessGuard("reader")
@@ -212,7 +201,7 @@ class ConfluentReader:
 
     def _check_available(self, left: Mapping[int, OffsetRange]) -> None:
         ends = {partition: wanted.end for partition, wanted in left.items()}
-        available = self._offsets(self._topic, sorted(left), at_least=ends)
+        available = self._kafka.offsets(self._topic, sorted(left), at_least=ends)
         for partition, wanted in left.items():
             check_range(self._topic, partition, wanted, available[partition])
 

@@ -19,10 +19,8 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-from statelog.closing import OwnProcess
+from statelog.closing import Closing, OwnProcess
 from statelog.environment import current_environment
 
 _LOG = logging.getLogger("statelog.storage")
@@ -33,8 +31,8 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _held: "set[OwnDirectory]" = set()
 
 
-class OwnDirectory:
-    """A directory that this process made and locked. Made by `make_own`; gone after `remove`, or `with`."""
+class OwnDirectory(Closing):
+    """A directory that this process made and locked. Made by `make_own`; gone once it is closed."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -47,7 +45,7 @@ class OwnDirectory:
         """Whether this process is a fork of the one that owns the directory."""
         return self._owner.is_foreign
 
-    def remove(self) -> None:
+    def close(self) -> None:
         """Delete it with all that is in it, and unlock it. Idempotent; void in a fork. What stays is a log line."""
         if self not in _held:
             return  # It was removed before, or we are a fork.
@@ -57,17 +55,9 @@ class OwnDirectory:
             self.let_go()
 
     def let_go(self) -> None:
-        """Give up this process's hold on the lock, once: after `remove`, and in a child that inherited it."""
+        """Give up this process's hold on the lock, once: when it is closed, and in a child that inherited it."""
         _held.discard(self)
         os.close(self._lock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
 
 
 def make_own(parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[], str] | None = None) -> OwnDirectory:

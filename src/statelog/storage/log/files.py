@@ -16,7 +16,7 @@ Invariants:
   was made, and on one that overwrites two winners of a slot delete each other's runs.
 """
 
-import json
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -47,14 +47,31 @@ def descriptor_of(store: Store, name: str, **hint: str) -> Descriptor:
     return found
 
 
-def put_descriptor(store: Store, descriptor: Descriptor) -> None:
-    """Put the descriptor; what a repeated request finds there may be this very one."""
-    data = descriptor.to_bytes()
+def put_same(store: Store, path: str, data: bytes, meaning: Callable[[bytes], object] = bytes) -> None:
+    """Put a file, or find what a repeated request, or a create that died, put there before. Raises AlreadyExists if
+    that has another meaning.
+    """
     try:
-        store.put_if_absent(DESCRIPTOR_PATH, data)
+        store.put_if_absent(path, data)
     except AlreadyExists:
-        if store.read(DESCRIPTOR_PATH) != data:
+        if meaning(store.read(path)) != meaning(data):
             raise
+
+
+def is_put(store: Store, path: str, data: bytes, is_ours: Callable[[], bool]) -> bool:
+    """Put a file into its slot. Returns whether the one that stands there is ours, as `is_ours` reads it from there.
+
+    Raises StoreUnavailable if it cannot be told, and as `is_ours`; StorageFull.
+    """
+    try:
+        store.put_if_absent(path, data)
+    except (AlreadyExists, StoreUnavailable) as error:
+        # A store's client retries below us, so "exists" may be our own write, and a failure may have landed.
+        try:
+            return is_ours()
+        except NotFound:
+            raise StoreUnavailable("a file was neither written nor refused", path=path) from error
+    return True
 
 
 def truncation_of(store: Store, descriptor: Descriptor) -> Truncation:
@@ -126,16 +143,6 @@ def _numbered(store: Store, files: Numbered) -> dict[int, FileInfo]:
     """The files that there are, by ascending number."""
     found = ((files.number(info.path), info) for info in store.list(files.folder))
     return dict(sorted((number, info) for number, info in found if number))
-
-
-def put_first_schema(store: Store, avsc: str) -> None:
-    """Put schema 1; one that a dead create left behind counts if it is the same."""
-    path = SCHEMAS.path(1)
-    try:
-        store.put_if_absent(path, avsc.encode())
-    except AlreadyExists:
-        if json.loads(store.read(path)) != json.loads(avsc):
-            raise
 
 
 # ---- manifests
@@ -268,17 +275,15 @@ class ManifestChain:
         """
         self._prove()
         self._listing = None
-        path, data = MANIFESTS.path(manifest.number), manifest.to_bytes()
-        try:
-            self._store.put_if_absent(path, data)
-        except (AlreadyExists, StoreUnavailable) as error:
-            # A store's client retries below us, so "exists" may be our own write, and a failure may have landed.
-            try:
-                return self.read(manifest.number).manifest.nonce == manifest.nonce
-            except NotFound:
-                raise StoreUnavailable("a manifest was neither written nor refused", path=path) from error
-        self._highest = max(self._highest, manifest.number)
-        return True
+        number = manifest.number
+        is_ours = is_put(
+            self._store,
+            MANIFESTS.path(number),
+            manifest.to_bytes(),
+            lambda: self.read(number).manifest.nonce == manifest.nonce,
+        )
+        self._highest = max(self._highest, number)  # Whose it is: one stands there.
+        return is_ours
 
     def _prove(self) -> None:
         """Prove put-if-absent, unless this chain did. Readers and writers put no manifest, and ask nothing."""

@@ -7,6 +7,7 @@ Invariants:
 - What is deleted is the log's own: topics of other ids, or that another descriptor owns, are left alone.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -16,7 +17,7 @@ from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, IdentityChang
 from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.records import Mark, Restart
-from statelog.schemas.names import DESCRIPTOR_PATH, data_topic, ledger_topic, parse_enum
+from statelog.schemas.names import DESCRIPTOR_PATH, SCHEMAS, data_topic, ledger_topic, parse_enum
 from statelog.schemas.topic_policy import (
     MIN_RECORD_BYTES,
     WRITING,
@@ -33,8 +34,7 @@ from statelog.storage.ledger_tape import append_record
 from statelog.storage.log.files import (
     descriptor_of,
     descriptor_or_none,
-    put_descriptor,
-    put_first_schema,
+    put_same,
     put_truncation,
     truncation_of,
 )
@@ -159,11 +159,11 @@ def make_log(
         record_bytes_max=begun.record_bytes_max if begun else largest_record_bytes(data.config, ledger.config),
     )
     if new.value_schema is not None:
-        put_first_schema(store, new.value_schema.avsc)
+        put_same(store, SCHEMAS.path(1), new.value_schema.avsc.encode(), json.loads)
     if begun is None:
         if new.truncation.is_by_kafka:
             put_truncation(store, descriptor, new.truncation)  # First: a log that is there has it.
-        put_descriptor(store, descriptor)
+        put_same(store, DESCRIPTOR_PATH, descriptor.to_bytes())
     elif begun != descriptor or truncation_of(store, descriptor) != new.truncation:
         hint = "Create it with the same settings, or delete it first"
         raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)

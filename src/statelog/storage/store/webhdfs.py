@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 from urllib.parse import quote
 
-from fsspec.implementations.webhdfs import WebHDFile, WebHDFS
+from fsspec.implementations.webhdfs import WebHDFS
 
 from statelog.storage.store.url import temporary_name
 
@@ -93,9 +93,6 @@ class WebHdfs(WebHDFS):
         """Delete a file; one that is not there is no error."""
         self._call("DELETE", "delete", path)
 
-    def _open(self, path: str, mode: str = "rb", cache_type: str = "none", **_kwargs: object) -> "_RangeFile":
-        return _RangeFile(self, path, mode=mode, cache_type=cache_type, tempdir=self.tempdir, autocommit=True)
-
     def _call(
         self, op: str, method: str = "get", path: str | None = None, data: object = None, **parameters: object
     ) -> "Response":
@@ -150,13 +147,6 @@ class WebHdfs(WebHDFS):
         # A gateway that does not know the options answers with the old call's yes or no.
         if answer.content and cast("Mapping[str, object]", answer.json()).get("boolean") is False:
             raise FileExistsError(target) if not overwrite else _Refused(f"not renamed to {target}", 501)
-
-
-class _RangeFile(WebHDFile):
-    """A file that is read by ranges, each of them checked."""
-
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        return self.fs.cat_file(self.path, max(start, 0), min(end, self.size))
 
 
 def _absolute(path: str) -> str:

@@ -155,7 +155,7 @@ class _Tables:
                 directory = Path(self._options["directory"])
                 with local_disk(directory):
                     own = make_own(directory, _BESIDE, new_id=self._environment.new_id)
-                self._stack.callback(own.remove)
+                self._stack.callback(own.close)
                 self._beside = own.path
             return self._beside
 
