@@ -58,6 +58,7 @@ def spark_state(setting: Setting) -> list[Figure]:
                 "ours": lambda: read(our_reader(spark, setting, log).load()),
                 "parquet": lambda: read(spark.read.parquet(*runs)),
                 "floor": lambda: read(floor.load()),
+                "decoded": lambda: read(spark.read.format("floor").option("files", ",".join(runs)).load()),
                 "statestore": lambda: read(spark.read.format("statestore").load(str(checkpoint))),
             },
         )
@@ -66,6 +67,7 @@ def spark_state(setting: Setting) -> list[Figure]:
         *figures_of(name, setting.keys, costs["ours"], "spark.read.parquet of the same runs", costs["parquet"]),
         *figures_of(name, setting.keys, costs["ours"], "format('statestore'), RocksDB", costs["statestore"]),
         *figures_of(name, setting.keys, costs["ours"], "the floor: a Python source of prepared rows", costs["floor"]),
+        *figures_of(name, setting.keys, costs["ours"], "the floor: one that only decodes the runs", costs["decoded"]),
     ]
 
 

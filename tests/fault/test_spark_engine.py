@@ -16,7 +16,7 @@ from statelog.materializer.round import Round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot
 from statelog.spark.engine import SparkEngineMaker, TaskWork
-from statelog.spark.options import log_address
+from statelog.spark.option_texts import log_address
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from tests.support.services.broker import Broker

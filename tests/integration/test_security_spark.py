@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from statelog.recovery import recover
-from statelog.spark.options import address_options
+from statelog.spark.option_texts import address_options
 from statelog.storage import Log
 from statelog.storage.log.where import LogOptions, Where
 from tests.support.canary import CANARY, files_with_canary

@@ -20,7 +20,7 @@ from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import share
 from statelog.spark.engine import SparkEngine, SparkEngineMaker, TaskDone, TaskWork
-from statelog.spark.options import log_address
+from statelog.spark.option_texts import log_address
 from tests.support.services.broker import Broker
 from tests.support.spark.engine_pair import EnginePair, change, run_paths, settings_at
 from tests.support.spark.engine_tasks import Misfortune, StruckWork, engine_of

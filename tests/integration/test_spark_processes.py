@@ -33,7 +33,7 @@ from statelog.producer.epoch import TaskGrant, open_epoch
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.handle import Checkpoint
-from statelog.spark import clients, epochs, ownership, sink
+from statelog.spark import clients, epochs, query_run, sink
 from statelog.spark.clients import task_producer
 from statelog.spark.epochs import plan_batch
 from statelog.spark.options import WriteOptions, write_options
@@ -199,7 +199,7 @@ def test_a_mark_that_was_swept_away_takes_nothing_back(rig: SparkLog) -> None:
     options = stream_options(rig)
     assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 0)
     forget(rig)
-    ownership.run_of(options).mark.unlink()
+    query_run.run_of(options).mark.unlink()
     Writer(rig.log, "python").close()
     with pytest.raises(Fenced, match="another writer took over"):
         plan_batch(options)
@@ -217,7 +217,7 @@ def test_without_mark_and_commit_the_open_tells(rig: SparkLog, commits_first: bo
     if commits_first:
         assert commit_batch(options, [run_task(task, options, 0, {1: 1})], 0)
     forget(rig)
-    ownership.run_of(options).mark.unlink()
+    query_run.run_of(options).mark.unlink()
     for number in range(2):
         with Writer(rig.log, stranger) as writer:
             writer.put(2, {"n": number, "note": None})
@@ -233,7 +233,7 @@ def test_marks_of_others_are_left_alone(rig: SparkLog) -> None:
     touched for a month goes. A query touches its own with every batch, and makes it again.
     """
     options = stream_options(rig)
-    mark = ownership.run_of(options).mark
+    mark = query_run.run_of(options).mark
     other, dead, old = (mark.with_name(name) for name in ("1-999999999-1-aa", f"{_space()}-999999999-1-aa", "1-7-1-bb"))
     for path in (other, dead, old):
         path.touch()
@@ -257,14 +257,14 @@ def test_a_stranger_is_told_once_and_not_by_every_worker(rig: SparkLog, tmp_path
 
     assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 0)
     Writer(rig.log, "job").close()
-    session = ownership._session()  # pyright: ignore[reportPrivateUsage] # the other worker has the same parent
+    session = query_run._session()  # pyright: ignore[reportPrivateUsage] # the other worker has the same parent
     assert in_fork(lambda: _as_sibling(session, told)) == 0
     assert plan_batch(options).base.id == 1
 
 
 def _as_sibling(session: tuple[int, str], check: Callable[[], None]) -> None:
     """In a fork, as a worker of this session that knows nothing yet."""
-    ownership._session = lambda: session  # pyright: ignore[reportPrivateUsage] # this process ends with the check
+    query_run._session = lambda: session  # pyright: ignore[reportPrivateUsage] # this process ends with the check
     check()
 
 
@@ -348,14 +348,14 @@ def test_the_same_query_takes_over_at_once(rig: SparkLog, tmp_path: Path, monkey
     """
     options = query_options(rig, tmp_path / "a", "qa")
     plan_batch(options)
-    here = ownership._session()  # pyright: ignore[reportPrivateUsage] # as above
+    here = query_run._session()  # pyright: ignore[reportPrivateUsage] # as above
     for batch, parent in enumerate((1_000_001, 1_000_002)):
         forget(rig)
-        monkeypatch.setattr(ownership, "_session", lambda parent=parent: (parent, "x"))
+        monkeypatch.setattr(query_run, "_session", lambda parent=parent: (parent, "x"))
         assert commit_batch(options, [run_task(plan_batch(options), options, batch, {1: batch}, "qa")], batch)
     assert rig.opens() == 3
     forget(rig)
-    monkeypatch.setattr(ownership, "_session", lambda: here)
+    monkeypatch.setattr(query_run, "_session", lambda: here)
     with pytest.raises(Fenced):
         plan_batch(options)
 

@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 from statelog.errors import IdentityChanged
 from statelog.operate.exporting import export_from_worker
 from statelog.schemas.ledger.place import LogIdentity
-from statelog.spark.options import LogAddress
+from statelog.spark.option_texts import LogAddress
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.log.log import Log

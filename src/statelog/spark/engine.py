@@ -36,7 +36,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import Task
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.clients import cached_log
-from statelog.spark.options import LogAddress, address_options, log_address
+from statelog.spark.option_texts import LogAddress, address_options, log_address
 from statelog.spark.reported import error_of, reported
 from statelog.spark.session import require_spark
 from statelog.storage import Log, Where
@@ -85,7 +85,10 @@ class TaskWork:
         return cast("Task", pickle.loads(zlib.decompress(self.tasks[number])))  # noqa: S301  # Our driver's own.
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: numbers of tasks in, what was done out. Raises what the work raises, for the driver."""
+        """For `mapInArrow`: numbers of tasks in, what was done out.
+
+        Raises Damaged, NotFound, Unavailable, ConfigError, for the driver.
+        """
         for batch in batches:
             for number in cast("list[int]", batch.column(0).to_pylist()):
                 with reported():
@@ -137,7 +140,7 @@ def materialize(
     `most_tasks` are the tasks that a fold or a merge is cut into at most, None for as many as the session runs at once;
     none gets fewer bytes than `task_bytes`. Of `settings`, `scratch` is a directory of every worker.
 
-    Raises what `statelog.materializer.run_round` raises, ConfigError, InvalidName.
+    Raises Damaged, UnsafeTopic, IdentityChanged, NotFound, Unavailable, ConfigError, InvalidName.
 
         >>> materialize(spark, log.name, where).number
         1

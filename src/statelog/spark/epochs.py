@@ -30,18 +30,10 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import ProcessCache, cached_log, planned, task_producer
-from statelog.spark.options import LogAddress, WriteOptions
-from statelog.spark.ownership import (
-    Rival,
-    check_ownership,
-    find_rivals,
-    has_begun,
-    run_of,
-    same_run,
-    sibling_nonce,
-    under_way,
-    voided_nonce,
-)
+from statelog.spark.option_texts import LogAddress
+from statelog.spark.options import WriteOptions
+from statelog.spark.ownership import Rival, check_ownership, find_rivals, has_begun, under_way
+from statelog.spark.query_run import run_of, same_run, sibling_nonce, voided_nonce
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
@@ -80,7 +72,9 @@ def plan_batch(options: WriteOptions, *, check: Check | None = None) -> TaskGran
 
 
 class _Planning:
-    """One batch, as it is planned. Raises what `plan_batch` raises."""
+    """One batch, as it is planned. Raises LogInUse, CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable,
+    ConfigError.
+    """
 
     def __init__(self, options: WriteOptions, check: Check | None) -> None:
         self._options = options
@@ -174,7 +168,7 @@ class _Planning:
         return None
 
     def _rivals(self, fold: LedgerFold) -> list[Rival]:
-        """Whom an Open would fence. Raises what `check` and `check_ownership` raise if it may not."""
+        """Whom an Open would fence. Raises LogInUse, CheckpointMismatch and the refusals of `check` if it may not."""
         if self._check is not None:
             self._check(self._log.descriptor, self._log.value_schemas.newest())
         options = self._options

@@ -45,8 +45,10 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import ProcessCache, cached_log, task_producer
 from statelog.spark.epochs import give_up, plan_batch
-from statelog.spark.options import LogAddress, WriteOptions, address_options, write_options
-from statelog.spark.ownership import BatchDecision, decide_batch, decide_write, sibling_nonce
+from statelog.spark.option_texts import LogAddress, address_options
+from statelog.spark.options import WriteOptions, write_options
+from statelog.spark.ownership import BatchDecision, decide_batch, decide_write
+from statelog.spark.query_run import sibling_nonce
 from statelog.spark.reported import reported, unpicklable
 from statelog.spark.rows import TASK_SETTINGS, RowMapping, has_key, row_mapping, write_rows
 from statelog.storage import Where
@@ -159,7 +161,9 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]  #
 
     @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """Commit the batch, beside the driver. Raises what `commit_batch` raises."""
+        """Commit the batch, beside the driver. Raises CheckpointMismatch, OverlappingTasks, Misuse, Fenced,
+        CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+        """
         commit_batch(self.options, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
@@ -173,7 +177,9 @@ class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as abo
 
     @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the rows of all tasks, beside the driver. Raises what `commit_batch` raises."""
+        """Commit the rows of all tasks, beside the driver. Raises CheckpointMismatch, OverlappingTasks, Misuse, Fenced,
+        CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+        """
         if self.options.batch_id is not None:
             commit_batch(self.options, messages, self.options.batch_id)
         elif not commit_write(self.options, messages):
@@ -210,7 +216,9 @@ def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage |
 
 
 def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> bool:
-    """Commit a plain batch write; False if it was a replay. Raises what `commit_batch` raises."""
+    """Commit a plain batch write; False if it was a replay. Raises CheckpointMismatch, OverlappingTasks, Misuse,
+    Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+    """
     rule = partial(
         decide_write,
         writer=options.writer,

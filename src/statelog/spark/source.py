@@ -49,14 +49,13 @@ from statelog.spark.columns import (
     spark_arrow_schema,
     state_columns,
 )
+from statelog.spark.option_texts import address_options, log_address
 from statelog.spark.options import (
     LEASE_S,
     ChangeOptions,
     ReadOptions,
     StateOptions,
-    address_options,
     change_options,
-    log_address,
     read_of,
     state_options,
     view_options,

@@ -19,7 +19,7 @@ from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.claims import newest_files
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import check_columns, spark_arrow_schema
-from statelog.spark.options import LogAddress
+from statelog.spark.option_texts import LogAddress
 from statelog.spark.reported import reported
 from statelog.storage.claims import list_subscriptions
 from statelog.storage.ledger_client import ValidCommit

@@ -12,7 +12,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from statelog.spark.engine import SparkEngineMaker, TaskDone, TaskWork
-from statelog.spark.options import log_address
+from statelog.spark.option_texts import log_address
 from tests.support.spark.clusters import KINDS, spark_environment
 from tests.support.spark.engine_pair import EnginePair, run_paths
 from tests.support.spark.engine_tasks import Misfortune, StruckWork, engine_of

@@ -8,7 +8,7 @@ from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.snapshot.run_ref import Cuts
 from statelog.spark.engine import TaskWork
-from statelog.spark.options import LogAddress
+from statelog.spark.option_texts import LogAddress
 from statelog.storage.log.where import Where
 
 _SETS = 100_000

@@ -14,7 +14,8 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from statelog.errors import ConfigError, InvalidName, NotFound
 from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
 from statelog.spark.clients import ProcessCache
-from statelog.spark.options import address_options, log_address, state_options, write_options
+from statelog.spark.option_texts import address_options, log_address
+from statelog.spark.options import state_options, write_options
 from statelog.spark.parts import slices
 from statelog.spark.reported import error_of
 from statelog.spark.session import require_spark

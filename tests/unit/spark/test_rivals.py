@@ -9,7 +9,8 @@ from statelog.environment import Environment
 from statelog.errors import LogInUse
 from statelog.producer.epoch import open_epoch
 from statelog.spark.options import write_options
-from statelog.spark.ownership import RECENT_S, Rival, check_ownership, find_rivals, run_tag, sibling_nonce
+from statelog.spark.ownership import RECENT_S, Rival, check_ownership, find_rivals
+from statelog.spark.query_run import run_tag, sibling_nonce
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import twin_rig
