@@ -1,5 +1,5 @@
-"""What Spark itself spends on data sources in Python: one that gives prepared rows, or those of Parquet files; sinks that
-do nothing, and one that does nothing but send the rows to Kafka.
+"""What Spark itself spends on data sources in Python: one that gives prepared rows, or those of Parquet files; sinks
+that do nothing, and one that does nothing but send the rows to Kafka.
 
 No source or sink of ours can be faster; the figures show how far it is from them.
 """
