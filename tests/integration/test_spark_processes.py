@@ -37,8 +37,8 @@ from statelog.spark import clients, epochs, query_run, sink
 from statelog.spark.clients import task_producer
 from statelog.spark.epochs import plan_batch
 from statelog.spark.options import WriteOptions, write_options
-from statelog.spark.ownership import (
-    RECENT_S,
+from statelog.spark.ownership import RECENT_S
+from statelog.spark.query_run import (
     _space,  # pyright: ignore[reportPrivateUsage] # names marks as it does
     sibling_nonce,
 )
