@@ -21,6 +21,7 @@ _WIDEST = 256  # Longer rows are taken one by one: a call costs little next to s
 _BLOCK_ROWS = 8192  # Bounds the padded matrix of rows of mixed lengths to 2 MiB, and keeps it near the cache.
 _MOST_SHARED = 16  # Columns that may lie in one buffer, which is counted once.
 _SMALL_BYTES = 64 << 10
+_MANY_ROWS = 2000  # Of fewer Arrow moves all columns in the time of numpy's calls.
 
 
 class BinaryColumn(NamedTuple):
@@ -86,6 +87,28 @@ def numbers_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
         return np.zeros(0, column.type.to_pandas_dtype())
     # Counted, because a buffer that came from elsewhere may end with a part of a number.
     return np.frombuffer(memoryview(data), column.type.to_pandas_dtype(), column.offset + len(column))[column.offset :]
+
+
+def taken(batch: pa.RecordBatch, order: NDArray[np.int64]) -> pa.RecordBatch:
+    """The rows of a batch in this order."""
+    rows = column_of(order)
+    if len(order) < _MANY_ROWS:
+        return batch.take(rows)
+    columns = [_moved(column, order) or column.take(rows) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _moved(column: pa.Array, order: NDArray[np.int64]) -> pa.Array | None:
+    """As `take`, in a third of the time, of bytes or text where all rows are of one length; None of all else."""
+    if column.null_count or column.type not in (pa.binary(), pa.string()):
+        return None
+    offsets, data = binary_column(column)
+    width, rest = divmod(len(data), len(column))
+    if rest or not 0 < width <= _WIDEST or bool((np.diff(offsets) != width).any()):
+        return None
+    starts = np.arange(len(order) + 1, dtype=np.int32) * np.int32(width)
+    moved = data.view(f"V{width}").take(order).view(np.uint8)
+    return pa.Array.from_buffers(column.type, len(order), [None, pa.py_buffer(starts.data), pa.py_buffer(moved.data)])
 
 
 def fits(batch: pa.RecordBatch, most_bytes: int) -> bool:

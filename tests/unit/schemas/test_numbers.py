@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from statelog.schemas.arrays import about_bytes, column_of, fits, numbers_of
+from statelog.schemas.arrays import about_bytes, column_of, fits, numbers_of, taken
 
 _KINDS = (np.bool_, np.uint8, np.uint16, np.int32, np.int64, np.uint64, np.float64)
 
@@ -119,3 +119,23 @@ def test_a_buffer_that_columns_share_counts_for_each() -> None:
     shared = pa.array([b"x" * 1000])
     batch = pa.record_batch({f"field{i}": shared for i in range(8)})
     assert not fits(batch, 4000)
+
+
+_VALUES = st.lists(st.binary(max_size=300), min_size=1, max_size=5)
+
+
+@given(values=_VALUES, sliced=st.integers(0, 40), of_one=st.booleans(), has_null=st.booleans())
+def test_rows_are_moved_as_arrow_moves_them(values: list[bytes], sliced: int, of_one: bool, has_null: bool) -> None:
+    """Of one length or of many, empty or long, with a null, and of a slice."""
+    count, width = 2100, len(values[0])
+    rows: list[bytes | None] = [values[i % len(values)] for i in range(count)]
+    if of_one:
+        rows = [(row or b"").ljust(width)[:width] for row in rows]
+    if has_null:
+        rows[50] = None
+    text = pa.array([f"{i:05}" for i in range(count)])
+    batch = pa.record_batch({"b": pa.array(rows, pa.binary()), "t": text, "n": np.arange(count)}).slice(sliced)
+    order = np.random.default_rng(count).permutation(batch.num_rows)
+    moved = taken(batch, order)
+    moved.validate(full=True)
+    assert moved.equals(batch.take(pa.array(order)))

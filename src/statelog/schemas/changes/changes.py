@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
-from statelog.schemas.arrays import column_of, fits, numbers_of, whole_column
+from statelog.schemas.arrays import column_of, fits, numbers_of, taken, whole_column
 from statelog.schemas.changes.key_order import sorted_last_rows
 from statelog.schemas.key_groups import KeyType, partition_starts
 
@@ -94,7 +94,7 @@ def split(batch: pa.RecordBatch, partitions: int, key_groups: int) -> list[Parti
     if bool((groups[1:] < groups[:-1]).any()):
         # A stable sort of small integers is a radix sort; of one byte, the fastest.
         order = np.argsort(groups.astype(np.uint8) if key_groups <= 256 else groups, kind="stable")
-        batch = batch.take(column_of(order))
+        batch = taken(batch, order)
         groups = groups[order]
     cuts = np.searchsorted(groups, partition_starts(partitions, key_groups)).tolist()
     return [
