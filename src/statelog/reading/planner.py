@@ -214,10 +214,10 @@ class SnapshotFailed(Exception):
     `is_copy` says that it was a local copy: to read the run once more may succeed, and the snapshot is not to blame.
     """
 
-    def __init__(self, error: CorruptRun | NotFound) -> None:
+    def __init__(self, error: CorruptRun | NotFound, *, is_copy: bool = False) -> None:
         super().__init__(str(error))
         self.error = error
-        self.is_copy = False
+        self.is_copy = is_copy
 
 
 class LogOffsets(NamedTuple):

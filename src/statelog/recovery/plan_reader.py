@@ -28,13 +28,12 @@ from typing import TypeVar
 import pyarrow as pa
 
 from statelog.environment import GRACE_S, Environment, begin
-from statelog.errors import Corrupt, NotFound, StoreUnavailable, UnknownFormat
+from statelog.errors import Corrupt, CorruptRun, NotFound, StoreUnavailable, UnknownFormat
 from statelog.reading.hold import Hold
 from statelog.reading.plan import Plan, RunPart
-from statelog.reading.planner import SnapshotFailed
 from statelog.reading.replay import CommittedChunk, Converter, Pause, ReadCount, RetryingReader, RetryWindow, replay
 from statelog.reading.sorted_tail import MemoryTail, SortedTail, select_key_groups
-from statelog.recovery.runs import Job, Prefetch, RunHandles, RunOpener, run_jobs, run_tables
+from statelog.recovery.runs import Job, Prefetch, RunHandles, RunOpener, run_jobs
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.snapshot.run_ref import lanes
@@ -203,11 +202,15 @@ class PlanReader:
         )
 
     def _tables_of(self, part: RunPart, handles: RunHandles, results: Iterator[list[pa.Table]]) -> Iterator[pa.Table]:
+        """What a run's jobs give in the target's value schema, counted. Raises SnapshotFailed, StoreUnavailable."""
+        spans = [part.run.index.row_groups[number] for number in part.row_groups]
         try:
-            yield from run_tables(self.log, self.plan, part, results, self.converter, self.runs_read.add)
-        except SnapshotFailed as failed:
-            failed.is_copy = self._opener.distrust(part.run)
-            raise
+            for span, table in zip(spans, chain.from_iterable(results), strict=True):
+                self.runs_read.add(span.rows, span.size_bytes)
+                if table.num_rows:
+                    yield self.converter.table(table, part.run.value_schema_id)
+        except (CorruptRun, NotFound) as error:
+            raise self._opener.failed(part.run, error, self.plan.manifest_number) from error
         finally:
             handles.close()
 

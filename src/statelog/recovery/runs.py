@@ -26,7 +26,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
-from itertools import chain
 from threading import Lock
 from typing import BinaryIO, Generic, NamedTuple, Self, TypeVar
 
@@ -38,7 +37,6 @@ from statelog.environment import Start, begin
 from statelog.errors import ClosedError, ConfigError, CorruptRun, Misuse, NotFound, StatelogError, StorageFull
 from statelog.reading.plan import Plan, RunPart
 from statelog.reading.planner import SnapshotFailed
-from statelog.reading.replay import Converter
 from statelog.recovery.run_cache import CacheDirectory, CacheSettings, CacheStatistics, RunCache
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile
@@ -95,16 +93,25 @@ class RunOpener(Closing):
             self._copied.add(run.path)
         return copy
 
-    def distrust(self, run: RunFile) -> bool:
-        """Hand the present copy out no more, with a log line. False if the store's own file was read."""
-        if run.path not in self._copied:
-            return False
-        self._copied.discard(run.path)
-        self._distrusted.add(run.path)
-        if self._joined is not None:
-            self._joined.distrust(run)
-        _LOG.warning("the local copy of %s is damaged: reading the run from the store", run.path)
-        return True
+    def failed(self, run: RunFile, error: CorruptRun | NotFound, manifest: int | None = None) -> SnapshotFailed:
+        """What to raise for a run that is gone or damaged. A copy is handed out no more, with a log line."""
+        if isinstance(error, NotFound):
+            error = NotFound(
+                "a run that the snapshot names is gone",
+                log=self._key.name,
+                manifest=manifest,
+                path=run.path,
+                url=self._store.url,
+                hint="Restore it from a copy of the store, or recover an older snapshot while the log reaches back",
+            )
+        is_copy = run.path in self._copied
+        if is_copy:
+            self._copied.discard(run.path)
+            self._distrusted.add(run.path)
+            if self._joined is not None:
+                self._joined.distrust(run)
+            _LOG.warning("the local copy of %s is damaged: reading the run from the store", run.path)
+        return SnapshotFailed(error, is_copy=is_copy)
 
     def statistics(self) -> CacheStatistics:
         """Numbers of the shared cache. Raises Misuse while it is not held."""
@@ -315,35 +322,6 @@ def run_jobs(plan: Plan, part: RunPart, handles: RunHandles) -> list[Job[list[pa
         Job(sum(index[number].size_bytes for number in piece), partial(handles.row_groups, piece, wanted))
         for piece in pieces(index, part.row_groups)
     ]
-
-
-def run_tables(
-    log: Log,
-    plan: Plan,
-    part: RunPart,
-    results: Iterable[list[pa.Table]],
-    converter: Converter,
-    count: Callable[[int, int], None],
-) -> Iterator[pa.Table]:
-    """The results of a run's jobs in the target's value schema, counted. Raises SnapshotFailed, StoreUnavailable."""
-    spans = [part.run.index.row_groups[number] for number in part.row_groups]
-    try:
-        for span, table in zip(spans, chain.from_iterable(results), strict=True):
-            count(span.rows, span.size_bytes)
-            if table.num_rows:
-                yield converter.table(table, part.run.value_schema_id)
-    except CorruptRun as error:
-        raise SnapshotFailed(error) from error
-    except NotFound as error:
-        missing = NotFound(
-            "a run that the snapshot names is gone",
-            log=log.name,
-            manifest=plan.manifest_number,
-            path=part.run.path,
-            url=log.store.url,
-            hint="Restore it from a copy of the store, or recover from an older snapshot while the log reaches back",
-        )
-        raise SnapshotFailed(missing) from error
 
 
 def _wanted(plan: Plan) -> Collection[int] | None:

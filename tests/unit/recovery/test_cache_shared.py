@@ -13,7 +13,7 @@ from typing import BinaryIO
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import ConfigError, Misuse
+from statelog.errors import ConfigError, CorruptRun, Misuse
 from statelog.producer.writer import Writer
 from statelog.recovery import CacheSettings, RecoverySettings, RunOpener, recover
 from statelog.storage.claims import list_leases
@@ -189,7 +189,7 @@ def test_without_a_cache_nothing_is_downloaded(tmp_path: Path) -> None:
     with RunOpener(world.rig.log) as opener:
         opener.hold()
         assert recover(world.rig.log).to_dict() == world.expected
-        assert not opener.distrust(world.rig.manifests[-1].runs[0])
+        assert not opener.failed(world.rig.manifests[-1].runs[0], CorruptRun("damaged")).is_copy
     assert (world.reads.downloads, world.reads.opens, world.left()) == ({}, world.once, [])
 
 

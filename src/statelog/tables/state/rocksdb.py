@@ -71,7 +71,6 @@ _BEHIND_GONE = b"gone0"
 """Behind every key that begins with GONE."""
 _TORN = ("Corruption", "No such file", "Invalid argument", "not found", "does not exist", "expected value")
 """How RocksDB, and the library's own file beside it, begin to say that the files are not those that were written."""
-
 _ROTTEN = ("Corruption",)
 """How a write says so, if a compaction or a flush has found it. A file that is not found may be a disk that is gone."""
 

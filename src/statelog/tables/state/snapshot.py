@@ -34,7 +34,6 @@ from statelog.environment import Environment
 from statelog.errors import CorruptRun, NotFound
 from statelog.reading.hold import Hold
 from statelog.reading.plan import make_plan
-from statelog.reading.planner import SnapshotFailed
 from statelog.reading.replay import Converter
 from statelog.recovery import RecoverySettings
 from statelog.recovery.plan_reader import PlanReader
@@ -242,9 +241,7 @@ class RemoteRun:
         try:
             return read()
         except (CorruptRun, NotFound) as error:
-            failed = SnapshotFailed(error)
-            failed.is_copy = isinstance(error, CorruptRun) and self._access.opener.distrust(self.ref)
-            raise failed from error
+            raise self._access.opener.failed(self.ref, error) from error
 
 
 class SnapshotAccess:
