@@ -173,11 +173,14 @@ class ChangeBatches:
     def __init__(self, commits: Sequence[CommitFacts], change_schema: pa.Schema) -> None:
         self.schema = history_schema(change_schema)
         self._change_schema = change_schema
-        times = [one.timestamp_ms for one in commits]
-        self._writers = pa.array([one.writer for one in commits], pa.string())
-        self._checkpoints = np.array([one.checkpoint_id for one in commits], np.int64)
-        self._positions = np.array([one.position for one in commits], np.int64)
-        self._times = pa.array([None if time < 0 else time for time in times], pa.int64()).cast(_TIME)
+        times = [one.timestamp_ms if one.timestamp_ms >= 0 else None for one in commits]
+        facts = [
+            pa.array([one.writer for one in commits], pa.string()),
+            pa.array([one.checkpoint_id for one in commits], pa.int64()),
+            pa.array([one.position for one in commits], pa.int64()),
+            pa.array(times, pa.int64()).cast(_TIME),
+        ]
+        self._facts = pa.RecordBatch.from_arrays(facts, names=self.schema.names[4:])
         self._chunks: list[pa.RecordBatch] = []
         self._numbers: list[int] = []
         self._rows = 0
@@ -203,16 +206,10 @@ class ChangeBatches:
 
     def _take(self) -> pa.RecordBatch:
         lengths = [chunk.num_rows for chunk in self._chunks]
-        number = np.repeat(np.array(self._numbers, np.int64), lengths)
+        which = pa.array(np.repeat(np.array(self._numbers, np.int64), lengths))
         changes = self._chunks[0] if len(self._chunks) == 1 else _joined(self._chunks, self._change_schema)
-        which = pa.array(number)
-        columns = [changes.column(name) for name in ("key", "op", "value", "key_group")]
-        columns += [
-            self._writers.take(which),
-            pa.array(self._checkpoints[number]),
-            pa.array(self._positions[number]),
-            self._times.take(which),
-        ]
+        own = [changes.column(name) for name in self.schema.names[:4]]
+        columns = [*own, *self._facts.take(which).columns]
         self._chunks, self._numbers, self._rows, self._bytes = [], [], 0, 0
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
