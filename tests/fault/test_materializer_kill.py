@@ -14,7 +14,7 @@ import pytest
 from statelog.materializer.round import CRASH_POINTS
 from statelog.producer import Writer
 from statelog.recovery import recover
-from tests.support.processes.doomed import NEVER, round_life
+from tests.support.processes.doomed import MERGED, NEVER, merging_life, round_life
 from tests.support.processes.parts import Lives
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.services.broker import Broker
@@ -85,3 +85,27 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, place: Place,
         assert described.manifest is not None
         assert described.ledger_offsets.start > 0
         assert {info.path for info in log.store.list("runs/")} >= {run.path for run in described.manifest.runs}
+
+
+@pytest.mark.broker
+def test_killed_in_a_merge_beside_rounds(broker: Broker, lives: Lives, log_name: str, tmp_path: Path) -> None:
+    """Killed when a merge beside the rounds is over, wherever these are: nothing is lost, and nothing is left."""
+    root, scratch = str(tmp_path / "root"), tmp_path / "scratch"
+    scratch.mkdir()
+    rig = real_rig(log_name, broker.bootstrap, root)
+    rig.create().close()
+    done, died = 0, 0
+    for times in (1, 1, 2, 100):
+        code = lives.live(merging_life, rig.name, rig.bootstrap, root, scratch, "merged-beside", times, done + 1)
+        assert code == (-signal.SIGKILL if times < 100 else 0)
+        died += code != 0
+        with rig.open() as log:
+            state = recover(log).to_dict()
+            done = max(map(int, state.values()))
+            assert state == {b"k%d" % (number % 3): b"%d" % number for number in range(1, done + 1)}
+    assert (died, done) == (3, MERGED - 1)
+    assert list(scratch.iterdir()) == []
+    with rig.open() as log:
+        manifest = log.describe().manifest
+        assert manifest is not None
+        assert len(manifest.runs) < MERGED // 2

@@ -158,6 +158,7 @@ class BackgroundMerge(Closing):
                 )
             )
             written = engine.write(job.tasks)
+            self._environment.crash("merged-beside")
             return MergedRuns(merge=job.merge, written=written, engine=engine, directory=stack.pop_all())
 
     def _go_on(self) -> None:

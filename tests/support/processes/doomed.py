@@ -16,7 +16,9 @@ from typing import Any
 import statelog
 from statelog.environment import Environment
 from statelog.errors import CheckpointMismatch
-from statelog.materializer.round import run_round
+from statelog.materializer.background_merge import BackgroundMerge
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import Round, run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
 from statelog.storage.log.log import Log
@@ -25,9 +27,12 @@ from statelog.tables import TableSettings
 from tests.sim.judge import InputJudge
 from tests.sim.source import COPIED
 from tests.support.rigs.log import UNSAFE, settings_for
+from tests.support.waiting import wait_for
 
-__all__ = ["NEVER", "round_life", "table_life", "writer_life"]
+__all__ = ["MERGED", "NEVER", "merging_life", "round_life", "table_life", "writer_life"]
 
+MERGED = 20
+"""The commits of a `merging_life`, together with those before it."""
 NEVER = "never"
 _WRONG = 3
 _CHANGES_PER_COMMIT, _MESSAGES_PER_COMMIT = 40, 20
@@ -50,6 +55,24 @@ def round_life(log: str, bootstrap: str, root: str, options: str, scratch: str, 
     kafka, store = {"bootstrap.servers": bootstrap}, json.loads(options)
     with Log.open(log, Where(kafka, root, storage_options=store, allow_unsafe=UNSAFE)) as opened:
         Environment(crash=_killer(point)).run(run_round, opened, settings_for(Path(scratch)))
+
+
+def merging_life(log: str, bootstrap: str, root: str, scratch: str, point: str, times: str, first: str) -> None:
+    """A commit and a round, again and again, with merges beside them on a thread of their own; and a last round."""
+    settings = settings_for(Path(scratch), fanout=2, merge_bytes=1)
+    environment = Environment(crash=_killer(point, int(times)))
+    with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
+        beside = environment.run(BackgroundMerge, opened, settings, ring=lambda: None)
+        for number in range(int(first), MERGED):
+            with Writer(opened, "w") as writer:
+                writer.put(b"k%d" % (number % 3), b"%d" % number)
+                writer.commit(checkpoint_id=number)
+            assert isinstance(environment.run(Round, opened, settings, beside=beside).run(), CompletedRound)
+            beside.begin()
+        if beside.merge is not None:
+            wait_for(lambda: beside.is_over)
+            assert isinstance(environment.run(Round, opened, settings, beside=beside).run(), CompletedRound)
+        beside.close()
 
 
 def table_life(
