@@ -11,6 +11,7 @@ log_name    a name that no other test uses, for a log (its topics are `name` and
 topic_name  the same, for a bare topic
 spark       a local Spark session, from tests/support/spark/session.py
 lives       processes that a test lets die, from tests/support/processes/parts.py
+at_once     what a broker shows is believed at once, where a log would ask again for ten seconds
 impatient   nobody waits for a simulated broker to catch up
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path
 import pytest
 
 from statelog.storage.log import ledger, topics
+from statelog.storage.log.log import Log
 from statelog.tables.state import state
 from statelog.testing.broker import wait_until_ready
 from tests.sim.cluster.nodes import Cluster, running_cluster
@@ -163,8 +165,15 @@ def topic_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's first answer is believed, also one that goes back behind what is known."""
+    monkeypatch.setattr(Log, "patience_s", 0.0)
+
+
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks or looks again does so at once."""
+    """Whoever asks or looks again does so at once, and not for long."""
+    monkeypatch.setattr(Log, "patience_s", 1.0)
     monkeypatch.setattr(ledger, "_ASK_AGAIN_S", 0.0)
     monkeypatch.setattr(topics, "_LOOK_AGAIN_S", 0.0)
     monkeypatch.setattr(state, "_PAUSE_S", 0.0)

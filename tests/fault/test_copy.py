@@ -312,9 +312,9 @@ def test_a_log_that_is_still_written_to_is_not_finished(move: Move) -> None:
     move.check_goes_on()
 
 
-def test_a_log_that_lost_what_was_copied_is_told(move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("at_once")
+def test_a_log_that_lost_what_was_copied_is_told(move: Move) -> None:
     """Its ledger ends below the place in the copy, or has grown again with other records: nothing is copied."""
-    monkeypatch.setattr(Log, "patience_s", 0.0)  # What Kafka shows is believed at once.
     move.copy()
     with move.old.open() as log:
         end = log.ledger.end()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import DataLoss
-from statelog.storage import Log
 from statelog.storage.log.producers import append_all
 from tests.sim.plays.losses import CASES, DOORS, Case, Loss, Verdict, World, verdict
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
@@ -16,11 +15,7 @@ from tests.sim.source import WORK
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.told import told
 
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka's first answer is believed."""
-    monkeypatch.setattr(Log, "patience_s", 0.0)
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 class Twins:

@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 from statelog.cli.exit_codes import DAMAGED
 from statelog.cli.program import program
-from statelog.storage import Log
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import HighWater
@@ -23,7 +22,12 @@ from tests.support.faults.power_loss import cut_tail, ends
 from tests.support.rigs.log import UNSAFE, LogRig
 from tests.support.told import told
 
-pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("lost history"), pytest.mark.timeout(1500)]
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.usefixtures("at_once"),
+    pytest.mark.xdist_group("lost history"),
+    pytest.mark.timeout(1500),
+]
 
 SOME = CASES[::4]
 """Each loss with each snapshot, and each way to grow again."""
@@ -86,12 +90,6 @@ class Struck:
             lambda: open_store(root, name),
             self.broker.bootstrap,
         )
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka's first answer is believed."""
-    monkeypatch.setattr(Log, "patience_s", 0.0)
 
 
 @pytest.fixture

@@ -165,6 +165,7 @@ def test_after_the_acceptance_what_survived_is_the_history(struck: Struck, tmp_p
         assert recover(log).to_dict() == SURVIVED | {b"new": b"v"}
 
 
+@pytest.mark.usefixtures("at_once")
 def test_the_command_goes_on_from_the_snapshot(struck: Struck) -> None:
     """With one: all that was acknowledged before it, although the ledger lost some of that."""
     with struck.open("snapshot") as log:
@@ -195,6 +196,7 @@ def test_a_ledger_that_grew_again_is_told_by_its_last_record(struck: Struck) -> 
         log.commits()  # What the writer had seen stands in the chunk that it could not commit.
 
 
+@pytest.mark.usefixtures("at_once")
 def test_offsets_of_the_data_are_given_up_by_the_error_s_own_facts(struck: Struck, tmp_path: Path) -> None:
     """The range that the error names is what the command takes; then writers go on and readers know what is missing."""
     with struck.open("data") as log:

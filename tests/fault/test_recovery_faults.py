@@ -148,6 +148,7 @@ def test_a_lost_tail_of_the_data_is_beyond_the_end() -> None:
     assert (error.facts["partition"], error.facts["end_offset"], error.facts["committed_position"]) == (2, end - 1, end)
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_lost_tail_of_the_ledger_is_beyond_the_end() -> None:
     """A ledger that ends below the newest snapshot is BeyondEnd, not an older snapshot in silence."""
     twins = SnapshotTwins(truncate=True)
@@ -167,6 +168,7 @@ def test_another_record_below_the_snapshot_is_an_anchor_mismatch(topic: str) -> 
     assert (error.facts["topic"], error.facts["offset"]) == (topic, anchor.offset)
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("topic", ["rig", "rig.ledger"])
 def test_a_topic_made_anew_is_another_log(topic: str) -> None:
     """A topic that was deleted and made again under its name is refused before anything is read."""

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.services.broker import Broker
 from tests.support.spark.clusters import spark_environment, standalone_master
-from tests.support.spark.job import JobSettings
 from tests.support.spark.rig import Row, SparkLog, fold_rows, write_batches
+from tests.support.spark.strikes import JobSettings
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(600)]
 

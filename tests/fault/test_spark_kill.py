@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.services.broker import Broker
-from tests.support.spark.job import JobSettings
 from tests.support.spark.rig import Row, SparkLog, fold_rows, write_batches
+from tests.support.spark.strikes import JobSettings
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(900)]  # Six lives of Spark at most.

@@ -23,6 +23,7 @@ def _events(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.usefixtures("at_once")
 def test_get_reads_keys_now_and_earlier(shell: Shell) -> None:
     """One value comes as it is, several as lines in the order of the keys; what is not there has a code of its own; an
     earlier state and a barrier can be asked for.

@@ -17,6 +17,8 @@ from statelog.storage.log.loss import accept_ledger_loss
 from statelog.storage.log.producers import append_all
 from tests.support.rigs.log import TwinRig, key_in, twin_rig
 
+pytestmark = pytest.mark.usefixtures("at_once")
+
 _PARTITIONS = 2
 _APPENDS = st.lists(
     st.sampled_from(["junk", "data", "barrier", "open a", "open b", "commit a", "commit b", "persist b"]), max_size=12
@@ -80,12 +82,6 @@ def _append(rig: TwinRig, kind: str) -> None:
                 with Writer(log, "b", partitions=[1]) as writer:
                     writer.put(key_in(log, 1), b"never")
                     writer.persist(writer.grant.base.id + 1).result()
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka's first answer is believed."""
-    monkeypatch.setattr(Log, "patience_s", 0.0)
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

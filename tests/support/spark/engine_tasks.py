@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from statelog.materializer.engine import EngineMaker
 from statelog.materializer.tasks import Task
 from statelog.spark.engine import SparkEngine, SparkEngineMaker, TaskDone, TaskWork
-from tests.support.spark.job import parent_of
+from tests.support.spark.strikes import parent_of
 
 __all__ = ["MeasuredWork", "Misfortune", "StruckWork", "engine_of"]
 

@@ -60,6 +60,7 @@ def test_all_logs_of_a_root_are_listed(twin: TwinLog) -> None:
     assert found[0]["restore_estimate_s"] > 0
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_log_that_is_damaged_hides_no_other(twin: TwinLog) -> None:
     """Its error is in its row, and tells the exit code."""
     twin.cluster.lose_tail("log.ledger", 0, 2)

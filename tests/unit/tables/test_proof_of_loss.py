@@ -15,6 +15,7 @@ from tests.support.rigs.table import TableRig
 from tests.support.told import told
 
 pytest.importorskip("rocksdict")
+pytestmark = pytest.mark.usefixtures("at_once")
 
 
 @pytest.fixture
