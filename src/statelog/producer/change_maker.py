@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch
-from statelog.schemas.arrays import numbers_of
+from statelog.schemas.arrays import column_of, column_of_rows, numbers_of
 from statelog.schemas.changes.changes import (
     DELETE,
     PUT,
@@ -91,7 +91,7 @@ class ChangeMaker:
         """
         key_column = self._key_column(keys)
         if self._opaque:
-            column = pa.array(values, pa.binary())
+            column = column_of_rows(values, pa.binary())
         else:
             column = rows_to_struct(cast("Sequence[Mapping[str, object] | None]", values), self._value_schema)
         ops = _deletes(column)
@@ -132,7 +132,7 @@ class ChangeMaker:
 
     def _key_column(self, keys: Sequence[Key]) -> pa.Array:
         try:
-            return pa.array(keys, self._descriptor.key_type.arrow_type)
+            return column_of_rows(keys, self._descriptor.key_type.arrow_type)
         except (pa.ArrowException, UnicodeError, OverflowError) as error:
             raise InvalidChange(f"keys do not fit the log's key type: {error}") from error
 
@@ -175,7 +175,7 @@ class ChangeMaker:
         if self._opaque:
             values = self._cast_values(batch.column("value"))
             return values if ops is None else _nulled(values, ops)
-        deletes = None if ops is None else pa.array(ops == DELETE)
+        deletes = None if ops is None else column_of(ops == DELETE)
         fields = [name for name in names if name not in _OURS]
         if "value" in names and pa.types.is_struct(batch.schema.field("value").type):
             if len(fields) > 1:
@@ -249,7 +249,7 @@ def _deletes(values: pa.Array) -> NDArray[np.uint8]:
     """The ops of values without any: a null deletes."""
     if not values.null_count:
         return np.zeros(len(values), np.uint8)
-    return values.is_null().to_numpy(zero_copy_only=False).astype(np.uint8)
+    return numbers_of(values.is_null()).astype(np.uint8)
 
 
 def _small_ints(column: pa.Array, end: int) -> NDArray[np.uint16]:

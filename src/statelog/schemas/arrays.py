@@ -8,7 +8,9 @@ Nulls are the callers' to refuse first.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from numpy.typing import NDArray
 _WIDEST = 256  # Longer rows are taken one by one: a call costs little next to so many bytes.
 _BLOCK_ROWS = 8192  # Bounds the padded matrix of rows of mixed lengths to 2 MiB, and keeps it near the cache.
 _MOST_SHARED = 16  # Columns that may lie in one buffer, which is counted once.
+_MOST_COLUMN_BYTES = (1 << 31) - 1
 _SMALL_BYTES = 64 << 10
 _MANY_ROWS = 2000  # Of fewer Arrow moves all columns in the time of numpy's calls.
 
@@ -87,6 +90,37 @@ def numbers_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
         return np.zeros(0, column.type.to_pandas_dtype())
     # Counted, because a buffer that came from elsewhere may end with a part of a number.
     return np.frombuffer(memoryview(data), column.type.to_pandas_dtype(), column.offset + len(column))[column.offset :]
+
+
+def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column of Python's own bytes or text, None for a null, or whole numbers. Raises as `pa.array`, and is that, but
+    where it would import pandas.
+    """
+    if "pandas" in sys.modules or not _is_installed("pandas"):
+        return pa.array(rows, kind)
+    if kind == pa.int64():
+        return column_of(np.array(rows, np.int64))
+    if kind == pa.string():
+        rows = [row if row is None else row.encode() for row in rows]
+    elif kind != pa.binary():
+        return pa.array(rows, kind)
+    validity = None
+    try:
+        data = b"".join(rows)
+    except TypeError:
+        validity = pa.py_buffer(np.packbits([row is not None for row in rows], bitorder="little").data)
+        rows = [b"" if row is None else row for row in rows]
+        data = b"".join(rows)
+    if len(data) > _MOST_COLUMN_BYTES:
+        return pa.array(rows, kind)  # Which raises, or cuts it.
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, rows), np.int32, len(rows)), out=offsets[1:])
+    return pa.Array.from_buffers(kind, len(rows), [validity, pa.py_buffer(offsets.data), pa.py_buffer(data)])
+
+
+@cache
+def _is_installed(module: str) -> bool:
+    return find_spec(module) is not None
 
 
 def taken(batch: pa.RecordBatch, order: NDArray[np.int64]) -> pa.RecordBatch:

@@ -324,12 +324,14 @@ class LedgerClient(Closing):
         return folded
 
     def _read_on(self, end_position: int) -> _Applied | None:
-        folded = None
+        folded, new = None, list[Taped]()
         for folded in self._follow(end_position):
             if self._keeps:
                 self._take(folded)
             if self._tape is not None and folded.found.offset >= end_position - _SHARED:
-                self._tape.put(Taped(folded.found, folded.record))
+                new.append(Taped(folded.found, folded.record))
+        if self._tape is not None:
+            self._tape.put(*new)
         return folded
 
     def _shared(self, run: Run | None, max_age_s: float) -> list[Taped] | None:

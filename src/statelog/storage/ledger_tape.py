@@ -85,10 +85,11 @@ class LedgerTape:
         self._under_way[token] = get_ident()
         return answer
 
-    def put(self, taped: Taped) -> None:
-        """One was read."""
+    def put(self, *taped: Taped) -> None:
+        """These were read."""
         with self._news:
-            self._put(taped)
+            for one in taped:
+                self._put(one)
             self._news.notify_all()
 
     def at(self, offset: int) -> Taped | None:

@@ -6,10 +6,10 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.schemas.arrays import about_bytes, column_of, fits, numbers_of, taken
+from statelog.schemas.arrays import about_bytes, column_of, column_of_rows, fits, numbers_of, taken
 
 _KINDS = (np.bool_, np.uint8, np.uint16, np.int32, np.int64, np.uint64, np.float64)
 
@@ -52,6 +52,28 @@ print("pandas" in sys.modules)
 """
 
 
+_PUTS = """
+import sys
+from statelog.producer import Writer
+from statelog.tables import table
+from tests.support.rigs.log import twin_rig
+
+rig = twin_rig("log")
+rig.create().close()
+with table("log", rig.where()) as counts:
+    counts[b"a"] = b"1"
+    counts.commit()
+    del counts[b"a"]
+    counts.commit()
+with rig.open() as log, Writer(log, "w") as writer:
+    writer.put(b"k", b"v")
+    writer.delete(b"k")
+    writer.commit()
+print("pandas" in sys.modules)
+"""
+
+
+@settings(deadline=None)
 @given(st.booleans(), st.lists(st.integers(0, 200)), st.sampled_from(_KINDS), st.integers(0, 5), st.integers(1, 3))
 def test_there_and_back(with_pandas: bool, numbers: list[int], kind: type[np.generic], start: int, step: int) -> None:
     """Any numbers, every so many of them, from any row on: the same numbers of the same type, as pyarrow gives them,
@@ -86,6 +108,11 @@ def test_a_write_of_batches_leaves_pandas_alone() -> None:
 def test_rounds_leave_pandas_alone() -> None:
     """Neither the imports of a materializer nor its rounds, with a merge, import pandas, which is there to import."""
     assert _printed_by(_ROUNDS) == [b"2", b"2", b"2", b"False"]
+
+
+def test_a_writer_and_a_table_put_and_delete_without_pandas() -> None:
+    """Its import would be most of what their first commit takes."""
+    assert _printed_by(_PUTS) == [b"False"]
 
 
 def _printed_by(program: str) -> list[bytes]:
@@ -124,6 +151,7 @@ def test_a_buffer_that_columns_share_counts_for_each() -> None:
 _VALUES = st.lists(st.binary(max_size=300), min_size=1, max_size=5)
 
 
+@settings(deadline=None)
 @given(values=_VALUES, sliced=st.integers(0, 40), of_one=st.booleans(), has_null=st.booleans())
 def test_rows_are_moved_as_arrow_moves_them(values: list[bytes], sliced: int, of_one: bool, has_null: bool) -> None:
     """Of one length or of many, empty or long, with a null, and of a slice."""
@@ -139,3 +167,35 @@ def test_rows_are_moved_as_arrow_moves_them(values: list[bytes], sliced: int, of
     moved = taken(batch, order)
     moved.validate(full=True)
     assert moved.equals(batch.take(pa.array(order)))
+
+
+_ROWS = (
+    (pa.binary(), st.binary(max_size=9) | st.none()),
+    (pa.string(), st.text(max_size=9) | st.none()),
+    (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
+)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(_ROWS).flatmap(lambda one: st.tuples(st.just(one[0]), st.lists(one[1]))), st.booleans())
+def test_rows_become_the_column_that_pyarrow_makes(made: tuple[pa.DataType, list[object]], with_pandas: bool) -> None:
+    """Bytes, text and whole numbers, with nulls and without, whether pandas is loaded or not."""
+    kind, rows = made
+    expected = pa.array(rows, kind)
+    with pytest.MonkeyPatch.context() as patch:
+        if with_pandas:
+            patch.setitem(sys.modules, "pandas", sys.modules.get("pandas", sys))
+        else:
+            patch.delitem(sys.modules, "pandas", raising=False)
+        column = column_of_rows(rows, kind)
+    column.validate(full=True)
+    assert column.equals(expected)
+
+
+@pytest.mark.parametrize(("kind", "row"), [(pa.string(), "\ud800"), (pa.int64(), 1 << 63)])
+def test_what_has_no_bytes_is_refused_with_pandas_or_without(kind: pa.DataType, row: object) -> None:
+    """As pyarrow does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "pandas", raising=False)
+        with pytest.raises((UnicodeError, OverflowError)):
+            column_of_rows([row], kind)

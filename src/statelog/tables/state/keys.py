@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, Misuse
+from statelog.schemas.arrays import column_of, column_of_rows
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes, ranges_text
 from statelog.tables.state.values import NoClass
@@ -136,7 +137,7 @@ class KeyRule:
             return [self.one] * len(keys)
         if self.is_paired:
             return [key[0] for key in keys]
-        column = pa.array(keys, self.descriptor.key_type.arrow_type)
+        column = column_of_rows(keys, self.descriptor.key_type.arrow_type)
         found: list[int] = self.descriptor.key_groups_of(column).tolist()
         return found
 
@@ -169,12 +170,12 @@ class KeyRule:
         """The columns `key` and, where callers name it, `key_group` of admitted keys."""
         kind = self.descriptor.key_type.arrow_type
         if self.one is not None:
-            groups = pa.array(np.full(len(keys), self.one, np.uint16))
-            return {"key_group": groups, "key": pa.array(keys, kind)}
+            groups = column_of(np.full(len(keys), self.one, np.uint16))
+            return {"key_group": groups, "key": column_of_rows(keys, kind)}
         if self.is_paired:
-            groups = pa.array([key[0] for key in keys], pa.uint16())
-            return {"key_group": groups, "key": pa.array([key[1] for key in keys], kind)}
-        return {"key": pa.array(keys, kind)}
+            groups = column_of(np.array([key[0] for key in keys], np.uint16))
+            return {"key_group": groups, "key": column_of_rows([key[1] for key in keys], kind)}
+        return {"key": column_of_rows(keys, kind)}
 
     def of_columns(self, rows: pa.RecordBatch) -> list[Any]:
         """The keys of rows of the log (key_group, key), as the table holds them."""

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from statelog.errors import InvalidChange
 from statelog.recovery.targets import values_of
+from statelog.schemas.arrays import column_of_rows
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema, rows_to_struct
 from statelog.schemas.values.types import ValueType
@@ -86,7 +87,7 @@ class ValueRule:
 
     def column(self, values: Sequence[Any]) -> pa.Array:
         """Admitted values as a column of the log; None, a delete's, is null. Raises InvalidChange."""
-        return pa.array(values, pa.binary()) if self.is_opaque else rows_to_struct(values, self.schema)
+        return column_of_rows(values, pa.binary()) if self.is_opaque else rows_to_struct(values, self.schema)
 
     def of_column(self, column: pa.Array) -> list[Any]:
         """The values of a column of the log, without deletes, as the table holds them."""
