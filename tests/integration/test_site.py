@@ -12,22 +12,30 @@ import pytest
 from tests.support.documents import ROOT
 from tests.support.services.browser import WHERE_TO_HAVE_IT, chromium, look
 
+_WIDTHS = [1280, 390]
 _LOOK = """<!doctype html><title>look</title><script>
-const pages = PAGES, width = WIDTH;
+const pages = PAGES, widths = WIDTHS;
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
-async function open(page) {
+async function open(page, width) {
   const frame = document.createElement("iframe");
-  frame.style = `border: 0; width: ${width}px; height: 900px`;
+  // Beside the window, so that it is laid out and not drawn.
+  frame.style = `border: 0; width: ${width}px; height: 900px; position: absolute; left: 3000px`;
   frame.src = page;
   const loaded = new Promise((done) => (frame.onload = done));
   document.body.append(frame);
   await loaded;
   return frame;
 }
+async function resize(frame, width) {
+  const resized = new Promise((done) => frame.contentWindow.addEventListener("resize", done, { once: true }));
+  frame.style.width = `${width}px`;
+  await resized;
+}
 const isWide = (element) => element.scrollWidth > element.clientWidth + 1;
-function look(page) {
+function look(page, width) {
   const found = [];
   const root = page.documentElement;
+  if (page.defaultView.innerWidth !== width) found.push(`window: ${page.defaultView.innerWidth}`);
   if (isWide(root)) found.push(`page: ${root.scrollWidth}`);
   for (const code of page.querySelectorAll("article pre, article pre > code"))
     if (isWide(code)) found.push(`code: ${code.textContent.slice(0, 60)}`);
@@ -60,17 +68,24 @@ function scheme(page, name) {
   return page.defaultView.getComputedStyle(box).fill;
 }
 onload = async () => {
-  const found = {};
+  const seen = Object.fromEntries(widths.map((width) => [width, { found: {} }]));
   for (const page of pages) {
-    const frame = await open(page);
-    const wide = look(frame.contentDocument);
-    if (wide.length) found[page] = wide;
+    const frame = await open(page, widths[0]);
+    for (const width of widths) {
+      if (width !== widths[0]) await resize(frame, width);
+      const wide = look(frame.contentDocument, width);
+      if (wide.length) seen[width].found[page] = wide;
+    }
     frame.remove();
   }
-  const home = (await open("index.html")).contentDocument;
-  const schemes = [scheme(home, "default"), scheme(home, "slate")];
-  const body = JSON.stringify({ found, schemes, titles: await search(home) });
-  await fetch("/found", { method: "POST", body });
+  for (const width of widths) {
+    const frame = await open("index.html", width);
+    const home = frame.contentDocument;
+    seen[width].schemes = [scheme(home, "default"), scheme(home, "slate")];
+    seen[width].titles = await search(home);
+    frame.remove();
+  }
+  await fetch("/found", { method: "POST", body: JSON.stringify(seen) });
 };
 </script><body></body>"""
 
@@ -90,17 +105,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_is_cut_off(site: Path, width: int) -> None:
-    """On every page, on a laptop and on a phone: no page scrolls sideways, no line of code and no word of a picture is
-    wider than its place; search finds pages; and pictures are drawn otherwise in the dark."""
+@pytest.fixture(scope="module")
+def seen(site: Path) -> dict[str, Any]:
+    """What a browser sees of all pages, by the width of the window. Each page is loaded once."""
     browser = chromium()
     if browser is None:
         pytest.skip(WHERE_TO_HAVE_IT)
     pages = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
     assert len(pages) > 60
-    page = _LOOK.replace("PAGES", repr(pages)).replace("WIDTH", str(width))
-    seen: dict[str, Any] = look(browser, site, page, width=max(width, 1280))
-    assert seen["found"] == {}
-    assert len(set(seen["schemes"])) == 2
-    assert seen["titles"]
+    page = _LOOK.replace("PAGES", repr(pages)).replace("WIDTHS", repr(_WIDTHS))
+    found: dict[str, Any] = look(browser, site, page, width=max(_WIDTHS))
+    return found
+
+
+@pytest.mark.parametrize("width", _WIDTHS)
+def test_nothing_is_cut_off(seen: dict[str, Any], width: int) -> None:
+    """On every page, on a laptop and on a phone: no page scrolls sideways, no line of code and no word of a picture is
+    wider than its place; search finds pages; and pictures are drawn otherwise in the dark."""
+    here = seen[str(width)]
+    assert here["found"] == {}
+    assert len(set(here["schemes"])) == 2
+    assert here["titles"]
