@@ -75,7 +75,8 @@ def _are_objects(text: bytes, lines: int) -> bool:
 
 
 class JsonLines:
-    """Rows from `read`, which gives at most so many bytes, and none at the end. Raises ConfigError as `_RowReader`.
+    """Rows from `read`, which gives at most so many bytes, and none at the end. Raises ConfigError
+    for a log with values that it cannot read.
 
     `name` is the input's, for messages; `size_bytes` its size if it is known. `rows` and `read_bytes` were taken.
     """

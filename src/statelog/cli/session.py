@@ -45,7 +45,7 @@ class Session:
         return where
 
     def where_without_kafka(self) -> Where:
-        """Where their directories are. Raises ConfigError as `where`."""
+        """Where their directories are. Raises ConfigError for one that would end with this command."""
         self._check_root()
         return Where(None, self.config.root_url(), storage_options=self.config.storage)
 

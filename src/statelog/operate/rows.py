@@ -123,7 +123,7 @@ def _columns(batch: pa.RecordBatch, bytes_text: BytesText, *, with_groups: bool)
 
 def json_column(column: pa.Array, bytes_text: BytesText | None) -> list[object]:
     """The values of a column as what JSON has. Without `bytes_text` they are for people: bytes that are no UTF-8 have
-    escapes. Raises InvalidChange as `json_lines`.
+    escapes. Raises InvalidChange for such bytes otherwise.
     """
     shown = _shower(column.type, bytes_text)
     values = column.to_pylist()

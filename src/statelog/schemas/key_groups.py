@@ -120,7 +120,7 @@ def key_group_of(
         >>> key_group_of("alice", "string", 128)
         71
 
-    Raises InvalidChange as `key_bytes` does, ConfigError for a key type or a number that no log has.
+    Raises InvalidChange for a key of another type, ConfigError for a key type or a number that no log has.
     """
     if not isinstance(key_type, KeyType):
         key_type = parse_enum(KeyType, "key_type", key_type)
@@ -133,7 +133,7 @@ def key_group_of(
 
 
 def key_groups_of(keys: pa.Array, key_groups: int, prefix_bytes: int | None = None) -> NDArray[np.uint16]:
-    """The key group of every key of a column. Raises InvalidChange as `crc32_column` does, and ConfigError."""
+    """The key group of every key of a column. Raises InvalidChange for nulls and other types, ConfigError."""
     if prefix_bytes is not None:
         check_prefix_bytes(prefix_bytes, KeyType.of(keys.type))
         keys = pc.binary_slice(keys.cast(pa.binary()), 0, prefix_bytes)

@@ -106,7 +106,7 @@ class AdminClient:
         return self._is_proven
 
     def ask(self, request: Request, limit_s: float, leaders: Leaders | None) -> list[dict[Any, Any]]:
-        """The answers of all mappings, within `limit_s` seconds. Raises Refused, as `AdminSession.ask` says."""
+        """The answers of all mappings, within `limit_s` seconds. Raises Refused."""
         native(self.native.poll, 0)  # Hands the client's log lines on; they would pile up otherwise.
         began = self._clock()
         if leaders is not None and not self._knows(leaders):

@@ -200,7 +200,10 @@ class LocalCopyReader:
             places.sort(key=attrgetter("offset"))
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Yield the chunks of the plan that lie in `ranges`, by offset in a partition. Raises what `elsewhere` does."""
+        """Yield the chunks of the plan that lie in `ranges`, by offset in a partition.
+
+        For the rest it raises OffsetGone, BeyondEnd, BrokerUnavailable, Unreadable.
+        """
         for partition, wanted in ranges.items():
             for place in self._places.get(partition, ()):
                 if wanted.start <= place.offset < wanted.end:

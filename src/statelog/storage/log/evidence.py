@@ -244,7 +244,10 @@ class Looks:
         self.newest: Verified | None = None
 
     def verified(self, max_age_s: float | None) -> Verified:
-        """An answer whose question is no older; None: it comes after this call. Raises what `identify` does."""
+        """An answer whose question is no older; None: it comes after this call.
+
+        Raises NotFound, IdentityChanged, Corrupt, UnknownFormat, Unavailable.
+        """
         found = self._within(max_age_s)
         if found is not None:
             return found

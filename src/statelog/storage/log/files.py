@@ -40,7 +40,10 @@ def descriptor_or_none(store: Store) -> Descriptor | None:
 
 
 def descriptor_of(store: Store, name: str, **hint: str) -> Descriptor:
-    """The descriptor of the log `name`, which is below this root. Raises NotFound, and as `descriptor_or_none`."""
+    """The descriptor of the log `name`, which is below this root.
+
+    Raises NotFound, Corrupt, UnknownFormat, StoreUnavailable.
+    """
     found = descriptor_or_none(store)
     if found is None:
         raise NotFound(f"there is no log {name}", url=store.url, **hint)

@@ -148,7 +148,7 @@ def append_all(
 def append_up_to(producer: Producer, topic: str, partition: int, value: bytes, last: int, offset: int) -> int:
     """Append `value` behind the offset `last` until a record lies at `offset` or above; returns the last one's offset.
 
-    Raises OutcomeUnknown, as `append_all`.
+    Raises OutcomeUnknown.
     """
     while last < offset:
         last = max(append_all(producer, topic, partition, value, min(_AT_ONCE, offset - last)))
