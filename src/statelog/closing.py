@@ -1,4 +1,5 @@
-"""`Closing`: makes a class with a `close` a context manager; `OwnProcess`: the process that an object belongs to.
+"""`Closing`: makes a class with a `close` a context manager; `undone_by_errors`: what a failed block takes back;
+`OwnProcess`: the process that an object belongs to.
 
 Invariants: leaving the block closes, however it ends, and never hides its exception. In a fork nothing is closed that
 is the parent's.
@@ -6,6 +7,8 @@ is the parent's.
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +31,16 @@ class Closing(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def undone_by_errors(undo: Callable[[], object]) -> Generator[None]:
+    """A block after which, if it fails in whatever way, `undo` is called."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 class OwnProcess:

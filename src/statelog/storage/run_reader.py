@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from statelog.closing import Closing
+from statelog.closing import Closing, undone_by_errors
 from statelog.errors import CorruptRun, Fact, NotFound, StoreUnavailable
 from statelog.schemas.changes.chunk import DECODING_ERRORS
 from statelog.schemas.snapshot.runs import (
@@ -66,12 +66,9 @@ class RunReader(Closing):
         self.run = run
         self._context = opened
         self._file = self._context.__enter__()
-        try:
+        with undone_by_errors(self.close):
             self._check_index()
             self.footer = footer or self._read_footer()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def schema(self) -> pa.Schema:

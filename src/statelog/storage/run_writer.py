@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from statelog.closing import Closing
+from statelog.closing import Closing, undone_by_errors
 from statelog.environment import DiskHook, no_faults
 from statelog.errors import CorruptRun, Fact
 from statelog.schemas.names import run_path
@@ -221,13 +221,10 @@ def write_cut(
     StoreUnavailable.
     """
     cut = _CutRuns(new_writer, cuts, key_groups.start)
-    try:
+    with undone_by_errors(cut.abort):
         for table in tables:
             cut.append(table)
         return cut.finish(key_groups.stop)
-    except BaseException:
-        cut.abort()
-        raise
 
 
 class _CutRuns:

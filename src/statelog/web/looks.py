@@ -9,15 +9,15 @@ own, and one look at a time.
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from threading import Lock
 
 import pyarrow as pa
 
-from statelog.closing import Closing
+from statelog.closing import Closing, undone_by_errors
 from statelog.errors import NotFound, OffsetGone
 from statelog.materializer import MaterializerSettings
 from statelog.operate.description import describe_log
@@ -133,7 +133,7 @@ class _Watched:
 
     def look(self) -> LogLook:
         log, self._log = self._log or self._open(), None
-        with _closed_by_errors(log):
+        with undone_by_errors(log.close):
             report = describe_log(log, self._settings, self._clock())
             recent = self._follow(log)
         self._log = log
@@ -143,13 +143,13 @@ class _Watched:
         """What came since the last look; begun behind a truncation that overtook it."""
         recent, self._recent = self._recent, None
         if recent is not None:
-            with _closed_by_errors(recent), suppress(OffsetGone):
+            with undone_by_errors(recent.close), suppress(OffsetGone):
                 recent.read()
                 self._recent = recent
                 return recent
             recent.close()
         recent = _Recent(log)
-        with _closed_by_errors(recent):
+        with undone_by_errors(recent.close):
             recent.read()
         self._recent = recent
         return recent
@@ -182,15 +182,6 @@ class _Recent:
 
     def close(self) -> None:
         self._commits.close()
-
-
-@contextmanager
-def _closed_by_errors(opened: Log | _Recent) -> Generator[None]:
-    try:
-        yield
-    except BaseException:
-        opened.close()
-        raise
 
 
 def _seen(found: ValidCommit) -> CommitSeen:

@@ -9,9 +9,10 @@ offset, an end that lies below one that this process has seen (`positions`).
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from copy import copy
+from functools import partial
 
 from confluent_kafka import (
     Consumer,
@@ -208,10 +209,7 @@ class ConfluentKafka:
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
     ) -> dict[int, OffsetRange]:
-        """Log start and log end of each partition, asked now; an end never goes back, unless the log surely did.
-
-        Raises NotFound, BrokerUnavailable.
-        """
+        """Log start and log end of each partition, asked now. Raises NotFound, BrokerUnavailable."""
         retries = self._retries()
         return ask_offsets(
             topic,
@@ -237,11 +235,7 @@ class ConfluentKafka:
                     starts |= below
                     before = {p: offset for p, offset in before.items() if p not in below}
                     continue
-                if refused.name not in _MOVING:
-                    raise self._error(refused, "deleting records", f"DELETE on topic {topic}", topic=topic) from None
-                self._check_partitions(topic, sorted(before))
-                if not retries.again():
-                    raise self._unavailable("a partition has no leader", topic=topic) from None
+                self._await_leaders(refused, "deleting records", f"DELETE on topic {topic}", topic, before, retries)
         return starts
 
     def _delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
@@ -265,12 +259,9 @@ class ConfluentKafka:
         # A client of its own, which goes before librdkafka gives up: where that no longer looks for a coordinator and
         # then finds it, it frees the request a second time.
         with closing(AdminSession(self._config, self._timeout_s, self._clock)) as session:
+            doing = "publishing a group offset"
             self._ask_group(
-                lambda: session.ask(commit)[0][group].topic_partitions or [],
-                "publishing a group offset",
-                group=group,
-                topic=topic,
-                partition=partition,
+                lambda: session.ask(commit)[0][group].topic_partitions or [], doing, group, topic, partition
             )
 
     def published(self, group: str, topic: str, partition: int) -> str:
@@ -280,13 +271,8 @@ class ConfluentKafka:
         properties = {**consumer_properties(self._config), "group.id": group}
         consumer = make_client(Consumer, "a consumer", properties, self._config, deque(maxlen=4))
         try:
-            places = self._ask_group(
-                lambda: self._committed(consumer, TopicPartition(topic, partition)),
-                "asking for a group offset",
-                group=group,
-                topic=topic,
-                partition=partition,
-            )
+            ask = partial(self._committed, consumer, TopicPartition(topic, partition))
+            places = self._ask_group(ask, "asking for a group offset", group, topic, partition)
         finally:
             native(consumer.close)
         return "".join(place.metadata or "" for place in places)
@@ -301,7 +287,9 @@ class ConfluentKafka:
             is_told = refused is not None and refused.name() in _REFUSED
             raise Refused(*kafka_error(KafkaException(refused) if is_told else error, self._config)) from None
 
-    def _ask_group(self, ask: Callable[[], list[TopicPartition]], doing: str, **facts: Fact) -> list[TopicPartition]:
+    def _ask_group(
+        self, ask: Callable[[], list[TopicPartition]], doing: str, group: str, topic: str, partition: int
+    ) -> list[TopicPartition]:
         """What the group's coordinator says of a partition. A broker that has just started loads its groups first."""
         retries = self._retries()
         while True:
@@ -314,8 +302,8 @@ class ConfluentKafka:
             except Refused as error:
                 refused = error
             if refused.name not in _LOADING or not retries.again(drop=False):
-                needs = f"READ on group {facts['group']}, and on topic {facts['topic']}"
-                raise self._error(refused, doing, needs, **facts)
+                needs = f"READ on group {group}, and on topic {topic}"
+                raise self._error(refused, doing, needs, group=group, topic=topic, partition=partition)
 
     def producer(self) -> ConfluentProducer:
         """A new idempotent producer, with a producer id of its own."""
@@ -328,9 +316,7 @@ class ConfluentKafka:
         return ConfluentReader(self._config, topic, self, self._clock, self._seen, self._idle)
 
     def lend(self) -> "ConfluentKafka":
-        """The same for many borrowers, whose `close` ends nothing. A producer is each one's own, and is nobody else's
-        trouble once its outcome is unknown.
-        """
+        """The same for many borrowers, whose `close` ends nothing. A producer is each one's own, and its trouble."""
         lent = copy(self)
         lent._is_lent = True
         return lent
@@ -349,12 +335,8 @@ class ConfluentKafka:
             try:
                 return self._list_offsets(topic, partitions, retries.left_s)
             except Refused as refused:
-                if refused.name not in _MOVING:
-                    needs = f"DESCRIBE ({_INCLUDED}) on topic {topic}"
-                    raise self._error(refused, "asking for offsets", needs, topic=topic) from None
-                self._check_partitions(topic, partitions)
-                if not retries.again():
-                    raise self._unavailable("a partition has no leader", topic=topic) from None
+                needs = f"DESCRIBE ({_INCLUDED}) on topic {topic}"
+                self._await_leaders(refused, "asking for offsets", needs, topic, partitions, retries)
 
     def _list_offsets(self, topic: str, partitions: Sequence[int], limit_s: float) -> dict[int, Listed]:
         """One question, as the client answers it: where a connection broke, an offset is negative and no error."""
@@ -370,6 +352,16 @@ class ConfluentKafka:
             leaders=Leaders(topic, keys.keys()),
         )
         return {p: Listed(starts[key].offset, ends[key].offset, ends[key].leader_epoch) for p, key in keys.items()}
+
+    def _await_leaders(
+        self, refused: Refused, doing: str, needs: str, topic: str, partitions: Iterable[int], retries: Retries
+    ) -> None:
+        """Wait for what passes by itself of what the leaders refused. Raises what does not."""
+        if refused.name not in _MOVING:
+            raise self._error(refused, doing, needs, topic=topic) from None
+        self._check_partitions(topic, sorted(partitions))
+        if not retries.again():
+            raise self._unavailable("a partition has no leader", topic=topic) from None
 
     def _check_partitions(self, topic: str, partitions: Sequence[int]) -> None:
         described = self.describe_topic(topic)

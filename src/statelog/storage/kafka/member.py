@@ -28,6 +28,7 @@ from typing import Never
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
+from statelog.closing import undone_by_errors
 from statelog.environment import Clock
 from statelog.errors import BrokerUnavailable, Fact, Fenced, NotFound
 from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, client_error
@@ -72,7 +73,7 @@ class ConfluentMember:
         properties, config = dict(settings.properties), settings.config
         self._native = make_client(confluent_kafka.Consumer, "a member of a group", properties, config, self._errors)
         self._guard.hold(self._native)
-        try:
+        with undone_by_errors(self.close):
             native(
                 self._native.subscribe,
                 [topic],
@@ -80,9 +81,6 @@ class ConfluentMember:
                 on_revoke=self._on_revoke,
                 on_lost=self._on_lost,
             )
-        except BaseException:
-            self.close()
-            raise
 
     def poll(self, timeout_s: float) -> Taken | None:
         """The next record, or None. Raises what the listener raised; ConfigError, NotFound, Fenced or BrokerUnavailable

@@ -20,7 +20,7 @@ from itertools import cycle
 from pathlib import Path
 from threading import Condition
 
-from statelog.closing import Closing
+from statelog.closing import Closing, undone_by_errors
 from statelog.environment import OpenSpillFile
 from statelog.errors import ClosedError, StorageFull, StoreUnavailable
 from statelog.storage.local.disk import NO_MORE_FILES
@@ -236,19 +236,13 @@ class SpillQueue:
 
     def _seal_last(self, following: SpillSegment) -> None:
         if self._disk:
-            try:
+            with undone_by_errors(following.release):
                 self._disk[-1].seal()
-            except BaseException:
-                following.release()
-                raise
 
     def _new_segment(self, data: memoryview) -> SpillSegment:
         segment = SpillSegment(next(self._next_directory), self._open_file)
-        try:
+        with undone_by_errors(segment.release):
             segment.append(data)
-        except BaseException:
-            segment.release()
-            raise
         return segment
 
     def _read_disk(self) -> memoryview:

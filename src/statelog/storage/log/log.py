@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from statelog.closing import Closing
+from statelog.closing import Closing, undone_by_errors
 from statelog.environment import Start, current_environment
 from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, Unavailable
 from statelog.schemas.changes.changes import change_schema
@@ -293,12 +293,9 @@ class Log(Closing):
         closes it. Raises Damaged, Unavailable.
         """
         client = self.ledger.newest_client()
-        try:
+        with undone_by_errors(client.close):
             client.fold_end()
             check_ledger(self, client)
-        except BaseException:
-            client.close()
-            raise
         return client
 
     def barrier(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from statelog.closing import undone_by_errors
 from statelog.errors import OutcomeUnknown, StatelogError
 from statelog.storage.kafka import Delivery, DeliveryStatus, Producer
 from statelog.storage.ledger_client import STALL_TIMEOUT_S
@@ -90,11 +91,8 @@ class WarmProducer:
     def _connect(self, now_s: float) -> bool:
         with suppress(StatelogError):
             producer = self._make()
-            try:
+            with undone_by_errors(producer.close):
                 producer.connect()
-            except BaseException:
-                producer.close()
-                raise
             self._held.append(_Warm(producer, now_s))
             return True
         return False
