@@ -264,7 +264,8 @@ class LedgerClient(Closing):
                 void = self._read_verdict(offset, record)
             if verify is not None and void is None:
                 verify()
-        self._share(record)
+        if self._tape is not None and isinstance(record, Open):  # It was looked at: others need not read it.
+            self._tape.put(Taped(Record(0, offset, encode(record), -1), record))
         return void
 
     @contextmanager
@@ -284,11 +285,6 @@ class LedgerClient(Closing):
     def _appended(self, offset: int, record: LedgerRecord) -> LastRecord:
         taped = self._tape.at(offset) if self._tape is not None else None
         return LastRecord.of(offset, taped.found.value if taped and taped.record is record else encode(record))
-
-    def _share(self, record: LedgerRecord) -> None:
-        """An Open of ours that is in this ledger, which was looked at, need not be read by others."""
-        if self._tape is not None and isinstance(record, Open):
-            self._tape.put(Taped(Record(0, self.fold.position - 1, encode(record), -1), record))
 
     def _read_verdict(self, offset: int, record: LedgerRecord) -> Void | None:
         landed = self._pass(offset + 1)
@@ -426,8 +422,12 @@ class LedgerClient(Closing):
         """
         with self._asking_who_answers():
             known = {None, self.last, *(() if self._is_over_due(self._compared_s) else self._compared)}
-            for position, last in sorted({one for one in places if one.last not in known}, reverse=True):
+            tape = None if self._is_over_due(self._read_s) else self._tape
+            unknown = {one for one in places if one.last not in known}
+            for position, last in sorted(unknown, reverse=True):
                 assert last is not None
+                if tape is not None and tape.knows(last, self._last):
+                    continue
                 try:
                     with closing(self._records(last.offset, position)) as records:
                         found = next(records, None)

@@ -105,6 +105,14 @@ class LedgerTape:
         is_looked = look is not None and look.start < end and look.end > last.offset
         return Run(new, look.asked_s if look is not None and is_looked else None)
 
+    def knows(self, place: LastRecord, last: LastRecord | Record | None) -> bool:
+        """Whether this record and the one that was folded `last` are here, the same, and none between is missing."""
+        if last is None:
+            return False
+        first, end = sorted((place, last), key=lambda one: one.offset)
+        found = self._taped.get(end.offset)
+        return found is not None and _is_same(found.found, end) and self.run(first, end.offset + 1) is not None
+
     def await_run(self, last: LastRecord | Record, end: int) -> Run | None:
         """As `run`, once what other threads have sent is answered, if that may be what is missing."""
         with self._news:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import DataLoss
+from statelog.errors import DataLoss, UncommittedChanges
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import LastRecord
@@ -118,6 +118,21 @@ def test_threads_that_commit_at_once(twenty: Twenty, reads: Counter[str]) -> Non
     assert reads["all"] <= _WRITERS // 2, "each read"
 
 
+def test_who_opens_beside_others_does_not_read_what_each_of_them_saw(twenty: Twenty, reads: Counter[str]) -> None:
+    """Chunks that wait for their commit name as many places in the ledger as there are writers: all are known here."""
+    for number, writer in enumerate(twenty.writers):
+        twenty.commit(number)
+        writer.put(key_in(twenty.log, number), b"waits")
+        writer.persist().result()
+    reads.clear()
+    with twenty.environment.run(Writer, twenty.log, "w0", partitions=[0]):
+        assert reads["all"] <= 4
+    for writer in twenty.writers[1:]:
+        writer.commit()
+    with pytest.warns(UncommittedChanges):
+        twenty.writers[0].close()
+
+
 def test_a_commit_of_another_process_is_read_once(twenty: Twenty, reads: Counter[str]) -> None:
     """It lies between those of this process."""
     twenty.commit_all()
@@ -191,6 +206,21 @@ def test_a_run_goes_on_from_the_same_record() -> None:
     assert tape.run(LastRecord.of(3, b"v"), 5) is not None
     assert tape.run(LastRecord.of(3, b"w"), 5) is None
     assert tape.run(Record(0, 3, b"w", 0), 5) is None
+
+
+def test_a_place_is_known_by_the_records_between_it_and_what_was_folded() -> None:
+    """On either side; not across a gap, nor of another record."""
+    tape = LedgerTape()
+    for offset in (3, 4, 5, 7):
+        tape.put(taped(offset))
+    at, other = [LastRecord.of(offset, b"v") for offset in range(10)], LastRecord.of(5, b"w")
+    assert tape.knows(at[3], at[5])
+    assert tape.knows(at[5], at[3])
+    assert not tape.knows(at[7], at[5])
+    assert not tape.knows(at[9], at[5])
+    assert not tape.knows(other, at[3])
+    assert not tape.knows(at[3], other)
+    assert not tape.knows(at[3], None)
 
 
 def test_what_was_read_counts_above_what_was_acknowledged() -> None:
