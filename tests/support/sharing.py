@@ -46,9 +46,17 @@ _LONGEST = (
     "tests/property/test_story_sweep.py",
     "tests/contract/test_store_contract.py",
     "tests/integration/test_compose.py",
+    "tests/unit/test_sdist.py",
+    "tests/integration/test_site.py",
+    "tests/integration/test_spark_metrics.py",
+    "tests/property/test_table_story.py",
     "tests/property/test_round_simulation.py",
     "tests/property/test_manifest_model.py",
     "tests/property/test_writer_simulation.py",
+    "tests/property/test_table_machine.py",
+    "tests/unit/tables/test_standby.py",
+    "tests/unit/tables/test_local_state.py",
+    "tests/unit/tables/test_worker_loop.py",
 )
 """Groups that a run begins with, the longest first, so that none of them is alone at its end."""
 
