@@ -34,7 +34,7 @@ from statelog.storage.log.log import Log
 from tests.sim.actors import Actor
 from tests.sim.nemesis import Nemesis
 from tests.sim.world import World
-from tests.support.rigs.engine import split_engine
+from tests.support.rigs.engine import inline, split_engine
 from tests.support.rigs.log import State, TwinLog, apply_tail, settings_for, state_of_snapshot
 
 KEEP = 2
@@ -112,7 +112,7 @@ class RoundWorld:
             subscriptions=_CAP,
         )
         make_engine = split_engine(self.rng.choice((1, 3)))
-        environment = replace(self.twin.environment, crash=self.stepper.pause, start=lambda work: work())
+        environment = replace(self.twin.environment, crash=self.stepper.pause, start=inline)
         with environment.run(BackgroundMerge, self._log(), settings, ring=lambda: None) as beside:
             self._rounds(environment, settings, make_engine, beside if is_daemon else None)
 

@@ -16,7 +16,7 @@ from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.snapshot.run_ref import Merge, RunRef, lanes
 from statelog.storage.run_reader import RunReader
-from tests.support.rigs.engine import split_engine
+from tests.support.rigs.engine import inline, split_engine
 from tests.support.rigs.log import TwinLog, settings_for, state_of_snapshot
 
 
@@ -77,7 +77,7 @@ class _History:
                     assert DELETE not in held.column("op").to_pylist(), "a delete that hides nothing was kept"
 
     def _daemon(self) -> BackgroundMerge:
-        environment = replace(self.twin.environment, start=lambda work: work())
+        environment = replace(self.twin.environment, start=inline)
         settings = settings_for(self.scratch, threads=4)
         return environment.run(BackgroundMerge, self.twin.open(), settings, ring=lambda: None)
 

@@ -173,12 +173,12 @@ def _facts(local: Path, spans: list[tuple[int, int, int]]) -> WrittenRun:
         footer = size_bytes - _PARQUET_TAIL_BYTES - int.from_bytes(file.read(4), "little")
         file.seek(0)
         digest = hashlib.sha256()
-        _checksum(file, starts[0] if starts else footer, digest)
+        _checksum(file, starts[0] if starts else footer, digest.update)
         row_groups = tuple(
-            RowGroupSpan(first, end, rows, start, stop - start, _checksum(file, stop - start, digest))
+            RowGroupSpan(first, end, rows, start, stop - start, _checksum(file, stop - start, digest.update))
             for (first, end, rows), start, stop in zip(spans, starts, [*starts, footer][1:], strict=True)
         )
-        footer_checksum = _checksum(file, size_bytes - footer, digest)
+        footer_checksum = _checksum(file, size_bytes - footer, digest.update)
     index = RunIndex(row_groups=row_groups, footer_offset=footer, footer_checksum=footer_checksum)
     run = RunFile(
         path=run_path(local.stem), size_bytes=size_bytes, rows=index.rows, sha256=digest.digest(), index=index
@@ -200,15 +200,15 @@ def _first_page(column: pq.ColumnChunkMetaData) -> int:
     return min(column.dictionary_page_offset, column.data_page_offset)
 
 
-def _checksum(file: BinaryIO, size_bytes: int, digest: "hashlib._Hash") -> int:
-    """xxh3-64 of the next bytes of the file, which also go into `digest`."""
+def _checksum(file: BinaryIO, size_bytes: int, digest: Callable[[bytes], object]) -> int:
+    """xxh3-64 of the next bytes of the file, which `digest` gets, too."""
     checksum = xxhash.xxh3_64()
     while size_bytes:
         block = file.read(min(size_bytes, _BLOCK_BYTES))
         if not block:
             raise OSError(errno.EIO, "a file that was just written ends early")
         checksum.update(block)
-        digest.update(block)
+        digest(block)
         size_bytes -= len(block)
     return checksum.intdigest()
 

@@ -1,8 +1,10 @@
-"""Engines for tests: the local one, asked to cut its work into several tasks."""
+"""Engines for tests: the local one, asked to cut its work into several tasks; and work done where it is begun."""
+
+from collections.abc import Callable
 
 from statelog.materializer.engine import EngineMaker, LocalEngine, RoundWork
 
-__all__ = ["SplitEngine", "split_engine"]
+__all__ = ["SplitEngine", "inline", "split_engine"]
 
 
 class SplitEngine(LocalEngine):
@@ -15,6 +17,11 @@ class SplitEngine(LocalEngine):
     def tasks_for(self, size_bytes: int) -> int:  # Whatever their size.
         """So many."""
         return self._most_tasks
+
+
+def inline(work: Callable[[], None]) -> None:
+    """Do the work before whoever begins it goes on: an environment's `start` without a thread."""
+    work()
 
 
 def split_engine(most_tasks: int) -> EngineMaker:

@@ -18,6 +18,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.storage.log.log import Log
 from tests.support.rigs.daemon import INTERVAL_S, DaemonBench
+from tests.support.rigs.engine import inline
 from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot
 from tests.support.waiting import wait_for
 
@@ -32,7 +33,7 @@ class _Materializer:
         self.settings = settings_for(self.scratch, fanout=2, merge_bytes=1)
         self.log = self.twin.open()
         self.rung = list[bool]()
-        self.environment = replace(self.twin.environment, start=lambda work: work())
+        self.environment = replace(self.twin.environment, start=inline)
         self.beside = self.environment.run(
             BackgroundMerge, self.log, self.settings, ring=lambda: self.rung.append(True)
         )

@@ -12,7 +12,7 @@ from statelog.errors import StorageFull
 from statelog.materializer import MaterializerSettings, run_round
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.side_by_side import side_by_side
-from tests.support.rigs.engine import split_engine
+from tests.support.rigs.engine import inline, split_engine
 from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 _LIMIT_S = 60.0
@@ -24,11 +24,7 @@ def _always() -> None:
     """Nobody gives up."""
 
 
-def _inline(work: Callable[[], None]) -> None:
-    work()
-
-
-@pytest.mark.parametrize("start", [start_thread, _inline])
+@pytest.mark.parametrize("start", [start_thread, inline])
 @pytest.mark.parametrize("at_once", [1, 2, 9])
 def test_results_come_in_the_order_of_the_jobs(start: Start, at_once: int) -> None:
     """However many threads there are, and if there is none."""

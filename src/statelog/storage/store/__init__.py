@@ -67,7 +67,10 @@ class RangeReader(io.RawIOBase):
             file.seek(start)
             return file.read(-1 if end is None else end - start)
 
-        reader = cls(lambda *span: ask(lambda: read(*span)), lambda: file.seek(0, io.SEEK_END), file.close)
+        def fetch(start: int, end: int | None) -> bytes:
+            return ask(lambda: read(start, end))
+
+        reader = cls(fetch, lambda: file.seek(0, io.SEEK_END), file.close)
         return cast("BinaryIO", reader)
 
     def readable(self) -> bool:
