@@ -41,6 +41,8 @@ SPARK_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.showConsoleProgress": "false",
     _JAVA: f"{_LIGHT} -XX:SharedArchiveFile={_ARCHIVE}",
+    # Where executors have a Java of their own.
+    "spark.executor.extraJavaOptions": f"{_LIGHT} -XX:SharedArchiveFile={_ARCHIVE}",
 }
 """Of every session of the tests."""
 
