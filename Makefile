@@ -7,9 +7,9 @@ BIN := $(VENV)/bin
 EXTRAS := test,dev,spark,s3,gcs,azure,msk,demo,bench,check,docs
 # Options for pytest: make test ARGS='-k fold'.
 ARGS ?=
-# Processes of `make test`: half of the time a test waits for a broker or for Spark, so that three keep two cores busy; the long ones
-# of Spark slow each other down beyond that. `make test PROCESSES=0` is one, in order.
-PROCESSES ?= 3
+# Processes of `make test`: half of the time a test waits for a broker or for Spark, so that four keep two cores busy.
+# `make test PROCESSES=0` is one, in order.
+PROCESSES ?= 4
 
 # Spark's workers would otherwise be whatever python3 is on the path.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
