@@ -20,10 +20,11 @@ from threading import Lock
 from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import NotFound, RoundGivenUp
-from statelog.materializer.engine import LocalEngine, RoundWork, Written, scratch_directory, tasks_for
+from statelog.materializer.control import BackgroundTask, begin_task
+from statelog.materializer.engine import LocalEngine, RoundWork, Written, scratch_directory
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import MergeTask
-from statelog.schemas.snapshot.run_ref import Merge, RunRef, in_order
+from statelog.schemas.snapshot.run_ref import Merge, RunRef, in_place
 from statelog.storage.log.log import Log
 
 
@@ -40,25 +41,27 @@ class MergedRuns(Closing):
         """Remove what is local. Idempotent."""
         self.directory.close()
 
-    def in_place(self, runs: Sequence[RunRef]) -> tuple[RunRef, ...] | None:
-        """The runs of a snapshot with the merged ones in place of those that went in; None unless it names them all.
+    def in_place(self, runs: Sequence[RunRef]) -> tuple[RunRef, ...]:
+        """The runs of a snapshot, which names all that went in, with the merged ones in place of those.
 
         Those that reached its position may reach farther by now, and then so do the merged ones.
         """
         inputs = _still_named(self.merge, runs)
-        if inputs is None:
-            return None
-        end_position = inputs.end_position
-        merged = (replace(run, end_position=end_position) for run in self.written.runs)
-        return in_order((*(run for run in runs if run not in inputs.runs), *merged))
+        assert inputs is not None, "a round merges nothing that it took from beside it"
+        merged = (replace(run, end_position=inputs.end_position) for run in self.written.runs)
+        return in_place(runs, inputs.runs, merged)
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     merge: Merge
     tasks: Sequence[MergeTask]
-    future: Future[MergedRuns] | None = None
+    work: BackgroundTask[MergedRuns] | None = None
     """None until it is begun."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.work is not None and self.work.future.done()
 
 
 class BackgroundMerge(Closing):
@@ -79,29 +82,25 @@ class BackgroundMerge(Closing):
     def is_due(self) -> bool:
         """Whether a merge was left, and not begun."""
         job = self._job
-        return job is not None and job.future is None
+        return job is not None and job.work is None
 
     @property
     def is_under_way(self) -> bool:
         """Whether one is going on."""
         job = self._job
-        return job is not None and job.future is not None and not job.future.done()
+        return job is not None and job.work is not None and not job.is_over
 
     @property
     def is_over(self) -> bool:
         """Whether there is something to take."""
         job = self._job
-        return job is not None and job.future is not None and job.future.done()
+        return job is not None and job.is_over
 
     @property
     def merge(self) -> Merge | None:
         """What is merged here, or will be, or was and is not taken yet."""
         job = self._job
         return None if job is None else job.merge
-
-    def tasks_for(self, size_bytes: int) -> int:
-        """Into how many tasks a merge of so many bytes is cut: see `Engine.tasks_for`."""
-        return tasks_for(size_bytes, self._settings.threads_beside)
 
     def leave(self, merge: Merge, tasks: Sequence[MergeTask]) -> None:
         """A merge of runs that a manifest names. Void while there is another."""
@@ -112,9 +111,8 @@ class BackgroundMerge(Closing):
     def begin(self) -> None:
         """Begin the merge that is due."""
         job = self._job
-        if job is not None and job.future is None:
-            job.future = self._environment.begin(lambda: self._merge(job))
-            job.future.add_done_callback(lambda _: self._ring())
+        if job is not None and job.work is None:
+            job.work = begin_task(self._environment, lambda: self._merge(job), lambda _: self._ring())
 
     def take(self, runs: Sequence[RunRef]) -> MergedRuns | None:
         """What came of the merge, once; None if nothing did that a snapshot of these runs can use. The caller closes
@@ -122,12 +120,12 @@ class BackgroundMerge(Closing):
         """
         with self._lock:
             job = self._job
-            if job is None or job.future is None or not job.future.done():
+            if job is None or job.work is None or not job.is_over:
                 return None
             self._job = None
         is_named = _still_named(job.merge, runs) is not None
         try:
-            merged = job.future.result()
+            merged = job.work.future.result()
         except NotFound:
             if is_named:
                 raise
@@ -142,8 +140,8 @@ class BackgroundMerge(Closing):
         with self._lock:
             self._is_closed = True
             job, self._job = self._job, None
-        if job is not None and job.future is not None:
-            job.future.add_done_callback(_remove)
+        if job is not None and job.work is not None:
+            job.work.future.add_done_callback(_remove)
 
     def _merge(self, job: _Job) -> MergedRuns:
         with ExitStack() as stack:

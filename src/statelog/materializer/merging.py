@@ -4,14 +4,14 @@ Never decides which runs to merge next: `schemas.snapshot.run_ref` does. Where m
 than `merge_bytes` is done in one, and none is done in both.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
 from statelog.materializer.background_merge import BackgroundMerge, MergedRuns
-from statelog.materializer.engine import Engine, Written
+from statelog.materializer.engine import Engine, Written, tasks_for
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.tasks import MergeTask, TaskOutput, merge_tasks
-from statelog.schemas.snapshot.run_ref import Merge, RunRef, affordable, choose_merges, in_order
+from statelog.materializer.tasks import TaskOutput, merge_tasks
+from statelog.schemas.snapshot.run_ref import Merge, RunRef, affordable, choose_merges, in_place
 
 Runs = tuple[RunRef, ...]
 
@@ -48,16 +48,20 @@ class Merging:
             self._merges_of(runs), left_bytes, at_least_one=merged == 0 and self._beside is None
         ):
             left_bytes -= sum(merge.size_bytes for merge in merges)
-            written = engine.write([task for one in merges for task in self._tasks(one, runs, delta, engine.tasks_for)])
+            written = engine.write(
+                [
+                    task
+                    for merge in merges
+                    for task in merge_tasks(merge, self._starts, runs, delta, engine.tasks_for(merge.size_bytes))
+                ]
+            )
             gone = [run for merge in merges for run in merge.runs]
-            paths = {run.path for run in gone}
-            runs = in_order((*(run for run in runs if run.path not in paths), *written.runs))
+            runs = in_place(runs, gone, written.runs)
             engine.forget(gone)
             merged += len(gone)
-        found = None if self._merged is None else self._merged.in_place(runs)
-        if self._merged is None or found is None:
+        if self._merged is None:
             return runs, merged
-        return found, merged + len(self._merged.merge.runs)
+        return self._merged.in_place(runs), merged + len(self._merged.merge.runs)
 
     def publish(self, engine: Engine, runs: Runs) -> Written:
         """Upload and read back what is local, as `Engine.publish`; its errors."""
@@ -69,10 +73,12 @@ class Merging:
 
     def leave(self, runs: Runs, delta: TaskOutput) -> None:
         """Of a manifest's runs, what is too large for a round is merged beside the next ones."""
-        if self._beside is not None:
-            for merge in self._merges_of(runs):
-                if merge.size_bytes > self._settings.merge_bytes:
-                    self._beside.leave(merge, self._tasks(merge, runs, delta, self._beside.tasks_for))
+        if self._beside is None or self._beside.merge is not None:
+            return
+        large = (merge for merge in self._merges_of(runs) if merge.size_bytes > self._settings.merge_bytes)
+        if (merge := next(large, None)) is not None:
+            most_tasks = tasks_for(merge.size_bytes, self._settings.threads_beside)
+            self._beside.leave(merge, merge_tasks(merge, self._starts, runs, delta, most_tasks))
 
     def _merges_of(self, runs: Runs) -> list[Merge]:
         """Those that are due, but for what is merged beside the rounds."""
@@ -80,8 +86,3 @@ class Merging:
         others = (self._merged.merge if self._merged else None, self._beside.merge if self._beside else None)
         busy = [run for other in others if other is not None for run in other.runs]
         return [merge for merge in merges if not any(merge.meets(run) for run in busy)]
-
-    def _tasks(
-        self, merge: Merge, runs: Runs, delta: TaskOutput, tasks_for: Callable[[int], int]
-    ) -> tuple[MergeTask, ...]:
-        return merge_tasks(merge, self._starts, runs, delta, tasks_for(merge.size_bytes))

@@ -60,6 +60,12 @@ def in_order(runs: Iterable[RunRef]) -> tuple[RunRef, ...]:
     return tuple(sorted(runs, key=_place))
 
 
+def in_place(runs: Iterable[RunRef], gone: Iterable[RunRef], new: Iterable[RunRef]) -> tuple[RunRef, ...]:
+    """The runs in the order of a manifest, `new` ones in place of those that are `gone`."""
+    paths = {run.path for run in gone}
+    return in_order((*(run for run in runs if run.path not in paths), *new))
+
+
 def stretched(runs: Sequence[RunRef], position: int) -> tuple[RunRef, ...]:
     """The runs, the newest ones reaching up to `position`, because the ledger between brought no change."""
     end_position = max((run.end_position for run in runs), default=position)
