@@ -70,6 +70,7 @@ def plan_state(
             with log.ledger.client(base) as ledger:
                 commits, folded = ledger.read_to(position), ledger.folded
                 found = plan_of(log, Folding(base, commits, folded), key_groups)
+                ledger.fold_to(history.ledger.end)
                 there = _check_made(log, history, ledger, found)
             check_data_anchors(log, base, found.partitions, found.state.accepted, there)
         except OffsetGone as error:
@@ -228,10 +229,9 @@ class LogOffsets(NamedTuple):
 
 
 def _check_made(log: Log, history: RetainedHistory, ledger: LedgerClient, made: Plan) -> dict[int, OffsetRange]:
-    """Fold on to the ledger's end, and compare ledger and log with what was seen and what is planned. Returns log start
-    and log end of the data partitions. Raises OffsetGone, BeyondEnd, AnchorMismatch, Unavailable.
+    """Compare the ledger, folded to its end, and the log with what was seen and what is planned. Returns log start and
+    log end of the data partitions. Raises OffsetGone, BeyondEnd, AnchorMismatch, Unavailable.
     """
-    ledger.fold_to(history.ledger.end)
     there = data_offsets(log, made)
     check_ledger(log, ledger, places=history.seen, there=there)
     check_reach(made, LogOffsets(there, history.ledger), log.name)

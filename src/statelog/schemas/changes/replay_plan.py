@@ -126,12 +126,6 @@ class _Progress:
         return found == (self.entry.chunks, self.entry.changes, self.entry.checksum)
 
 
-def _is_all_of(entry: Entry, life: WriterLife, head: ChunkHead) -> bool:
-    """Whether this is the head of the one chunk of a change set."""
-    is_it = (head.epoch, head.nonce) == life and (head.sqn, head.index, head.changes) == (entry.sqn, 0, entry.changes)
-    return is_it and combine_checksums((head.checksum,)) == entry.checksum
-
-
 def _is_in(offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
     return any(start <= offset < end for start, end in ranges)
 
@@ -160,26 +154,24 @@ class PartitionCheck:
 
     def add(self, offset: int, head: ChunkHead) -> None:
         """The chunk at a listed offset. Raises IncompleteChangeSet if it is not the one that is listed there."""
-        entry = self._single.pop(offset, None)
-        if entry is None:
-            progress = self._awaited.pop(offset)
-        elif _is_all_of(entry, self._lives[entry], head):
-            return
-        else:
-            progress = _Progress(entry, self._lives[entry], ())
-            self._sets.append(progress)
+        single = self._single.pop(offset, None)
+        progress = self._awaited.pop(offset) if single is None else self._begun(single)
         if not progress.takes(head):
             raise self._incomplete(progress, f"another chunk, of change set {head.sqn}, lies at offset {offset}")
         following = progress.add(head)
         if following is not None:
             self._awaited[following[1]] = progress
+        elif single is not None and not progress.is_whole:
+            self._sets.append(progress)
 
     def finish(self) -> None:
         """Raise IncompleteChangeSet unless every listed change set came whole."""
-        left = (_Progress(entry, self._lives[entry], ()) for entry in self._single.values())
-        for progress in chain(self._sets, left):
+        for progress in chain(self._sets, map(self._begun, self._single.values())):
             if not progress.is_whole:
                 raise self._incomplete(progress, "chunks are missing" if progress.next else "its chunks differ")
+
+    def _begun(self, single: Entry) -> _Progress:
+        return _Progress(single, self._lives[single], ())
 
     def _incomplete(self, progress: _Progress, what: str) -> IncompleteChangeSet:
         entry = progress.entry
