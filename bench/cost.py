@@ -1,13 +1,12 @@
 """What a piece of work costs: seconds on the clock, and of the processors, of this process and all that it started."""
 
 import os
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.figures import Figure, medians
+from bench.figures import Figure, medians, rate
 from bench.setting import Setting
 
 __all__ = ["Cost", "costed", "figures_of", "figures_of_cost", "take_turns"]
@@ -76,16 +75,7 @@ def figures_of_cost(name: str, ours: list[Cost], baseline_name: str, baseline: l
 def _rate(
     name: str, unit: str, count: int, other_count: int, mine: list[float], baseline_name: str, others: list[float]
 ) -> Figure:
-    rates = [count / one / 1e6 for one in mine]
-    return Figure(
-        name=name,
-        unit=unit,
-        value=statistics.median(rates),
-        lowest=min(rates),
-        highest=max(rates),
-        baseline_name=baseline_name,
-        baseline=statistics.median(other_count / one / 1e6 for one in others) if others else None,
-    )
+    return replace(rate(name, count, mine, baseline_name, [(other_count, one) for one in others]), unit=unit)
 
 
 def _cpu_s(broker_pid: int | None) -> float:

@@ -230,7 +230,9 @@ def key_groups_of_partition(partition: int, partitions: int, key_groups: int) ->
 @cache
 def partition_starts(partitions: int, key_groups: int) -> NDArray[np.int64]:
     """The first key group of every partition, and `key_groups` at the end: partitions + 1 numbers."""
-    return -(-np.arange(partitions + 1, dtype=np.int64) * key_groups // partitions)
+    starts = -(-np.arange(partitions + 1, dtype=np.int64) * key_groups // partitions)
+    starts.flags.writeable = False  # All callers share it.
+    return starts
 
 
 # ---- bitmaps of the key groups inside one partition

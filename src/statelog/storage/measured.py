@@ -122,8 +122,9 @@ class MeasuredKafka(_Measured[Kafka]):
 def watched_producer(producer: Producer, log: str) -> Producer:
     """The producer, or one that tells whoever watches of what is sent for this log."""
     observers = current_environment().observers
-    measured = _MeasuredProducer(producer, _Teller(log, "kafka", observers))
-    return cast("Producer", measured) if observers else producer
+    if not observers:
+        return producer
+    return cast("Producer", _MeasuredProducer(producer, _Teller(log, "kafka", observers)))
 
 
 class _MeasuredProducer:
