@@ -190,15 +190,13 @@ class ChangeSet:
                     writer=outbox.grant.writer,
                     partition=part.partition,
                 )
-        is_behind = outbox.in_flight_chunks > 0
         is_small = fits(changes, outbox.chunk_bytes)  # Asked once, not by slice.
         for part in slices:
             pieces = [part.batch] if is_small else chunk_slices(part.batch, outbox.chunk_bytes, outbox.change_bytes_max)
             for piece in pieces:
                 self._send_chunk(outbox, part.partition, piece)
         outbox.meter.changes += changes.num_rows
-        if is_behind:  # Else no report can be there: to ask costs a turn among all threads.
-            outbox.poll()
+        outbox.poll()
         outbox.check()
 
     def _send_chunk(self, outbox: Outbox, partition: int, changes: pa.RecordBatch) -> None:

@@ -202,9 +202,6 @@ class Pipeline:
         """Roll over, with these last changes; send what is not sent yet, and make all that no checkpoint holds a
         checkpoint. Raises PersistFailed, Unavailable.
         """
-        if self.outbox.in_flight_chunks:  # What is sent here is asked about by the next call.
-            self.outbox.poll()
-        self.outbox.check()
         self._roll_over(changes)
         self._send_rolled()
         change_sets = tuple(self._from(self.sequence.held))
