@@ -37,7 +37,7 @@ from statelog.schemas.avro import datum_of
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.snapshot.run_ref import RunRef, lanes
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata
-from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.kafka import STALL_TIMEOUT_S
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own
 from statelog.storage.local.spill import NamelessFile

@@ -11,7 +11,6 @@ Invariants:
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import cast
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +28,7 @@ from statelog.schemas.changes.changes import (
     chunk_slices,
 )
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of, ranges_text
+from statelog.schemas.key_groups import KeyType, key_groups_of_few, key_groups_of_partition, partition_of, ranges_text
 from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
 
 Key = bytes | str | int
@@ -97,9 +96,8 @@ class ChangeMaker:
         ops = _deletes(column)
         if self._by_caller:
             groups = np.array(named, np.uint16)
-        elif self._is_plain and len(keys) <= _FEW:  # Numpy's calls take longer than so many of zlib's.
-            groups = np.fromiter(map(crc32, cast("Sequence[bytes]", keys)), np.uint32, len(keys))
-            groups = (groups % self._descriptor.key_groups).astype(np.uint16)
+        elif self._is_plain and len(keys) <= _FEW:
+            groups = key_groups_of_few(cast("Sequence[bytes]", keys), self._descriptor.key_groups)
         else:
             groups = self._descriptor.key_groups_of(key_column)
         return self._made(groups, ops, key_column, column)

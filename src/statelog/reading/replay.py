@@ -25,9 +25,8 @@ from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, pla
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.records import CommitBody
 from statelog.schemas.values.schema import ValueSchema, convert
-from statelog.storage.kafka import OffsetRange, Reader, Record
+from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Reader, Record
 from statelog.storage.kafka.errors import read_past
-from statelog.storage.ledger_client import STALL_TIMEOUT_S
 from statelog.storage.log.log import Log
 
 _SMALL_BYTES = 16 * 1024

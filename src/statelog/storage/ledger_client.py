@@ -38,10 +38,9 @@ from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Metadata, Place
 from statelog.schemas.ledger.records import Commit, CommitBody, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.schemas.ledger.state import LedgerState
-from statelog.storage.kafka import Kafka, OffsetRange, Producer, Reader, Record
+from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Reader, Record
 from statelog.storage.ledger_tape import LedgerTape, Look, Run, Taped, send_record
 
-STALL_TIMEOUT_S = 30.0
 LOOK_AGAIN_S = 1.0
 _SHARED = 256
 """So many of the records that were read are put down for others: who is far behind reads for itself."""

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from statelog.errors import OutcomeUnknown
-from statelog.storage.kafka import Delivery, DeliveryStatus
-from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.kafka import STALL_TIMEOUT_S, Delivery, DeliveryStatus
 from statelog.storage.log.producers import append_all
 
 _QUIET_S = STALL_TIMEOUT_S / 2

@@ -23,6 +23,7 @@ from statelog.errors import Misuse
 from statelog.schemas.topic_policy import TopicDescription, TopicSpec
 
 __all__ = [
+    "STALL_TIMEOUT_S",
     "Delivery",
     "DeliveryStatus",
     "Kafka",
@@ -34,6 +35,9 @@ __all__ = [
     "TopicSpec",
     "with_remedy",
 ]
+
+STALL_TIMEOUT_S = 30.0
+"""How long a record, or the report of one, is waited for without a sign of life."""
 
 
 class _Range(NamedTuple):

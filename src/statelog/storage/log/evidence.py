@@ -37,9 +37,9 @@ from statelog.schemas.ledger.records import LossRange, given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
 from statelog.schemas.topic_policy import Truncation
-from statelog.storage.kafka import Kafka, OffsetRange
+from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange
 from statelog.storage.kafka.errors import read_past
-from statelog.storage.ledger_client import LOOK_AGAIN_S, STALL_TIMEOUT_S, LedgerClient, is_restarted
+from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient, is_restarted
 from statelog.storage.log.ledger import check_reaches, records_at
 from statelog.storage.log.topics import IdentifiedTopics
 

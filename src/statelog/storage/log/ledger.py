@@ -16,8 +16,8 @@ from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.kafka import Kafka, OffsetRange, Record
-from statelog.storage.ledger_client import STALL_TIMEOUT_S, LedgerBase, LedgerClient
+from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Record
+from statelog.storage.ledger_client import LedgerBase, LedgerClient
 from statelog.storage.ledger_tape import LedgerTape
 from statelog.storage.store import Store
 

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from statelog.closing import undone_by_errors
 from statelog.errors import OutcomeUnknown, StatelogError
-from statelog.storage.kafka import Delivery, DeliveryStatus, Producer
-from statelog.storage.ledger_client import STALL_TIMEOUT_S
+from statelog.storage.kafka import STALL_TIMEOUT_S, Delivery, DeliveryStatus, Producer
 
 _FRESH_S = 180.0
 """So long a connection that is hardly used is trusted: load balancers drop idle ones after 4 minutes and more, brokers
