@@ -2,13 +2,15 @@
 
 The tests of a file go to one process, because they share fixtures of their module; so do all that need the Spark
 session, or a broker of a kind of which there is to be one. A test that is long and alone says so by
-an `xdist_group` of its own. The groups that take longest come first. Without xdist none of this does anything.
+an `xdist_group` of its own. The groups that take longest come first. What a group has started for itself alone ends
+with it, for an idle broker costs a fiftieth of a core. Without xdist none of this does anything.
 
 Invariant: the processes tell the first one the group of every test through a file. Nothing rests on names of tests,
 which only some versions of pytest let xdist change.
 """
 
 import json
+from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +33,8 @@ _TOGETHER = {
     "cluster": "cluster",
     "secure_node": "secure broker",
 }
+_MATES_OWN = {*_TOGETHER, "hdfs", "azure", "gcs"}
+"""Fixtures of the session that end with the group of tests that began them."""
 _LONGEST = (
     "secure broker",
     "killed driver",
@@ -65,6 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the first process's half if this run has several."""
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_First())
+    elif hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Other())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -91,6 +97,28 @@ def _group(item: pytest.Item) -> str:
         if fixture in getattr(item, "fixturenames", ()):
             return group
     return item.nodeid.partition("::")[0]
+
+
+class _Other:
+    """A process that runs tests, group after group."""
+
+    def __init__(self) -> None:
+        self._begun: list[tuple[pytest.FixtureDef[Any], Any]] = []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any], request: Any) -> Generator[None, object, object]:
+        made = yield
+        if fixturedef.argname in _MATES_OWN:
+            self._begun.append((fixturedef, request))
+        return made
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+        yield
+        if nextitem is None or _group(nextitem) != _group(item):
+            while self._begun:
+                fixture, request = self._begun.pop()
+                fixture.finish(request)
 
 
 class _InGroups(LoadScopeScheduling):
