@@ -10,9 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import ParamSpec, Self
 
 from statelog.errors import ClosedError
+
+P = ParamSpec("P")
 
 
 class Closing(ABC):
@@ -34,12 +36,12 @@ class Closing(ABC):
 
 
 @contextmanager
-def undone_by_errors(undo: Callable[[], object]) -> Generator[None]:
-    """A block after which, if it fails in whatever way, `undo` is called."""
+def undone_by_errors(undo: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> Generator[None]:
+    """A block after which, if it fails in whatever way, `undo` is called with these arguments."""
     try:
         yield
     except BaseException:
-        undo()
+        undo(*args, **kwargs)
         raise
 
 

@@ -17,6 +17,7 @@ Invariants:
 from collections.abc import Sequence
 from dataclasses import replace
 
+from statelog.closing import undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import ConfigError
 from statelog.producer.buffer import ChangeBuffer
@@ -70,12 +71,9 @@ class Coordinator(GrantHolder, Guarded):
         else:
             opened = resume_grant(log, grant)
         self._log = log
-        try:
+        with undone_by_errors(opened.close):
             self._committer = Committer(log, opened)
             self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
-        except BaseException:
-            opened.close()
-            raise
 
     @property
     def base(self) -> Checkpoint:

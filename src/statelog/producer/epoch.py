@@ -19,6 +19,7 @@ Invariants:
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+from statelog.closing import undone_by_errors
 from statelog.environment import Clock, current_environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
 from statelog.reading.plan import Folding
@@ -153,7 +154,7 @@ def open_epoch(
             issued.add(nonce)
         return nonce
 
-    try:
+    with undone_by_errors(ledger.close):
         for _ in range(_ATTEMPTS):
             try:
                 with log.asking_who_answers():
@@ -166,10 +167,7 @@ def open_epoch(
                 if commits is not None:
                     opened.folding = Folding(newest, commits, ledger.folded)
                 return opened
-        raise failure  # noqa: TRY301  # the cleanup below is the same for every way out
-    except BaseException:
-        ledger.close()
-        raise
+        raise failure
 
 
 def grant_of(log: Log, fold: LedgerFold, live: LiveEpoch) -> Grant:
@@ -193,12 +191,9 @@ def resume_grant(log: Log, grant: Grant) -> EpochClients:
     Raises Fenced if the grant is over, Damaged, Unavailable.
     """
     ledger = log.checked_ledger()
-    try:
+    with undone_by_errors(ledger.close):
         check_live(ledger.fold, grant)
         return EpochClients(grant, ledger, log.kafka.producer())
-    except BaseException:
-        ledger.close()
-        raise
 
 
 def check_live(fold: LedgerFold, grant: Grant) -> None:
@@ -223,7 +218,7 @@ def _attempt(
     """
     warm = log.warm_producer.take(clock())
     producer = log.kafka.producer() if warm is None else warm
-    try:
+    with undone_by_errors(producer.close):
         producer.connect()  # Which takes about as long as the checks.
         # An older answer is no proof of a loss: it is asked again.
         ledger.fold_end(log.ledger.end(at_least=max(ledger.fold.position, log.position)))
@@ -234,9 +229,6 @@ def _attempt(
             grant = _open(log, ledger, producer, writer, partitions, next_nonce())
             if grant is not None:
                 return EpochClients(grant, ledger, producer)
-    except BaseException:
-        producer.close()
-        raise
     producer.close()
     return None
 

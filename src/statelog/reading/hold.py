@@ -28,7 +28,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
-from statelog.closing import Closing, OwnProcess
+from statelog.closing import Closing, OwnProcess, undone_by_errors
 from statelog.environment import Environment, current_environment
 from statelog.errors import Misuse, OffsetGone, StorageFull, StoreRefused, Unavailable
 from statelog.reading import planner
@@ -94,11 +94,8 @@ class Hold(Closing):
         """
         self.needs = needs
         self._renew_claim()
-        try:
+        with undone_by_errors(self._let_go):
             look()
-        except BaseException:
-            self._let_go()
-            raise
         return self
 
     def on(
@@ -278,13 +275,9 @@ class HeldPlan(Hold):
         Raises NotFound, Damaged, Unavailable, and then nothing is held; ClosedError in a fork.
         """
         self._owner.check()
-        with self._timed():
-            try:
-                while (plan := self._held()) is None:
-                    continue
-            except BaseException:
-                self.close()
-                raise
+        with self._timed(), undone_by_errors(self.close):
+            while (plan := self._held()) is None:
+                continue
         return plan
 
     def carry_out(self, attempt: Callable[[Plan], T]) -> T:

@@ -22,6 +22,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from statelog.closing import undone_by_errors
 from statelog.environment import Environment, current_environment
 from statelog.errors import BrokerUnavailable, IdentityChanged, IncompatibleSchema, Misuse, OffsetGone
 from statelog.reading.hold import Hold, Needs
@@ -274,13 +275,10 @@ class CommitFeed:
         """The ledger, up to where commits were asked for, and came out."""
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""
-        try:
+        with undone_by_errors(self.ledger.close):
             self._hold = Hold(log.store, terms_of(settings), environment=self._environment).claim(
                 Needs.behind(plan.state, self._partitions)
             )
-        except BaseException:
-            self.ledger.close()
-            raise
 
     @property
     def passed_position(self) -> int:

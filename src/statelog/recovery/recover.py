@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from statelog.closing import Closing
+from statelog.closing import Closing, undone_by_errors
 from statelog.errors import ConfigError, Misuse, NotFound
 from statelog.reading.hold import HeldPlan
 from statelog.reading.plan import At, AtPosition, Plan, partitions_of
@@ -333,16 +333,13 @@ class Recovery(Closing):
     def _open_stream(self, poll_s: float | None = None) -> Stream:
         self._check_idle()
         self._monitor.start()
-        try:
+        with undone_by_errors(self._let_go):
             self._held.take()
             self._opener.hold()
             self._monitor.begin()
             self._read_ahead = ReadAhead(
                 self._held, self._settings, self._reader, self._let_go, self._resume, poll_s=poll_s
             )
-        except BaseException:
-            self._let_go()
-            raise
         return Stream(self._read_ahead, self._monitor)
 
     def _let_go(self) -> None:

@@ -28,7 +28,7 @@ from threading import Condition, Lock
 from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
-from statelog.closing import Closing, OwnProcess
+from statelog.closing import Closing, OwnProcess, undone_by_errors
 from statelog.environment import Environment, current_environment
 from statelog.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.schemas.snapshot.runs import RunFile
@@ -215,15 +215,12 @@ class RunCache(Closing):
         """
         self._directory.owner.check()
         entry, is_first = self._retain(run)
-        try:
+        with undone_by_errors(self._release, entry):
             if is_first:
                 self._download(store, entry)
             elif (error := entry.ready.exception()) is not None:
-                raise copy.copy(error) from error  # noqa: TRY301 - one object for each who waited; the cleanup is the same
+                raise copy.copy(error) from error
             return CachedRun(self._open_file(entry), lambda: self._release(entry))
-        except BaseException:
-            self._release(entry)
-            raise
 
     def distrust(self, run: RunFile) -> None:
         """Hand out the copy that is here no more. It goes with its last reader; the next one to ask downloads anew."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
+from statelog.closing import undone_by_errors
 from statelog.errors import IdentityChanged
 from statelog.operate.exporting import export_from_worker
 from statelog.schemas.ledger.place import LogIdentity
@@ -124,11 +125,8 @@ def task_producer(where: LogAddress) -> Generator[Producer]:
     export_from_worker()
     config = where.where.client_config()
     producer = _producers.get_or_make(where.where, lambda: ConfluentKafka(config).producer())
-    try:
+    with undone_by_errors(_producers.drop, where.where):
         yield watched_producer(producer, where.log)
-    except BaseException:
-        _producers.drop(where.where)
-        raise
 
 
 def open_log(where: LogAddress) -> Log:

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from statelog.closing import undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import Fenced, StatelogError
 from statelog.producer.epoch import Grant, TaskGrant, grant_of, open_epoch
@@ -87,15 +88,12 @@ class _Planning:
 
     def plan(self) -> TaskGrant:
         """The right to write it."""
-        try:
+        with undone_by_errors(_epochs.drop, self._key):
             epoch = self._current()
             if self._options.serves_query:
                 self._run.keep()
             else:
                 self._announce(epoch)
-        except BaseException:
-            _epochs.drop(self._key)
-            raise
         base = epoch.ledger.fold.last_checkpoint(self._options.writer)
         grant = replace(epoch.grant, witness=epoch.ledger.place)
         return TaskGrant(grant=grant, base=base, checkpoint_id=base.id + 1)
@@ -182,12 +180,9 @@ class _Planning:
         siblings = replace(current_environment(), nonce=partial(sibling_nonce, self._run.tag))
         opened = siblings.run(open_epoch, self._log, self._options.writer, partitions=self._taken, judged=judged)
         opened.producer.close()
-        try:
+        with undone_by_errors(opened.close):
             if self._options.serves_query:
                 self._run.note()
-        except BaseException:
-            opened.close()
-            raise
         return _Epoch(opened.grant, opened.ledger, self._log)
 
     @property

@@ -34,6 +34,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from statelog.closing import undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, InvalidChange, Misuse, StatelogError
 from statelog.producer.coordinator import Coordinator, TaskWriter
@@ -232,7 +233,7 @@ def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: _Batch
     if not results:
         return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
     key = (options.where, results[0].grant.nonce)
-    try:
+    with undone_by_errors(_coordinators.drop, key):
         coordinator = _coordinator(options.where, results[0])
         decision = decide(coordinator.last_commit)
         if decision.is_replay:
@@ -244,9 +245,6 @@ def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: _Batch
         coordinator.commit(
             handles, decision.metadata, checkpoint_id=decision.checkpoint_id, unique_keys=options.unique_keys
         )
-    except BaseException:
-        _coordinators.drop(key)
-        raise
     return True
 
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
-from statelog.closing import Closing
+from statelog.closing import Closing, undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.reading.hold import Hold, Needs
@@ -255,11 +255,8 @@ class CommitWindow(Closing):
         self._log = log
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._ledger = log.ledger.client(base, start.position)
-        try:
+        with undone_by_errors(self.close):
             self._ledger.check([start])
-        except BaseException:
-            self.close()
-            raise
         self._start = start.position
         self.base = self._ledger.folded
         self.commits: deque[CommitFacts] = deque()

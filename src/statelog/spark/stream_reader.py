@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from statelog.closing import undone_by_errors
 from statelog.reading.plan import Plan
 from statelog.recovery.changes import read_changes
 from statelog.schemas.descriptor import Descriptor
@@ -133,14 +134,11 @@ class _Running:
     def __init__(self, options: StreamOptions, columns: StructType) -> None:
         self.options = options
         self.log = open_log(options.where)
-        try:
+        with undone_by_errors(self.log.close):
             schemas = self.log.value_schemas.all()
             found = newest_with(columns, schemas, lambda one: _columns(self.log, options, one), "the changes")
             self.value_schema_id = found.id
             self.planner = StreamPlanner(self.log, options)
-        except BaseException:
-            self.log.close()
-            raise
 
 
 def _limit(options: StreamOptions) -> Limit:

@@ -77,12 +77,8 @@ class RunWriter(Closing):
         self._last: pa.Table | None = None
         self._pending_bytes = 0
         self._open = True
-        try:
+        with undone_by_errors(local.unlink, missing_ok=True):  # No writer is returned that could be closed.
             self._file = _open_parquet(local, schema.with_metadata(metadata.to_parquet()), disk)
-        except BaseException:
-            # No writer is returned that could be closed, so the new file is removed here.
-            local.unlink(missing_ok=True)
-            raise
 
     @property
     def size_bytes(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 
-from statelog.closing import Closing
+from statelog.closing import Closing, undone_by_errors
 from statelog.environment import Environment, current_environment
 from statelog.errors import ConfigError
 from statelog.producer import Writer
@@ -60,7 +60,7 @@ class TableSetup(Closing):
         """
         _check_directory(backend, directory)
         log = open_log(name, where, create=create)
-        try:
+        with undone_by_errors(log.close):
             taken, keys = _owned(log.descriptor, partitions, key_group)
             owner = writer or _default_owner(taken)
             check_name("writer", owner)
@@ -73,9 +73,6 @@ class TableSetup(Closing):
                 settings=settings,
                 environment=current_environment(),
             )
-        except BaseException:
-            log.close()
-            raise
 
     def writer(self, base: LedgerBase | None = None) -> tuple[Writer, Folding | None]:
         """The owner's Open, and what it folded; nothing if it began at `base`.

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import xxhash
 
+from statelog.closing import undone_by_errors
 from statelog.environment import DiskHook, OpenSpillFile, no_faults
 from statelog.errors import ClosedError, ConfigError, Corrupt
 from statelog.storage.local.disk import FULL, local_disk_error
@@ -119,12 +120,9 @@ class SpillSegment:
         if self.is_sealed:
             raise ClosedError("a spill segment is sealed")
         header = memoryview(_HEADER.pack(data.nbytes, xxhash.xxh3_64_intdigest(data)))
-        try:
+        with undone_by_errors(self._file.cut, self.end_offset):
             self._write(header, self.end_offset)
             self._write(data, self.end_offset + _HEADER.size)
-        except BaseException:
-            self._file.cut(self.end_offset)
-            raise
         self.end_offset += _HEADER.size + data.nbytes
 
     def seal(self) -> None:

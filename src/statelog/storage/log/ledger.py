@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
+from statelog.closing import undone_by_errors
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
@@ -102,12 +103,9 @@ class Ledger:
             keeps=keeps,
             tape=tape,
         )
-        try:
+        with undone_by_errors(client.close):
             if start_position > client.position:
                 client.fold_to(start_position)
-        except BaseException:
-            client.close()
-            raise
         return client
 
     def newest_client(self) -> LedgerClient:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
+from statelog.closing import undone_by_errors
 from statelog.errors import AlreadyExists, UnsafeStore
 from statelog.schemas.names import check_name
 from statelog.storage.store import FileInfo, RangeReader, Store
@@ -61,16 +62,13 @@ def _write_temporary(directory: Path, fill: Callable[[BinaryIO], object], mode: 
     """A finished, synced file under a name that no listing shows. Nothing is left of it if this fails."""
     temporary = directory / temporary_name(uuid4().hex)
     handle = make_private(temporary)
-    try:
-        with open(handle, "wb") as file:  # noqa: PTH123 - it takes over a descriptor, which Path cannot
-            fill(file)
-            file.flush()
-            if mode != 0o600:
-                os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    # The file takes over the descriptor, which `Path.open` cannot.
+    with undone_by_errors(temporary.unlink, missing_ok=True), open(handle, "wb") as file:  # noqa: PTH123 - as above
+        fill(file)
+        file.flush()
+        if mode != 0o600:
+            os.fchmod(file.fileno(), mode)
+        os.fsync(file.fileno())
     return temporary
 
 

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import rocksdict
 
+from statelog.closing import undone_by_errors
 from statelog.errors import Corrupt
 from statelog.recovery.rocksdb_state import STATE_KEY, rocksdb_error
 from statelog.recovery.rocksdb_target import raw_keys, rocksdb_options
@@ -104,14 +105,11 @@ class RocksdbStore:
             self._family = self._database = rocksdict.Rdict(
                 str(path or directory.database), data, column_families={FAMILY: records}
             )
-            try:
+            with undone_by_errors(self.close):
                 self._family = self._database.get_column_family(FAMILY)
                 self._handle = self._database.get_column_family_handle(FAMILY)
                 self._written = self._last_write()
                 self._missing = missing or self._known()
-            except BaseException:
-                self.close()
-                raise
         self.missing = set(self._missing.key_groups)
         directory.holds(self)
 
