@@ -28,7 +28,7 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
-from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, not_given_up
+from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, given_up, not_given_up
 from statelog.schemas.ledger.state import LiveEpoch
 from statelog.schemas.names import check_writer_name
 from statelog.schemas.snapshot.manifest import Manifest
@@ -140,7 +140,7 @@ def open_epoch(
     begin = max((one for one in (newest, base) if one is not None), key=lambda one: one.state.position, default=None)
     ledger = log.ledger.client(
         begin,
-        rebase=log.ledger.newest_state,
+        rebase=log.ledger.newest_manifest,
         clock=environment.clock,
         keeps=keeps_folding and begin is newest,
         tape=log.ledger_tape,
@@ -287,7 +287,7 @@ def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> dict[i
     there = log.data_offsets(at_least=not_given_up(fold.accepted, committed))
     for partition in partitions:
         lost = LossRange(partition, there[partition].end, committed[partition])
-        if lost.start_offset < lost.end_offset and not _given_up(lost, fold.accepted):
+        if not given_up(fold.accepted, *lost):
             raise BeyondEnd(
                 "the log ends below an offset that was committed",
                 topic=log.data_topic,
@@ -312,13 +312,6 @@ def _fill_given_up(log: Log, fold: LedgerFold, producer: Producer, partitions: S
     for partition, (_, end) in log.kafka.offsets(log.data_topic, sorted(committed)).items():
         if end < committed[partition]:
             append_all(producer, log.data_topic, partition, VOID_VALUE, committed[partition] - end)
-
-
-def _given_up(lost: LossRange, accepted: Sequence[LossRange]) -> bool:
-    return any(
-        one.partition == lost.partition and one.start_offset <= lost.start_offset and lost.end_offset <= one.end_offset
-        for one in accepted
-    )
 
 
 def _check_still_ours(

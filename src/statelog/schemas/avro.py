@@ -78,13 +78,9 @@ class RecordCodec:
         self.text = json.dumps(raw, separators=(",", ":"))
         self._schema = parse_schema(raw)
         checksum = fingerprint(to_parsing_canonical_form(self._schema), "CRC-64-AVRO")
-        self._prefix = _SINGLE_OBJECT + bytes.fromhex(checksum)
-        self._earlier = {codec.prefix: codec for codec in map(RecordCodec, earlier)}
-
-    @property
-    def prefix(self) -> bytes:
+        self.prefix = _SINGLE_OBJECT + bytes.fromhex(checksum)
         """What its single-object encoding begins with: the schema's fingerprint."""
-        return self._prefix
+        self._earlier = {codec.prefix: codec for codec in map(RecordCodec, earlier)}
 
     def encode_datum(self, record: Datum) -> bytes:
         """The bare datum, without any header."""
@@ -94,7 +90,7 @@ class RecordCodec:
 
     def encode(self, record: Datum) -> bytes:
         """The record in Avro's single-object encoding."""
-        return self._prefix + self.encode_datum(record)
+        return self.prefix + self.encode_datum(record)
 
     def decode_datum(self, data: bytes) -> tuple[dict[str, Any], int]:
         """One datum from the start of `data`, and how many bytes it took. Raises Corrupt."""
@@ -117,7 +113,7 @@ class RecordCodec:
 
         Raises Corrupt if the bytes are not this kind of record; the caller checks what follows.
         """
-        if data[:_SINGLE_OBJECT_BYTES] != self._prefix:
+        if data[:_SINGLE_OBJECT_BYTES] != self.prefix:
             older = self._earlier.get(data[:_SINGLE_OBJECT_BYTES])
             if older is not None:
                 return older.decode(data)

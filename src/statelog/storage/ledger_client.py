@@ -134,13 +134,12 @@ def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
 
 
 class LedgerClient(Closing):
-    """Follows one log's ledger from a base state. `last` is the record right below it, if it is known.
+    """Follows one log's ledger from a base, or from its first record.
 
     `verify` compares the log's identity with the cluster's, unless that was done just now, or always if `anew`. It is
-    asked before a verdict, and before what was read is believed.
-    `rebase` gives the newest snapshot's state and last record. With `keeps` the valid commits that are folded are kept
-    until `kept` is asked for. With a `tape`, which is for followers with the same clock, what others of this process
-    have read or appended is not read again for a verdict.
+    asked before a verdict, and before what was read is believed. `rebase` gives the newest snapshot. With `keeps` the
+    valid commits that are folded are kept until `kept` is asked for. With a `tape`, which is for followers with the
+    same clock, what others of this process have read or appended is not read again for a verdict.
     """
 
     def __init__(
@@ -148,10 +147,9 @@ class LedgerClient(Closing):
         kafka: Kafka,
         topic: str,
         identity: LogIdentity,
-        base: LedgerState | None = None,
+        base: LedgerBase | None = None,
         *,
-        last: LastRecord | None = None,
-        rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
+        rebase: Callable[[], LedgerBase | None] | None = None,
         verify: Callable[..., object] = _nothing_to_verify,
         clock: Callable[[], float] = time.monotonic,
         keeps: bool = False,
@@ -160,7 +158,7 @@ class LedgerClient(Closing):
         self._kafka = kafka
         self._topic = topic
         self._identity = identity
-        self._last: LastRecord | Record | None = last
+        self._last: LastRecord | Record | None = base.place.last if base else None
         self._rebase = rebase
         self._verify = verify
         self._clock = clock
@@ -173,12 +171,7 @@ class LedgerClient(Closing):
         self._compared_s: float | None = None
         self._is_torn = False
         self._proof: BeyondEnd | None = None
-        self.fold = LedgerFold(identity, base)
-
-    @property
-    def topic(self) -> str:
-        """The ledger topic."""
-        return self._topic
+        self.fold = LedgerFold(identity, base.state if base else None)
 
     @property
     def last(self) -> LastRecord | None:
@@ -353,9 +346,9 @@ class LedgerClient(Closing):
                 yield from self._fold_records(end_position, is_enough)
             except OffsetGone:
                 newer = self._rebase() if self._rebase else None
-                if newer is None or newer[0].position <= self.fold.position:
+                if newer is None or newer.place.position <= self.fold.position:
                     raise
-                self.fold, self._last = LedgerFold(self._identity, newer[0]), newer[1]
+                self.fold, self._last = LedgerFold(self._identity, newer.state), newer.place.last
                 self._keeps = False
             else:
                 return

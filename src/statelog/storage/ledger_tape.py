@@ -212,8 +212,6 @@ def _nobody_asks(_offset: int) -> None:
     """What is no commit is read by who folds it."""
 
 
-def append_record(
-    producer: Producer, topic: str, record: LedgerRecord, *, clock: Callable[[], float] = time.monotonic
-) -> int:
+def append_record(producer: Producer, topic: str, record: LedgerRecord) -> int:
     """As `send_record`, and return the offset. Raises Unavailable, OutcomeUnknown."""
-    return send_record(producer, topic, record, clock).result()
+    return send_record(producer, topic, record, time.monotonic).result()

@@ -7,8 +7,9 @@ from statelog.producer.epoch import open_epoch
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord
-from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.ledger_client import Folded, LedgerClient
 from statelog.storage.ledger_tape import append_record
 from tests.support.faults.breaking_kafka import BreakingKafka
 from tests.support.rigs.log import TwinRig, twin_rig
@@ -117,8 +118,8 @@ def test_a_base_right_behind_our_record_is_no_verdict(rig: TwinRig) -> None:
                 log.kafka,
                 log.ledger_topic,
                 log.descriptor.identity,
-                opened.ledger.fold.freeze(),
-                rebase=lambda: (state, None),
+                opened.ledger.folded,
+                rebase=lambda: Folded(state, Place(state.position)),
             )
             log.kafka.delete_records(log.ledger_topic, {0: offset + 1})
             with pytest.raises(OutcomeUnknown):

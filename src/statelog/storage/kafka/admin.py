@@ -96,14 +96,10 @@ class AdminClient:
         self._is_plain = "SSL" not in config.settings.get("security.protocol", "").upper()
         self._unanswered: list[Sequence[Answers]] = []
         self._led: dict[str, _Led] = {}
-        self._is_proven = False
+        self.is_proven = False
+        """Whether it ever gave an answer."""
         properties = admin_properties(config)
         self.native = make_client(admin.AdminClient, "a client", properties, config, self._errors)
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether it ever gave an answer."""
-        return self._is_proven
 
     def ask(self, request: Request, limit_s: float, leaders: Leaders | None) -> list[dict[Any, Any]]:
         """The answers of all mappings, within `limit_s` seconds. Raises Refused."""
@@ -134,7 +130,7 @@ class AdminClient:
             answers = [{key: self._result(future, limit_s) for key, future in mapping.items()} for mapping in mappings]
         except Refused as refused:
             raise self._explained(refused) from None
-        self._is_proven = True
+        self.is_proven = True
         self._errors.clear()
         for answer in (answer for mapping in answers for answer in mapping.values()):
             if isinstance(answer, admin.TopicDescription):
@@ -149,7 +145,7 @@ class AdminClient:
         while concurrent.futures.wait(futures, _LOOK_S).not_done:
             waited_s = self._clock() - began
             native(self.native.poll, 0)
-            refusal = None if self._is_proven else self._refusal(waited_s)
+            refusal = None if self.is_proven else self._refusal(waited_s)
             if refusal is not None or waited_s >= limit_s:
                 self._unanswered.append(mappings)
             if refusal is not None:
@@ -175,7 +171,7 @@ class AdminClient:
         told = self._told()
         if refused.name not in LOST or not told:
             return refused
-        refusal = refusal_of(told, math.inf, was_in=self._is_proven)
+        refusal = refusal_of(told, math.inf, was_in=self.is_proven)
         return (
             Refused(*refusal)
             if refusal
@@ -224,14 +220,10 @@ class AdminSession:
         self._config = config
         self._timeout_s = timeout_s
         self._clock = clock
-        self._guard = ProcessGuard("Kafka client")
+        self.guard = ProcessGuard("Kafka client")
+        """Who may use it."""
         self._making = threading.Lock()
         self._current: AdminClient | None = None
-
-    @property
-    def guard(self) -> ProcessGuard:
-        """Who may use it."""
-        return self._guard
 
     def ask(
         self, request: Request, limit_s: float | None = None, *, twice: bool = True, leaders: Leaders | None = None
@@ -268,7 +260,7 @@ class AdminSession:
 
     def close(self) -> None:
         """Release the client. Idempotent."""
-        self._guard.close()
+        self.guard.close()
         self._current = None
 
     def _drop(self, client: AdminClient) -> None:
@@ -279,15 +271,15 @@ class AdminSession:
 
     def _let_go(self) -> None:
         if self._current is not None:
-            self._guard.drop()  # Else each one would stay behind, with its threads and its connections.
+            self.guard.drop()  # Else each one would stay behind, with its threads and its connections.
             self._current = None
 
     def _client(self) -> AdminClient:
-        self._guard.check()  # Before the lock: a fork may have copied it while another thread had it.
+        self.guard.check()  # Before the lock: a fork may have copied it while another thread had it.
         with self._making:
             if self._current is None:
                 client = AdminClient(self._config, self._clock)
-                self._guard.hold(client.native)
+                self.guard.hold(client.native)
                 self._current = client
             return self._current
 

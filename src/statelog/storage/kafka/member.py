@@ -29,7 +29,6 @@ import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
 from statelog.closing import undone_by_errors
-from statelog.environment import Clock
 from statelog.errors import BrokerUnavailable, Fact, Fenced, NotFound
 from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, client_error
 from statelog.storage.kafka.group import GroupListener, GroupSettings, Taken
@@ -51,15 +50,9 @@ class ConfluentMember:
     """One member, subscribed to one topic; implements `GroupMember`. Raises ConfigError, BrokerUnavailable."""
 
     def __init__(
-        self,
-        settings: GroupSettings,
-        topic: str,
-        listener: GroupListener,
-        note: Callable[[str], None],
-        clock: Clock = time.monotonic,
+        self, settings: GroupSettings, topic: str, listener: GroupListener, note: Callable[[str], None]
     ) -> None:
         self._settings = settings
-        self._clock = clock
         self._topic = topic
         self._listener = listener
         self._note = note
@@ -181,8 +174,8 @@ class ConfluentMember:
         self.stop(list(self._places))
         if not self._settings.is_static:
             native(self._native.unsubscribe)
-        heard, end_s = -1, self._clock() + _HEAR_S
-        while (heard != self._heard or (self._given and not self._settings.is_static)) and self._clock() < end_s:
+        heard, end_s = -1, time.monotonic() + _HEAR_S
+        while (heard != self._heard or (self._given and not self._settings.is_static)) and time.monotonic() < end_s:
             heard = self._heard
             native(self._native.poll, _HEAR_POLL_S)
 

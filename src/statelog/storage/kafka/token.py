@@ -76,17 +76,12 @@ class TokenSource:
     """
 
     def __init__(
-        self,
-        token: TokenFunction | str,
-        errors: deque[confluent_kafka.KafkaError],
-        redact: Callable[[str], str],
-        clock: Callable[[], float] = time.time,
+        self, token: TokenFunction | str, errors: deque[confluent_kafka.KafkaError], redact: Callable[[str], str]
     ) -> None:
         self._name = name_of(token)
         self._function = _imported(token) if isinstance(token, str) else token
         self._errors = errors
         self._redact = redact
-        self._clock = clock
         self._first: Token | None = self._ask()
 
     def __call__(self, _config: str | None) -> Token:
@@ -111,7 +106,7 @@ class TokenSource:
             told = self._redact(f"{type(error).__name__}: {error}")
             hint = "Nothing is lost: try again, or correct the function"
             raise BrokerUnavailable(f"the token function failed: {told}", hint=hint, token=self._name) from None
-        wrong = _wrong(token, self._clock())
+        wrong = _wrong(token, time.time())
         if wrong:
             hint = "It gives (token, expiry in seconds since 1970), and may add a principal and extensions"
             raise ConfigError(f"the token function gave {wrong}", hint=hint, token=self._name)

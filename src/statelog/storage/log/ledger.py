@@ -14,7 +14,6 @@ from statelog.closing import undone_by_errors
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
-from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Record
@@ -80,7 +79,7 @@ class Ledger:
         base: LedgerBase | None = None,
         start_position: int = 0,
         *,
-        rebase: Callable[[], tuple[LedgerState, LastRecord | None] | None] | None = None,
+        rebase: Callable[[], LedgerBase | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         keeps: bool = False,
         tape: LedgerTape | None = None,
@@ -95,8 +94,7 @@ class Ledger:
             self.kafka,
             self.topic,
             self.descriptor.identity,
-            base.state if base else None,
-            last=base.place.last if base else None,
+            base,
             rebase=rebase,
             verify=self.identify,
             clock=clock,
@@ -114,15 +112,7 @@ class Ledger:
         Who answers is asked first: a log may have been opened long ago. Raises IdentityChanged, Unavailable.
         """
         self.identify()
-        return self.client(self.newest_manifest(), rebase=self.newest_state)
-
-    def newest_state(self) -> tuple[LedgerState, LastRecord | None] | None:
-        """The state that the newest manifest holds, and the ledger's last record below it: a ledger client's `rebase`.
-
-        None before the first manifest.
-        """
-        newest = self.newest_manifest()
-        return (newest.state, newest.place.last) if newest else None
+        return self.client(self.newest_manifest(), rebase=self.newest_manifest)
 
     def _require_whole(self) -> None:
         start, end = self.kafka.offsets(self.topic, [0])[0]

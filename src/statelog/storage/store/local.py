@@ -23,6 +23,7 @@ from uuid import uuid4
 from statelog.closing import undone_by_errors
 from statelog.errors import AlreadyExists, UnsafeStore
 from statelog.schemas.names import check_name
+from statelog.storage.local.disk import sync
 from statelog.storage.store import FileInfo, RangeReader, Store
 from statelog.storage.store.errors import guarded
 from statelog.storage.store.url import check_path, temporary_name
@@ -34,14 +35,6 @@ _COPY_BYTES = 4 << 20
 # ---- durable writes
 
 
-def _fsync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _make_directory(directory: Path, mode: int) -> None:
     """Make it and what is missing above it, each one durable in its parent."""
     if directory.is_dir():
@@ -50,7 +43,7 @@ def _make_directory(directory: Path, mode: int) -> None:
     with suppress(FileExistsError):
         directory.mkdir(mode=0o700)
         directory.chmod(mode)
-    _fsync_directory(directory.parent)
+    sync(directory.parent)
 
 
 def make_private(path: Path) -> int:
@@ -79,7 +72,7 @@ def _replace_durably(target: Path, fill: Callable[[BinaryIO], object], mode: int
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
-    _fsync_directory(target.parent)
+    sync(target.parent)
 
 
 def _link(temporary: Path, target: Path) -> None:
@@ -210,7 +203,7 @@ class LocalStore(Store):
                 raise AlreadyExists(f"{path} is there already", store=self.url, path=path) from error
             finally:
                 temporary.unlink(missing_ok=True)
-            _fsync_directory(target.parent)
+            sync(target.parent)
 
     def _replace(self, action: str, path: str, fill: Callable[[BinaryIO], object]) -> None:
         target = self._directory / path
@@ -230,7 +223,7 @@ class LocalStore(Store):
             if target.parent.resolve(strict=True) != self._root.resolve() / target.parent.relative_to(self._root):
                 raise UnsafeStore("A symbolic link leads out of the log's directory", store=self.url, path=path)
             target.unlink()
-            _fsync_directory(target.parent)
+            sync(target.parent)
 
     def _files(self, prefix: str) -> Sequence[FileInfo]:
         with self._guard("list", prefix, reading=False):
