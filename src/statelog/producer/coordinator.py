@@ -17,7 +17,6 @@ Invariants:
 from collections.abc import Sequence
 from dataclasses import replace
 
-from statelog.closing import undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import ConfigError
 from statelog.producer.buffer import ChangeBuffer
@@ -71,9 +70,12 @@ class Coordinator(GrantHolder, Guarded):
         else:
             opened = resume_grant(log, grant)
         self._log = log
-        with undone_by_errors(opened.close):
+        try:
             self._committer = Committer(log, opened)
             self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
+        except BaseException:
+            opened.close()
+            raise
 
     @property
     def base(self) -> Checkpoint:

@@ -19,7 +19,6 @@ Invariants:
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from statelog.closing import undone_by_errors
 from statelog.environment import Clock, current_environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
 from statelog.reading.plan import Folding
@@ -154,7 +153,7 @@ def open_epoch(
             issued.add(nonce)
         return nonce
 
-    with undone_by_errors(ledger.close):
+    try:
         for _ in range(_ATTEMPTS):
             try:
                 with log.asking_who_answers():
@@ -167,7 +166,10 @@ def open_epoch(
                 if commits is not None:
                     opened.folding = Folding(newest, commits, ledger.folded)
                 return opened
-        raise failure
+        raise failure  # noqa: TRY301  # the cleanup below is the same for every way out
+    except BaseException:
+        ledger.close()
+        raise
 
 
 def grant_of(log: Log, fold: LedgerFold, live: LiveEpoch) -> Grant:
@@ -191,9 +193,12 @@ def resume_grant(log: Log, grant: Grant) -> EpochClients:
     Raises Fenced if the grant is over, Damaged, Unavailable.
     """
     ledger = log.checked_ledger()
-    with undone_by_errors(ledger.close):
+    try:
         check_live(ledger.fold, grant)
         return EpochClients(grant, ledger, log.kafka.producer())
+    except BaseException:
+        ledger.close()
+        raise
 
 
 def check_live(fold: LedgerFold, grant: Grant) -> None:
@@ -218,7 +223,7 @@ def _attempt(
     """
     warm = log.warm_producer.take(clock())
     producer = log.kafka.producer() if warm is None else warm
-    with undone_by_errors(producer.close):
+    try:
         producer.connect()  # Which takes about as long as the checks.
         # An older answer is no proof of a loss: it is asked again.
         ledger.fold_end(log.ledger.end(at_least=max(ledger.fold.position, log.position)))
@@ -229,6 +234,9 @@ def _attempt(
             grant = _open(log, ledger, producer, writer, partitions, next_nonce())
             if grant is not None:
                 return EpochClients(grant, ledger, producer)
+    except BaseException:
+        producer.close()
+        raise
     producer.close()
     return None
 

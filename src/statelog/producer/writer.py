@@ -21,7 +21,6 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from threading import get_ident
 
-from statelog.closing import undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.pending import Pending
@@ -79,7 +78,7 @@ class Writer(GrantHolder, ChangeWriter):
         self._meter = Meter()
         self._meta = MetaBuffer(log.descriptor.record_bytes_max)
         self._committing: Pending[LastCommit] | None = None
-        with undone_by_errors(opened.close):
+        try:
             self._committer = Committer(log, opened)
             self._pipeline = Pipeline(self._new_outbox(), self._settings)
             self._environment.crash("opened")
@@ -88,6 +87,9 @@ class Writer(GrantHolder, ChangeWriter):
                 Guard("writer", grant.writer, again="Open it again", apart=_APART),
                 ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings),
             )
+        except BaseException:
+            opened.close()
+            raise
         self._environment.made(self, log.name, self.name)
 
     # ---- what it is

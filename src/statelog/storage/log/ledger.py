@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 
-from statelog.closing import undone_by_errors
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
@@ -101,9 +100,12 @@ class Ledger:
             keeps=keeps,
             tape=tape,
         )
-        with undone_by_errors(client.close):
+        try:
             if start_position > client.position:
                 client.fold_to(start_position)
+        except BaseException:
+            client.close()
+            raise
         return client
 
     def newest_client(self) -> LedgerClient:
