@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statelog.cli.exit_codes import DAMAGED
+from statelog.cli.output import DAMAGED
 from statelog.cli.program import program
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config

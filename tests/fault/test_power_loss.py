@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statelog.cli.exit_codes import DAMAGED
+from statelog.cli.output import DAMAGED
 from statelog.cli.program import program
 from statelog.errors import BeyondEnd, DataLoss
 from statelog.materializer.round import run_round

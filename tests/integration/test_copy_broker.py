@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.cli.exit_codes import DAMAGED, NOT_FOUND
+from statelog.cli.output import DAMAGED, NOT_FOUND
 from statelog.testing.broker import EmbeddedBroker
 from tests.support.rigs.log import UNSAFE
 from tests.support.rigs.shell import Shell, write_lines, writer_row

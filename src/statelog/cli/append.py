@@ -1,28 +1,64 @@
-"""`statelog append`: the changes of a file or a pipe, exactly once."""
+"""`statelog append`: the changes of a file or a pipe, as Parquet or JSON lines, exactly once.
 
+Takes batches from the input, appends them, and commits how far it was taken with them. Invariants:
+- A commit's metadata is the mark of exactly the rows that it and earlier commits made part of history.
+- Where commits lie follows from the input and the settings alone, not from how the input came in batches.
+- Nothing is fenced before there is something to append.
+- Nothing is committed, and no more than `MOST_ROWS` rows are taken, before some row had each field that an option alone
+  names: a misspelt one would quietly make puts of deletes, or one commit of many.
+"""
+
+import hashlib
+import re
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from stat import S_ISREG
 from typing import Any, BinaryIO, cast
 
 import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from statelog.cli.appender import Appended, Appender, open_input, writer_name
-from statelog.cli.exit_codes import INTERRUPTED
-from statelog.cli.fields import Fields
+from statelog.cli.fields import Fields, column_of
+from statelog.cli.json_lines import JsonLines
+from statelog.cli.output import INTERRUPTED
 from statelog.cli.progress import open_bar
 from statelog.cli.session import Session, connected
 from statelog.cli.which_state import bytes_option
-from statelog.errors import StatelogError
+from statelog.errors import (
+    CheckpointMismatch,
+    ClosedError,
+    ConfigError,
+    InvalidChange,
+    Misuse,
+    NotFound,
+    StatelogError,
+    StoreUnavailable,
+)
 from statelog.formatting import show_count
 from statelog.operate.report import Report
+from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
+from statelog.schemas.ledger.place import Metadata
+from statelog.schemas.names import check_name
+from statelog.storage.log.log import Log
 
 _EVERY = 100_000
 _HELP = """Append the changes of INPUT to the log NAME, exactly once.
 
 INPUT is a file of JSON lines or Parquet, or - for JSON lines from standard input. After a crash, run it again: it
 resumes right after its last commit, and refuses any other input."""
+MOST_ROWS = 100_000
+_STDIN = "-"
+_PARQUET = b"PAR1"
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+|\.{2,}")
+_BATCH_ROWS = 65_536
 
 
 @click.command("append", help=_HELP)
@@ -78,3 +114,252 @@ def command(session: Session, /, name: str, source: str, writer: str | None, **o
 def _stdin() -> BinaryIO:
     """Unbuffered, so that what a slow pipe has is read at once."""
     return cast("BinaryIO", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
+
+
+class ParquetRows:
+    """Rows of the file at `path`, which cannot grow: the digest is that of the whole file. Raises InvalidChange.
+
+    `rows` were taken; `read_bytes` is the size of the file.
+    """
+
+    kind = "parquet"
+
+    def __init__(self, path: Path, *, batch_rows: int = _BATCH_ROWS) -> None:
+        self._path = path
+        self._batch_rows = batch_rows
+        self.rows = 0
+        self.read_bytes = path.stat().st_size
+        with path.open("rb") as file:
+            self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+        with self._reading():
+            self._file = pq.ParquetFile(path)
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of the rows was taken."""
+        return self.rows / max(1, self._file.metadata.num_rows)
+
+    def resume(self, rows: int, read_bytes: int, digest: str) -> str | None:
+        """As `JsonLines.resume`."""
+        self.rows = rows
+        return None if (self.read_bytes, self.digest) == (read_bytes, digest) else "the file differs"
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows behind. Raises InvalidChange if the file is damaged."""
+        skip, groups = self.rows, list(range(self._file.num_row_groups))
+        while groups and skip >= (first := self._file.metadata.row_group(groups[0]).num_rows):
+            skip -= first
+            groups.pop(0)
+        with self._reading():
+            for batch in self._file.iter_batches(self._batch_rows, row_groups=groups):
+                if skip < batch.num_rows:
+                    yield batch.slice(skip)
+                skip = max(0, skip - batch.num_rows)
+
+    def take(self, rows: int) -> None:
+        """Count the next `rows` rows as taken."""
+        self.rows += rows
+
+    def place(self, row: int) -> dict[str, int]:
+        """The number of a row in the file, from 1: `row` counts from the first one not taken."""
+        return {"row": self.rows + row + 1}
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            problem = "the Parquet file cannot be read"
+            raise InvalidChange(problem, input=str(self._path), problem=str(error)) from None
+
+
+@dataclass(slots=True, kw_only=True)
+class Appended:
+    """What a run did so far: rows that count, commits, the last checkpoint, and rows of earlier runs."""
+
+    rows: int = 0
+    rows_before: int = 0
+    commits: int = 0
+    checkpoint: int = 0
+
+
+class Appender:
+    """Appends one input under one writer's name, and keeps `done` up to date."""
+
+    def __init__(self, writer: str, source: JsonLines | ParquetRows, fields: Fields, done: Appended) -> None:
+        self._name = writer
+        self._source = source
+        self._fields = fields
+        self._done = done
+        self._unseen = dict(fields.optional)
+        self._pending = 0
+        self._last: pa.Array | None = None
+
+    def run(self, log: Log, on_rows: Callable[[int], None]) -> None:
+        """Append what no earlier run committed; `on_rows` is told the rows after every piece.
+
+        Raises CheckpointMismatch for another input than the one that was begun, InvalidChange with the place of a row.
+        """
+        self._resume(log)
+        batches = self._source.batches()
+        first = next(batches, None)
+        if first is None:
+            return
+        with Writer(log, self._name, expect=self._done.checkpoint) as writer:
+            for batch in chain([first], batches):
+                self.look(batch)
+                start = 0
+                for point in self.points(batch):
+                    self._append(writer, batch.slice(start, point - start), on_rows)
+                    self._commit(writer)
+                    start = point
+                self._append(writer, batch.slice(start), on_rows)
+            if self._pending:
+                self._commit(writer)
+
+    def mark(self) -> dict[str, str | int]:
+        """How far the input was taken, with a digest of it, as a commit carries it."""
+        return {
+            "input.rows": self._source.rows,
+            "input.bytes": self._source.read_bytes,
+            "input.sha256": self._source.digest,
+            "input.kind": self._source.kind,
+            "input.mapping": self._fields.fingerprint(),
+        }
+
+    def points(self, batch: pa.RecordBatch) -> list[int]:
+        """After how many of a batch's rows to commit: every so many, or before each with another checkpoint field."""
+        every, name = self._fields.checkpoint_every, self._fields.checkpoint_field
+        if every is not None:
+            return list(range(every - self._pending, batch.num_rows + 1, every))
+        if name is None or name not in batch.schema.names:
+            return []
+        column = column_of(batch, name, "checkpoint")
+        before = column.slice(0, 1) if self._last is None else self._last
+        self._last = column.slice(len(column) - 1)
+        codes = pa.concat_arrays([before, column]).dictionary_encode().indices.fill_null(-1)
+        return [point for point in np.flatnonzero(np.diff(codes)).tolist() if point + self._pending > 0]
+
+    def skip(self, metadata: Metadata) -> None:
+        """Skip what the last commit's mark covers. Raises CheckpointMismatch if that was another input."""
+        match metadata:
+            case {
+                "input.kind": str(kind),
+                "input.mapping": str(before),
+                "input.rows": int(rows),
+                "input.bytes": int(read_bytes),
+                "input.sha256": str(digest),
+            }:
+                pass
+            case _:
+                raise self._mismatch("the last commit of this writer does not come from `statelog append`")
+        now = self._fields.fingerprint()
+        if before != now:
+            problem = "this input was started with other options, under which its rows mean something else"
+            raise self._mismatch(problem, before=before, now=now)
+        # Known now, and true whatever the comparison finds: it may take long, and Ctrl-C asks what counts.
+        self._done.rows_before = rows
+        is_kind = kind == self._source.kind
+        difference = self._source.resume(rows, read_bytes, digest) if is_kind else f"it was {kind}"
+        if difference is not None:
+            raise self._mismatch(f"this is not the input that this writer started with: {difference}")
+
+    def _resume(self, log: Log) -> None:
+        last = log.commits().get(self._name)
+        if last is not None:
+            self._done.checkpoint = last.checkpoint.id
+            self.skip(last.metadata)
+
+    def _mismatch(self, problem: str, **facts: str) -> CheckpointMismatch:
+        hint = "Give it the same input with the same options again, or choose another name with --writer"
+        return CheckpointMismatch(problem, hint=hint, writer=self._name, committed_rows=self._done.rows_before, **facts)
+
+    def _append(self, writer: Writer, piece: pa.RecordBatch, on_rows: Callable[[int], None]) -> None:
+        if not piece.num_rows:
+            return
+        try:
+            writer.append_batch(self._fields.to_changes(piece))
+        except ClosedError:
+            raise
+        except Misuse as error:
+            raise self._located(writer, piece, error) from None
+        self._source.take(piece.num_rows)
+        self._pending += piece.num_rows
+        on_rows(self._done.rows + self._pending)
+
+    def _commit(self, writer: Writer) -> None:
+        self.require_seen()
+        made = writer.commit(metadata=self.mark())
+        self._done.checkpoint = made.checkpoint.id
+        self._done.commits += 1
+        self._done.rows += self._pending
+        self._pending = 0
+
+    def look(self, batch: pa.RecordBatch) -> None:
+        """Note which named fields the rows of a batch have. Raises InvalidChange if too many rows lack one."""
+        for option, name in list(self._unseen.items()):
+            if name in batch.schema.names and column_of(batch, name, "option").null_count < batch.num_rows:
+                del self._unseen[option]
+        if self._done.rows + self._pending + batch.num_rows > MOST_ROWS:
+            self.require_seen()
+
+    def require_seen(self) -> None:
+        """Raise InvalidChange if there is a named field that no row had: before a commit."""
+        for option, name in self._unseen.items():
+            hint = f"Check {option}; for an input without it, leave it out or raise --checkpoint-every"
+            raise InvalidChange(f"no row of the input has the field {name!r}", hint=hint, option=option)
+
+    def _located(self, writer: Writer, piece: pa.RecordBatch, error: Misuse) -> Misuse:
+        """The same error, with the place of the first row that is refused, found by halving.
+
+        Rows before it are appended on the way. That is harmless: this writer will not commit any more.
+        """
+        start, end = 0, piece.num_rows
+        while end - start > 1:
+            middle = (start + end) // 2
+            try:
+                writer.append_batch(self._fields.to_changes(piece.slice(start, middle - start)))
+                start = middle
+            except Misuse as closer:
+                end, error = middle, closer
+        return error.restated(hint=error.hint, **self._source.place(start))
+
+
+@contextmanager
+def open_input(source: str, fields: Fields, stdin: BinaryIO) -> Generator[JsonLines | ParquetRows]:
+    """Open an input: Parquet if the file begins as one, else JSON lines.
+
+    Raises NotFound, StoreUnavailable for a file that cannot be read, InvalidChange for a damaged Parquet file,
+    ConfigError.
+    """
+    if source == _STDIN:
+        yield JsonLines(stdin.read, fields, name="standard input")
+        return
+    path = Path(source)
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = path.stat().st_size if S_ISREG(path.stat().st_mode) else None
+            if size is not None and file.read(len(_PARQUET)) == _PARQUET:
+                yield ParquetRows(path)
+                return
+            if size is not None:
+                file.seek(0)
+            yield JsonLines(file.read, fields, name=source, size_bytes=size)
+    except FileNotFoundError:
+        raise NotFound("the input does not exist", input=source) from None
+    except (PermissionError, IsADirectoryError) as error:
+        raise StoreUnavailable("the input cannot be read", input=source, problem=str(error.strerror)) from None
+
+
+def writer_name(given: str | None, source: str) -> str:
+    """The writer's name: the one given, or the input's own in the letters that names may have.
+
+    Raises ConfigError for standard input without a name, InvalidName.
+    """
+    if given is None and source == _STDIN:
+        raise ConfigError("standard input has no name", hint="Name the writer: --writer NAME, the same for every run")
+    made = given if given is not None else _NO_NAME.sub("-", Path(source).stem).strip("._-")[:128]
+    if not made:
+        hint = "Name it: --writer NAME"
+        raise ConfigError("no writer's name can be made of the input's name", input=source, hint=hint)
+    return check_name("writer", made)

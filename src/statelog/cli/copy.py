@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from statelog.cli.log import TRUNCATION_MODES
-from statelog.cli.materialize import materializer_settings
 from statelog.cli.progress import open_bar
-from statelog.cli.session import Session, connected
+from statelog.cli.session import Session, connected, materializer_settings
 from statelog.errors import ConfigError
 from statelog.materializer.copy import Copied, copy_log, finish_copy
 from statelog.operate.report import Report

@@ -1,21 +1,86 @@
-"""`statelog describe`: what a log is, and its current status; `statelog subscriptions`: the readers that hold
-truncation while they are stopped, too, and the removal of one.
+"""`statelog describe`: what a log is, and its current status; `list`: the logs below a root, a row each; `watch`: one
+log, a line as often as asked, both by the names of `describe`; `subscriptions`: the readers that hold truncation while
+they are stopped, too, and the removal of one.
 """
+
+import sys
+from collections.abc import Mapping
 
 import click
 
-from statelog.cli.materialize import materializer_settings
-from statelog.cli.output import confirm
-from statelog.cli.session import Session, connected
-from statelog.errors import NotFound
+from statelog.cli.output import confirm, exit_code
+from statelog.cli.session import Session, connected, materializer_settings, stopped_by_signals
+from statelog.environment import current_environment
+from statelog.errors import NotFound, StatelogError
 from statelog.operate.description import describe_log, subscriptions_listing
-from statelog.operate.report import Report
+from statelog.operate.report import Listing, Report, shown, words
 from statelog.storage.claims import list_subscriptions, remove_subscription
+from statelog.storage.config_keys import duration_s
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import log_names, one_client
 
 _SUBSCRIPTIONS_HELP = """Show the subscriptions of the log NAME: readers that hold truncation back, also while they are
 stopped.
 
 A removed one holds nothing any more. Its reader is told when it asks next, and goes on only under another reader id."""
+_SHOWN = (
+    "position", "snapshot_bytes", "lag_commits", "lag_bytes", "lag_age_s", "restore_estimate_s", "truncation_held_by",
+)  # fmt: skip
+_LIST_HELP = """Show the logs below the root: their size, what is in no snapshot yet, how long a restore may take.
+
+A log that cannot be described has its error in the row, and the exit code is that of the first."""
+_WATCH_HELP = "Show how the log NAME goes on, a line every --interval, until Ctrl-C or SIGTERM."
+
+
+@click.command("list", help=_LIST_HELP)
+@connected
+def list_logs(session: Session) -> None:
+    """List logs."""
+    where, settings = session.where(), materializer_settings(session.config)
+    rows: list[tuple[object, ...]] = []
+    errors: list[StatelogError] = []
+    with session.warnings_shown(), one_client(where) as shared:
+        for name in log_names(where):
+            try:
+                facts = describe_log(Log.open(name, shared), settings).facts  # The client is closed, for all of them.
+            except NotFound:
+                continue  # A directory of somebody else's.
+            except StatelogError as error:
+                errors.append(error)
+                rows.append((name, *[None] * len(_SHOWN), f"{type(error).__name__}: {error.message}"))
+            else:
+                rows.append((name, *[facts[one] for one in _SHOWN], None))
+    listing = Listing("logs", ("log", *_SHOWN, "problem"), rows)
+    session.output.report(Report("logs", {"root": session.config.root_url()}, (listing,)))
+    if errors:
+        sys.exit(exit_code(errors[0]))
+
+
+@click.command("watch", help=_WATCH_HELP)
+@click.argument("name")
+@click.option("--interval", default="5s", show_default=True, metavar="TIME", help="From a line to the next.")
+@click.option("--times", type=click.IntRange(1), metavar="N", help="End after so many lines.")
+@connected
+def watch(session: Session, name: str, interval: str, times: int | None) -> None:
+    """Watch a log."""
+    settings, every_s = materializer_settings(session.config), duration_s(interval)
+    clock = current_environment().clock
+    before: tuple[float, int] | None = None
+    with stopped_by_signals() as control, session.open_log(name) as log:
+        while not control.is_stopped:
+            found, now_s = describe_log(log, settings).facts, clock()
+            position = int(str(found["position"]))
+            rate = None if before is None else (position - before[1]) / max(now_s - before[0], 1e-9)
+            before = now_s, position
+            facts = {one: found[one] for one in (*_SHOWN, "newest_manifest")} | {"ledger_records_per_s": rate}
+            session.output.event(_line(facts), {"log": name, **facts})
+            times = None if times is None else times - 1
+            if times == 0 or control.wait(every_s):
+                break
+
+
+def _line(facts: Mapping[str, object]) -> str:
+    return ", ".join(f"{words(name)} {shown(name, value)}" for name, value in facts.items())
 
 
 @click.command("describe", help="Show what the log NAME is, and its current status.")

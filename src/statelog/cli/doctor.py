@@ -13,10 +13,8 @@ from types import FrameType
 
 import click
 
-from statelog.cli import exit_codes
-from statelog.cli.materialize import materializer_settings
-from statelog.cli.output import as_typed
-from statelog.cli.session import Session, connected
+from statelog.cli.output import DAMAGED, MISUSE, OK, UNAVAILABLE, as_typed
+from statelog.cli.session import Session, connected, materializer_settings
 from statelog.environment import current_environment
 from statelog.errors import ConfigError
 from statelog.operate.examination import Examined, examine
@@ -35,11 +33,11 @@ NAME.ledger, and name them with --topics NAME; they stay.
 
 `--kafka` alone says that Kafka is meant; with NAME=VALUE it is a setting of the client, as for every command."""
 _CODES = {
-    Severity.OK: exit_codes.OK,
-    Severity.NOTE: exit_codes.OK,
-    Severity.REFUSED: exit_codes.MISUSE,
-    Severity.UNAVAILABLE: exit_codes.UNAVAILABLE,
-    Severity.DAMAGED: exit_codes.DAMAGED,
+    Severity.OK: OK,
+    Severity.NOTE: OK,
+    Severity.REFUSED: MISUSE,
+    Severity.UNAVAILABLE: UNAVAILABLE,
+    Severity.DAMAGED: DAMAGED,
 }
 _COLUMNS = ("needed", "severity", "answered", "what follows", "what to set")
 _OF_LOG = ("looked at", "severity", "found", "why it matters", "what to do")

@@ -1,20 +1,23 @@
-"""`statelog get`: the committed values of some keys."""
+"""`statelog get`: the committed values of some keys; `statelog diff`: the keys that differ between two states."""
 
 import sys
+import time
+from collections import Counter
 from typing import Any
 
 import click
 import pyarrow as pa
 
-from statelog.cli.exit_codes import ABSENT
+from statelog.cli.output import ABSENT
 from statelog.cli.session import Session, connected
-from statelog.cli.which_state import at_options, bytes_option, lease_option
+from statelog.cli.which_state import From, at_options, bytes_option, lease_option, parse_from
 from statelog.errors import ConfigError
-from statelog.formatting import clean, in_text
-from statelog.operate.lookup import groups_of, look_up
+from statelog.formatting import as_json, clean, in_text
+from statelog.operate.lookup import difference, groups_of, look_up
+from statelog.operate.report import Report
 from statelog.operate.rows import BytesText, json_column, json_lines, read_keys
 from statelog.reading.plan import At
-from statelog.recovery import RecoverySettings
+from statelog.recovery import AtPosition, AtTime, RecoverySettings
 from statelog.schemas.descriptor import HashRule
 
 _HELP = """Read the committed values of the KEYs of the log NAME.
@@ -22,6 +25,12 @@ _HELP = """Read the committed values of the KEYs of the log NAME.
 One key: its value as it is, a typed one as JSON. Several, or --json: a line of JSON for each key that is there, as
 `recover --to-json` writes it. A key that is not there has no line, and the exit code is 7. Only the key groups of the
 keys are read. Negative numbers come behind `--`."""
+_DIFF_HELP = """Show the keys of the log NAME whose value is another one at TO than at FROM, a line each, and both
+values.
+
+FROM and TO are ledger positions, times in ISO 8601, or how long ago, such as 10min; without TO it is now. What was
+committed in between has to be held by the log still."""
+_SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 
 
 @click.command("get", help=_HELP)
@@ -90,3 +99,45 @@ def _print_value(found: pa.Table, bytes_text: BytesText, *, on_terminal: bool) -
         return
     (value,) = json_column(column, None if is_opaque and bytes_text is BytesText.UTF8 else bytes_text)
     click.echo(clean(in_text(value)))
+
+
+@click.command("diff", help=_DIFF_HELP)
+@click.argument("name")
+@click.argument("start", metavar="FROM")
+@click.argument("end", metavar="[TO]", required=False)
+@bytes_option
+@lease_option
+@connected
+def diff(session: Session, name: str, start: str, end: str | None, bytes_text: BytesText, lease: bool) -> None:
+    """Compare two states."""
+    settings = RecoverySettings(holder="statelog diff", lease=lease)
+    first, last = _at(start), None if end is None else _at(end)
+    with session.open_log(name) as log:
+        found = difference(log, first, last, settings)
+    shown = bytes_text if session.output.as_json else None
+    keys, after, before = (
+        [one for chunk in column.chunks for one in json_column(chunk, shown)]
+        for column in (found.after.column("key"), found.after.column("value"), found.before.column("value"))
+    )
+    counts: Counter[str] = Counter()
+    for key, old, new in zip(keys, before, after, strict=True):
+        kind = "added" if old is None else "removed" if new is None else "changed"
+        counts[kind] += 1
+        text = " -> ".join(in_text(one) for one in (old, new) if one is not None).replace("\n", "\\n")
+        fields = {"event": kind, "key": key, "before": old, "after": new}
+        session.output.event(f"{_SIGNS[kind]} {in_text(key)} {text}", fields)
+    facts = {"start_position": found.start_position, "end_position": found.end_position}
+    facts |= {kind: counts[kind] for kind in _SIGNS}
+    if session.output.as_json:
+        session.output.line(as_json({"event": "end", **facts}))
+    else:
+        session.output.report(Report(f"difference of {name}", facts))
+
+
+def _at(text: str) -> AtPosition | AtTime:
+    found = parse_from(text, time.time())
+    if isinstance(found, From):
+        raise ConfigError(
+            f"{text!r} names no state", hint="Write a position, a time such as 2030-01-31T12:00, or 10min"
+        )
+    return found

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from statelog.cli.materialize import materializer_settings
 from statelog.cli.output import confirm
-from statelog.cli.session import Session, connected
+from statelog.cli.session import Session, connected, materializer_settings
 from statelog.operate.description import shape_of, truncation_facts
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import held

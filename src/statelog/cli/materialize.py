@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
 
-from statelog.cli.exit_codes import OTHER
-from statelog.cli.listening import listen_options
-from statelog.cli.observing import JsonLines, observing, one_health
-from statelog.cli.output import Output
-from statelog.cli.session import Session, connected, stopped_by_signals
+from statelog.cli.output import OTHER, Output
+from statelog.cli.serve import JsonLines, listen_options, observing, one_health
+from statelog.cli.session import Session, connected, materializer_settings, stopped_by_signals
 from statelog.cli.streams import give_up_stdout
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse, NotFound
@@ -26,7 +24,6 @@ from statelog.materializer import (
     Event,
     LostRound,
     Materializer,
-    MaterializerSettings,
     SkippedRound,
 )
 from statelog.materializer import claim_root as claim
@@ -35,15 +32,13 @@ from statelog.materializer.fleet import Fleet, FleetSettings, Kit
 from statelog.materializer.outcome import RoundOutcome
 from statelog.operate.listening import Listening
 from statelog.operate.report import Report
-from statelog.schemas.snapshot.claims import SubscriptionCap
-from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.config import Config
 from statelog.storage.config_keys import KEYS, MATERIALIZER
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import configured_where, log_names, one_client
 
 if TYPE_CHECKING:
-    from statelog.operate.drills import OpenLog
+    from statelog.operate.drill import OpenLog
     from statelog.operate.health import Health
 
 _LOOK_AGAIN_S = 2.0
@@ -206,7 +201,7 @@ def _drills(
     every_s = cast("float", session.config.materializer.get("drill_every_s", 0.0))
     if not every_s:
         return nullcontext()
-    from statelog.operate.drills import Drills  # Loaded if it is asked for.
+    from statelog.operate.drill import Drills  # Loaded if it is asked for.
 
     return Drills(names, open_log, every_s, events.tell)
 
@@ -272,26 +267,6 @@ def engine_for(config: Config, log: str) -> EngineMaker:
         builder.appName(f"statelog materialize {log}").getOrCreate(),
         log,
         configured_where(config),
-    )
-
-
-_INTERVALS_BEFORE_ALARM = 6
-
-
-def materializer_settings(config: Config) -> MaterializerSettings:
-    """The settings of the configuration. An alarm age that was not set follows a long interval. Raises ConfigError."""
-    given = dict(config.materializer)
-    for name in ("engine", "rounds", "drill_every_s"):
-        given.pop(name, None)  # Who works, how many do, and what else they do, is no setting of a log's rounds.
-    retention = {name: given.pop(name) for name in ("keep", "min_age_s") if name in given}
-    if "alarm_age_s" not in given and "interval_s" in given:
-        usual = MaterializerSettings().alarm_age_s
-        given["alarm_age_s"] = max(usual, _INTERVALS_BEFORE_ALARM * cast("float", given["interval_s"]))
-    cap = {name: given.pop(f"subscription_{name}") for name in ("idle_s", "records") if f"subscription_{name}" in given}
-    return MaterializerSettings(
-        **cast("dict[str, Any]", given),
-        retention=RetentionPolicy(**cast("dict[str, Any]", retention)),
-        subscriptions=SubscriptionCap(**cast("dict[str, Any]", cap)),
     )
 
 

@@ -1,4 +1,5 @@
-"""What commands print: one report, shown as tables on a terminal, as plain lines elsewhere, or as JSON.
+"""What commands print: one report, shown as tables on a terminal, as plain lines elsewhere, or as JSON; and the codes
+that they exit with.
 
 Results go to standard output, errors, warnings and progress to standard error. Text that comes from logs and inputs
 is shown with its control characters escaped, so that no log can play with a terminal.
@@ -7,17 +8,25 @@ is shown with its control characters escaped, so that no log can play with a ter
 import re
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import click
 
 from statelog.cli.streams import tell
+from statelog.errors import (
+    AlreadyExists,
+    ConfigError,
+    Damaged,
+    Fenced,
+    Misuse,
+    NotFound,
+    OutcomeUnknown,
+    PersistFailed,
+    StatelogError,
+    Unavailable,
+    Unsafe,
+)
 from statelog.formatting import as_json, clean
 from statelog.operate.report import Report, shown, words
-
-if TYPE_CHECKING:
-    from statelog.errors import StatelogError
-from statelog.errors import ConfigError
 
 _OPTIONS = {
     "replication_factor": "--replication-factor",
@@ -31,6 +40,36 @@ _OPTIONS = {
 }
 _NAMED = re.compile(rf'\b(?!truncation(?!=))({"|".join(_OPTIONS)})\b(?:=(\[[^]]*\]|"[\w,.-]+"|[\w,.-]+))?')
 _MADE_BY_OPENING = re.compile(r"Pass create=True(?:, or (\w))?")
+
+# Scripts may rely on these; docs/cli.md has the same table.
+OK = 0
+OTHER = 1
+MISUSE = 2
+"""An argument, a setting or an input is wrong, or a topic or store is unsafe."""
+NOT_FOUND = 3
+"""Or there already."""
+UNAVAILABLE = 4
+"""The world is in the way; the same command may succeed later, and loses nothing."""
+FENCED = 5
+"""Another writer took over."""
+DAMAGED = 6
+"""DATA LOSS, or damage: what was stored is not what is there; needs a person."""
+ABSENT = 7
+"""A key that `get` was asked for is not there."""
+INTERRUPTED = 130
+"""By Ctrl-C."""
+_CODES: tuple[tuple[tuple[type[StatelogError], ...], int], ...] = (
+    ((Misuse, Unsafe), MISUSE),
+    ((NotFound, AlreadyExists), NOT_FOUND),
+    ((Unavailable, PersistFailed, OutcomeUnknown), UNAVAILABLE),
+    ((Fenced,), FENCED),
+    ((Damaged,), DAMAGED),
+)
+
+
+def exit_code(error: StatelogError) -> int:
+    """The exit code of an error."""
+    return next((code for kinds, code in _CODES if isinstance(error, kinds)), OTHER)
 
 
 class Output:
@@ -71,17 +110,17 @@ class Output:
         tell(as_json({"warning": text}) if self.as_json else f"warning: {clean(text)}")
 
 
-def print_error(error: "StatelogError", *, as_json: bool) -> None:
+def print_error(error: StatelogError, *, as_json: bool) -> None:
     """What went wrong, where, and what to do, on standard error."""
     tell(_error_json(error) if as_json else "\n".join(_error_lines(error)))
 
 
-def _error_json(error: "StatelogError") -> str:
+def _error_json(error: StatelogError) -> str:
     name, hint = type(error).__name__, as_typed(error.hint)
     return as_json({"error": name, "message": error.message, "facts": dict(error.facts), "hint": hint})
 
 
-def _error_lines(error: "StatelogError") -> list[str]:
+def _error_lines(error: StatelogError) -> list[str]:
     facts = [f"  {name}: {clean(str(value))}" for name, value in error.facts.items()]
     hint = [f"hint: {clean(as_typed(error.hint))}"] if error.hint else []
     return [f"error: {clean(error.message)} [{type(error).__name__}]", *facts, *hint]

@@ -1,7 +1,7 @@
 """The `statelog` program: knows the commands by name, loads the one in use, turns errors into exit codes.
 
 Invariants:
-- Every error leaves through one place, as text for people or as JSON, with the exit code of `exit_codes`.
+- Every error leaves through one place, as text for people or as JSON, with the exit code of `output`.
 - `statelog version` and `--help` load neither Kafka's client nor Arrow.
 """
 
@@ -52,12 +52,15 @@ _HOMES = {
     "evolve": "log",
     "truncate": "log",
     "delete": "log",
+    "list": "describe:list_logs",
+    "watch": "describe",
     "subscriptions": "describe",
-    "verify": "drill",
-    "list": "overview:list_logs",
-    "watch": "overview",
+    "diff": "get",
+    "verify": "recover",
+    "drill": "recover:drilled",
     "completion": "shell",
     "man": "shell",
+    "version": "shell:print_versions",
 }
 """The modules that hold more than one command, each under its name, or the one behind the colon."""
 
@@ -134,8 +137,7 @@ def _kept_from_click() -> Generator[None]:
 def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
     """Report what went wrong; returns the exit code. A defect of ours is raised again, as it is."""
     # Imported here: a run that goes well without Kafka and Arrow must not wait for them.
-    from statelog.cli.exit_codes import INTERRUPTED, MISUSE, OK, exit_code
-    from statelog.cli.output import print_error
+    from statelog.cli.output import INTERRUPTED, MISUSE, OK, exit_code, print_error
     from statelog.errors import Misuse, StatelogError
 
     is_unread = isinstance(error, BrokenPipeError) and is_stdout_unread()

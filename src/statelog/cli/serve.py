@@ -1,18 +1,59 @@
-"""`statelog serve`: a page that shows logs, read only."""
+"""What a command serves: `statelog serve`, a page that shows logs, read only; and how a daemon is watched: its health
+and its metrics are served, and its lines are objects.
+
+Owns the options of a command that listens. Invariants: what may not be listened on is refused before the command does
+anything; what serves is loaded only if it is asked for.
+"""
+
+import datetime
+import functools
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from statelog.cli.listening import listen_options
-from statelog.cli.materialize import materializer_settings
-from statelog.cli.session import Session, connected, stopped_by_signals
+from statelog.cli.output import Output
+from statelog.cli.session import Session, connected, materializer_settings, stopped_by_signals
 from statelog.errors import ConfigError
+from statelog.formatting import as_json, show_duration
+from statelog.materializer import Materializer, MaterializerSettings
 from statelog.materializer.control import Control
-from statelog.operate.listening import Listening
+from statelog.materializer.fleet import MemberState
+from statelog.operate import export_metrics, export_traces
+from statelog.operate.listening import Listening, listening_at
+
+if TYPE_CHECKING:
+    from statelog.operate.health import Health
 
 _FOREVER_S = 3600.0
 _HELP = """Serve a page that shows the logs below the root: topics, snapshots, commits, readers, keys. It only reads.
 
 This machine alone is answered, unless a certificate and a token are given. Ctrl-C and SIGTERM end it."""
+_FILE = click.Path(path_type=Path)
+_GIVEN = {"tls_certificate": "certificate", "tls_key": "key", "token_file": "token_file"}
+
+
+def listen_options(default: str | None, text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a server of ours, and where it listens as `listening`: None if it does not."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @click.option("--listen", metavar="HOST:PORT", default=default, show_default=True, help=text)
+        @click.option(
+            "--tls-certificate", type=_FILE, metavar="FILE", help="For TLS: a certificate and its chain, PEM."
+        )
+        @click.option("--tls-key", type=_FILE, metavar="FILE", help="The key of the certificate, PEM, no password.")
+        @click.option("--token-file", type=_FILE, metavar="FILE", help="What clients have to show is in this file.")
+        @functools.wraps(command)
+        def listening(*args: Any, listen: str | None, **options: Any) -> None:
+            given = {key: options.pop(name) for name, key in _GIVEN.items()}
+            found = None if listen is None else listening_at(listen, **given)
+            command(*args, listening=found, **options)
+
+        return listening
+
+    return decorate
 
 
 @click.command("serve", help=_HELP)
@@ -21,9 +62,8 @@ This machine alone is answered, unless a certificate and a token are given. Ctrl
 def command(session: Session, listening: Listening) -> None:
     """Serve the page."""
     try:
-        from statelog.web.app import page_app
+        from statelog.web.app import page_app, serve
         from statelog.web.looks import Looks
-        from statelog.web.server import serve
     except ImportError as error:
         raise ConfigError("the page needs starlette, uvicorn and jinja2", hint="pip install 'statelog[web]'") from error
     with stopped_by_signals() as control, Looks(session.where(), materializer_settings(session.config)) as looks:
@@ -38,3 +78,50 @@ def command(session: Session, listening: Listening) -> None:
 def _wait(control: Control) -> None:
     while not control.wait(_FOREVER_S):
         pass
+
+
+@contextmanager
+def observing(
+    session: Session,
+    listening: Listening | None,
+    health: "Callable[[], Health]",
+    directories: Sequence[Path],
+    *,
+    traces: bool,
+) -> Generator[None]:
+    """In the block, whoever may ask is answered. Raises ConfigError without an extra that this takes."""
+    with ExitStack() as stack:
+        if traces:
+            stack.callback(export_traces())
+        if listening is not None:
+            stack.callback(export_metrics(directories=directories))
+            # Behind the check for the extra, which they need.
+            from statelog.operate.health_server import HealthServer
+
+            server = stack.enter_context(HealthServer(listening, health))
+            session.output.notice(f"health and metrics are served at {server.url}")
+        yield
+
+
+def one_health(
+    name: str, settings: MaterializerSettings, daemon: Materializer | None, opening_s: float | None
+) -> "Health":
+    """Of one log: rolled up by a daemon, being opened for so long, or not there yet."""
+    from statelog.operate.health import Health, health_of_member
+
+    problem = "it does not exist yet" if opening_s is None else f"it has been opening for {show_duration(opening_s)}"
+    known = None if daemon is None else daemon.statistics()
+    state = MemberState(log=name, settings=settings, statistics=known, problem=problem, opening_s=opening_s or 0.0)
+    return Health(logs=[health_of_member(state)])
+
+
+class JsonLines(Output):
+    """Each line is an object with its time and its level, a warning, too, and nothing is written elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__(as_json=True)
+
+    def warning(self, text: str) -> None:
+        """Something that a person should look at, as an event."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        self.line(as_json({"time": now, "level": "warning", "event": "warning", "message": text}))

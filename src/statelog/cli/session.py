@@ -7,19 +7,23 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, cast
 
 import click
 
 from statelog.cli.output import Output
 from statelog.errors import ConfigError
 from statelog.materializer.control import Control, install_signal_handlers
+from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.snapshot.claims import SubscriptionCap
+from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.config import Config, config_layers, flag_layer, merge
 from statelog.storage.config_keys import read_names
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where, configured_where
 
 P = ParamSpec("P")
+_INTERVALS_BEFORE_ALARM = 6
 _SHOWN = (logging.getLogger("statelog.storage"), logging.getLogger("statelog.recovery"))
 
 
@@ -94,6 +98,23 @@ class _LineHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._show(record.getMessage())
+
+
+def materializer_settings(config: Config) -> MaterializerSettings:
+    """The settings of the configuration. An alarm age that was not set follows a long interval. Raises ConfigError."""
+    given = dict(config.materializer)
+    for name in ("engine", "rounds", "drill_every_s"):
+        given.pop(name, None)  # Who works, how many do, and what else they do, is no setting of a log's rounds.
+    retention = {name: given.pop(name) for name in ("keep", "min_age_s") if name in given}
+    if "alarm_age_s" not in given and "interval_s" in given:
+        usual = MaterializerSettings().alarm_age_s
+        given["alarm_age_s"] = max(usual, _INTERVALS_BEFORE_ALARM * cast("float", given["interval_s"]))
+    cap = {name: given.pop(f"subscription_{name}") for name in ("idle_s", "records") if f"subscription_{name}" in given}
+    return MaterializerSettings(
+        **cast("dict[str, Any]", given),
+        retention=RetentionPolicy(**cast("dict[str, Any]", retention)),
+        subscriptions=SubscriptionCap(**cast("dict[str, Any]", cap)),
+    )
 
 
 def connected(command: Callable[Concatenate[Session, P], None]) -> Callable[P, None]:

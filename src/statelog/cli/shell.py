@@ -1,4 +1,6 @@
-"""`statelog completion`: what a shell reads to complete the command; `statelog man`: manual pages. Both from click."""
+"""What the command tells of itself: `statelog completion`, which a shell reads, and `statelog man`, manual pages, both
+from click; `statelog version`. Loads no room but what tells versions.
+"""
 
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -10,6 +12,7 @@ from click.shell_completion import get_completion_class
 from statelog.cli.output import Output
 from statelog.errors import ConfigError
 from statelog.operate.report import Report
+from statelog.operate.versions import versions
 
 _VARIABLE = "_STATELOG_COMPLETE"
 _COMPLETION_HELP = """Print what a shell has to read to complete `statelog`, its commands and their options.
@@ -82,3 +85,10 @@ def _roff(text: str) -> str:
     """Text as it is, to roff: a line that begins with a dot, or a quote, would be a request."""
     escaped = text.replace("\\", "\\e").replace("-", "\\-")
     return "\n".join(f"\\&{line}" if line[:1] in (".", "'") else line for line in escaped.splitlines())
+
+
+@click.command("version", help="Print the versions of statelog and its dependencies.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def print_versions(as_json: bool) -> None:
+    """Print versions."""
+    Output(as_json=as_json).report(Report("statelog", versions()))

@@ -30,7 +30,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from statelog.cli.exit_codes import FENCED, OK, OTHER, UNAVAILABLE, exit_code
+from statelog.cli.output import FENCED, OK, OTHER, UNAVAILABLE, exit_code
 from statelog.cli.program import program
 from statelog.errors import Fenced, StatelogError
 from tests.sim.cluster.programs import coordinate, follow, read, serve, write

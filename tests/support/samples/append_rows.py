@@ -4,7 +4,7 @@ import io
 import json
 from dataclasses import replace
 
-from statelog.cli.appender import ParquetRows
+from statelog.cli.append import ParquetRows
 from statelog.cli.fields import Fields
 from statelog.cli.json_lines import JsonLines
 from statelog.schemas.key_groups import KeyType

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.cli.appender import Appended, Appender
+from statelog.cli.append import Appended, Appender
 from statelog.cli.fields import Fields
 from statelog.cli.json_lines import JsonLines
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from statelog.cli.appender import MOST_ROWS, Appended, Appender, ParquetRows, open_input, writer_name
+from statelog.cli.append import MOST_ROWS, Appended, Appender, ParquetRows, open_input, writer_name
 from statelog.cli.fields import Fields
 from statelog.cli.json_lines import JsonLines
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange, NotFound

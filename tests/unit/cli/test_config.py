@@ -8,7 +8,7 @@ import pytest
 
 from statelog.cli.log import init as init_command
 from statelog.cli.materialize import command as materialize_command
-from statelog.cli.materialize import materializer_settings
+from statelog.cli.session import materializer_settings
 from statelog.errors import ConfigError, NotFound, StatelogError
 from statelog.storage.config import (
     Config,

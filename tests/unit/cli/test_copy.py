@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from statelog.cli.exit_codes import MISUSE, OK
+from statelog.cli.output import MISUSE, OK
 from statelog.cli.program import program
 from statelog.cli.session import Session
 from statelog.storage.log.where import Where

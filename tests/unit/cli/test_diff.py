@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from statelog.cli.exit_codes import MISUSE, NOT_FOUND, OK
+from statelog.cli.output import MISUSE, NOT_FOUND, OK
 from statelog.cli.program import program
 from statelog.materializer.round import run_round
-from statelog.operate.difference import difference
+from statelog.operate.lookup import difference
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, RecoverySettings
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from statelog.cli.exit_codes import DAMAGED, OK
+from statelog.cli.output import DAMAGED, OK
 from statelog.cli.program import program
 from statelog.operate.drill import Drilled
 from tests.support.rigs.log import TwinLog, rolled_up

@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from statelog import errors
-from statelog.cli import exit_codes
-from statelog.cli.exit_codes import exit_code
-from statelog.cli.output import Output, print_error
+from statelog.cli import output
+from statelog.cli.output import Output, exit_code, print_error
 from statelog.cli.program import COMMANDS, program
 from statelog.cli.progress import PlainBar
 from statelog.errors import (
@@ -61,7 +60,7 @@ def test_only_damage_has_the_code_of_damage() -> None:
 def test_the_table_is_documented() -> None:
     """The page of the command line has every code."""
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    codes = {value for name, value in vars(output).items() if name.isupper() and isinstance(value, int)}
     assert {int(found) for found in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == codes
 
 

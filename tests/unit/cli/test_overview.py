@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from statelog.cli.exit_codes import DAMAGED, MISUSE, NOT_FOUND, OK
+from statelog.cli.output import DAMAGED, MISUSE, NOT_FOUND, OK
 from statelog.cli.program import program
 from statelog.cli.session import Session
 from statelog.materializer.round import run_round

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from statelog.cli.exit_codes import DAMAGED, MISUSE, OK
+from statelog.cli.output import DAMAGED, MISUSE, OK
 from statelog.cli.program import program
 from statelog.errors import ConfigError, CorruptRun, Misuse, NotFound
 from statelog.materializer.round import run_round
