@@ -1,13 +1,14 @@
-"""Keys, looked up: their committed values, and what became of one of them, commit by commit.
+"""Keys, looked up: their committed values, what became of one of them, commit by commit, and which of them have another
+value at a later position.
 
 Owns nothing: a value comes from a recovery of the keys' groups alone, a history from the changes that the log still
 holds of them.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -15,10 +16,16 @@ import pyarrow.compute as pc
 
 from statelog.errors import ConfigError
 from statelog.operate.rows import rows_of
-from statelog.reading.plan import At
+from statelog.reading.plan import At, AtPosition
 from statelog.recovery import RecoverySettings, plan_changes, read_changes, recover
+from statelog.recovery.changes import newest_changes
+from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.values.avro import avro_values
+from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.log.log import Log
+
+_ROW = ("key_group", "key")
 
 
 def groups_of(keys: pa.Array, named: int | None, descriptor: Descriptor) -> list[int]:
@@ -96,3 +103,49 @@ def _last(batches: list[pa.RecordBatch], most: int) -> tuple[pa.RecordBatch, ...
         surplus -= one.num_rows
         kept.append(one.slice(cut))
     return tuple(one for one in kept if one.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The tables of `key_group`, `key` and `value` of the keys that differ, in one order: as they were, and as they
+    are. A key that was not there, or is not there any more, has null.
+    """
+
+    start_position: int
+    end_position: int
+    before: pa.Table
+    after: pa.Table
+
+
+def difference(log: Log, start: At, end: At | None, settings: RecoverySettings) -> Difference:
+    """From the state `start` to the state `end`, None for the newest. A key that was written and is as it was is no
+    difference. Holds the changed keys in memory, and the earlier state of their key groups.
+
+    Raises NotFound if the log does not hold what was committed in between, Misuse if it ends before it begins, Damaged,
+    Unavailable.
+    """
+    plan = plan_changes(log, start, end)
+    schema = log.value_schemas.get(plan.value_schema_id or 0)
+    same, at = replace(settings, value_schema_id=schema.id), AtPosition(plan.start_position or 0)
+    with closing(newest_changes(log, plan, settings=same)) as tables:
+        found = list(tables)
+    changed = pa.concat_tables(found) if found else log.change_schema(schema.id).empty_table()
+    groups = sorted(set(changed.column("key_group").to_pylist()))
+    keys = pa.concat_arrays(changed.column("key").chunks) if groups else None
+    earlier = changed.slice(0, 0) if keys is None else look_up(log, keys, groups, at=at, settings=same).rows
+    old, new = _texts(earlier, schema), _texts(changed.filter(pc.not_equal(changed.column("op"), DELETE)), schema)
+    numbers = {row: number for number, row in enumerate(_rows(earlier))}
+    differing = [(place, row) for place, row in enumerate(_rows(changed)) if old.get(row) != new.get(row)]
+    after = changed.take(pa.array([place for place, _ in differing], pa.int64())).select([*_ROW, "value"])
+    values = earlier.column("value").take(pa.array([numbers.get(row) for _, row in differing], pa.int64()))
+    return Difference(at.position, plan.position, after.set_column(2, "value", values), after)
+
+
+def _texts(table: pa.Table, schema: ValueSchema) -> dict[tuple[int, Any], bytes]:
+    """What tells values apart, by key group and key: the value's bytes. Every row has one."""
+    texts = [text for chunk in table.column("value").chunks for text in avro_values(chunk, schema).to_pylist()]
+    return dict(zip(_rows(table), texts, strict=True))
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[int, Any]]:
+    return zip(*(table.column(name).to_pylist() for name in _ROW), strict=True)

@@ -6,7 +6,6 @@ No other room imports it but the command line, whose `statelog dev` is the broke
 from statelog.environment import Environment
 from statelog.testing.broker import EmbeddedBroker
 from statelog.testing.cluster import MemoryCluster, Sending
-from statelog.testing.environment import Crash, StillClock, crash_at, environment
 from statelog.testing.faults import (
     Answer,
     Call,
@@ -21,7 +20,7 @@ from statelog.testing.kafka import MemoryKafka
 from statelog.testing.process import ProcessId
 from statelog.testing.provider import Provider
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore
-from statelog.testing.twin import Twin
+from statelog.testing.twin import Crash, StillClock, Twin, crash_at, environment
 
 __all__ = [
     "Answer",

@@ -1,17 +1,21 @@
-"""The page: all logs below a root, one log, one key; and the events that keep a page live.
+"""The page: all logs below a root, one log, one key; the events that keep a page live; and `serve`, its server.
 
 Owns requests and answers; what is shown comes from `Looks`. Invariants: nothing is written, whatever is asked; only the
 names of logs that are listed are opened; what logs and keys hold reaches a page as text, with control characters
-escaped; a page may load what this server has, and nothing else.
+escaped; a page may load what this server has, and nothing else; an address that cannot be had is an error, and nothing
+is served; a stop ends pages that are live, too.
 """
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from importlib.resources import files
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 import jinja2
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -21,7 +25,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from statelog.errors import StatelogError
+from statelog.errors import StatelogError, Unavailable
 from statelog.formatting import clean, show_count, show_duration, show_time
 from statelog.operate.listening import Listening
 from statelog.operate.report import Report, shown, words
@@ -46,6 +50,8 @@ _HEADERS = {
 }
 _LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 _STATIC = {"style.css": "text/css", "live.js": "text/javascript"}
+_GRACE_S = 2
+_POLL_S = 0.02
 
 
 def page_app(looks: Looks, listening: Listening) -> Starlette:
@@ -278,3 +284,33 @@ def _key_values(found: KeyLook) -> dict[str, object]:
         columns["value"] = json_column(batch.column("value"), None)
         history += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return {"found": found, "values": values, "history": history[::-1]}
+
+
+def serve(app: Starlette, listening: Listening, wait: Callable[[], object], *, told: Callable[[str], object]) -> None:
+    """Serve until `wait` returns; `told` gets the URL once pages are answered. Raises ConfigError."""
+    listening.context()  # Refused here, with what to do, and not by the server.
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        ssl_certfile=listening.certificate,
+        ssl_keyfile=listening.key,
+    )
+    server = uvicorn.Server(config)
+    with listening.bound() as bound:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="statelog-serve", daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                if not thread.is_alive():
+                    raise Unavailable("the server ended before it began")
+                time.sleep(_POLL_S)
+            port = bound.getsockname()[1]
+            told(Listening(host=listening.host, port=port, certificate=listening.certificate).url)
+            wait()
+        finally:
+            app.state.is_ending = True  # Which ends the pages that are live.
+            server.should_exit = True
+            thread.join(_GRACE_S * 2)

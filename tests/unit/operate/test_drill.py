@@ -10,8 +10,7 @@ import statelog
 from statelog.errors import Corrupt
 from statelog.materializer.events import Event, EventKind
 from statelog.materializer.round import run_round
-from statelog.operate.drill import Drilled, drill
-from statelog.operate.drills import Drills
+from statelog.operate.drill import Drilled, Drills, drill
 from statelog.recovery import Recovery, RecoverySettings, recover
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.ledger.records import LossRange

@@ -20,10 +20,10 @@ from statelog.environment import Environment
 from statelog.recovery import RecoverySettings
 from statelog.tables import Loading, Table, TableSettings
 from statelog.testing.cluster import MemoryCluster
-from statelog.testing.environment import Crash, crash_at
 from statelog.testing.faults import TRUE, Answer, Call
 from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
+from statelog.testing.twin import Crash, crash_at
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import lines, told

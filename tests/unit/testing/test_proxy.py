@@ -16,11 +16,9 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 from kio.static.constants import EntityType
 
-from statelog.testing.frames import read_frame
 from statelog.testing.provider import CONFLUENT_CLOUD, Provider
-from statelog.testing.proxy import ProviderProxy
-from statelog.testing.terms import Terms
-from statelog.testing.wire import API_KEYS, Head, read_answer, read_request, written_answer
+from statelog.testing.proxy import ProviderProxy, read_frame
+from statelog.testing.terms import API_KEYS, Head, Terms, read_answer, read_request, written_answer
 
 _HEARTBEAT, _PRODUCE = API_KEYS["Heartbeat"], API_KEYS["Produce"]
 _AT_ONCE = timedelta(0)

@@ -8,7 +8,7 @@ import pytest
 
 from statelog.errors import BrokerUnavailable
 from statelog.testing import StillClock
-from statelog.web.fresh import Fresh
+from statelog.web.looks import Fresh
 
 _SOON_S = 5.0
 _AGE_S = 1.0

@@ -24,9 +24,8 @@ from statelog.operate.listening import Listening, listening_at
 from statelog.testing import Fault, Twin
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore, no_store_faults
-from statelog.web.app import page_app
+from statelog.web.app import page_app, serve
 from statelog.web.looks import Looks
-from statelog.web.server import serve
 
 HOSTILE = b"\x1b[2J\x00\xff<script>alert('k')</script>\xe2\x80\xae\" onload=\"x"
 _HERE = Listening(host="127.0.0.1", port=0)
