@@ -30,9 +30,9 @@ from statelog.schemas.avro import RecordCodec
 from statelog.schemas.names import TRUNCATIONS
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topic_policy import Truncation
+from statelog.storage import LogOptions, Where
 from statelog.storage.log.files import put_truncation
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.provider import APACHE, MSK_EXPRESS, WARPSTREAM, Provider

@@ -16,9 +16,9 @@ from statelog.recovery.changes import CommitFeed
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.storage import LogOptions, Where
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.history import HistoryRig, Reader, history_rig
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker

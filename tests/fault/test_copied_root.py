@@ -16,8 +16,8 @@ from statelog.recovery import recover
 from statelog.schemas.names import MANIFESTS
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Publication
+from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.store.local import LocalStore
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka

@@ -6,8 +6,8 @@ import pytest
 
 from statelog.producer import Writer
 from statelog.recovery import recover
+from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import TRUE, Answer, Call, old
 from statelog.testing.kafka import MemoryKafka

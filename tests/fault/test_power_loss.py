@@ -19,10 +19,10 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.ledger.records import Restart, decode
+from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
-from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.broker import EmbeddedBroker
 from tests.support.faults.power_loss import cut_tail
 from tests.support.rigs.log import UNSAFE, settings_for

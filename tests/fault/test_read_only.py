@@ -8,9 +8,9 @@ from statelog.errors import StoreRefused, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery import newest_changes, plan_changes, recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.storage import LogOptions, Where
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig

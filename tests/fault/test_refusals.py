@@ -26,9 +26,9 @@ from statelog.errors import (
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.names import DESCRIPTOR_PATH
+from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.store.fsspec import open_store
 from tests.support.rigs.log import UNSAFE, LogRig, ports_closed, real_rig, twin_rig
 from tests.support.services.broker import Broker

@@ -11,11 +11,11 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.records import LossRange
+from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
-from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka

@@ -18,9 +18,9 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange, Restart
+from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss, append_restarts
-from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.broker import EmbeddedBroker
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for

@@ -13,9 +13,9 @@ from statelog.errors import NotFound, StorageFull, StoreRefused
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.storage import LogOptions, Where
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.store.local import LocalStore
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka

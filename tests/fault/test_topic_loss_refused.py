@@ -8,8 +8,8 @@ import pytest
 
 from statelog.errors import AlreadyExists, ConfigError, IdentityChanged, NotFound, UnsafeTopic
 from statelog.producer.writer import Writer
+from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog

@@ -9,13 +9,13 @@ import pytest
 
 from statelog.errors import BrokerUnavailable, UnsafeTopic
 from statelog.producer import Writer
+from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import Delivery, OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import Listed
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
-from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 

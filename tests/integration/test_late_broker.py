@@ -10,12 +10,11 @@ import pytest
 from statelog.errors import Damaged, IdentityChanged, PersistFailed, StatelogError
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.storage import Log
+from statelog.storage import Log, LogOptions, Where
 from statelog.storage.kafka.admin import AdminSession, Leaders, Request
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import ClientConfig, client_config
 from statelog.storage.kafka.native import Refused
-from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 

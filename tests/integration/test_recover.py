@@ -13,10 +13,10 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.topic_policy import TopicRole, topic_config
+from statelog.storage import LogOptions, Where
 from statelog.storage.claims import list_leases
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.history import HistoryRig
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker

@@ -15,9 +15,9 @@ from statelog.environment import Environment, start_thread
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.storage import LogOptions, Where
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.history import HistoryRig, Reader
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import OwnBroker

@@ -13,9 +13,9 @@ from statelog.errors import IdentityChanged, OffsetGone, UnsafeTopic
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
+from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.log import UNSAFE, settings_for, state_of
 from tests.support.services.broker import Broker
 

@@ -21,9 +21,8 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Coordinator, TaskWriter, Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage import Log
+from statelog.storage import Log, LogOptions, Where
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
-from statelog.storage.log.where import LogOptions, Where
 from tests.support.canary import CANARY
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import Told, faulty_s3

@@ -16,8 +16,7 @@ import pytest
 
 from statelog.recovery import recover
 from statelog.spark.option_texts import address_options
-from statelog.storage import Log
-from statelog.storage.log.where import LogOptions, Where
+from statelog.storage import Log, LogOptions, Where
 from tests.support.canary import CANARY, files_with_canary
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.s3_faulty import faulty_s3

@@ -13,8 +13,8 @@ from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavai
 from statelog.materializer import Event, EventKind, Materializer
 from statelog.producer import Writer
 from statelog.recovery import recover
+from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions
 from statelog.testing.provider import Provider
 from statelog.testing.proxy import ProviderProxy
 from tests.support.rigs.log import LogRig, real_rig, settings_for

@@ -25,11 +25,11 @@ from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Writer
 from statelog.recovery import recover
+from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.native import make_client
-from statelog.storage.log.where import LogOptions, Where
 from tests.support.canary import CANARY, canary_in, files_with_canary
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.secure_broker import SecureBroker, group, publishing, rolling_up, topic, writing

@@ -12,10 +12,10 @@ from statelog.errors import DataLoss, IdentityChanged, NotFound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
+from statelog.storage import LogOptions, Where
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.log import UNSAFE, settings_for
 from tests.support.services.broker import Broker
 

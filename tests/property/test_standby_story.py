@@ -61,7 +61,7 @@ class StandbyPlay:
         """The process's table, opened if it has none."""
         if process.name not in self.tables:
             environment = process.table_environment(self.point)
-            self.tables[process.name] = environment.run(statelog.table, LOG, create=MADE, **self.where(process))
+            self.tables[process.name] = environment.run(lambda: statelog.table(LOG, create=MADE, **self.where(process)))
             self.judge.check(self.tables[process.name])
         return self.tables[process.name]
 

@@ -16,10 +16,10 @@ from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.topic_policy import TruncationMode
 from statelog.schemas.values.schema import ValueSchema
+from statelog.storage import LogOptions
 from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.config import read_text
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions
 
 _EVOLVE_HELP = """Give the log NAME its next value schema. It must read what every earlier one wrote;
 docs/values.md says which changes do. A schema that the log already has changes nothing.

@@ -53,12 +53,12 @@ from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import COPIER
 from statelog.schemas.snapshot.run_ref import in_order
 from statelog.schemas.topic_policy import LEDGER_WRITING
+from statelog.storage import LogOptions, Where
 from statelog.storage.log.door import create_closed
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import append_restarts
 from statelog.storage.log.topics import record_at
-from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.run_reader import open_run
 
 _LOG = logging.getLogger("statelog.storage")

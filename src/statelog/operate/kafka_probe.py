@@ -22,11 +22,11 @@ from statelog.operate.kafka_needs import KafkaAnswers, Need, Read, Sent, TopicAn
 from statelog.producer import Writer
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.topic_policy import MIN_RECORD_BYTES, TopicRole, Waiver, largest_record_bytes, topic_config
+from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Record, TopicSpec
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 from statelog.storage.log.topics import create_topic, look_for
-from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.store import Store
 
 A = TypeVar("A")

@@ -3,7 +3,8 @@
 from statelog.storage.kafka import Kafka, Producer
 from statelog.storage.log.log import Log, LogDescription, open  # noqa: A004 - statelog.open
 from statelog.storage.log.loss import TopicLoss, accept_data_loss, accept_ledger_loss, accept_topic_loss
-from statelog.storage.log.where import LogOptions, Where
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where
 from statelog.storage.store import Store
 
 __all__ = [

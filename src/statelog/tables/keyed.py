@@ -2,14 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
+from statelog.storage.log.options import K, V
 from statelog.tables.state.keys import KeyRule
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class TableItems(ItemsView[K, V]):

@@ -12,10 +12,10 @@ Invariant: whatever fails on the way, nothing stays open.
 from collections.abc import Sequence
 from contextlib import ExitStack
 from os import PathLike
-from typing import Any
 
 from statelog.environment import current_environment
 from statelog.storage import LogOptions, Where
+from statelog.storage.log.options import K, V
 from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.setup import TableSetup
 from statelog.tables.state.values import ValueRule
@@ -27,14 +27,14 @@ def table(
     name: str,
     where: Where,
     *,
-    create: bool | LogOptions = False,
+    create: bool | LogOptions[K, V] = False,
     backend: BackendKind | str = BackendKind.DICT,
     directory: str | PathLike[str] | None = None,
     writer: str | None = None,
     partitions: Sequence[int] | None = None,
     key_group: int | None = None,
     settings: TableSettings | None = None,
-) -> Table[Any, Any]:
+) -> Table[K, V]:
     """Open keyed state that survives: a mapping that is back after a kill, exactly, and its last commit's progress.
 
         with statelog.table("counts", where, create=True) as counts:
@@ -72,6 +72,6 @@ def table(
         state, report = opening.open(Wanted.by(owner, folding))
         failing.callback(state.close)
         setup.environment.crash("table-open")
-        keyed = Table[Any, Any](setup, owner, state, report)
+        keyed = Table[K, V](setup, owner, state, report)
         failing.pop_all()
         return keyed

@@ -16,7 +16,7 @@ Invariants:
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from statelog.errors import ClosedError, Misuse, UncommittedChanges
 from statelog.pending import Pending
@@ -24,6 +24,7 @@ from statelog.producer import Writer
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
+from statelog.storage.log.options import K, V
 from statelog.tables.keyed import Keyed
 from statelog.tables.layers import Layer, Layers
 from statelog.tables.scheduler import LARGE, CommitScheduler, check_interval
@@ -32,8 +33,6 @@ from statelog.tables.state.state import State
 from statelog.tables.state_opener import OpenReport
 from statelog.warn import warn_caller
 
-K = TypeVar("K")
-V = TypeVar("V")
 _MISSING = object()
 _WEIGHED = 4 << 10
 """From here on a put counts for its bytes; smaller ones of bytes are bounded well enough by how many they are."""

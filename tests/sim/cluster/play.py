@@ -20,8 +20,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from statelog.recovery import AtPosition, recover
+from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from tests.sim.cluster.cast import NAMES, Cast
 from tests.sim.cluster.judge import History, Sighting, judge
 from tests.sim.cluster.nodes import SESSION_S, Cluster, Node, running_cluster

@@ -13,7 +13,7 @@ import statelog
 from statelog.pending import Pending
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.where import LogOptions
+from statelog.storage import LogOptions
 from statelog.tables import Loading, Table, TableSettings
 from tests.sim.judge import InputJudge
 from tests.sim.nemesis import Kind, Nemesis
@@ -79,7 +79,7 @@ class _Life:
         recovery = RecoverySettings(holder="table", threads=1, lease_ttl_s=0.2)
         settings = TableSettings(commits_under_way_max=2, recovery=recovery, loading=self.loading)
         options = process.table_options(self.directory, settings)
-        with process.table_environment(crash).run(statelog.table, LOG, create=MADE, **options) as table:
+        with process.table_environment(crash).run(lambda: statelog.table(LOG, create=MADE, **options)) as table:
             offset = self.judge.check(table)
             self.commits.clear()
             try:

@@ -95,7 +95,7 @@ class WorkersWorld:
 
     def open(self, partition: int) -> Table[Any, Any]:
         """A table as any process opens it: the fold of the input up to its progress, with all that was acknowledged."""
-        table = Environment(clock=self.clock).run(
+        table: Table[Any, Any] = Environment(clock=self.clock).run(
             statelog.table,
             "log",
             self.rig.where(),

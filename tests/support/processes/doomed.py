@@ -83,7 +83,7 @@ def table_life(
     kept: dict[str, Any] = {} if local == NEVER else {"backend": "rocksdb", "directory": Path(local)}
     settings = TableSettings(commits_under_way_max=3, loading=loading)
     with Environment(crash=_killer(point, int(times))).run(
-        statelog.table, log, where, settings=settings, **kept
+        lambda: statelog.table(log, where, settings=settings, **kept)
     ) as opened:
         try:
             position = InputJudge(COPIED.fold, "position").check(opened)

@@ -102,14 +102,15 @@ class Group:
             own = f"{os.getpid()}" if self.has_standbys else "shared"
             kept = {"backend": "rocksdb", "directory": self.directory / own}
         return environment.run(
-            statelog.worker,
-            self.name,
-            self.where,
-            topic=InputTopic(self.topic, consumer, accept_loss=accept_loss),
-            create=True,
-            standbys="all" if self.has_standbys else (),
-            **kept,
-            **options,
+            lambda: statelog.worker(
+                self.name,
+                self.where,
+                topic=InputTopic(self.topic, consumer, accept_loss=accept_loss),
+                create=True,
+                standbys="all" if self.has_standbys else (),
+                **kept,
+                **options,
+            )
         )
 
     def progress(self) -> dict[int, int]:

@@ -30,11 +30,11 @@ from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topic_policy import parse_waivers
+from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from statelog.storage.run_reader import RunReader
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store

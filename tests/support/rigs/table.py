@@ -11,7 +11,7 @@ import statelog
 from statelog.environment import CrashPoint, Environment
 from statelog.errors import ClosedError, NotFound
 from statelog.materializer import run_round
-from statelog.storage.log.where import LogOptions
+from statelog.storage import LogOptions
 from statelog.tables import Loading, Standby, Table, TableSettings
 from tests.support.rigs.log import LogRig, settings_for
 
@@ -48,7 +48,7 @@ class TableRig:
             self.roll_up(self.scratch)
         environment: Environment = options.pop("environment", None) or Environment()
         kept = self._kept(self.directory, options)
-        return environment.run(statelog.table, self.rig.name, **{**kept, **made, **options})
+        return environment.run(lambda: statelog.table(self.rig.name, **{**kept, **made, **options}))
 
     def roll_up(self, scratch: Path) -> None:
         """Make a snapshot of the log, if there is one."""

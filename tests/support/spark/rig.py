@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from statelog.recovery.recover import recover
 from statelog.schemas.ledger.records import Commit, Open, decode
 from statelog.schemas.ledger.state import LastCommit
+from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from tests.support.rigs.log import UNSAFE
 
 __all__ = [

@@ -15,8 +15,8 @@ from statelog.materializer import Control, Event, EventKind
 from statelog.materializer.engine import LocalEngine
 from statelog.materializer.fleet import Fleet, FleetSettings, Kit, MemberState
 from statelog.producer import Writer
+from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions
 from statelog.testing import Twin
 from statelog.testing.store import Fault, MemoryStore
 from tests.support.rigs.log import settings_for

@@ -11,9 +11,9 @@ from statelog.materializer.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
+from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
-from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, state_of, state_of_snapshot

@@ -12,8 +12,8 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading.plan import At
 from statelog.recovery import AtCheckpoint, AtPosition, Recovery, recover_snapshot
+from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import LogOptions, Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for

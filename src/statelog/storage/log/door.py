@@ -6,7 +6,8 @@ from statelog.schemas.ledger.records import Restart
 from statelog.storage.log.files import ManifestChain, descriptor_of
 from statelog.storage.log.log import Log
 from statelog.storage.log.making import make_log
-from statelog.storage.log.where import LogOptions, Where, no_kafka, opened_ports, opened_store
+from statelog.storage.log.options import LogOptions
+from statelog.storage.log.where import Where, no_kafka, opened_ports, opened_store
 
 
 def open_snapshots(name: str, where: Where) -> Log:

@@ -46,9 +46,10 @@ from statelog.storage.log.evidence import Looks, Verified, Witnesses, check_ledg
 from statelog.storage.log.files import ManifestChain, ValueSchemas, descriptor_of, put_truncation, truncation_of
 from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.making import delete_log, make_log, prove_truncation
+from statelog.storage.log.options import LogOptions
 from statelog.storage.log.producers import WarmProducer, append_all
 from statelog.storage.log.topics import check_owner, identify, topics_in_force
-from statelog.storage.log.where import LogOptions, Where, opened_ports
+from statelog.storage.log.where import Where, opened_ports
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.storage")

@@ -38,6 +38,7 @@ from statelog.storage.log.files import (
     put_truncation,
     truncation_of,
 )
+from statelog.storage.log.options import LogOptions
 from statelog.storage.log.topics import (
     UNGRANTED,
     digest_at,
@@ -48,7 +49,7 @@ from statelog.storage.log.topics import (
     owner_of,
     topics_in_force,
 )
-from statelog.storage.log.where import LogOptions, Ports
+from statelog.storage.log.where import Ports
 from statelog.storage.store import Store
 
 _BY_AGE = (

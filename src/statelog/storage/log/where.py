@@ -8,20 +8,17 @@ Invariants: equal values mean equal connections, so they are the keys of client 
 """
 
 import os
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, cast
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse
-from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.key_groups import KeyType
-from statelog.schemas.names import check_log_name, is_log_name, parse_enum
-from statelog.schemas.topic_policy import Truncation, Waiver, parse_waivers
-from statelog.schemas.values.schema import ValueSchema, parse_value_schema
+from statelog.schemas.names import check_log_name, is_log_name
+from statelog.schemas.topic_policy import Waiver, parse_waivers
 from statelog.storage.config import DEFAULT_REPLICATION_FACTOR, Config, merge, named_layers
 from statelog.storage.kafka import Kafka, OffsetRange, Reader, Record
 from statelog.storage.kafka.client import ConfluentKafka
@@ -218,75 +215,6 @@ def _client(config: ClientConfig, waived: frozenset[Waiver]) -> ConfluentKafka:
     if Waiver.CLEARTEXT not in waived:
         check_password_in_clear(config)
     return ConfluentKafka(config, keeps_consumers=True)
-
-
-# ---- how a log is
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
-    """How a log is made: `create=LogOptions(partitions=32)`. A log that is there has to agree with what is said.
-
-    None says nothing: a new log has 8 `partitions` and 128 `key_groups`, keys of `key_type` "bytes" and the `hash_rule`
-    "crc32". With "crc32-prefix" keys whose first `prefix_bytes` are equal lie in one key group. `value_schema` is the
-    text of an Avro record schema; values are opaque bytes without. `truncation` is "delete-records" (the materializer
-    deletes what nobody needs), or "retention": Kafka deletes after `retention_days`, 7 if nothing is said.
-    """
-
-    partitions: int | None = None
-    key_groups: int | None = None
-    key_type: KeyType | str | None = None
-    hash_rule: HashRule | str | None = None
-    prefix_bytes: int | None = None
-    value_schema: str | None = None
-    truncation: str | None = None
-    retention_days: int | None = None
-
-    def given(self) -> set[str]:
-        """The names of the options that say something."""
-        return {one.name for one in fields(self) if getattr(self, one.name) is not None}
-
-    def check(
-        self,
-        descriptor: Descriptor,
-        schemas: Callable[[], Collection[ValueSchema]],
-        truncation: Callable[[], tuple[str, int | None]] = Truncation,
-    ) -> None:
-        """Raise ConfigError if a log is not what these options say, and name all that differs.
-
-        `schemas` gives every value schema of the log: one that the log has moved on from still agrees with it;
-        `truncation` who truncates it.
-        """
-        different = [
-            *self._differing(descriptor),
-            *self._differing_schema(schemas),
-            *self._differing_truncation(truncation),
-        ]
-        if different:
-            raise ConfigError(
-                f"the log {descriptor.name} was made with other options: {', '.join(different)}",
-                log=descriptor.name,
-                hint="Leave them out to open the log as it is, or choose another name",
-            )
-
-    def _differing(self, descriptor: Descriptor) -> Iterator[str]:
-        kinds = {"key_type": KeyType, "hash_rule": HashRule}
-        for name in ("partitions", "key_groups", "prefix_bytes", *kinds):
-            wanted, found = getattr(self, name), getattr(descriptor, name)
-            if wanted is not None and (parse_enum(kinds[name], name, wanted) if name in kinds else wanted) != found:
-                yield f"{name} is {found} and not {wanted}"
-
-    def _differing_schema(self, schemas: Callable[[], Collection[ValueSchema]]) -> Iterator[str]:
-        if self.value_schema is not None:
-            wanted = parse_value_schema(self.value_schema, 1)
-            if wanted.avsc not in {known.avsc for known in schemas()}:
-                yield "value_schema is not one of the log's, to which evolve_value_schema adds one"
-
-    def _differing_truncation(self, truncation: Callable[[], tuple[str, int | None]]) -> Iterator[str]:
-        if self.truncation is not None or self.retention_days is not None:
-            wanted, found = Truncation.named(self.truncation, self.retention_days), Truncation.named(*truncation())
-            if wanted.mode is not found.mode or self.retention_days not in (None, found.retention_days):
-                yield f"truncation is {found} and not {wanted}"
 
 
 # ---- no Kafka

@@ -24,6 +24,7 @@ from statelog.storage.kafka.group import GroupKafka, group_settings
 from statelog.storage.kafka.member import ConfluentMember
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own, sweep
+from statelog.storage.log.options import K, V
 from statelog.storage.log.where import one_client
 from statelog.tables.group.context import (
     DescribedInput,
@@ -52,13 +53,13 @@ def worker(
     where: Where,
     *,
     topic: str | InputTopic,
-    create: bool | LogOptions = False,
+    create: bool | LogOptions[K, V] = False,
     backend: BackendKind | str = BackendKind.DICT,
     directory: str | PathLike[str] | None = None,
     standbys: Collection[int] | Literal["all"] = (),
     hooks: WorkerHooks | None = None,
     settings: TableSettings | None = None,
-) -> Worker[Any, Any]:
+) -> Worker[K, V]:
     """Join the processes that share a Kafka topic's partitions, with a table for each partition, exactly once.
 
         with statelog.worker("counts", where, topic="words", create=True) as worker:
@@ -106,7 +107,7 @@ def worker(
             release=release.close,
             hooks=hooks or WorkerHooks(),
         )
-        joined = Worker[Any, Any](context)
+        joined = Worker[K, V](context)
         failing.pop_all()
         return joined
 

@@ -19,19 +19,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from threading import get_ident
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic
 
 from confluent_kafka import Message
 
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
+from statelog.storage.log.options import K, V
 from statelog.tables.group.assignment import Assignment
 from statelog.tables.group.context import WorkerContext
 from statelog.tables.group.schedule import AssignedPartition, PartitionStatistics
 from statelog.tables.standbys.standby import Standby
 from statelog.tables.table import Table
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 _POLL_S = 0.1
 """How long one call waits for a message: as late as `stop`, or a commit that is due, may be."""

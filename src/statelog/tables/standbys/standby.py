@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from threading import TIMEOUT_MAX, RLock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from statelog.closing import Closing, OwnProcess
 from statelog.errors import ConfigError, NestedCall, NotFound
@@ -30,6 +30,7 @@ from statelog.producer.guard import Life
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage import Where
+from statelog.storage.log.options import K, V
 from statelog.tables.keyed import Keyed
 from statelog.tables.settings import BackendKind, TableSettings
 from statelog.tables.setup import TableSetup
@@ -37,9 +38,6 @@ from statelog.tables.standbys.follower import Follower
 from statelog.tables.state.state import State
 from statelog.tables.state_opener import OpenReport
 from statelog.tables.table import Table
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 def standby(

@@ -1,0 +1,29 @@
+"""What a table's keys and values are is told to type checkers by the options of its log: `make check` proves it."""
+
+from typing import Any, assert_type
+
+import statelog
+from statelog import Table
+from statelog.storage import LogOptions, Where
+from statelog.tables import Worker
+from tests.support.rigs.log import twin_rig
+
+_SCHEMA = '{"type": "record", "name": "Order", "fields": [{"name": "amount", "type": "long"}]}'
+
+
+def _doors(where: Where) -> None:
+    assert_type(statelog.table("t", where), Table[Any, Any])
+    assert_type(statelog.table("t", where, create=True), Table[Any, Any])
+    assert_type(statelog.table("t", where, create=LogOptions()), Table[bytes, bytes])
+    assert_type(statelog.table("t", where, create=LogOptions(key_type="long", partitions=2)), Table[int, bytes])
+    assert_type(statelog.worker("t", where, topic="in", create=LogOptions(key_type="string")), Worker[str, bytes])
+
+
+def test_a_table_has_the_types_of_its_options() -> None:
+    """Those that the checkers see are those that it takes and gives."""
+    rig = twin_rig("typed")
+    options = assert_type(LogOptions(key_type="string", value_schema=_SCHEMA), LogOptions[str, dict[str, Any]])
+    with statelog.table("typed", rig.where(), create=options) as table:
+        assert_type(table, Table[str, dict[str, Any]])
+        table["a"] = {"amount": 1}
+        assert table["a"] == {"amount": 1}
