@@ -21,17 +21,18 @@ from statelog.testing import EmbeddedBroker
 @click.option("--changes", default=5_000_000, show_default=True, help="Changes of workload W.")
 @click.option("--keys", default=1_000_000, show_default=True, help="Distinct keys.")
 @click.option("--rounds", default=3, show_default=True, help="Times that ours and the baseline take turns.")
-@click.option("--page", type=click.Path(path_type=Path), help="Write the page of figures here.")
+@click.option("--page", type=click.Path(path_type=Path), help="Write the page of figures here, if all are run.")
 @click.option("--commits", default=1000, show_default=True, help="Commits of the latency benchmark.")
 def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: int, page: Path | None) -> None:
     """Measure statelog beside its baseline, in one run on one machine."""
     console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=150)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statelog-bench-")))
-        bootstrap, broker_pid = _broker(stack, directory)
+        bootstrap, broker_pid, broker_directory = _broker(stack, directory / "broker")
         setting = Setting(
             bootstrap=bootstrap,
             broker_pid=broker_pid,
+            broker_directory=broker_directory,
             root=directory / "root",
             changes=changes,
             keys=keys,
@@ -40,23 +41,26 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
         )
         console.print(f"{changes:,} changes over {keys:,} keys, {rounds} rounds, broker {setting.bootstrap}")
         figures: dict[str, list[Figure]] = {}
+        size = f"{changes:,} changes over {keys:,} keys, {rounds} rounds, {commits:,} commits"
         for name in names or tuple(BENCHMARKS):
             with console.status(name):
                 figures[name] = BENCHMARKS[name](setting)
+            if (
+                page is not None and not names
+            ):  # Each time, for a run takes an hour: what is measured is kept if it is broken off.
+                write_page(page, figures, size)
         show([one for found in figures.values() for one in found], console)
-        if page is not None:
-            write_page(page, figures, f"{changes:,} changes over {keys:,} keys, {rounds} rounds, {commits:,} commits")
 
 
-def _broker(stack: ExitStack, directory: Path) -> tuple[str, int | None]:
-    """Its address, and the process of one that is the run's own."""
+def _broker(stack: ExitStack, directory: Path) -> tuple[str, int | None, Path | None]:
+    """Its address, and the process and directory of one that is the run's own."""
     named = os.environ.get("STATELOG_BENCH_BROKER")
     if named:
-        return named, None
-    broker = EmbeddedBroker(directory / "broker", heap_mb=1024, java_options=["-XX:TieredStopAtLevel=4"])
+        return named, None, None
+    broker = EmbeddedBroker(directory, heap_mb=1024, java_options=["-XX:TieredStopAtLevel=4"])
     broker.start()
     stack.callback(broker.stop)
-    return broker.bootstrap, broker.process.pid
+    return broker.bootstrap, broker.process.pid, directory
 
 
 if __name__ == "__main__":

@@ -2,17 +2,21 @@
 
 import contextlib
 import uuid
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 
 from statelog.producer import Writer
+from statelog.recovery import recover
 from statelog.storage import Log, LogOptions, Where
+from statelog.storage.kafka import OffsetRange, Record
 
-__all__ = ["bench_log", "bench_where", "bulk_append", "put_singly"]
+__all__ = ["bench_log", "bench_where", "bulk_append", "passed_over", "put_singly", "read_records"]
 
 PARTITIONS = 8
+_STALL_S = 60
 
 
 @contextlib.contextmanager
@@ -54,3 +58,19 @@ def put_singly(writer: Writer, few: list[tuple[bytes, bytes]], commits: int) -> 
         if number % every == 0:
             writer.commit(checkpoint_id=number)
     writer.commit(checkpoint_id=len(few) + 1)
+
+
+def read_records(log: Log) -> Iterator[Record]:
+    """Every record that a recovery plans to read, by the client alone."""
+    with recover(log) as recovery, closing(log.kafka.reader(log.data_topic)) as reader:
+        ranges = recovery.plan.replay.ranges
+        for number in range(max(map(len, ranges.values()), default=0)):
+            wanted = {
+                partition: OffsetRange(*found[number]) for partition, found in ranges.items() if number < len(found)
+            }
+            yield from reader.read(wanted, stall_timeout_s=_STALL_S)
+
+
+def passed_over(records: Iterator[Record]) -> int:
+    """Read all of them, and do nothing with one; returns how many there were."""
+    return sum(1 for _ in records)

@@ -10,6 +10,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,8 +27,9 @@ measure does not tell."""
 
 def write_page(path: Path, figures: Mapping[str, Sequence[Figure]], size: str) -> None:
     """Write the page of these figures, by benchmark, and its plot; `size` says how much was done."""
+    text = "\n".join(_lines(path, figures, size)) + "\n"
     _plot(path.with_suffix(".svg"), [one for found in figures.values() for one in found])
-    path.write_text("\n".join(_lines(path, figures, size)) + "\n", encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
 
 
 def _lines(path: Path, figures: Mapping[str, Sequence[Figure]], size: str) -> Iterator[str]:
@@ -79,6 +81,7 @@ def _proc(name: str) -> list[str]:
         return []
 
 
+@cache  # As it was before the page was written, which may be a part of it.
 def _commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=7"]
     try:

@@ -12,6 +12,8 @@ __all__ = ["PlainTopic", "plain_topic"]
 
 PARTITIONS = 8
 _CONNECT_S = 0.05
+_RECORD_BYTES_MAX = 16 << 20
+"""As large as a chunk may be."""
 _ANY = -1
 """No partition in particular: the client takes one by the key."""
 _QUIET = {"log_level": 3}
@@ -52,6 +54,20 @@ class PlainTopic:
         while producer.flush(1):
             pass
         assert not errors
+
+    def send(self, values: Sequence[tuple[int, bytes]]) -> None:
+        """Records of these partitions and values, compressed as a writer has it, and no more than that."""
+        producer = self._producer({"linger.ms": 0, "compression.type": "lz4"})
+        producer.poll(_CONNECT_S)
+        for partition, value in values:
+            while True:
+                try:
+                    producer.produce(self.name, value, partition=partition)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        while producer.flush(1):
+            pass
 
     def consumer(self) -> Consumer:
         """One that reads all of the topic from its beginning."""
@@ -125,6 +141,7 @@ class PlainTopic:
                 "bootstrap.servers": self._bootstrap,
                 "enable.idempotence": True,
                 "acks": "all",
+                "message.max.bytes": _RECORD_BYTES_MAX,
                 "batch.num.messages": 100_000,
                 "queue.buffering.max.messages": 2_000_000,
                 "queue.buffering.max.kbytes": 512 << 10,
@@ -140,7 +157,8 @@ def plain_topic(bootstrap: str, *, partitions: int = PARTITIONS) -> Generator[Pl
     """A new topic, deleted at the end."""
     admin = AdminClient({"bootstrap.servers": bootstrap, **_QUIET})
     name = f"bench-plain-{uuid.uuid4().hex[:12]}"
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    large = {"max.message.bytes": str(_RECORD_BYTES_MAX + (1 << 20))}
+    admin.create_topics([NewTopic(name, partitions, 1, config=large)])[name].result(30)
     _await_leaders(bootstrap, name, partitions)
     try:
         yield PlainTopic(bootstrap, name, partitions)

@@ -8,16 +8,14 @@ reads the same records.
 import gc
 import tempfile
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.figures import Figure, Took, rate, timed
-from bench.logs import bench_log, bulk_append
+from bench.logs import bench_log, bulk_append, passed_over, read_records
 from bench.setting import Setting
 from bench.workload import batches, every_key
 from statelog.materializer.outcome import CompletedRound
@@ -25,14 +23,11 @@ from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.storage import Log
-from statelog.storage.kafka import OffsetRange
 
 __all__ = ["restore"]
 
 _LARGER = 10
 _SMALL = 100
-_STALL_S = 60.0
 
 
 def restore(setting: Setting) -> list[Figure]:
@@ -70,7 +65,7 @@ def _to_dict(setting: Setting) -> list[Figure]:
         del state
 
         def floor() -> dict[bytes, bytes]:
-            _read_records(log)
+            passed_over(read_records(log))
             return dict(zip(keys, values, strict=True))
 
         ours, least = _in_turns(setting, lambda: recover(log).to_dict(), floor)
@@ -84,21 +79,9 @@ def _small_commits(setting: Setting) -> list[Figure]:
             for batch in few:
                 writer.append_batch(batch)
                 writer.commit()
-        ours, floor = _in_turns(setting, lambda: recover(log).to_dict(), partial(_read_records, log))
+        ours, floor = _in_turns(setting, lambda: recover(log).to_dict(), lambda: passed_over(read_records(log)))
     count = _SMALL * len(few)
     return _rates("restore to a dict, commits of 100 changes", count, ours, "client alone", count, floor)
-
-
-def _read_records(log: Log) -> None:
-    """Every record that a recovery plans to read, by the client alone."""
-    with recover(log) as recovery, closing(log.kafka.reader(log.data_topic)) as reader:
-        ranges = recovery.plan.replay.ranges
-        for number in range(max(map(len, ranges.values()))):
-            wanted = {
-                partition: OffsetRange(*found[number]) for partition, found in ranges.items() if number < len(found)
-            }
-            for _ in reader.read(wanted, stall_timeout_s=_STALL_S):
-                pass
 
 
 def _in_turns(

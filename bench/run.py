@@ -8,9 +8,9 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from bench.figures import Figure, rate, timed
+from bench.figures import Figure, medians, rate, timed
 from bench.figures import latency as milliseconds
-from bench.logs import bench_log, bulk_append, put_singly
+from bench.logs import bench_log, bulk_append, passed_over, put_singly, read_records
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.workload import batches, every_key, pairs
@@ -25,22 +25,33 @@ __all__ = ["BENCHMARKS", "commit_latencies"]
 
 
 def append(setting: Setting) -> list[Figure]:
-    """Bulk and per-change append, each acked and committed, beside one record per change."""
+    """Bulk and per-change append, each acked and committed, beside one record per change; and bulk beside its floor,
+    which is to send the chunks that it came to.
+    """
     found = batches(setting.changes, setting.keys)
     few = pairs(batches(setting.scaled(0.2), setting.keys))
     bulk: list[float] = []
     single: list[float] = []
     plain: list[tuple[int, float]] = []
+    floor: list[tuple[int, float]] = []
     for _ in range(setting.rounds):
         with plain_topic(setting.bootstrap) as topic:
             plain.append((len(few), timed(lambda: topic.produce(few))))
         with bench_log(setting.bootstrap, setting.root) as log:
             bulk.append(timed(lambda: bulk_append(log, found, commits=10)))
+            chunks = [(one.partition, one.value) for one in read_records(log)]
+            kept_bytes = setting.kept_bytes(log.data_topic)
+        with plain_topic(setting.bootstrap) as topic:
+            floor.append((setting.changes, timed(partial(topic.send, chunks))))
         with bench_log(setting.bootstrap, setting.root) as log:
             single.append(timed(lambda: _append_singly(log, few)))
-    name = "one record per change"
+    work, name = "bulk append (append_batch), 10 commits", "one record per change"
+    given = sum(len(key) + len(value) for key, value in few) / len(few)
+    kept = [] if kept_bytes is None else [kept_bytes / setting.changes]
     return [
-        rate("bulk append (append_batch), 10 commits", setting.changes, bulk, name, plain),
+        rate(work, setting.changes, bulk, name, plain),
+        rate(work, setting.changes, bulk, "floor: its chunks, sent by the client alone", floor),
+        *(medians("bulk append, on the broker", "bytes a change", [each], "keys and values", [given]) for each in kept),
         rate("per-change append (put), 10 commits", len(few), single, name, plain),
     ]
 
@@ -87,17 +98,20 @@ def replay(setting: Setting) -> list[Figure]:
     to_dict: list[float] = []
     to_arrow: list[float] = []
     plain: list[tuple[int, float]] = []
+    floor: list[tuple[int, float]] = []
     with plain_topic(setting.bootstrap) as topic, bench_log(setting.bootstrap, setting.root) as log:
         topic.produce(pairs(found))
         bulk_append(log, found, commits=10)
         for _ in range(setting.rounds):
             plain.append((setting.changes, timed(lambda: topic.replay(setting.changes))))
+            floor.append((setting.changes, timed(lambda: passed_over(read_records(log)))))
             decoded.append(timed(lambda: _replay(log)))
             to_arrow.append(timed(lambda: recover(log).to_arrow()))
             to_dict.append(timed(lambda: recover(log).to_dict()))
-    name = "one record per change, to a dict"
+    work, name = "replay to Arrow, every change", "one record per change, to a dict"
     return [
-        rate("replay to Arrow, every change", setting.changes, decoded, name, plain),
+        rate(work, setting.changes, decoded, name, plain),
+        rate(work, setting.changes, decoded, "floor: the client reads the same chunks", floor),
         rate("replay and fold to Arrow", setting.changes, to_arrow, name, plain),
         rate("replay and fold to a dict", setting.changes, to_dict, name, plain),
     ]
@@ -153,6 +167,7 @@ BENCHMARKS: Mapping[str, Callable[[Setting], list[Figure]]] = {
     "latency": latency,
     "latency-far": _elsewhere("far", "latency_far"),
     "commits": _elsewhere("commits", "commits"),
+    "opens": _elsewhere("opens", "opens"),
     "replay": replay,
     "snapshot": snapshot,
     "rounds": _elsewhere("rounds", "rounds"),

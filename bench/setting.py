@@ -8,7 +8,9 @@ __all__ = ["Setting"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how much: W has 5,000,000 changes over 1,000,000 keys. `broker_pid` is of a broker of the run's own."""
+    """Where and how much: W has 5,000,000 changes over 1,000,000 keys. Process and directory are of a broker of
+    the run's own.
+    """
 
     bootstrap: str
     root: Path
@@ -17,7 +19,14 @@ class Setting:
     rounds: int
     commits: int
     broker_pid: int | None = None
+    broker_directory: Path | None = None
 
     def scaled(self, share: float) -> int:
         """That share of the changes, at least 1,000."""
         return max(1000, int(self.changes * share))
+
+    def kept_bytes(self, topic: str) -> int | None:
+        """What the broker keeps of a topic on its disk; None of a broker that is somebody else's."""
+        if self.broker_directory is None:
+            return None
+        return sum(file.stat().st_size for file in self.broker_directory.rglob(f"{topic}-*/*.log"))

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from bench.figures import Figure, rate, timed
 from bench.page import write_page
+from bench.quote import rewritten
+from tests.support.documents import DOCS, ROOT
 
 
 def test_a_page_has_every_figure_beside_its_baseline(tmp_path: Path) -> None:
@@ -33,3 +35,10 @@ def test_the_same_figures_make_the_same_plot(tmp_path: Path) -> None:
     for name in ("one", "two"):
         write_page(tmp_path / f"{name}.md", {"a": [figure]}, "")
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+
+
+def test_the_readme_quotes_the_page() -> None:
+    """Its figures, and where they were measured, are what `python -m bench.quote` makes of the page."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert rewritten(readme, (DOCS / "figures.md").read_text("utf-8")) == readme
+    assert rewritten(readme.replace("M changes/s", "times"), (DOCS / "figures.md").read_text("utf-8")) == readme
