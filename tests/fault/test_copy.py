@@ -34,8 +34,7 @@ from statelog.materializer.tasks import TaskOutput
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover, recover_snapshot
 from statelog.schemas.names import COPIER
-from statelog.storage.log.door import open_snapshots
-from statelog.storage.log.log import Log
+from statelog.storage.log.log import Log, open_snapshots
 from statelog.storage.log.where import Where
 from statelog.testing import Crash, crash_at
 from statelog.testing.cluster import MemoryCluster

@@ -14,8 +14,7 @@ from statelog.errors import ConfigError
 from statelog.materializer.copy import Copied, copy_log, finish_copy
 from statelog.operate.report import Report
 from statelog.storage.config import file_layer, merge, read_text
-from statelog.storage.log.door import open_snapshots
-from statelog.storage.log.log import Log
+from statelog.storage.log.log import Log, open_snapshots
 
 _HELP = """Copy the log NAME into the new log COPY: its state and its writers' progress, and no history.
 

@@ -54,11 +54,12 @@ from statelog.schemas.names import COPIER
 from statelog.schemas.snapshot.run_ref import in_order
 from statelog.schemas.topic_policy import LEDGER_WRITING
 from statelog.storage import LogOptions, Where
-from statelog.storage.log.door import create_closed
 from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import append_restarts
+from statelog.storage.log.making import make_log
 from statelog.storage.log.topics import record_at
+from statelog.storage.log.where import opened_ports
 from statelog.storage.run_reader import open_run
 
 _LOG = logging.getLogger("statelog.storage")
@@ -123,11 +124,19 @@ def copy_log(
     try:
         log = Log.open(name, where)
     except NotFound:
-        log = create_closed(name, where, options, reason=_reason(source.name, name), operator=COPIER)
+        log = _create_closed(name, where, options, _reason(source.name, name))
     with log:
         options.check(log.descriptor, log.value_schemas.all, log.truncation)
         work = LogCopy(log, source, settings, finish=finish, verify=verify, is_alone=is_alone, progress=progress)
         return work.copy()
+
+
+def _create_closed(name: str, where: Where, options: LogOptions, reason: str) -> Log:
+    """A new log whose ledger begins with a Restart: behind it nothing counts that was folded from the first record."""
+    mark = partial(Restart, position=1, reason=reason, operator=COPIER)
+    with opened_ports(name, where) as ports:
+        made = make_log(ports, name, options, where.replication_factor, mark)
+    return Log(made, ports.kafka, ports.store, waived=ports.waived)
 
 
 def finish_copy(name: str, where: Where, *, settings: MaterializerSettings | None = None) -> Copied:

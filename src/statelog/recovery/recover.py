@@ -39,8 +39,7 @@ from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.door import open_snapshots
-from statelog.storage.log.log import Log
+from statelog.storage.log.log import Log, open_snapshots
 from statelog.storage.log.where import Where
 
 T = TypeVar("T")

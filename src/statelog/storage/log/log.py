@@ -49,7 +49,7 @@ from statelog.storage.log.making import delete_log, make_log, prove_truncation
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.producers import WarmProducer, append_all
 from statelog.storage.log.topics import check_owner, identify, topics_in_force
-from statelog.storage.log.where import Where, opened_ports
+from statelog.storage.log.where import Where, no_kafka, opened_ports, opened_store
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.storage")
@@ -377,6 +377,16 @@ def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log: 
     with opened_ports(name, where) as (client, store, _):
         here = replace(where, kafka=client, kafka_token=None, root=store, storage_options={})
         return _open_or_create(name, here, options) if create else Log.open(name, here)
+
+
+def open_snapshots(name: str, where: Where) -> Log:
+    """A log whose cluster is not asked, to read its snapshots alone. Raises NotFound, Damaged, StoreUnavailable,
+    ConfigError.
+    """
+    store = opened_store(name, where)
+    made = descriptor_of(store, name)
+    newest = ManifestChain(store, made).newest_of_any()
+    return Log(made.at(newest.manifest.identity) if newest else made, no_kafka(), store)
 
 
 def _open_or_create(name: str, where: Where, options: LogOptions) -> Log:
