@@ -167,9 +167,9 @@ class _Run:
             return
         self._listed_s = now_s
         stored = self._log.manifests.newest()
-        if stored is not None and stored.manifest.number > self.snapshots:
-            self.snapshots = stored.manifest.number
-            self._screen.snapshot(stored.manifest, self._log.data_offsets())
+        if stored is not None and stored.number > self.snapshots:
+            self.snapshots = stored.number
+            self._screen.snapshot(stored, self._log.data_offsets())
             if not self._follower.has_begun:
                 self._follower.begin()
                 self._screen.event(

@@ -104,7 +104,7 @@ def test_three_schemas_in_one_log(rig: LogRig, tmp_path: Path) -> None:
 
         manifest = log.manifests.newest()
         assert manifest is not None
-        assert [run.value_schema_id for run in manifest.manifest.runs] == [1, 2]
+        assert [run.value_schema_id for run in manifest.runs] == [1, 2]
         for target in TARGETS:
             assert target(recover(log), tmp_path) == expected
             assert target(recover(log, at=AtPosition(earlier)), tmp_path) == before
@@ -112,7 +112,7 @@ def test_three_schemas_in_one_log(rig: LogRig, tmp_path: Path) -> None:
         run_round(log, settings)
         merged = log.manifests.newest()
         assert merged is not None
-        assert [run.value_schema_id for run in merged.manifest.runs] == [3]
+        assert [run.value_schema_id for run in merged.runs] == [3]
         assert recover(log).to_dict() == expected
         assert recover(log, at=AtPosition(earlier)).to_dict() == before
 

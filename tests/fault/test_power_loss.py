@@ -173,7 +173,7 @@ def test_the_command_goes_on_from_the_snapshot(struck: Struck) -> None:
             recover(log)
         done = struck.run("accept-loss", "snapshot", "--ledger", *WHO)
         assert done.exit_code == 0, done.output
-        position = log.manifests.read(1).manifest.position
+        position = log.manifests.read(1).position
         assert {(one.operator, one.position) for one in restarts(log)} == {("ann", position)}
         go_on(log, COMMITS, ALL)
     zombie = struck.writers["snapshot"]

@@ -97,7 +97,7 @@ def test_an_acceptance_that_died_half_way_is_run_again(tmp_path: Path) -> None:
     """The ledger was restarted, and what the data topic lacks was not given up: the same command gives it up."""
     twin, _ = put_back(tmp_path)
     with impatient(twin) as log:
-        position = log.manifests.read(1).manifest.position
+        position = log.manifests.read(1).position
         record = Restart(digest=log.descriptor.digest, position=position, reason="put back", operator="me")
         append_restarts(log, record, position)
         with pytest.raises(DataLoss):

@@ -44,7 +44,7 @@ def _check_and_settle(twin: TwinLog, tmp_path: Path) -> None:
         assert isinstance(outcome, CompletedRound)
         assert not outcome.cleanup.held_back
         assert state_of(log) == twin.model
-    kept = [log.manifests.read(number).manifest for number in log.manifests.numbers()]
+    kept = [log.manifests.read(number) for number in log.manifests.numbers()]
     assert len(kept) == 2
     assert twin.run_paths() == {run.path for manifest in kept for run in manifest.runs}
     assert log.kafka.offsets(log.ledger_topic, [0])[0].start == kept[0].position

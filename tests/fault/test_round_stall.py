@@ -121,7 +121,7 @@ def test_a_winner_that_stalls_inside_its_cleanup_harms_nobody(point: str, twin: 
 def test_a_lease_holds_its_snapshot_and_the_log_until_it_ends(twin: TwinLog, tmp_path: Path) -> None:
     """While a lease lives, its manifest, runs and offsets stay; at the cap they go, with the lease's file."""
     log = twin.open()
-    manifest = log.manifests.read(1).manifest
+    manifest = log.manifests.read(1)
     needs = Needs(manifest.position, manifest.next_offsets, 1)
     claim = Hold(log.store, Terms("reader", 1000.0), environment=Environment(clock=twin.clock)).claim(needs)
     with claim:

@@ -257,7 +257,7 @@ def test_a_person_hears_what_is_lost(twin: TwinLog) -> None:
 def test_states_of_before_are_held_no_more(twin: TwinLog, tmp_path: Path) -> None:
     """Their positions are others now; the log says from where on it holds states."""
     with twin.open() as log:
-        position = log.manifests.read(1).manifest.position
+        position = log.manifests.read(1).position
     gone("log.ledger")(twin)
     with accept(twin) as log:
         with pytest.raises(NotFound) as told:

@@ -83,7 +83,7 @@ def test_somebody_else_s_manifests_are_not_gone_on_from(twin: TwinLog) -> None:
         stored = log.manifests.read(1)
         path = "manifests/00000000000000000002.avro"
         identity = replace(log.descriptor.identity, ledger_topic_id="another")
-        strange = replace(stored.manifest, number=2, previous_sha256=bytes(32), identity=identity)
+        strange = replace(stored, number=2, previous_sha256=bytes(32), identity=identity)
         log.store.put_if_absent(path, strange.to_bytes())
     with pytest.raises(IdentityChanged, match="another log"):
         accept(twin)

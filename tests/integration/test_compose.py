@@ -242,7 +242,7 @@ def check_recovery(log: Log, model: dict[bytes, bytes]) -> None:
 def covered(log: Log) -> int:
     """The position of the newest snapshot, 0 before the first."""
     newest = log.manifests.newest()
-    return newest.manifest.position if newest else 0
+    return newest.position if newest else 0
 
 
 def expect(stack: Stack, condition: Callable[[], bool]) -> None:

@@ -92,11 +92,11 @@ def test_rounds_truncate_merge_retain_and_publish(broker: Broker, log: Log, root
 
     numbers = log.manifests.numbers()
     assert numbers == [4, 5]
-    oldest = log.manifests.read(4).manifest
+    oldest = log.manifests.read(4)
     assert {p: there.start for p, there in log.data_offsets().items()} == oldest.next_offsets
     assert log.kafka.offsets(log.ledger_topic, [0])[0].start == oldest.position
     assert state_of(log, min) == model
-    kept = {run.path for number in numbers for run in log.manifests.read(number).manifest.runs}
+    kept = {run.path for number in numbers for run in log.manifests.read(number).runs}
     assert {info.path for info in log.store.list("runs/")} == kept
 
 

@@ -57,7 +57,7 @@ def test_rows_equal_those_of_the_local_engine(
         assert outcome.size_bytes > 0
         assert outcome.read_back_s > 0
         pair.expect_equal()
-        manifest = remote.log.manifests.read(outcome.number).manifest
+        manifest = remote.log.manifests.read(outcome.number)
         ranges |= {(run.first_key_group, run.end_key_group) for run in manifest.runs}
     assert len(ranges) > 3
     assert run_paths(remote) == pair.all_named(), "what was merged away, or done twice, is gone"
@@ -84,7 +84,7 @@ def test_repeated_tasks_and_errors(spark: SparkSession, broker: Broker, log_name
     outcome = Round(rig.log, settings_at(tmp_path), make_engine=lambda work: Speculating(maker, work)).run()
     assert isinstance(outcome, CompletedRound)
     tasks = [work.task(number) for work in seen for number in range(len(work.tasks))]
-    manifest = rig.log.manifests.read(1).manifest
+    manifest = rig.log.manifests.read(1)
     assert len(tasks) == len(manifest.runs) == 2
     assert run_paths(rig) == {run.path for run in manifest.runs}, "the other attempts' runs went with the same round"
 

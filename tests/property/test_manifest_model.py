@@ -22,7 +22,7 @@ from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.names import run_path
 from statelog.schemas.snapshot import retention
 from statelog.schemas.snapshot.claims import Lease, expired
-from statelog.schemas.snapshot.manifest import Manifest, check_chain, next_manifest, sha256
+from statelog.schemas.snapshot.manifest import Manifest, check_chain, next_manifest
 from statelog.schemas.snapshot.retention import (
     RetentionPolicy,
     condemned,
@@ -49,7 +49,6 @@ class Stored:
     """A manifest's file. It is void if a newer number stood when it was put."""
 
     manifest: Manifest
-    data: bytes
     put_s: float
     void: bool
 
@@ -108,7 +107,7 @@ class ManifestWorld:
         if manifest.number in self.manifests:
             return False
         void = self.newest() > manifest.number
-        self.manifests[manifest.number] = Stored(manifest, manifest.to_bytes(), self.now_s, void)
+        self.manifests[manifest.number] = Stored(manifest, self.now_s, void)
         return True
 
     def holds(self, manifest: Manifest) -> bool:
@@ -197,7 +196,6 @@ def _round(world: ManifestWorld, base: Stored | None) -> Iterator[None]:
 def _publish(world: ManifestWorld, base: Stored | None, runs: Sequence[RunRef], target: int) -> Iterator[None]:
     mine = next_manifest(
         base.manifest if base else None,
-        base.data if base else b"",
         nonce=world.next_id().to_bytes(16, "big"),
         identity=IDENTITY,
         state=LedgerState(position=target, partitions=(PartitionState(0, -1, target),)),
@@ -221,7 +219,7 @@ def _publish(world: ManifestWorld, base: Stored | None, runs: Sequence[RunRef], 
             world.files -= {run.path for run in mine.runs} - {run.path for run in (base.manifest.runs if base else ())}
         return
     if base:
-        check_chain(base.manifest, sha256(base.data), mine)
+        check_chain(base.manifest, mine)
     world.rounds += 1
     drop = dropped_numbers(listed, kept, mine.number)
     yield

@@ -66,7 +66,7 @@ def test_rounds_of_any_budget_reach_the_committed_state(
         while isinstance(outcome, CompletedRound):
             assert 1 <= outcome.commits <= budget_commits
             taken += outcome.commits
-            manifest = log.manifests.read(outcome.number).manifest
+            manifest = log.manifests.read(outcome.number)
             at = max(end for end in history if end <= outcome.position)
             assert state_of_snapshot(log, manifest) == history[at]
             assert state_of(log) == twin.model

@@ -145,7 +145,7 @@ class RoundWorld:
             log = self._log()
             stored = log.manifests.newest()
             if stored is not None:
-                self._recover_plainly(log, stored.manifest)
+                self._recover_plainly(log, stored)
             self._recover(log)
             self.stepper.pause()
 
@@ -173,7 +173,7 @@ class RoundWorld:
         stored = log.manifests.newest()
         if stored is None:
             return
-        ledger = log.ledger.client(stored.manifest)
+        ledger = log.ledger.client(stored)
         try:
             while True:
                 ledger.fold_end()
@@ -198,7 +198,7 @@ class RoundWorld:
         self.reads += 1
         with claim:
             try:
-                state = state_of_snapshot(log, log.manifests.read(manifest.number).manifest)
+                state = state_of_snapshot(log, log.manifests.read(manifest.number))
                 end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
                 apply_tail(log, manifest, state, end_position)
             except (NotFound, OffsetGone):
@@ -275,7 +275,7 @@ class RoundWorld:
         self._names = numbers
 
     def _check_manifest(self, log: Log, number: int) -> None:
-        manifest = log.manifests.read(number).manifest
+        manifest = log.manifests.read(number)
         try:
             state = state_of_snapshot(log, manifest)
             if state != self._state_at(manifest.position):
@@ -319,7 +319,7 @@ def test_garbage_is_collected_in_the_end(worlds: list[RoundWorld]) -> None:
     """After the dead and the losers, a few undisturbed rounds leave only the runs that kept manifests name."""
     for world in worlds:
         log = world.twin.open()
-        kept = [log.manifests.read(number).manifest for number in log.manifests.numbers()]
+        kept = [log.manifests.read(number) for number in log.manifests.numbers()]
         assert len(kept) == 2
         assert world.twin.run_paths() == {run.path for manifest in kept for run in manifest.runs}
         assert log.kafka.offsets(log.ledger_topic, [0])[0].start == kept[0].position

@@ -58,7 +58,7 @@ class _History:
             self.merged_beside += is_over
             if self.rng.random() < 0.5:
                 self.beside.begin()
-            manifest = log.manifests.read(outcome.number).manifest
+            manifest = log.manifests.read(outcome.number)
             self.most_runs = max(self.most_runs, len(manifest.runs))
             self.most_columns = max(self.most_columns, *(len(lane) for lane in lanes(manifest.runs)))
             assert state_of_snapshot(log, manifest) == self.twin.model

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from statelog.recovery import RecoverySettings, recover
 from statelog.schemas.ledger.records import decode
 from statelog.schemas.names import DESCRIPTOR_PATH, ledger_topic
-from statelog.storage.log.files import StoredManifest
+from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.testing.kafka import MemoryKafka
@@ -165,7 +165,7 @@ def check_end(world: World, history: Sequence[Fact]) -> None:
     last = {world.attempts[fact.tag].writer: world.attempts[fact.tag].checkpoint_id for fact in history}
     assert last == {"w": 8, "job": 1}
     assert world.reads[-1].state == state_at(world, history, world.reads[-1].position)
-    manifests = [stored.manifest for stored in _manifests(world)]
+    manifests = _manifests(world)
     assert len(manifests) == 2
     named = {run.path for manifest in manifests for run in manifest.runs}
     named |= {f"manifests/{manifest.number:020d}.avro" for manifest in manifests} | {DESCRIPTOR_PATH}
@@ -173,7 +173,7 @@ def check_end(world: World, history: Sequence[Fact]) -> None:
     assert there == named, f"left behind: {there - named}; missing: {named - there}"
 
 
-def _manifests(world: World) -> list[StoredManifest]:
+def _manifests(world: World) -> list[Manifest]:
     manifests = _log(world).manifests
     return [manifests.read(number) for number in manifests.numbers()]
 

@@ -21,7 +21,6 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 from statelog.environment import CrashPoint, Environment
 from statelog.errors import CorruptManifest, CorruptRun, NotFound, StatelogError
@@ -29,7 +28,7 @@ from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import MANIFESTS, TRUNCATIONS
 from statelog.schemas.snapshot.claims import newest_files, over_cap, superseded_paths
-from statelog.schemas.snapshot.manifest import Manifest, check_chain, sha256
+from statelog.schemas.snapshot.manifest import Manifest, check_chain
 from statelog.schemas.snapshot.retention import (
     Floor,
     Publication,
@@ -71,13 +70,6 @@ class CleanupPlan:
 _MOST_BYTES = 32 << 20
 
 
-class KeptManifest(NamedTuple):
-    """A manifest, and the hash of its file, which the one that was built on it names."""
-
-    manifest: Manifest
-    sha256: bytes
-
-
 class VerifiedRuns:
     """What a process has read and verified: runs by path and sha256, and manifests by the listing's entry of their
     file, up to `most_bytes` of files; other manifests are read again.
@@ -90,7 +82,7 @@ class VerifiedRuns:
         self.may_truncate = False
         self._most_bytes = most_bytes
         self._runs: dict[str, bytes] = {}
-        self._manifests: dict[FileInfo, KeptManifest] = {}
+        self._manifests: dict[FileInfo, Manifest] = {}
         self._lock = threading.Lock()
 
     def add(self, runs: Iterable[RunRef]) -> None:
@@ -116,21 +108,20 @@ class VerifiedRuns:
 
     def manifests(
         self, chain: ManifestChain, listed: Mapping[int, FileInfo], numbers: Collection[int]
-    ) -> list[KeptManifest]:
+    ) -> list[Manifest]:
         """Those of `numbers` that are listed, ascending. One that is gone by now was dropped by a newer winner.
 
         Raises CorruptManifest, UnknownFormat, StoreUnavailable.
         """
-        found: list[KeptManifest] = []
+        found: list[Manifest] = []
         for number in sorted(numbers & listed.keys()):
             info = listed[number]
             known = self._manifests.get(info)
             if known is None:
                 try:
-                    stored = chain.read(number)
+                    known = chain.read(number)
                 except NotFound:
                     continue
-                known = KeptManifest(stored.manifest, sha256(stored.data))
                 with self._lock:
                     if sum(one.size_bytes for one in self._manifests) + info.size_bytes <= self._most_bytes:
                         self._manifests[info] = known
@@ -142,7 +133,7 @@ class VerifiedRuns:
         paths = {run.path for manifest in kept for run in manifest.runs}
         with self._lock:
             self._runs = {path: digest for path, digest in self._runs.items() if path in paths}
-            self._manifests = {info: one for info, one in self._manifests.items() if one.manifest.number in numbers}
+            self._manifests = {info: one for info, one in self._manifests.items() if one.number in numbers}
 
 
 _OUTRUN = "a newer round won and cleaned up meanwhile"
@@ -166,7 +157,7 @@ def plan_cleanup(
     subscriptions = list_subscriptions(log.store)
     if holds := claims_of(log, live, subscriptions):
         others = verified.manifests(log.manifests, listed, listed.keys() - kept)
-        kept |= stood_at([one.manifest for one in others], holds)
+        kept |= stood_at(others, holds)
     beside = verified.manifests(log.manifests, listed, kept - {own.number})
     over = [one.lease for one in leases if one not in live]
     is_said = any(info.path.startswith(TRUNCATIONS.folder) for info in files)
@@ -175,7 +166,7 @@ def plan_cleanup(
         kept=kept,
         dropped=dropped_numbers(put_s, kept, own.number),
         condemned=(
-            *condemned([info.path for info in files], own, [one.manifest for one in beside], over),
+            *condemned([info.path for info in files], own, beside, over),
             *superseded_paths(subscriptions.files),
         ),
     )
@@ -193,10 +184,9 @@ def run_cleanup(
     environment: Environment,
 ) -> Cleanup:
     """Remove what `cleanup_plan` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
-    links = verified.manifests(log.manifests, log.manifests.listed(), cleanup_plan.kept)
-    kept = [link.manifest for link in links]
+    kept = verified.manifests(log.manifests, log.manifests.listed(), cleanup_plan.kept)
     subscriptions = list_subscriptions(log.store)
-    held_back = _check_oldest(log, own, kept, verified) or check_links(links) or _check_readable(subscriptions)
+    held_back = _check_oldest(log, own, kept, verified) or check_links(kept) or _check_readable(subscriptions)
     environment.crash("after-check")
     if held_back:
         return Cleanup(held_back=held_back)
@@ -298,20 +288,18 @@ def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: Verif
     return ""
 
 
-def check_links(links: Iterable[KeptManifest]) -> str:
+def check_links(links: Iterable[Manifest]) -> str:
     """Why two kept neighbours do not belong to one chain, or an empty string if all do.
 
     One of them is another directory's, or a stalled process put it into a slot that was free again; it goes in its
     time, and until then it is unknown which of them decides what may be removed.
     """
     for older, newer in pairwise(links):
-        if newer.manifest.number == older.manifest.number + 1:
+        if newer.number == older.number + 1:
             try:
-                check_chain(older.manifest, older.sha256, newer.manifest)
+                check_chain(older, newer)
             except CorruptManifest as error:
-                return (
-                    f"manifests {older.manifest.number} and {newer.manifest.number} do not belong to one chain: {error}"
-                )
+                return f"manifests {older.number} and {newer.number} do not belong to one chain: {error}"
     return ""
 
 
@@ -340,8 +328,7 @@ def claim_root(log: Log) -> None:
     Raises ConfigError without the right to, Damaged, Unavailable.
     """
     log.verify()
-    newest = log.manifests.newest()
-    _publish(log, newest.manifest if newest else None)
+    _publish(log, log.manifests.newest())
 
 
 def publish(log: Log, manifest: Manifest) -> str:
@@ -375,12 +362,12 @@ def _in_chain(
     A round that slept may have taken a slot that was cleaned up long ago. What it put belongs to no chain, and its
     number may be the one that another round, which slept as long, publishes last.
     """
-    known = {one.manifest.number: one for one in verified.manifests(log.manifests, listed, {number, number + 1})}
+    known = {one.number: one for one in verified.manifests(log.manifests, listed, {number, number + 1})}
     there, following = known.get(number), known.get(number + 1)
     if there is None or number >= own.number:  # No slot from ours on was cleaned up.
-        return there and there.manifest
-    is_linked = following is not None and following.manifest.previous_sha256 == there.sha256
-    return there.manifest if is_linked else None
+        return there
+    is_linked = following is not None and following.previous_sha256 == there.sha256
+    return there if is_linked else None
 
 
 def _publish(log: Log, manifest: Manifest | None) -> None:

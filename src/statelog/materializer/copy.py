@@ -51,10 +51,10 @@ from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import Restart
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import COPIER
+from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import in_order
 from statelog.schemas.topic_policy import LEDGER_WRITING
 from statelog.storage import LogOptions, Where
-from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import append_restarts
 from statelog.storage.log.making import make_log
@@ -188,7 +188,7 @@ class LogCopy(Round):
         done = outcome if isinstance(outcome, CompletedRound) else None
         newest = self._log.manifests.newest()
         assert newest is not None, "a round that did not lose leaves a manifest"
-        state = newest.manifest.state
+        state = newest.state
         origin = Origin.of(state)
         assert origin is not None, "that says of what it is a copy"
         return Copied(
@@ -206,7 +206,7 @@ class LogCopy(Round):
     # ---- what to copy
 
     def _choose_target(self, end_position: int) -> RoundTarget:
-        origin, plan = self._copied_so_far(self._newest), self._plan
+        origin, plan = self._copied_so_far(self._base), self._plan
         if origin != self._origin:
             raise _in_use("another copy into this log was faster", self._log.name, _ONE_AFTER_THE_OTHER)
         if self._source is None or plan is None:
@@ -223,9 +223,9 @@ class LogCopy(Round):
     def _has_news(self, target: RoundTarget) -> bool:
         return self._base is None or target.position > self._base.position
 
-    def _copied_so_far(self, newest: StoredManifest | None) -> Origin | None:
+    def _copied_so_far(self, newest: Manifest | None) -> Origin | None:
         """What was copied so far. Raises AlreadyExists, IdentityChanged, NotFound."""
-        origin = Origin.of(newest.manifest.state) if newest else None
+        origin = Origin.of(newest.state) if newest else None
         name = self._log.name
         if origin is None and (newest is not None or not is_begun_copy(self._log)):
             raise AlreadyExists(f"the log {name} is there, and is no copy", log=name, hint="Choose another name")

@@ -54,7 +54,6 @@ from statelog.schemas.snapshot.run_ref import Cuts, RunRef, in_order
 from statelog.schemas.topic_policy import READING, ROLLING_UP
 from statelog.storage.log.aging import RENEW_SHARE
 from statelog.storage.log.evidence import take_anchors
-from statelog.storage.log.files import StoredManifest
 from statelog.storage.log.log import Log
 from statelog.storage.log.making import prove_truncation
 
@@ -143,7 +142,7 @@ class Round:
         self._is_given_up = is_given_up
         self._environment = environment = current_environment()
         self._started_s = environment.wall_clock()
-        self._newest: StoredManifest | None = None
+        self._base: Manifest | None = None
         self._runs: tuple[RunRef, ...] = ()
         """The runs that the next manifest will name."""
 
@@ -172,24 +171,20 @@ class Round:
     # ---- which tail
 
     @property
-    def _base(self) -> Manifest | None:
-        return self._newest.manifest if self._newest else None
-
-    @property
     def _number(self) -> int:
         return self._base.number if self._base else 0
 
     def _roll_up_newest(self) -> RoundOutcome:
         if not self._log.verify_anew(READING).is_by_kafka:
             self._check_may_truncate()
-        self._newest = self._log.manifests.newest()
+        self._base = self._log.manifests.newest()
         self._passed("after-newest")
         try:
             return self._roll_up_tail()
         except (OffsetGone, NotFound) as error:
             now = self._log.manifests.newest()
-            if now is not None and now.manifest.number > self._number:
-                return LostRound(number=now.manifest.number)
+            if now is not None and now.number > self._number:
+                return LostRound(number=now.number)
             raise _loss(error, self._number) from error
 
     def _check_may_truncate(self) -> None:
@@ -345,7 +340,6 @@ class Round:
             self._log.manifests.check_place()
         own = next_manifest(
             self._base,
-            self._newest.data if self._newest else b"",
             nonce=self._environment.nonce(),
             identity=self._log.descriptor.identity,
             state=target.state,

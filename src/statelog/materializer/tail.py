@@ -133,8 +133,7 @@ class TailGauge:
         return self._tail
 
     def _start(self) -> LedgerClient:
-        stored = self._log.manifests.newest()
-        manifest = stored.manifest if stored else None
+        manifest = self._log.manifests.newest()
         self._ledger = self._log.ledger.client(manifest)
         self._tail = Tail.behind(manifest)
         return self._ledger

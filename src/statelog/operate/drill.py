@@ -117,7 +117,7 @@ def _older(log: Log, number: int) -> Iterator[Manifest]:
     for one in log.manifests.numbers():
         if one < number:
             try:
-                manifest = log.manifests.read(one).manifest
+                manifest = log.manifests.read(one)
             except NotFound:
                 continue
             if manifest.identity == log.descriptor.identity:

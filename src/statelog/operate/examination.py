@@ -18,7 +18,7 @@ from functools import cached_property
 from statelog.environment import Environment, current_environment
 from statelog.errors import CorruptDescriptor, CorruptRun, Fact, IdentityChanged, NotFound, OffsetGone, StatelogError
 from statelog.formatting import show_bytes, show_count
-from statelog.materializer.cleanup import KeptManifest, VerifiedRuns, aging_need, other_root
+from statelog.materializer.cleanup import VerifiedRuns, aging_need, other_root
 from statelog.materializer.copy import is_begun_copy
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
@@ -33,7 +33,7 @@ from statelog.recovery.plan_reader import committed_chunks
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.copied import Origin
-from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest, sha256
+from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest
 from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.topic_policy import TopicNeeds
@@ -76,7 +76,7 @@ class _Examination:
         self._how = how
         self._environment = environment
         self._now_s = environment.wall_clock()
-        self._links: list[KeptManifest] = []
+        self._links: list[Manifest] = []
         self._commits: Sequence[ValidCommit] = ()
         self._plan: Plan | None = None
         self._there: LogOffsets | None = None
@@ -121,7 +121,7 @@ class _Examination:
 
     @property
     def _newest(self) -> Manifest | None:
-        return self._links[-1].manifest if self._links else None
+        return self._links[-1] if self._links else None
 
     # ---- the store
 
@@ -155,11 +155,9 @@ class _Examination:
         self._links = []
         for number in chain.numbers():
             try:
-                stored = chain.read(number)
+                self._links.append(chain.read(number))
             except StatelogError as error:
                 bad[number] = error
-            else:
-                self._links.append(KeptManifest(stored.manifest, sha256(stored.data)))
         there = chain.numbers() if bad else ()
         errors = {number: error for number, error in bad.items() if number in there}
         return log_checks.of_manifests(self._links, errors)
@@ -170,13 +168,13 @@ class _Examination:
         bad = [one for path, run in named.items() if (one := self._looked_at(run, sizes.get(path)))]
         if bad:
             numbers = self._log.manifests.numbers()  # What a round dropped meanwhile is not missed.
-            still = {run.path for one in self._links if one.manifest.number in numbers for run in one.manifest.runs}
+            still = {run.path for one in self._links if one.number in numbers for run in one.runs}
             bad = [one for one in bad if one.path in still]
         size_bytes = sum(run.size_bytes for run in named.values())
         return log_checks.of_runs(len(named), size_bytes, bad, deep=self._how.deep)
 
     def _named(self) -> dict[str, RunRef]:
-        return {run.path: run for one in self._links for run in one.manifest.runs}
+        return {run.path: run for one in self._links for run in one.runs}
 
     def _looked_at(self, run: RunRef, size_bytes: int | None) -> BadRun | None:
         if size_bytes != run.size_bytes:
@@ -272,7 +270,7 @@ class _Examination:
         log = self._log
         data, ledger = log.data_offsets(), self._kafka.offsets(log.ledger_topic, [0])[0]
         numbers = set(log.manifests.numbers())
-        kept = [one.manifest for one in self._links if one.manifest.number in numbers]
+        kept = [one for one in self._links if one.number in numbers]
         own = [one for one in kept if one.identity == log.descriptor.identity]
         return log_checks.of_log_start(own, data, ledger)
 
@@ -299,7 +297,7 @@ class _Examination:
         log.verify()
         need = None
         if newest is not None and log.retention_s is not None:
-            kept = [one.manifest for one in self._links]
+            kept = self._links
             leases = living(self._held[1], self._now_s, self._how.settings.lease_cap_s)
             floor = truncation_floor(kept, claims_of(log, leases, self._subscribed))
             need = aging_need(log, newest, kept, floor, self._now_s)

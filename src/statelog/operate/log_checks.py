@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from statelog.errors import Fact, StatelogError, UnsafeTopic
 from statelog.formatting import show_bytes, show_count, show_duration, show_time
-from statelog.materializer.cleanup import KeptManifest, check_links
+from statelog.materializer.cleanup import check_links
 from statelog.materializer.tail import Tail
 from statelog.operate.finding import Explained, Severity, Verdict, severity_of
 from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, is_run_path
@@ -71,7 +71,7 @@ def shown(items: Collection[object]) -> str:
 # ---- the store
 
 
-def of_manifests(links: Sequence[KeptManifest], errors: Mapping[int, StatelogError]) -> Verdict:
+def of_manifests(links: Sequence[Manifest], errors: Mapping[int, StatelogError]) -> Verdict:
     """The manifests that can be read, and what keeps others from it, by number."""
     if errors:
         number, worst = max(errors.items())
@@ -81,7 +81,7 @@ def of_manifests(links: Sequence[KeptManifest], errors: Mapping[int, StatelogErr
     if problem := check_links(links):
         hint = "One of them is of a round that stalled, or of another directory: compare with a copy of the store"
         return Verdict(Severity.DAMAGED, problem, hint, {"manifests": len(links)})
-    newest = links[-1].manifest if links else None
+    newest = links[-1] if links else None
     found = f"snapshots: {len(links)}, the newest at position {newest.position}" if newest else "no snapshot yet"
     return Verdict(Severity.OK, found, facts={"manifests": len(links)})
 

@@ -23,11 +23,11 @@ def missing(log: Log) -> tuple[LossRange, ...]:
     What is there, and damaged or another's, is not among them: the error of a reader names it. Raises Damaged,
     Unavailable.
     """
-    stored = log.manifests.newest()
-    with log.ledger.client(stored.manifest if stored else None) as ledger:
+    newest = log.manifests.newest()
+    with log.ledger.client(newest) as ledger:
         ledger.fold_to(ledger.end_position())
         state = ledger.folded.state
-    covered = stored.manifest.next_offsets if stored else {}
+    covered = newest.next_offsets if newest else {}
     there = log.data_offsets(at_least=state.committed_positions)
     found: list[LossRange] = []
     for partition, end in sorted(state.committed_positions.items()):
@@ -44,8 +44,7 @@ def taken_along(log: Log, ranges: Collection[LossRange]) -> Listing:
 
     A range without a row is in the snapshot: nothing is lost with it. Raises Damaged, Unavailable.
     """
-    stored = log.manifests.newest()
-    with log.ledger.client(stored.manifest if stored else None) as ledger:
+    with log.ledger.client(log.manifests.newest()) as ledger:
         commits = ledger.read_end()
     rows: list[tuple[object, ...]] = []
     for lost in sorted(ranges):

@@ -148,7 +148,7 @@ def held(
 
 def _read(log: Log, number: int) -> Manifest | None:
     try:
-        return log.manifests.read(number).manifest
+        return log.manifests.read(number)
     except NotFound:
         return None  # A round dropped it since it was listed.
 

@@ -134,8 +134,7 @@ def open_epoch(
     issued = None if ours is None and judged is None else set(ours or ())
     failure: StatelogError = Fenced("other writers keep opening at the same time", writer=writer, log=log.name)
     log.verify(WRITING)
-    stored = log.manifests.newest(max_age_s=log.look_again_s)
-    newest = stored.manifest if stored else None
+    newest = log.manifests.newest(max_age_s=log.look_again_s)
     begin = max((one for one in (newest, base) if one is not None), key=lambda one: one.state.position, default=None)
     ledger = log.ledger.client(
         begin,

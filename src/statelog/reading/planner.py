@@ -273,7 +273,7 @@ def check_plan(log: Log, plan: Plan) -> None:
 def check_manifest(log: Log, manifest: Manifest) -> None:
     """Whether a snapshot is still there. Raises OffsetGone if it was cleaned up."""
     try:
-        found = log.manifests.read(manifest.number).manifest.nonce
+        found = log.manifests.read(manifest.number).nonce
     except NotFound:
         found = b""
     if found != manifest.nonce:

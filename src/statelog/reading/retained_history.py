@@ -283,7 +283,7 @@ class Snapshots:
         if number in self.failed:
             return None
         try:
-            manifest = self._log.manifests.read(number, max_age_s=max_age_s).manifest
+            manifest = self._log.manifests.read(number, max_age_s=max_age_s)
         except NotFound:
             return None  # Superseded and cleaned up since it was listed.
         except CorruptManifest as error:

@@ -95,7 +95,7 @@ class StreamPlanner(Closing):
         match self._options.start:
             case Beginning.SNAPSHOT:
                 newest = self._log.manifests.newest()
-                place = newest.manifest.place if newest else ORIGIN
+                place = newest.place if newest else ORIGIN
                 return StreamOffset.initial(identity, reading, place, awaits_state=newest is not None)
             case Beginning.LATEST:
                 position = self._log.ledger.end(at_least=self._log.position)
@@ -207,10 +207,10 @@ class StreamPlanner(Closing):
         newest = self._log.manifests.newest()
         if self._options.on_truncation is OnTruncation.FAIL or newest is None:
             raise _gone(f"position {start.position}, where the query goes on", error) from error
-        place = newest.manifest.place
+        place = newest.place
         _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self._log.name, place[0], error)
         anew = StreamOffset.initial(start.identity, self._environment.new_id(), place, awaits_state=False)
-        self._held(anew).move(anew.position, lambda: newest.manifest)
+        self._held(anew).move(anew.position, lambda: newest)
         return replace(anew, is_reset=True)
 
     def _check_snapshot(self, position: int) -> None:

@@ -50,7 +50,7 @@ def _snapshots(log: Log, _: int) -> Iterator[Rows]:
     rows: Rows = []
     for number in log.manifests.numbers():
         try:
-            manifest = log.manifests.read(number).manifest
+            manifest = log.manifests.read(number)
         except NotFound:
             continue  # Superseded and cleaned up since it was listed.
         rows.append(
@@ -132,8 +132,7 @@ def _subscriptions(log: Log, _: int) -> Iterator[Rows]:
 
 def _lag(log: Log, position: int) -> Iterator[Rows]:
     """One row: what was committed behind the newest snapshot, and `since` when."""
-    stored = log.manifests.newest()
-    base = stored.manifest if stored else None
+    base = log.manifests.newest()
     start = base.position if base else 0
     commits, changes, size_bytes, since = 0, 0, 0, None
     with log.ledger.client(base, start) as ledger:
@@ -145,8 +144,8 @@ def _lag(log: Log, position: int) -> Iterator[Rows]:
     yield [
         {
             "position": max(position, start),
-            "snapshot": stored.manifest.number if stored else None,
-            "snapshot_position": start if stored else None,
+            "snapshot": base.number if base else None,
+            "snapshot_position": start if base else None,
             "commits": commits,
             "changes": changes,
             "size_bytes": size_bytes,

@@ -217,7 +217,7 @@ class HeldSubscription:
         """
         listed = self._log.manifests.listed()
         try:
-            oldest = self._log.manifests.read(min(listed)).manifest.position if listed else 0
+            oldest = self._log.manifests.read(min(listed)).position if listed else 0
         except NotFound:
             oldest = written.position + 1  # It was dropped just now.
         self.is_sure = oldest <= written.position

@@ -279,8 +279,7 @@ class StateOpener:
         """
         log = self._log
         folding, self._folding = self._folding, None  # The next try asks for the newest snapshot.
-        stored = None if folding is not None else log.manifests.newest()
-        manifest = folding.base if folding is not None else stored and stored.manifest
+        manifest = log.manifests.newest() if folding is None else folding.base
         if manifest is None or not make_plan(log.descriptor, manifest, manifest, (), self._keys.owned).runs:
             return None
         with ExitStack() as undo:

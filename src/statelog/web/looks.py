@@ -256,8 +256,7 @@ class _Recent:
     """The latest commits of a log, and when they came."""
 
     def __init__(self, log: Log) -> None:
-        stored = log.manifests.newest()
-        self._commits = log.ledger.client(stored.manifest if stored else None)
+        self._commits = log.ledger.client(log.manifests.newest())
         self.latest: deque[CommitSeen] = deque(maxlen=_LATEST)
         self._times_s: deque[float] = deque(maxlen=_MOST_TIMES)
 

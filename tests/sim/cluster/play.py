@@ -251,7 +251,7 @@ def _judge(log: Log, stage: Stage) -> History:
     history = judge(entries(stage.directory), last)
     assert not history.complaints, "\n".join(history.complaints)
     assert rows == history.state.rows
-    held = [log.manifests.read(number).manifest.position for number in log.manifests.numbers()]
+    held = [log.manifests.read(number).position for number in log.manifests.numbers()]
     assert len(held) >= 2
     for position in held:
         assert State(_state_at(log, position)).digest == history.digest_at(position)

@@ -371,7 +371,7 @@ def _round(world: World) -> object:
     with world.open() as log:
         run_round(log, settings_for(world.scratch))
         newest = log.manifests.newest()
-        return newest.manifest.state.commits["a"].checkpoint.id if newest else 0
+        return newest.state.commits["a"].checkpoint.id if newest else 0
 
 
 def _changes(world: World) -> object:

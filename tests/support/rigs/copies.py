@@ -87,7 +87,7 @@ class Move:
                 assert recover(log).to_dict() == self.model == state_of(log)
                 assert self.round(log).cleanup.held_back == ""
             assert log.kafka.offsets(log.ledger_topic, [0])[0].start > 0
-            kept = [log.manifests.read(number).manifest for number in log.manifests.numbers()]
+            kept = [log.manifests.read(number) for number in log.manifests.numbers()]
             files = {info.path for info in log.store.list("runs/")}
             assert files == {run.path for manifest in kept for run in manifest.runs}
 

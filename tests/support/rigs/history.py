@@ -62,7 +62,6 @@ class HistoryRig:
         self.log = log
         self.history: list[Committed] = []
         self.manifests: list[Manifest] = []
-        self._bytes: dict[int, bytes] = {}
 
     # ---- writing
 
@@ -127,7 +126,6 @@ class HistoryRig:
             runs.append(self._write_run(list(delta.values()), 0 if not runs else start, state.position))
         manifest = next_manifest(
             newest,
-            self._bytes[newest.number] if newest else b"",
             nonce=uuid.uuid4().bytes,
             identity=self.log.descriptor.identity,
             state=state,
@@ -137,7 +135,6 @@ class HistoryRig:
         )
         assert self.log.manifests.put(manifest)
         self.manifests.append(manifest)
-        self._bytes[manifest.number] = manifest.to_bytes()
         return manifest
 
     def truncate(self, manifest: Manifest) -> None:

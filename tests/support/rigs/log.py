@@ -279,7 +279,7 @@ def rolled_up(scratch: Path) -> TwinLog:
 def state_of(log: Log, choose: Callable[[list[int]], int] = max) -> State:
     """The state of the log now, recovered from its newest manifest (or another that `choose` picks) and the tail."""
     numbers = log.manifests.numbers()
-    manifest = log.manifests.read(choose(numbers)).manifest if numbers else None
+    manifest = log.manifests.read(choose(numbers)) if numbers else None
     return apply_tail(log, manifest, state_of_snapshot(log, manifest))
 
 

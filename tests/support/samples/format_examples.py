@@ -95,7 +95,7 @@ def _manifest() -> Manifest:
     )
     anchors = [Anchor("data", 1, 8, 0x0102030405060708), Anchor("ledger", 0, 2, 9)]
     return next_manifest(
-        None, b"", nonce=_NONCE, identity=_IDENTITY, state=state, anchors=anchors, runs=[run], created_s=1.0
+        None, nonce=_NONCE, identity=_IDENTITY, state=state, anchors=anchors, runs=[run], created_s=1.0
     )
 
 

@@ -48,7 +48,6 @@ def first_manifest() -> Manifest:
     """Number 1, at position 5, with one run."""
     return next_manifest(
         None,
-        b"",
         nonce=b"m" * 16,
         identity=IDENTITY,
         state=state_at(5, p0=9, p1=4),
@@ -63,7 +62,6 @@ def second_manifest() -> Manifest:
     first = first_manifest()
     return next_manifest(
         first,
-        first.to_bytes(),
         nonce=b"o" * 16,
         identity=IDENTITY,
         state=state_at(8, p0=12, p1=4),

@@ -47,7 +47,7 @@ class EnginePair:
 
     def named(self, number: int) -> set[str]:
         """The runs that a manifest of Spark's log names."""
-        return {run.path for run in self.remote.log.manifests.read(number).manifest.runs}
+        return {run.path for run in self.remote.log.manifests.read(number).runs}
 
     def all_named(self) -> set[str]:
         """The runs that any manifest of Spark's log names."""

@@ -66,7 +66,7 @@ def test_a_difference_is_printed_and_damage(twin: TwinLog, monkeypatch: pytest.M
 def test_an_earlier_state_is_verified(twin: TwinLog) -> None:
     """Its digest is another one; no lease is left."""
     with twin.open() as log:
-        position = log.manifests.read(1).manifest.position
+        position = log.manifests.read(1).position
     now, then = facts("verify"), facts("verify", "--at-position", position, "--no-lease")
     assert (then["position"], then["has_lease"]) == (position, False)
     assert then["digest"] != now["digest"]

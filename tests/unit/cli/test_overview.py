@@ -101,7 +101,7 @@ def places() -> list[tuple[str, int]]:
 def test_what_the_removal_of_a_subscription_would_end(twin: TwinLog) -> None:
     """Is shown, and stays."""
     with twin.open() as log:
-        state = log.manifests.read(1).manifest.state
+        state = log.manifests.read(1).state
         HeldSubscription(log, "lake", holder_id="1", holder="query").hold(state, None, take_up=True)
     before = twin.disk.files("")
     shown = json.loads(run("subscriptions", "log", "--remove", "lake", "--dry-run", "--json").stdout)

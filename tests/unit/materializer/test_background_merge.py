@@ -58,13 +58,13 @@ class _Materializer:
         """The newest snapshot is the model, and nothing is left of what was merged."""
         stored = self.log.manifests.newest()
         assert stored is not None
-        assert state_of_snapshot(self.log, stored.manifest) == self.twin.model
+        assert state_of_snapshot(self.log, stored) == self.twin.model
         assert list(self.scratch.iterdir()) == []
 
     @property
     def runs(self) -> int:
         stored = self.log.manifests.newest()
-        return len(stored.manifest.runs) if stored else 0
+        return len(stored.runs) if stored else 0
 
 
 def test_it_takes_the_place_of_what_went_in(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_what_it_finds_is_told_by_the_next_round(
     one.rounds(range(2))
     stored = one.log.manifests.newest()
     assert stored is not None
-    damage(one.log, stored.manifest.runs[0].path)
+    damage(one.log, stored.runs[0].path)
     one.beside.begin()
     with pytest.raises(error):
         one.round()

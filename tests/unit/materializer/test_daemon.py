@@ -162,7 +162,7 @@ def test_a_held_back_cleanup_is_reported(tmp_path: Path) -> None:
     for i in range(2):
         bench.twin.write({b"a": str(i).encode()})
         bench.daemon.run_once()
-    old = bench.log.manifests.read(1).manifest.runs[0].path
+    old = bench.log.manifests.read(1).runs[0].path
     bench.twin.disk.remove(f"log/{old}")
     bench.log = bench.twin.open()
     settings = settings_for(tmp_path, fanout=2, keep=3)

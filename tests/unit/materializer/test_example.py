@@ -40,7 +40,7 @@ def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path
     assert (first.commits, first.changes) == (2, 2)
     newest = log.manifests.newest()
     assert newest is not None
-    assert state_of_snapshot(log, newest.manifest) == at_target
+    assert state_of_snapshot(log, newest) == at_target
     twin.write({b"d": b"1"})
 
     # Replay goes on right behind the target: c and d, and b is not among them.
@@ -51,7 +51,7 @@ def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path
     second = twin.environment.run(run_round, log, settings)
     assert isinstance(second, CompletedRound)
     assert (second.commits, second.changes) == (2, 2)
-    assert log.data_offsets()[0].start == newest.manifest.next_offsets[0]
+    assert log.data_offsets()[0].start == newest.next_offsets[0]
     assert state_of(log) == twin.model
     assert state_of(log, min) == twin.model
 

@@ -233,7 +233,7 @@ def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) ->
     store, path = mount.log.store, MANIFESTS.path(1)
     own = mount.log.manifests.read(1)
     store.delete(path)
-    store.put_if_absent(path, replace(own.manifest, nonce=bytes(16)).to_bytes())
+    store.put_if_absent(path, replace(own, nonce=bytes(16)).to_bytes())
     mount.commit(3)
     outcome = run_round(mount.log, settings)
     assert isinstance(outcome, CompletedRound)
@@ -241,7 +241,7 @@ def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) ->
     assert mount.starts() == [0, 0, 0]
 
     store.delete(path)
-    store.put_if_absent(path, own.data)
+    store.put_if_absent(path, own.to_bytes())
     mount.commit(4)
     outcome = run_round(mount.log, settings)
     assert isinstance(outcome, CompletedRound)

@@ -114,7 +114,7 @@ def test_a_round_in_threads_writes_what_one_thread_writes(tmp_path: Path) -> Non
             assert isinstance(outcome, CompletedRound)
         manifest = log.manifests.newest()
         assert manifest is not None
-        found.append([(run.first_key_group, run.end_key_group, run.rows, run.sha256) for run in manifest.manifest.runs])
+        found.append([(run.first_key_group, run.end_key_group, run.rows, run.sha256) for run in manifest.runs])
         assert state_of(log) == twin.model
     assert len(found[0]) > 1
     assert [run[:3] for run in found[0]] == [run[:3] for run in found[1]]

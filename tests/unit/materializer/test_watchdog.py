@@ -39,7 +39,7 @@ def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path
     assert 0 < found.size_bytes < sizes
     newest = log.manifests.newest()
     assert newest is not None
-    assert found.snapshot_bytes == sum(run.size_bytes for run in newest.manifest.runs)
+    assert found.snapshot_bytes == sum(run.size_bytes for run in newest.runs)
     gauge.close()
 
     twin.environment.run(run_round, twin.open(), settings_for(tmp_path))

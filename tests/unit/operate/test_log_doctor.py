@@ -109,7 +109,7 @@ def newest_run(twin: TwinLog) -> str:
     with twin.open() as log:
         stored = log.manifests.newest()
         assert stored is not None
-        return f"log/{stored.manifest.runs[-1].path}"
+        return f"log/{stored.runs[-1].path}"
 
 
 def manifest(number: int) -> str:
@@ -126,7 +126,7 @@ def other_chain(twin: TwinLog) -> None:
     """A manifest of another directory is copied over ours."""
     data = twin.disk.get(manifest(3))
     with twin.open() as log:
-        newest = log.manifests.read(3).manifest
+        newest = log.manifests.read(3)
     changed = replace(newest, previous_sha256=bytes(32)).to_bytes()
     assert changed != data
     rewrite(twin, manifest(3), changed)
@@ -197,7 +197,7 @@ def unreadable_lease(twin: TwinLog) -> None:
 def subscription_of(twin: TwinLog) -> str:
     """A reader's subscription at the first snapshot that is kept; its path on the disk."""
     with twin.open() as log:
-        state = log.manifests.read(2).manifest.state
+        state = log.manifests.read(2).state
         HeldSubscription(log, "lake", holder_id="1", holder="a query").hold(state, None, take_up=True)
     return next(info.path for info in twin.disk.files("log/subscriptions/"))
 
@@ -282,7 +282,7 @@ def truncated_to_the_end(twin: TwinLog) -> None:
 def truncated_to_the_newest(twin: TwinLog) -> None:
     """Somebody deletes what only the older one of two snapshots needs."""
     with twin.open() as log:
-        twin.cluster.truncate("log.ledger", 0, log.manifests.read(3).manifest.position)
+        twin.cluster.truncate("log.ledger", 0, log.manifests.read(3).position)
 
 
 D, U, R, N = Severity.DAMAGED, Severity.UNAVAILABLE, Severity.REFUSED, Severity.NOTE

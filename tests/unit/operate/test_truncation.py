@@ -80,7 +80,7 @@ def test_snapshots_hold(tmp_path: Path) -> None:
         f"rounds with something new, {number} more (keep=3)" for number in (1, 2, 3)
     ]
     with twin.open() as log:
-        kept = [log.manifests.read(number).manifest for number in (2, 3, 4)]
+        kept = [log.manifests.read(number) for number in (2, 3, 4)]
         assert found.held_by == truncation_floor(kept, []).ledger_held_by
 
 
@@ -120,7 +120,7 @@ def test_a_subscription_and_one_that_cannot_be_read(tmp_path: Path) -> None:
     """Its command is said; the unreadable one holds everything, and nothing is truncated at all."""
     twin = rolled_up(tmp_path, 3)
     with twin.open() as log:
-        state = log.manifests.read(2).manifest.state
+        state = log.manifests.read(2).state
         HeldSubscription(log, "lake", holder_id="1", holder="query 7").hold(state, None, take_up=True)
     more(twin, tmp_path)
     found = shown(twin)

@@ -43,7 +43,7 @@ def test_the_newest_snapshot_is_read_alone(twin: TwinLog) -> None:
     """State, position, and where each writer's source resumes; the lease is gone afterwards."""
     recovery = open_snapshot(twin)
     with twin.open() as log:
-        newest = log.manifests.read(2).manifest
+        newest = log.manifests.read(2)
     assert recovery.to_dict() == twin.model
     assert recovery.position == newest.position
     assert recovery.last_commit("writer") == newest.state.last_commit("writer")
@@ -66,7 +66,7 @@ def test_every_target_takes_it(twin: TwinLog) -> None:
 def test_an_older_one_is_named_by_its_position(twin: TwinLog) -> None:
     """What is there is said where nothing fits."""
     with twin.open() as log:
-        positions = [log.manifests.read(number).manifest.position for number in (1, 2)]
+        positions = [log.manifests.read(number).position for number in (1, 2)]
     assert open_snapshot(twin, AtPosition(positions[0])).to_dict() == {b"a": b"1", b"both": b"a"}
     with pytest.raises(NotFound) as told:
         open_snapshot(twin, AtPosition(positions[1] + 1))
@@ -85,7 +85,7 @@ def test_nothing_is_followed(twin: TwinLog) -> None:
 def test_a_damaged_one_is_passed_over(twin: TwinLog) -> None:
     """With a warning; and if all are, that is the error."""
     with twin.open() as log:
-        first, second = (log.manifests.read(number).manifest.runs for number in (1, 2))
+        first, second = (log.manifests.read(number).runs for number in (1, 2))
     fresh = {run.path: run for run in second if run.path not in {one.path for one in first}}
     for run in fresh.values():
         twin.disk.flip_byte(f"log/{run.path}", 8)

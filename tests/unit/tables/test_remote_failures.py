@@ -137,11 +137,9 @@ def test_the_newest_snapshot_is_of_other_topics(rolled: Rolled, directory: Path 
     """
     with rolled.open(Loading.ON_DEMAND, directory) as table:
         log = _inside(table)._base._log
-        stored = log.manifests.newest()
-        old = stored.manifest
+        old = log.manifests.newest()
         anew = next_manifest(
             old,
-            stored.data,
             nonce=bytes(16),
             identity=replace(old.identity, ledger_topic_id="another"),
             state=old.state,

@@ -260,7 +260,7 @@ def test_a_damaged_run_that_was_merged(rolled: Rolled, either: Path | None) -> N
         newest = log.manifests.newest()
         assert newest is not None
         assert base <= _runs(rolled), "the lease holds them"
-        for path in base - {run.path for run in newest.manifest.runs}:
+        for path in base - {run.path for run in newest.runs}:
             rolled.rig.disk.flip_byte(f"log/{path}", 8)
         with told("cannot be read"):
             rolled.check(table)
@@ -289,7 +289,7 @@ def test_which_snapshots_will_do(rolled: Rolled) -> None:
     cannot be read; and one that is ahead of the table's own place is told apart.
     """
     with rolled.rig.open() as log:
-        manifest = log.manifests.read(log.manifests.numbers()[-1]).manifest
+        manifest = log.manifests.read(log.manifests.numbers()[-1])
     (row,) = manifest.state.writers
     at = Eligibility(
         first_position=manifest.position,

@@ -14,7 +14,7 @@ Invariants, checked whenever a manifest is made or read (a file is untrusted inp
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from statelog.errors import CorruptManifest, Fact
@@ -31,11 +31,6 @@ FORMAT_VERSION = 2
 _FILE = FileCodec("manifest", version=FORMAT_VERSION, error=CorruptManifest, earlier={1: "manifest-1"})
 _SHA256_BYTES = 32
 _NONCE_BYTES = 16
-
-
-def sha256(data: bytes) -> bytes:
-    """The hash that chains manifests: 32 bytes."""
-    return hashlib.sha256(data).digest()
 
 
 class Anchor(NamedTuple):
@@ -62,6 +57,7 @@ class Manifest:
     anchors: tuple[Anchor, ...]
     runs: tuple[RunRef, ...]
     created_s: float
+    _read_sha256: bytes = field(default=b"", init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check_header(self)
@@ -85,6 +81,11 @@ class Manifest:
         """Where replay goes on, per data partition: the committed positions. A partition without one starts at 0."""
         return self.state.committed_positions
 
+    @property
+    def sha256(self) -> bytes:
+        """The hash that chains manifests: that of its file, as it was read, or as it is going to be written."""
+        return self._read_sha256 or hashlib.sha256(self.to_bytes()).digest()
+
     def to_bytes(self) -> bytes:
         """The file."""
         return _FILE.encode(
@@ -104,12 +105,12 @@ class Manifest:
         slot = MANIFESTS.number(path)
         if slot is not None and slot != manifest.number:
             raise CorruptManifest(f"{path} holds manifest {manifest.number}", path=path, number=manifest.number)
+        object.__setattr__(manifest, "_read_sha256", hashlib.sha256(data).digest())
         return manifest
 
 
 def next_manifest(
     previous: Manifest | None,
-    previous_bytes: bytes,
     *,
     nonce: bytes,
     identity: LogIdentity,
@@ -118,10 +119,10 @@ def next_manifest(
     runs: Sequence[RunRef],
     created_s: float,
 ) -> Manifest:
-    """The manifest that follows `previous` (None and b"" for the first). `runs` are stretched to the new position."""
+    """The manifest that follows `previous` (None for the first). `runs` are stretched to the new position."""
     return Manifest(
         number=previous.number + 1 if previous else 1,
-        previous_sha256=sha256(previous_bytes) if previous else b"",
+        previous_sha256=previous.sha256 if previous else b"",
         nonce=nonce,
         identity=identity,
         state=state,
@@ -147,11 +148,11 @@ def follows_restart(previous: Manifest, following: Manifest) -> bool:
     )
 
 
-def check_chain(previous: Manifest, previous_sha256: bytes, following: Manifest) -> None:
-    """Raise CorruptManifest unless `following` was built on `previous`, whose file has this hash."""
+def check_chain(previous: Manifest, following: Manifest) -> None:
+    """Raise CorruptManifest unless `following` was built on `previous`."""
     numbers: dict[str, int] = {"previous": previous.number, "number": following.number}
     _require(following.number == previous.number + 1, "a manifest's number does not follow", **numbers)
-    _require(following.previous_sha256 == previous_sha256, "a manifest was built on another one", **numbers)
+    _require(following.previous_sha256 == previous.sha256, "a manifest was built on another one", **numbers)
     is_same = following.identity == previous.identity or follows_restart(previous, following)
     _require(is_same, "a manifest changes the log's identity", **numbers)
     _require(following.position >= previous.position, "a manifest's position moves back", **numbers)

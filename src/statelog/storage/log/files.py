@@ -151,13 +151,6 @@ def _numbered(store: Store, files: Numbered) -> dict[int, FileInfo]:
 # ---- manifests
 
 
-class StoredManifest(NamedTuple):
-    """A manifest and the bytes that it was read from (the next one carries their hash)."""
-
-    manifest: Manifest
-    data: bytes
-
-
 _LOOKS = 5
 _GONE_HINT = "Mount the volume again, or check the root URL; nothing was written and nothing was truncated"
 
@@ -172,7 +165,7 @@ class ManifestChain:
         self._is_proved = False
         self._clock = current_environment().clock
         self._listing: tuple[dict[int, FileInfo], float] | None = None
-        self._read: tuple[StoredManifest, float] | None = None
+        self._read: tuple[Manifest, float] | None = None
 
     def numbers(self, *, max_age_s: float = 0.0) -> list[int]:
         """The numbers that there are, ascending. Raises IdentityChanged, StoreUnavailable."""
@@ -222,38 +215,37 @@ class ManifestChain:
                 found=found.identity.ledger_topic_id,
             )
 
-    def read(self, number: int, *, max_age_s: float = 0.0) -> StoredManifest:
+    def read(self, number: int, *, max_age_s: float = 0.0) -> Manifest:
         """One manifest; as it was read less than `max_age_s` ago, if it was the last one.
 
         Raises NotFound, CorruptManifest, UnknownFormat, StoreUnavailable.
         """
         known, now_s = self._read, self._clock()
-        if known is not None and known[0].manifest.number == number and now_s - known[1] < max_age_s:
+        if known is not None and known[0].number == number and now_s - known[1] < max_age_s:
             return known[0]
         path = MANIFESTS.path(number)
-        data = self._store.read(path)
-        found = StoredManifest(Manifest.from_bytes(data, path), data)
+        found = Manifest.from_bytes(self._store.read(path), path)
         self._read = (found, now_s)
         return found
 
-    def newest(self, *, max_age_s: float = 0.0) -> StoredManifest | None:
+    def newest(self, *, max_age_s: float = 0.0) -> Manifest | None:
         """The newest manifest, or None before the first; as it was less than `max_age_s` ago, if it was read then.
 
         Raises IdentityChanged if it is that of other topics, StoreUnavailable if it is listed and cannot be read.
         """
         found = self.newest_of_any(max_age_s=max_age_s)
-        if found is not None and found.manifest.identity != self._descriptor.identity:
+        if found is not None and found.identity != self._descriptor.identity:
             raise IdentityChanged(
                 "the newest manifest was made for other topics",
-                manifest=found.manifest.number,
+                manifest=found.number,
                 store=self._store.url,
                 expected=self._descriptor.identity.ledger_topic_id,
-                found=found.manifest.identity.ledger_topic_id,
+                found=found.identity.ledger_topic_id,
                 hint="If a person accepted that the topics were lost, open the log again; else these are another log's",
             )
         return found
 
-    def newest_of_any(self, *, max_age_s: float = 0.0) -> StoredManifest | None:
+    def newest_of_any(self, *, max_age_s: float = 0.0) -> Manifest | None:
         """The newest manifest, whichever topics it was made for. Raises Damaged, StoreUnavailable."""
         missed: list[int] = []
         while numbers := self.numbers(max_age_s=0.0 if missed else max_age_s):
@@ -283,7 +275,7 @@ class ManifestChain:
             self._store,
             MANIFESTS.path(number),
             manifest.to_bytes(),
-            lambda: self.read(number).manifest.nonce == manifest.nonce,
+            lambda: self.read(number).nonce == manifest.nonce,
         )
         self._highest = max(self._highest, number)  # Whose it is: one stands there.
         return is_ours

@@ -233,7 +233,7 @@ class Log(Closing):
             descriptor=self.descriptor,
             kafka=self.kafka,
             store=self.store,
-            newest_manifest=self._newest_manifest,
+            newest_manifest=self.manifests.newest,
             identify=self._identify,
             patience_s=self.patience_s,
         )
@@ -328,7 +328,7 @@ class Log(Closing):
     def describe(self) -> LogDescription:
         """The log at this moment. Raises Damaged, Unavailable, ConfigError without the right to read both topics."""
         self.verify(READING)
-        manifest = self._newest_manifest()
+        manifest = self.manifests.newest()
         with closing(self.ledger.client(manifest)) as client:
             client.fold_end()
             check_ledger(self, client)
@@ -348,10 +348,6 @@ class Log(Closing):
         """A new producer. Only for writers: without the right to write, its client would report a fatal error."""
         self.verify(WRITING)
         return self.kafka.producer()
-
-    def _newest_manifest(self) -> Manifest | None:
-        stored = self.manifests.newest()
-        return stored.manifest if stored else None
 
 
 # ---- the door
@@ -386,7 +382,7 @@ def open_snapshots(name: str, where: Where) -> Log:
     store = opened_store(name, where)
     made = descriptor_of(store, name)
     newest = ManifestChain(store, made).newest_of_any()
-    return Log(made.at(newest.manifest.identity) if newest else made, no_kafka(), store)
+    return Log(made.at(newest.identity) if newest else made, no_kafka(), store)
 
 
 def _open_or_create(name: str, where: Where, options: LogOptions) -> Log:

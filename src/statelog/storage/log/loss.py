@@ -62,7 +62,7 @@ from statelog.storage.kafka import Kafka, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.ledger_tape import append_record
 from statelog.storage.log.evidence import check_anchors, furthest_witness
-from statelog.storage.log.files import ManifestChain, StoredManifest, descriptor_of, put_loss, truncation_of
+from statelog.storage.log.files import ManifestChain, descriptor_of, put_loss, truncation_of
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_up_to
 from statelog.storage.log.topics import identity_of, identity_shown, look_for, make_topic, owned_elsewhere, owner_of
@@ -98,8 +98,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     """
     check_acceptance(reason, operator)
     log.verify(LEDGER_WRITING)
-    stored = log.manifests.newest()
-    newest = stored.manifest if stored else None
+    newest = log.manifests.newest()
     reach = newest.position if newest else 0
     witness = _witness(log)
     end = log.ledger.end(at_least=max(reach, witness, 1))
@@ -247,15 +246,15 @@ def accept_topic_loss(
     with opened_ports(name, where) as (client, store, waived):
         made = descriptor_of(store, name)
         work = _Acceptance(made, client, store, waived, where.replication_factor, environment.wall_clock)
-        stored = work.snapshot()
-        confirm(work.look(stored))
+        newest = work.snapshot()
+        confirm(work.look(newest))
         environment.wait(Event(), LOOK_AGAIN_S)  # A client of the old ledger looks at the ids before its next verdict.
         for _ in range(_ATTEMPTS):
-            log = work.replace(stored, reason, operator)
+            log = work.replace(newest, reason, operator)
             if log is not None:
                 log.verify_anew()
                 return log
-            stored = work.snapshot()
+            newest = work.snapshot()
     hint = "Stop them, and accept it again"
     raise ConfigError("others keep putting manifests in between", log=name, hint=hint)
 
@@ -271,31 +270,31 @@ class _Acceptance:
     replication_factor: int
     clock: Callable[[], float]
 
-    def snapshot(self) -> StoredManifest:
+    def snapshot(self) -> Manifest:
         """The newest snapshot, whole as far as a listing tells."""
         self._check_cluster()
-        stored = ManifestChain(self.store, self.made).newest_of_any()
-        if stored is None:
+        newest = ManifestChain(self.store, self.made).newest_of_any()
+        if newest is None:
             raise NotFound(
                 "there is no snapshot, and without its ledger a log holds nothing else that counts",
                 log=self.made.name,
                 url=self.store.url,
                 hint="If the topics are gone for good: delete the log, and make it anew",
             )
-        check_runs(self.store, stored.manifest)
-        return stored
+        check_runs(self.store, newest)
+        return newest
 
-    def look(self, stored: StoredManifest) -> TopicLoss:
+    def look(self, newest: Manifest) -> TopicLoss:
         """What is lost. Raises ConfigError if nothing is, IdentityChanged if the ledger is there and the data is not,
         or the snapshot is not the log's.
         """
-        ids = stored.manifest.identity
+        ids = newest.identity
         # With the topics that the log was made with no others can have been accepted.
         if ids != self.made.identity == identity_shown(self.client, self.made.name):
             raise IdentityChanged(
                 "the newest manifest was made for another log",
                 log=self.made.name,
-                manifest=stored.manifest.number,
+                manifest=newest.number,
                 hint="Files were copied between directories: restore this log's own",
             )
         data = self._fate(data_topic(self.made.name), ids.data_topic_id)
@@ -309,12 +308,11 @@ class _Acceptance:
                 topic=data_topic(self.made.name),
                 hint="Restore it; or delete the ledger topic, too, and accept the loss of both",
             )
-        return TopicLoss(data, ledger, stored.manifest.number, stored.manifest.position)
+        return TopicLoss(data, ledger, newest.number, newest.position)
 
-    def replace(self, stored: StoredManifest, reason: str, operator: str) -> Log | None:
-        """Make a new ledger that goes on from `stored`; None if another manifest came in between. Safe to run again."""
-        base, name = stored.manifest, self.made.name
-        before = self.made.at(base.identity)
+    def replace(self, base: Manifest, reason: str, operator: str) -> Log | None:
+        """Make a new ledger that goes on from `base`; None if another manifest came in between. Safe to run again."""
+        name, before = self.made.name, self.made.at(base.identity)
         ledger = self._topic(TopicRole.LEDGER, ledger_topic(name), 1)
         data = self._topic(TopicRole.DATA, data_topic(name), self.made.partitions)
         identity = identity_of(self.client.cluster_id(), data, ledger)
@@ -333,7 +331,6 @@ class _Acceptance:
         log.ledger.identify(anew=True)
         own = next_manifest(
             base,
-            stored.data,
             nonce=os.urandom(16),
             identity=identity,
             state=restarted_state(base.state, last),

@@ -235,7 +235,7 @@ def _is_rolled_up(descriptor: Descriptor, manifests: ManifestChain) -> bool:
         newest = manifests.newest_of_any()
     except StatelogError:
         return False  # What is wrong with it is told where it is needed.
-    return newest is not None and newest.manifest.identity == descriptor.identity and descriptor.made_with is None
+    return newest is not None and newest.identity == descriptor.identity and descriptor.made_with is None
 
 
 def owned_elsewhere(topic: str) -> AlreadyExists:
@@ -267,7 +267,7 @@ def topics_in_force(client: Kafka, store: Store, made: Descriptor) -> Descriptor
     chain = ManifestChain(store, made)
     for number in reversed(chain.numbers()):
         try:
-            if chain.read(number).manifest.identity == found:
+            if chain.read(number).identity == found:
                 return made.at(found)
         except (NotFound, CorruptManifest):
             continue  # Cleaned up since, or damaged: every manifest since then names them, too.
