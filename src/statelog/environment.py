@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
-from statelog.observing import Observer, Step
+from statelog.observing import Observer, TimedStep
 
 __all__ = [
     "CURRENT",
@@ -177,7 +177,7 @@ class Environment:
         self, name: str, log: str, since_s: float | None = None, *, amount: Callable[[], tuple[int, int]] | None = None
     ) -> Generator[None]:
         """Tell the observers of what the block does, as a step; it began earlier if `since_s` says so, on `clock`.
-        `amount` gives the changes of `Step` and their size, if there are any.
+        `amount` gives the changes of `TimedStep` and their size, if there are any.
         """
         if not self.observers:
             yield
@@ -185,7 +185,7 @@ class Environment:
         now_s, error = self.clock(), ""
         started_s = now_s if since_s is None else since_s
         changes, size_bytes = amount() if amount else (0, 0)
-        step = Step(name, log, self.wall_clock() - (now_s - started_s), changes=changes, size_bytes=size_bytes)
+        step = TimedStep(name, log, self.wall_clock() - (now_s - started_s), changes=changes, size_bytes=size_bytes)
         told = [one.began(step) for one in self.observers]
         try:
             yield

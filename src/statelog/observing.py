@@ -12,7 +12,7 @@ them. An observer must be quick and thread-safe, must not raise, and never chang
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-__all__ = ["Observer", "Request", "Step"]
+__all__ = ["Observer", "Request", "TimedStep"]
 
 
 class Request(NamedTuple):
@@ -26,7 +26,7 @@ class Request(NamedTuple):
     error: str = ""
 
 
-class Step(NamedTuple):
+class TimedStep(NamedTuple):
     """What took its time: its name, of which log, and the error that it ended with. `began_s` is since 1970.
 
     `changes` and their `size_bytes` are what a commit makes visible, if it ends well; 0 of every other step.
@@ -48,7 +48,7 @@ class Observer(Protocol):
         """A request of a port is over."""
         ...
 
-    def began(self, step: Step) -> Callable[[Step], None]:
+    def began(self, step: TimedStep) -> Callable[[TimedStep], None]:
         """A step begins: `seconds` and `error` are not known yet. What is returned is called once it is over, in the
         same thread and context; steps that begin in between are within it.
         """

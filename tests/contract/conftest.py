@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from statelog.observing import Request, Step
+from statelog.observing import Request, TimedStep
 from statelog.storage.kafka import Kafka
 from statelog.storage.log.log import Log
 from statelog.storage.measured import MeasuredKafka
@@ -32,7 +32,7 @@ class _Noting:
     def request(self, request: Request) -> None:
         self.requests.append(request)
 
-    def began(self, step: Step) -> Callable[[Step], None]:
+    def began(self, step: TimedStep) -> Callable[[TimedStep], None]:
         raise AssertionError(step)
 
     def progress(self, of: object, log: str, fraction: float, left_s: float | None) -> None:

@@ -1,7 +1,9 @@
 """The house rules hold in the whole tree, and each check finds what it is there to find."""
 
+import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,17 @@ def test_every_test_states_its_property() -> None:
 def test_the_import_contract_names_every_room() -> None:
     """The rooms on disk are those whose layers the import contract lists, which is the one list of them."""
     assert sorted(path.parent.name for path in SOURCE.glob("*/__init__.py")) == sorted(ROOMS)
+
+
+def test_a_class_is_the_only_one_of_its_name() -> None:
+    """Who reads a name in one room knows what it is in every other."""
+    found = [
+        one.name
+        for path in _room_modules()
+        for one in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(one, ast.ClassDef)
+    ]
+    assert sorted(name for name, count in Counter(found).items() if count > 1) == []
 
 
 def test_links_are_for_people() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import click
 
 from statelog.cli.output import OTHER, Output
-from statelog.cli.serve import JsonLines, listen_options, observing, one_health
+from statelog.cli.serve import JsonLogLines, listen_options, observing, one_health
 from statelog.cli.session import Session, connected, materializer_settings, stopped_by_signals
 from statelog.cli.streams import give_up_stdout
 from statelog.environment import current_environment
@@ -104,7 +104,7 @@ def command(
 ) -> None:
     """Materialize logs."""
     if log_format is not None:
-        session = replace(session, output=JsonLines() if log_format == "json" else Output(as_json=False))
+        session = replace(session, output=JsonLogLines() if log_format == "json" else Output(as_json=False))
     if is_all == bool(names):
         raise Misuse("name the logs, or give --all")
     name, *others = names or ("",)
@@ -232,7 +232,7 @@ class _Events:
     def tell(self, event: Event) -> None:
         now = datetime.datetime.now(datetime.UTC)
         fields = event_fields(event, now)
-        if isinstance(self._output, JsonLines):
+        if isinstance(self._output, JsonLogLines):
             fields = {"time": fields["time"], "level": logging.getLevelName(event.level).lower(), **fields}
         try:
             self._output.event(event_line(event, now), fields)

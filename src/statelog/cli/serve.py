@@ -63,10 +63,10 @@ def command(session: Session, listening: Listening) -> None:
     """Serve the page."""
     try:
         from statelog.web.app import page_app, serve
-        from statelog.web.looks import Looks
+        from statelog.web.looks import PageLooks
     except ImportError as error:
         raise ConfigError("the page needs starlette, uvicorn and jinja2", hint="pip install 'statelog[web]'") from error
-    with stopped_by_signals() as control, Looks(session.where(), materializer_settings(session.config)) as looks:
+    with stopped_by_signals() as control, PageLooks(session.where(), materializer_settings(session.config)) as looks:
         serve(
             page_app(looks, listening),
             listening,
@@ -115,7 +115,7 @@ def one_health(
     return Health(logs=[health_of_member(state)])
 
 
-class JsonLines(Output):
+class JsonLogLines(Output):
     """Each line is an object with its time and its level, a warning, too, and nothing is written elsewhere."""
 
     def __init__(self) -> None:

@@ -49,7 +49,7 @@ from statelog.storage.claims import (
     list_subscriptions,
     living,
 )
-from statelog.storage.log.aging import AgingNeed, Need, oldest_need
+from statelog.storage.log.aging import AgingRecord, NeededRecord, oldest_need
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
 from statelog.storage.run_reader import read_back
@@ -225,17 +225,19 @@ def run_cleanup(
     )
 
 
-def aging_need(log: Log, own: Manifest, kept: Collection[Manifest], floor: Floor, now_s: float) -> AgingNeed | None:
+def aging_need(log: Log, own: Manifest, kept: Collection[Manifest], floor: Floor, now_s: float) -> AgingRecord | None:
     """The oldest record that is needed from the floor up to `own`. What no commit lists yet is no need."""
     if log.retention_s is None:
         return None
     needs = [
-        Need(topic=log.data_topic, partition=partition, offset=offset, held_by=floor.held_by[partition])
+        NeededRecord(topic=log.data_topic, partition=partition, offset=offset, held_by=floor.held_by[partition])
         for partition, offset in floor.data.items()
         if offset < own.next_offsets.get(partition, 0)
     ]
     if floor.ledger < own.position:
-        needs.append(Need(topic=log.ledger_topic, partition=0, offset=floor.ledger, held_by=floor.ledger_held_by))
+        needs.append(
+            NeededRecord(topic=log.ledger_topic, partition=0, offset=floor.ledger, held_by=floor.ledger_held_by)
+        )
     return oldest_need(log, needs, now_s=now_s, made_s=min(one.created_s for one in kept))
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from statelog.storage.log.aging import AgingNeed
+from statelog.storage.log.aging import AgingRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Cleanup:
     held_by: str = ""
     held_back: str = ""
     capped: tuple[CappedSubscription, ...] = ()
-    oldest_need: AgingNeed | None = None
+    oldest_need: AgingRecord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

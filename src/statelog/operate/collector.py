@@ -25,7 +25,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from statelog.errors import StatelogError
-from statelog.observing import Request, Step
+from statelog.observing import Request, TimedStep
 from statelog.operate.metrics import METRICS, TOLD, Kind, Metric, Sample, samples_of
 from statelog.producer import Life
 
@@ -40,7 +40,7 @@ class _Made(NamedTuple):
     name: str
 
 
-class _Progress(NamedTuple):
+class _LogProgress(NamedTuple):
     log: str
     fraction: float
     left_s: float | None
@@ -53,7 +53,7 @@ class Metrics(Collector):
         self._directories = [fspath(one) for one in directories]
         self._lock = threading.Lock()
         self._made: list[_Made] = []
-        self._progress = weakref.WeakKeyDictionary[object, _Progress]()
+        self._progress = weakref.WeakKeyDictionary[object, _LogProgress]()
         self._last_s: dict[str, float] = {}
         told = [(name, one.text, one.labels, one.kind) for name, one in TOLD.items()]
         self._counters = {one[0]: Counter(*one[:3], registry=None) for one in told if one[3] is Kind.COUNTER}
@@ -72,12 +72,12 @@ class Metrics(Collector):
         if request.error:
             self._count("request_errors", *of, request.error)
 
-    def began(self, step: Step) -> Callable[[Step], None]:
+    def began(self, step: TimedStep) -> Callable[[TimedStep], None]:
         """A step begins; it is counted once it is over."""
         del step
         return self._ended
 
-    def _ended(self, step: Step) -> None:
+    def _ended(self, step: TimedStep) -> None:
         self._times[f"statelog_{step.name}_seconds"].labels(step.log).observe(step.seconds)
         if step.error:
             self._count("step_errors", step.log, step.name, step.error)
@@ -99,7 +99,7 @@ class Metrics(Collector):
     def progress(self, of: object, log: str, fraction: float, left_s: float | None) -> None:
         """A recovery is that far."""
         with self._lock:
-            self._progress[of] = _Progress(log, fraction, left_s)
+            self._progress[of] = _LogProgress(log, fraction, left_s)
             if fraction >= 1.0:
                 del self._progress[of]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from statelog.environment import current_environment, watch
 from statelog.errors import ConfigError
-from statelog.observing import Request, Step
+from statelog.observing import Request, TimedStep
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
@@ -93,7 +93,7 @@ class _Traces:
     def __init__(self, tracer: "Tracer") -> None:
         self._tracer = tracer
 
-    def began(self, step: Step) -> Callable[[Step], None]:
+    def began(self, step: TimedStep) -> Callable[[TimedStep], None]:
         from opentelemetry.context import attach, detach  # Loaded already.
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
@@ -104,7 +104,7 @@ class _Traces:
         span = self._tracer.start_span(f"statelog.{step.name}", attributes=attributes, start_time=began_ns)
         token = attach(set_span_in_context(span))
 
-        def end(ended: Step) -> None:
+        def end(ended: TimedStep) -> None:
             detach(token)
             if ended.error:
                 span.set_attribute("error.type", ended.error)

@@ -38,14 +38,14 @@ _ASK_FOR_LESS = frozenset({"INVALID_REPLICATION_FACTOR", "POLICY_VIOLATION", "IN
 _VALUE = b"statelog doctor %06d" + b"." * 80
 
 
-class Extent(NamedTuple):
+class ProbeLoad(NamedTuple):
     """So many records, and so many commits, each for so long at most."""
 
     times: int = 300
     limit_s: float = 20.0
 
 
-_USUAL = Extent()
+_USUAL = ProbeLoad()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class ThrowAwayTopics:
 
 
 def ask_kafka(
-    topics: ThrowAwayTopics, store: Store, waived: frozenset[Waiver], extent: Extent = _USUAL
+    topics: ThrowAwayTopics, store: Store, waived: frozenset[Waiver], extent: ProbeLoad = _USUAL
 ) -> KafkaAnswers:
     """Ask everything; the log that is made has its directory in `store`. Raises Unavailable or ConfigError if not even
     the cluster's id can be had.
@@ -141,7 +141,7 @@ def ask_kafka(
 class _Asking:
     """The questions, and the errors that they ended with."""
 
-    def __init__(self, topics: ThrowAwayTopics, extent: Extent) -> None:
+    def __init__(self, topics: ThrowAwayTopics, extent: ProbeLoad) -> None:
         self.errors: dict[Need, StatelogError] = {}
         self._kafka = topics.kafka
         self._name, self._ledger = topics.name, ledger_topic(topics.name)

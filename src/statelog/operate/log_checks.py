@@ -18,7 +18,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import TopicNeeds, TopicRole, Waiver, check_topic, objections
 from statelog.storage.claims import HeldLease, StoredSubscriptions
 from statelog.storage.kafka import OffsetRange, TopicDescription
-from statelog.storage.log.aging import AgingNeed
+from statelog.storage.log.aging import AgingRecord
 from statelog.storage.log.files import AcceptedLoss
 from statelog.storage.store import STALE_AFTER_S, FileInfo
 
@@ -285,7 +285,7 @@ def of_tail(tail: Tail, alarm_age_s: float) -> Verdict:
     return Verdict(Severity.REFUSED, found, hint, facts)
 
 
-def of_aging(need: AgingNeed | None, retention_s: float | None) -> Verdict:
+def of_aging(need: AgingRecord | None, retention_s: float | None) -> Verdict:
     """`need` is the oldest record that a snapshot or a reader still needs."""
     if retention_s is None:
         return Verdict(Severity.OK, "Kafka keeps records for ever")

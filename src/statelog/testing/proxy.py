@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from statelog.closing import Closing
 from statelog.testing.provider import Provider
-from statelog.testing.terms import API_KEYS, Deal, Head, Place, Terms, correlation_of, head_of
+from statelog.testing.terms import API_KEYS, Deal, Head, Place, ServiceTerms, correlation_of, head_of
 
 _PRODUCE = API_KEYS["Produce"]
 _FOREVER_S = float("inf")
@@ -169,7 +169,7 @@ class ProviderProxy(Closing):
 
     def __init__(self, bootstrap: str, provider: Provider, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.provider = provider
-        self.terms = Terms(provider, self._door)
+        self.terms = ServiceTerms(provider, self._door)
         self.clock = clock
         self._since_s = clock()
         self._lock = threading.Lock()

@@ -123,7 +123,7 @@ class Deal(NamedTuple):
     finish: Callable[[Any], Any] | None = None
 
 
-class Terms:
+class ServiceTerms:
     """The terms of one service; `address` is where clients find its brokers.
 
     One setting that is refused refuses all topics of its request.

@@ -1,7 +1,7 @@
 """The page: all logs below a root, one log, one key; the events that keep a page live; and `serve`, its server.
 
-Owns requests and answers; what is shown comes from `Looks`. Invariants: nothing is written, whatever is asked; only the
-names of logs that are listed are opened; what logs and keys hold reaches a page as text, with control characters
+Owns requests and answers; what is shown comes from `PageLooks`. Invariants: nothing is written, whatever is asked; only
+the names of logs that are listed are opened; what logs and keys hold reaches a page as text, with control characters
 escaped; a page may load what this server has, and nothing else; an address that cannot be had is an error, and nothing
 is served; a stop ends pages that are live, too.
 """
@@ -31,7 +31,7 @@ from statelog.operate.listening import Listening
 from statelog.operate.report import Report, shown, words
 from statelog.operate.rows import BytesText, json_column
 from statelog.schemas.changes.changes import DELETE
-from statelog.web.looks import KeyLook, LogLook, Looks, is_no_log
+from statelog.web.looks import KeyLook, LogLook, PageLooks, is_no_log
 from statelog.web.pictures import picture_of_runs, picture_of_topics
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ _GRACE_S = 2
 _POLL_S = 0.02
 
 
-def page_app(looks: Looks, listening: Listening) -> Starlette:
+def page_app(looks: PageLooks, listening: Listening) -> Starlette:
     """The application of a server at this place."""
     page = _Page(looks)
     hosts = ["*"] if listening.token else [*_LOOPBACK, listening.host]
@@ -102,7 +102,7 @@ class _Guarded:
 class _Page:
     """The answers. Looks may take long, so that they are waited for on threads, and for a bounded time."""
 
-    def __init__(self, looks: Looks) -> None:
+    def __init__(self, looks: PageLooks) -> None:
         self._looks = looks
         self._budget_s = looks.settings.restore_budget_s
         self._templates = _templates()

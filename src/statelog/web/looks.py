@@ -1,4 +1,4 @@
-"""`Looks`: the logs below a root, each looked at while somebody has its page open.
+"""`PageLooks`: the logs below a root, each looked at while somebody has its page open.
 
 Owns the Kafka client, which all logs share, and the threads. A look is `describe_log`, which the command prints, too,
 and the commits that came since the last one. Writes nothing, and holds nothing: no lease, no subscription.
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class LookFailure:
     """What went wrong, for people: its kind, what it says, what to do; so many `times` in a row, the last at `at_s`."""
 
     kind: str
@@ -73,7 +73,7 @@ class Seen(Generic[T]):
     value: T | None = None
     at_s: float = 0.0
     is_failing: bool = False
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[LookFailure, ...] = ()
     waiting_s: float = 0.0
 
 
@@ -118,20 +118,20 @@ class Fresh(Generic[T]):
             seen = _failed(seen, _failure(error, began_s))
         except Exception as error:  # noqa: BLE001 - a defect is told on the page, and logged with its trace
             _LOG.exception("a look failed for a reason that is no error of ours")
-            seen = _failed(seen, Failure(kind=type(error).__name__, message=str(error), hint="", at_s=began_s))
+            seen = _failed(seen, LookFailure(kind=type(error).__name__, message=str(error), hint="", at_s=began_s))
         finally:
             with self._lock:
                 self._seen, self._under_way = seen, None
                 self._ended_s = self._clock()
 
 
-def _failure(error: StatelogError, at_s: float) -> Failure:
+def _failure(error: StatelogError, at_s: float) -> LookFailure:
     facts = "; ".join(f"{name}: {value}" for name, value in error.facts.items())
     message = f"{error.message} ({facts})" if facts else error.message
-    return Failure(kind=type(error).__name__, message=message, hint=error.hint or "", at_s=at_s)
+    return LookFailure(kind=type(error).__name__, message=message, hint=error.hint or "", at_s=at_s)
 
 
-def _failed(seen: Seen[T], failure: Failure) -> Seen[T]:
+def _failed(seen: Seen[T], failure: LookFailure) -> Seen[T]:
     """With one failure more; one that is the same as the last counts it."""
     earlier = seen.failures
     if earlier and (earlier[0].kind, earlier[0].message) == (failure.kind, failure.message):
@@ -169,7 +169,7 @@ class KeyLook:
     history: KeyHistory | None
 
 
-class Looks(Closing):
+class PageLooks(Closing):
     """Thread-safe. Close it, or use it in a `with` block."""
 
     def __init__(self, where: Where, settings: MaterializerSettings, *, clock: Callable[[], float] = time.time) -> None:

@@ -12,7 +12,7 @@ import pytest
 from statelog.errors import BrokerUnavailable
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.kafka_needs import KafkaAnswers, Need, findings
-from statelog.operate.kafka_probe import Extent, ThrowAwayTopics, ask_kafka
+from statelog.operate.kafka_probe import ProbeLoad, ThrowAwayTopics, ask_kafka
 from statelog.schemas.topic_policy import Waiver, parse_waivers
 from statelog.storage.kafka import Kafka, TopicSpec
 from statelog.testing import provider as providers
@@ -35,7 +35,7 @@ from tests.support.told import lines
 
 PROFILES = tuple(one for one in vars(providers).values() if isinstance(one, Provider))
 PAGE = DOCS / "kafka.md"
-FEW = Extent(5, 20.0)
+FEW = ProbeLoad(5, 20.0)
 
 
 class Examined(NamedTuple):

@@ -23,7 +23,7 @@ from statelog.schemas.names import LOSSES, MANIFESTS
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.storage.claims import HeldSubscription
 from statelog.storage.kafka import TopicDescription
-from statelog.storage.log.aging import AgingNeed
+from statelog.storage.log.aging import AgingRecord
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.where import Where
@@ -460,7 +460,7 @@ def _rows(text: str) -> list[str]:
 )
 def test_what_is_needed_where_kafka_deletes_by_age(age_s: float, is_gone: bool, severity: str) -> None:
     """Half of the way is an alarm, and what is gone is a loss; where Kafka keeps all there is none."""
-    need = AgingNeed(
+    need = AgingRecord(
         topic="log", partition=1, offset=7, held_by="manifest 2", age_s=age_s, retention_s=100.0, is_gone=is_gone
     )
     assert log_checks.of_aging(need, 100.0).severity.value == severity

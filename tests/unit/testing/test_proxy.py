@@ -18,7 +18,7 @@ from kio.static.constants import EntityType
 
 from statelog.testing.provider import CONFLUENT_CLOUD, Provider
 from statelog.testing.proxy import ProviderProxy, read_frame
-from statelog.testing.terms import API_KEYS, Head, Terms, read_answer, read_request, written_answer
+from statelog.testing.terms import API_KEYS, Head, ServiceTerms, read_answer, read_request, written_answer
 
 _HEARTBEAT, _PRODUCE = API_KEYS["Heartbeat"], API_KEYS["Produce"]
 _AT_ONCE = timedelta(0)
@@ -128,8 +128,8 @@ def _written(body: Any) -> bytes:
     return struct.pack(">i", buffer.tell()) + buffer.getvalue()
 
 
-def _terms(provider: Provider) -> Terms:
-    return Terms(provider, lambda host, port: (host, port))
+def _terms(provider: Provider) -> ServiceTerms:
+    return ServiceTerms(provider, lambda host, port: (host, port))
 
 
 def test_a_quota_is_told() -> None:

@@ -25,7 +25,7 @@ from statelog.testing import Fault, Twin
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore, no_store_faults
 from statelog.web.app import page_app, serve
-from statelog.web.looks import Looks
+from statelog.web.looks import PageLooks
 
 HOSTILE = b"\x1b[2J\x00\xff<script>alert('k')</script>\xe2\x80\xae\" onload=\"x"
 _HERE = Listening(host="127.0.0.1", port=0)
@@ -60,7 +60,7 @@ def served(where: Where, listening: Listening = _HERE) -> Generator[str]:
         urls.append(url)
         is_up.set()
 
-    with Looks(where, MaterializerSettings(restore_budget_s=60.0)) as looks:
+    with PageLooks(where, MaterializerSettings(restore_budget_s=60.0)) as looks:
         app = page_app(looks, listening)
         server = threading.Thread(target=serve, args=(app, listening, is_over.wait), kwargs={"told": told})
         server.start()
@@ -278,7 +278,7 @@ def test_a_name_of_somebody_elses_is_not_answered(twin: Twin) -> None:
 
 def test_an_address_that_is_taken_is_refused(twin: Twin) -> None:
     """At once, by name, with what to do."""
-    with served(twin.where()) as url, Looks(twin.where(), MaterializerSettings()) as looks:
+    with served(twin.where()) as url, PageLooks(twin.where(), MaterializerSettings()) as looks:
         taken = listening_at(url.removeprefix("http://"))
         with pytest.raises(ConfigError, match="nothing can listen there") as refused:
             serve(page_app(looks, taken), taken, lambda: None, told=print)

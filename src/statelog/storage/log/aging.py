@@ -25,7 +25,7 @@ RENEW_SHARE = 1 / 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class NeededRecord:
     """A record that something still needs: the first one of a partition, or of the ledger."""
 
     topic: str
@@ -35,7 +35,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgingNeed(Need):
+class AgingRecord(NeededRecord):
     """A need that is `age_s` old, where Kafka deletes records after `retention_s`; `is_gone`: it did."""
 
     age_s: float
@@ -48,7 +48,7 @@ class AgingNeed(Need):
         return self.is_gone or self.age_s >= self.retention_s * ALARM_SHARE
 
 
-def oldest_need(log: "Log", needs: list[Need], *, now_s: float, made_s: float) -> AgingNeed | None:
+def oldest_need(log: "Log", needs: list[NeededRecord], *, now_s: float, made_s: float) -> AgingRecord | None:
     """The oldest of these needs; None if there is none, or Kafka keeps records for ever.
 
     `made_s` is when the oldest snapshot that has any of them was made, for records without a time of the broker's.
@@ -57,7 +57,7 @@ def oldest_need(log: "Log", needs: list[Need], *, now_s: float, made_s: float) -
     retention_s = log.retention_s
     if retention_s is None:
         return None
-    found: list[AgingNeed] = []
+    found: list[AgingRecord] = []
     for topic in (log.data_topic, log.ledger_topic):
         own = {need.partition: need for need in needs if need.topic == topic}
         times_s = _times_s(log, topic, {partition: need.offset for partition, need in own.items()})
@@ -66,7 +66,7 @@ def oldest_need(log: "Log", needs: list[Need], *, now_s: float, made_s: float) -
             since_s = made_s if time_s is None or time_s < 0 else time_s
             age_s = max(0.0, now_s - since_s)
             found.append(
-                AgingNeed(
+                AgingRecord(
                     topic=topic, partition=partition, offset=need.offset, held_by=need.held_by,
                     age_s=age_s, retention_s=retention_s, is_gone=time_s is None,
                 )

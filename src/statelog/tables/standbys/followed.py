@@ -40,7 +40,7 @@ class StateView:
 
 
 @dataclass(slots=True, eq=False)
-class _Scan:
+class _RunningScan:
     """One that is under way, and in which thread it began. `is_over`: it was broken off."""
 
     thread: int
@@ -56,7 +56,7 @@ class FollowedState:
         self._clock = clock
         self._lock = RLock()  # Reentrant: a scan may be dropped, and so end, wherever memory is freed.
         self._is_free = Condition(self._lock)
-        self._scans: set[_Scan] = set()
+        self._scans: set[_RunningScan] = set()
         self._is_moving = self._is_read = False  # For who has the lock: then it is this thread's own doing.
         self._is_awaited = False
         self._is_barred = False
@@ -91,7 +91,7 @@ class FollowedState:
 
     def scan(self, items: Callable[[State], Iterator[tuple[Any, Any]]]) -> Generator[tuple[Any, Any]]:
         """Copies of what `items` gives of one position, which the state keeps until the end of the scan."""
-        scan = _Scan(get_ident())
+        scan = _RunningScan(get_ident())
         with self._is_free:
             self._is_free.wait_for(lambda: not self._is_awaited, _POLITE_S)
             scan.is_over = self._is_barred
@@ -132,7 +132,7 @@ class FollowedState:
                     hint="Take a list first: `for key in list(standby)`",
                 )
 
-    def check(self, scan: _Scan | None = None) -> None:
+    def check(self, scan: _RunningScan | None = None) -> None:
         """Raise Damaged, Fenced, Unavailable if following did; ClosedError behind its end or the scan's; NestedCall."""
         with self._lock:
             if self._is_moving:
