@@ -1,15 +1,17 @@
 """Commits of other shapes: over 1, 8 and 64 partitions, and of 1 and 20 writers of one log at the same time.
 
-Beside each is a Kafka transaction of the same changes in the same partitions. Writers of one log own partitions of
-their own, and each transaction has a producer of its own; each is a thread. What is told of the slowest is the 99.9th
-percentile, so ask for thousands of commits.
+Beside each is a Kafka transaction of the same changes in the same partitions, and the floor: the two acknowledged round
+trips that no commit can do without, one of a record in each partition and one of a ledger record, by the
+client of a writer. Writers of one log own partitions of their own, and each transaction has a producer of its own; each
+is a thread. What is told of the slowest is the 99.9th percentile, so ask for thousands of commits.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
-from bench.figures import Figure, latency
+from bench.figures import Figure, latency, timed
 from bench.logs import bench_log
 from bench.plain import plain_topic
 from bench.run import commit_latencies
@@ -18,6 +20,7 @@ from bench.workload import batches, pairs
 from statelog.producer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.storage import Log
+from statelog.storage.kafka import Delivery
 
 __all__ = ["commits"]
 
@@ -42,16 +45,42 @@ def _shape(setting: Setting, few: Changes, partitions: int, writers: int) -> lis
     with bench_log(setting.bootstrap, setting.root, partitions=partitions) as log:
         sets = [_sets(log, few, share, each) for share in shares]
         ours = _together([partial(_ours, log, *one) for one in zip(shares, sets, strict=True)], warm)
+        least = _together([partial(_floor, log, *one) for one in zip(shares, sets, strict=True)], warm)
     with plain_topic(setting.bootstrap, partitions=partitions) as topic:
         theirs = topic.transaction_latencies
         others = _together([partial(theirs, mine, share) for share, mine in zip(shares, sets, strict=True)], warm)
     name = f"commit of {_CHANGES} changes, {partitions} partitions, {writers} writer{'s' if writers > 1 else ''}"
-    return [latency(f"{name}, {label}", share, ours, "one Kafka transaction", others) for share, label in _SHARES]
+    return [
+        latency(f"{name}{what}, {label}", share, took, "one Kafka transaction", others)
+        for what, took in (("", ours), (", floor", least))
+        for share, label in _SHARES
+    ]
 
 
 def _ours(log: Log, share: Sequence[int], sets: list[Changes]) -> list[float]:
     with Writer(log, f"bench-{share[0]}", partitions=share) as writer:
         return commit_latencies(writer, sets)
+
+
+def _floor(log: Log, share: Sequence[int], sets: list[Changes]) -> list[float]:
+    """Seconds of a record in each partition, and then of one in the ledger, for each set; none of them is a commit."""
+    heads, entry = 400, 90  # About the bytes of a chunk beside its changes, and of a partition in a commit.
+    with closing(log.kafka.producer()) as producer:
+
+        def acknowledged(topic: str, records: list[tuple[int, int]]) -> None:
+            told: list[Delivery] = []
+            for partition, size_bytes in records:
+                producer.send(topic, partition, bytes(size_bytes), told.append)
+            while len(told) < len(records):
+                producer.poll(0.2)
+            assert all(one.offset >= 0 for one in told)
+
+        def commit(changes: Changes) -> None:
+            each = heads + sum(len(key) + len(value) for key, value in changes) // len(share)
+            acknowledged(log.data_topic, [(partition, each) for partition in share])
+            acknowledged(log.ledger_topic, [(0, heads + entry * len(share))])
+
+        return [timed(partial(commit, changes)) for changes in sets]
 
 
 def _sets(log: Log, few: Changes, owned: Sequence[int], count: int) -> list[Changes]:
