@@ -70,11 +70,11 @@ def _junk(chunk: bytes) -> list[bytes]:
     seal: dict[str, Any] = {
         "witness": Place(1 << 40),
         "key": b"not the log's",
+        "key_groups": [head.first_key_group],
+        "body": memoryview(batch.serialize()),
     }  # A ledger that reached so far, they say.
     forged = [
-        encode_chunk(
-            epoch=head.epoch, nonce=head.nonce, sqn=head.sqn, index=i, value_schema_id=0, batch=batch, **seal
-        ).value
+        encode_chunk(epoch=head.epoch, nonce=head.nonce, sqn=head.sqn, index=i, value_schema_id=0, **seal).value
         for i in (head.index + 1, head.index + 2, 0)
     ]
     newer = b"SLCK\x03" + bytes(40)

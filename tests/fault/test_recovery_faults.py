@@ -25,6 +25,7 @@ from statelog.recovery import Recovery
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head, encode_chunk
+from statelog.schemas.changes.few import key_groups_in
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import MANIFESTS
 from statelog.storage.claims import list_leases
@@ -65,6 +66,7 @@ def _with_value(chunk: bytes, log: Log, value: bytes | None) -> bytes:
     assert found is not None
     head, at = found
     batch = decode_batches([VerifiedChunk(chunk, head, at)], log.change_schema(0))
+    forged = batch.set_column(3, "value", pa.array([value] * batch.num_rows, pa.binary()))
     return encode_chunk(
         epoch=head.epoch,
         nonce=head.nonce,
@@ -73,7 +75,8 @@ def _with_value(chunk: bytes, log: Log, value: bytes | None) -> bytes:
         value_schema_id=0,
         witness=head.place,
         key=b"",
-        batch=batch.set_column(3, "value", pa.array([value] * batch.num_rows, pa.binary())),
+        key_groups=key_groups_in(forged),
+        body=memoryview(forged.serialize()),
     ).value
 
 

@@ -1,12 +1,18 @@
 """Chunks under Hypothesis: whatever goes in comes out, and no changed byte goes unnoticed."""
 
+import io
+
+from fastavro import parse_schema, schemaless_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import CorruptChunk, UnknownFormat
-from statelog.schemas.changes.changes import DELETE, PUT, chunk_slices
-from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head
-from statelog.schemas.key_groups import KeyType
+from statelog.schemas.avro import RecordCodec, long_bytes
+from statelog.schemas.changes.changes import DELETE, PUT, chunk_slices, row_sizes, split
+from statelog.schemas.changes.chunk import VerifiedChunk, around, decode_batches, decode_head
+from statelog.schemas.changes.few import FewChanges
+from statelog.schemas.key_groups import KeyType, key_group_of
+from statelog.schemas.ledger.place import LastRecord, Place
 from tests.support.samples.chunks import Row, chunk_of, rows_batch
 
 MAGIC_BYTES = 4
@@ -44,6 +50,56 @@ def test_what_goes_in_comes_out(log: tuple[KeyType, list[Row]], sqn: int, index:
             tuple(row.values()) for row in decode_batches([VerifiedChunk(value, head, at)], batch.schema).to_pylist()
         )
     assert found == rows
+
+
+@settings(deadline=None)
+@given(
+    changes=st.lists(st.tuples(st.binary(max_size=20), st.none() | st.binary(max_size=20)), min_size=1, max_size=60),
+    partitions=st.integers(1, 64),
+    prefix_bytes=st.none() | st.integers(1, 8),
+    index=st.integers(0, (1 << 31) - 1),
+)
+def test_few_changes_are_as_arrow_has_them(
+    changes: list[tuple[bytes, bytes | None]], partitions: int, prefix_bytes: int | None, index: int
+) -> None:
+    """Few changes make the same chunks, byte for byte, as the same changes in Arrow."""
+    keys, values = [key for key, _ in changes], [value for _, value in changes]
+    ops = [int(value is None) for value in values]
+    groups = [key_group_of(key, KeyType.BYTES, 64, prefix_bytes) for key in keys]
+    whole = rows_batch(list(zip(groups, ops, keys, values, strict=True)))
+    parts = [
+        (number, rows_batch([tuple(row.values()) for row in part.to_pylist()]))
+        for number, part in split(whole, partitions, 64)
+    ]
+    few = FewChanges.of(keys, values, 64, prefix_bytes)
+    assert few.nbytes == sum(int(row_sizes(column).sum()) for column in whole.columns)
+    found = few.split(partitions, 64)
+    assert [number for number, _ in found] == [number for number, _ in parts]
+    for (_, mine), (_, theirs) in zip(found, parts, strict=True):
+        assert chunk_of(mine, index=index) == chunk_of(theirs, index=index)
+
+
+@given(number=st.integers(-(1 << 63), (1 << 63) - 1))
+def test_numbers_are_as_avro_has_them(number: int) -> None:
+    """What is put into a head by itself is what a codec writes."""
+    found = io.BytesIO()
+    schemaless_writer(found, parse_schema({"type": "long"}), number)
+    assert long_bytes(number) == found.getvalue()
+
+
+@settings(deadline=None)
+@given(numbers=st.tuples(*[st.integers(0, (1 << 31) - 1)] * 5), longs=st.tuples(*[st.integers(0, (1 << 63) - 1)] * 3))
+def test_a_head_is_as_a_codec_has_it(numbers: tuple[int, ...], longs: tuple[int, ...]) -> None:
+    """The head that is put together of parts is the record that the codec writes."""
+    index, first, last, changes, value_schema_id = numbers
+    epoch, sqn, position = longs
+    witness = Place(position + 1, LastRecord(position, 77))
+    before, behind = around(epoch, bytes(16), sqn, index, value_schema_id, witness, b"key")
+    head = {"epoch": epoch, "nonce": bytes(16), "sqn": sqn, "index": index, "first_key_group": first}
+    head |= {"last_key_group": last, "changes": changes, "value_schema_id": value_schema_id}
+    head |= {**witness.to_fields("witness"), "seal": behind[-8:]}
+    middle = b"".join(map(long_bytes, (first, last, changes)))
+    assert before + middle + behind == RecordCodec("chunk_head").encode(head)
 
 
 @settings(deadline=None, max_examples=30)

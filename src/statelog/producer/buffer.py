@@ -28,6 +28,7 @@ from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
 from statelog.producer.change_maker import ChangeMaker, Key, Value, cut
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.arrays import about_bytes
+from statelog.schemas.changes.few import FEW_BYTES, ROW_BYTES, Changes, FewChanges
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.schemas.ledger.place import has_utf8
@@ -83,6 +84,11 @@ class ChangeLists:
         self.groups: list[int] = []
         self._give_room(self._list_bytes)
 
+    @property
+    def most_bytes(self) -> int:
+        """What the changes here take in a chunk, at most."""
+        return self._list_bytes - self.room_bytes - self._rest_bytes + ROW_BYTES * len(self.keys)
+
     def has_room(self, size_bytes: int) -> bool:
         """Whether more may wait behind a change of this size, whose room is then taken."""
         rest = self.room_bytes + self._rest_bytes - max(size_bytes, self.least_bytes)
@@ -124,6 +130,8 @@ class ChangeBuffer:
             large_bytes=min(LARGE, descriptor.record_bytes_max // 2),
         )
         """Single changes on their way in; only `ChangeWriter.put` goes there past this."""
+        is_few = self._opaque and not self._by_caller and self._key_class is bytes
+        self._few_bytes = min(FEW_BYTES, settings.chunk_bytes) if is_few else 0
         self._batches: list[pa.RecordBatch] = []
         self._batch_bytes = 0
 
@@ -193,8 +201,14 @@ class ChangeBuffer:
             self._keep(ready.popleft())
             yield self.full
 
-    def take(self) -> pa.RecordBatch | None:
+    def take(self) -> Changes | None:
         """Empty the buffer: all changes in order, or None if there are none."""
+        lists = self.lists
+        if self._few_bytes and lists.keys and not self._batches and lists.most_bytes <= self._few_bytes:
+            keys, values = cast("list[bytes]", lists.keys), cast("list[bytes | None]", lists.values)
+            few = FewChanges.of(keys, values, self._descriptor.key_groups, self._descriptor.prefix_bytes)
+            lists.clear()
+            return few
         self._roll_lists()
         batches, self._batches, self._batch_bytes = self._batches, [], 0
         if not batches:

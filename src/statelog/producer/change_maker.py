@@ -28,7 +28,7 @@ from statelog.schemas.changes.changes import (
     chunk_slices,
 )
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.key_groups import KeyType, key_groups_of_few, key_groups_of_partition, partition_of, ranges_text
+from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of, ranges_text
 from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
 
 Key = bytes | str | int
@@ -44,7 +44,6 @@ _KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
 }
 """How the names of the Arrow types begin that a column of keys may have; a null key is refused on its own."""
 _OURS = ("key", "op", "key_group")
-_FEW = 256
 _MOST_PIECE_BYTES = 64 << 20
 
 
@@ -60,7 +59,6 @@ class ChangeMaker:
         self._foreign = _foreign_groups(descriptor, owned)
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
-        self._is_plain = descriptor.key_type is KeyType.BYTES and descriptor.prefix_bytes is None
 
     @property
     def owns_all(self) -> bool:
@@ -94,12 +92,7 @@ class ChangeMaker:
         else:
             column = rows_to_struct(cast("Sequence[Mapping[str, object] | None]", values), self._value_schema)
         ops = _deletes(column)
-        if self._by_caller:
-            groups = np.array(named, np.uint16)
-        elif self._is_plain and len(keys) <= _FEW:
-            groups = key_groups_of_few(cast("Sequence[bytes]", keys), self._descriptor.key_groups)
-        else:
-            groups = self._descriptor.key_groups_of(key_column)
+        groups = np.array(named, np.uint16) if self._by_caller else self._descriptor.key_groups_of(key_column)
         return self._made(groups, ops, key_column, column)
 
     def of_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -20,24 +20,23 @@ Invariants:
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-
-import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from statelog.errors import KeyGroupMismatch
 from statelog.producer.epoch import Grant
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import Meter, WriterSettings
-from statelog.schemas.arrays import fits, numbers_of
+from statelog.schemas.arrays import fits
 from statelog.schemas.changes.changes import chunk_slices, split
 from statelog.schemas.changes.chunk import combine_checksums, encode_chunk
+from statelog.schemas.changes.few import Changes, FewChanges, key_groups_in
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, to_bitmap
 from statelog.schemas.ledger.handle import Entry, gaps_of
+from statelog.schemas.ledger.place import Place
 from statelog.storage.local.copy import LocalCopy, attempt_directory, copies_of_writer
 
 _BLOCK_BYTES = 4096
@@ -133,7 +132,7 @@ class ChangeSet:
         self.sqn = sqn
         self.copy = copy
         self._parts: dict[int, _PartitionPart] = {}
-        self._held: list[pa.RecordBatch] = []
+        self._held: list[Changes] = []
         self._missing = 0
         self._entries: tuple[Entry, ...] | None = None
 
@@ -157,8 +156,8 @@ class ChangeSet:
         """Whether everything was sent and every report is good."""
         return not self._missing and not self._held
 
-    def hold(self, changes: pa.RecordBatch) -> None:
-        """Take a batch (columns of `change_schema`) to be sent."""
+    def hold(self, changes: Changes) -> None:
+        """Take changes to be sent."""
         self._held.append(changes)
 
     def send(self, outbox: Outbox) -> None:
@@ -168,7 +167,8 @@ class ChangeSet:
         """
         if self._held:
             held, self._held = self._held, []
-            self._send(outbox, held[0] if len(held) == 1 else pa.concat_batches(held))
+            for changes in held:
+                self._send(outbox, changes)
             if self.copy is not None:
                 self.copy.pause()
 
@@ -180,26 +180,25 @@ class ChangeSet:
                 self.copy.complete({partition: part.offsets for partition, part in self._parts.items()})
         return self._entries
 
-    def _send(self, outbox: Outbox, changes: pa.RecordBatch) -> None:
-        descriptor = outbox.grant.descriptor
-        slices = split(changes, descriptor.partitions, descriptor.key_groups)
-        for part in slices:
-            if part.partition not in outbox.owned:
+    def _send(self, outbox: Outbox, changes: Changes) -> None:
+        pieces = list(_pieces(outbox, changes))
+        for partition, _ in pieces:
+            if partition not in outbox.owned:
                 raise KeyGroupMismatch(
-                    f"a change belongs to partition {part.partition}, which this writer does not own",
+                    f"a change belongs to partition {partition}, which this writer does not own",
                     writer=outbox.grant.writer,
-                    partition=part.partition,
+                    partition=partition,
                 )
-        is_small = fits(changes, outbox.chunk_bytes)  # Asked once, not by slice.
-        for part in slices:
-            pieces = [part.batch] if is_small else chunk_slices(part.batch, outbox.chunk_bytes, outbox.change_bytes_max)
-            for piece in pieces:
-                self._send_chunk(outbox, part.partition, piece)
+        witness = outbox.witness()
+        for partition, piece in pieces:
+            self._send_chunk(outbox, partition, piece, witness)
+        for partition, piece in pieces:  # While the brokers have the chunks.
+            self._add_key_groups(outbox.grant.descriptor, partition, piece)
         outbox.meter.changes += changes.num_rows
         outbox.poll()
         outbox.check()
 
-    def _send_chunk(self, outbox: Outbox, partition: int, changes: pa.RecordBatch) -> None:
+    def _send_chunk(self, outbox: Outbox, partition: int, changes: Changes, witness: Place) -> None:
         grant = outbox.grant
         part = self._parts.setdefault(partition, _PartitionPart())
         chunk = encode_chunk(
@@ -208,19 +207,25 @@ class ChangeSet:
             sqn=self.sqn,
             index=part.chunks,
             value_schema_id=grant.value_schema.id,
-            witness=outbox.witness(),
+            witness=witness,
             key=grant.descriptor.seal_key,
-            batch=changes,
+            key_groups=key_groups_in(changes),
+            body=memoryview(changes.serialize()),
         )
         part.chunks += 1
         part.changes += changes.num_rows
         part.size_bytes += len(chunk.value)
         part.checksums.append(chunk.checksum)
-        part.key_groups = merge_bitmaps(part.key_groups, self._bitmap(outbox, partition, changes))
         self._missing += 1
         if self.copy is not None:
             self.copy.add(partition, chunk.value)
         outbox.send(self.sqn, partition, chunk.value, self._landed(part))
+
+    def _add_key_groups(self, descriptor: Descriptor, partition: int, changes: Changes) -> None:
+        part = self._parts[partition]
+        first = key_groups_of_partition(partition, descriptor.partitions, descriptor.key_groups).start
+        bitmap = to_bitmap(key_groups_in(changes), first)
+        part.key_groups = merge_bitmaps(part.key_groups, bitmap) if part.key_groups else bitmap
 
     def _landed(self, part: _PartitionPart) -> Callable[[int], None]:
         def landed(offset: int) -> None:
@@ -228,12 +233,6 @@ class ChangeSet:
             self._missing -= 1
 
         return landed
-
-    def _bitmap(self, outbox: Outbox, partition: int, changes: pa.RecordBatch) -> bytes:
-        descriptor = outbox.grant.descriptor
-        first = key_groups_of_partition(partition, descriptor.partitions, descriptor.key_groups).start
-        column: NDArray[np.uint16] = numbers_of(changes.column(0))
-        return to_bitmap(column, first)
 
     def _entry(self, outbox: Outbox, partition: int, part: _PartitionPart) -> Entry:
         offsets = part.offsets
@@ -252,3 +251,15 @@ class ChangeSet:
             key_groups=part.key_groups,
             gaps=gaps_of(offsets),
         )
+
+
+def _pieces(outbox: Outbox, changes: Changes) -> Iterator[tuple[int, Changes]]:
+    """By partition, ascending, and in pieces that fit in a chunk, as few changes always do. Raises ValueTooLarge."""
+    descriptor = outbox.grant.descriptor
+    if isinstance(changes, FewChanges):
+        yield from changes.split(descriptor.partitions, descriptor.key_groups)
+        return
+    is_small = fits(changes, outbox.chunk_bytes)  # Asked once, not by slice.
+    for partition, batch in split(changes, descriptor.partitions, descriptor.key_groups):
+        pieces = [batch] if is_small else chunk_slices(batch, outbox.chunk_bytes, outbox.change_bytes_max)
+        yield from ((partition, piece) for piece in pieces)

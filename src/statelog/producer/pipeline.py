@@ -25,14 +25,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import pyarrow as pa
-
 from statelog.errors import Misuse, PersistFailed, SequenceAhead, SequenceTruncated
 from statelog.producer.buffer import meta_size
 from statelog.producer.change_set import ChangeSet, LocalCopies
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.arrays import about_bytes
+from statelog.schemas.changes.few import Changes, FewChanges
 from statelog.schemas.ledger.handle import Step
 
 INITIAL = 1
@@ -175,18 +174,18 @@ class Pipeline:
 
     # ---- appended
 
-    def roll_over(self, changes: pa.RecordBatch | None) -> None:
+    def roll_over(self, changes: Changes | None) -> None:
         """End the active change set with these last changes. An empty one stays active: it needs no other number.
 
         What waits is sent once it is enough. Raises PersistFailed, Unavailable.
         """
         self._roll_over(changes)
         if changes is not None:
-            self._unsent_bytes += about_bytes(changes)
+            self._unsent_bytes += changes.nbytes if isinstance(changes, FewChanges) else about_bytes(changes)
             if self._unsent_bytes >= self._ahead_bytes:
                 self.send_ahead(None)
 
-    def send_ahead(self, changes: pa.RecordBatch | None) -> None:
+    def send_ahead(self, changes: Changes | None) -> None:
         """Send everything, before a checkpoint asks for it; `changes` come last. Raises PersistFailed, Unavailable."""
         self.outbox.meter.persists_ahead += 1
         self._send_rolled()
@@ -198,7 +197,7 @@ class Pipeline:
 
     # ---- persisted
 
-    def hold(self, checkpoint_id: int, changes: pa.RecordBatch | None, meta: Mapping[str, bytes | None]) -> PendingStep:
+    def hold(self, checkpoint_id: int, changes: Changes | None, meta: Mapping[str, bytes | None]) -> PendingStep:
         """Roll over, with these last changes; send what is not sent yet, and make all that no checkpoint holds a
         checkpoint. Raises PersistFailed, Unavailable.
         """
@@ -274,7 +273,7 @@ class Pipeline:
         """Drop the local copies that no handle names."""
         self.copies.discard(min(self.sequence.held, self.sequence.durable), self.sequence.next + 1)
 
-    def _roll_over(self, changes: pa.RecordBatch | None) -> None:
+    def _roll_over(self, changes: Changes | None) -> None:
         if changes is not None:
             self._active.hold(changes)
         if self._active.is_empty:

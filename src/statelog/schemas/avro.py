@@ -62,6 +62,19 @@ def parsed(datum: Datum, **others: Any) -> dict[str, Any]:
     return {**datum, **others}
 
 
+def long_bytes(number: int) -> bytes:
+    """An `int` or a `long` as a datum has it: zigzag, seven bits to a byte."""
+    left = number << 1 if number >= 0 else ~number << 1 | 1
+    if left < 0x80:
+        return bytes((left,))
+    found = bytearray()
+    while left >= 0x80:
+        found.append(left & 0x7F | 0x80)
+        left >>= 7
+    found.append(left)
+    return bytes(found)
+
+
 def _load(avsc: str) -> dict[str, object]:
     text = resources.files("statelog.schemas").joinpath("avsc").joinpath(f"{avsc}.avsc").read_text("utf-8")
     return cast("dict[str, object]", json.loads(text))

@@ -140,12 +140,6 @@ def key_groups_of(keys: pa.Array, key_groups: int, prefix_bytes: int | None = No
     return (crc32_column(keys) % np.uint32(key_groups)).astype(np.uint16)
 
 
-def key_groups_of_few(keys: Sequence[bytes], key_groups: int) -> NDArray[np.uint16]:
-    """As `key_groups_of`, of keys as they are in Python: so few that zlib's calls take less time than numpy's."""
-    crcs = np.fromiter(map(zlib.crc32, keys), np.uint32, len(keys))
-    return (crcs % np.uint32(key_groups)).astype(np.uint16)
-
-
 def crc32_column(column: pa.Array) -> Crcs:
     """zlib's crc32 of the canonical bytes of every key of a binary, string or int64 column.
 
@@ -244,11 +238,13 @@ def partition_starts(partitions: int, key_groups: int) -> NDArray[np.int64]:
 # ---- bitmaps of the key groups inside one partition
 
 
-def to_bitmap(key_groups: NDArray[np.uint16], first: int) -> bytes:
+def to_bitmap(key_groups: NDArray[np.uint16] | Sequence[int], first: int) -> bytes:
     """The bitmap of these key groups (any order, repeats allowed) in the partition whose first key group is `first`.
 
     Ends with the byte of the highest one, so that equal sets have equal bitmaps. Raises KeyGroupMismatch below `first`.
     """
+    if not isinstance(key_groups, np.ndarray):
+        return _small_bitmap(set(key_groups), first)
     if len(key_groups) <= _FEW:
         return _small_bitmap(set(key_groups.tolist()), first)
     if int(key_groups.min()) < first:

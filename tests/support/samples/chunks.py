@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from statelog.schemas.changes.changes import OPAQUE, change_schema
 from statelog.schemas.changes.chunk import EncodedChunk, encode_chunk
+from statelog.schemas.changes.few import Changes, key_groups_in
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LastRecord, Place
 
@@ -29,7 +30,7 @@ def rows_batch(
 WITNESS = Place(11, LastRecord(10, 0x1122334455667788))
 
 
-def chunk_of(batch: pa.RecordBatch, *, sqn: int = 3, index: int = 0, value_schema_id: int = 0) -> EncodedChunk:
+def chunk_of(batch: Changes, *, sqn: int = 3, index: int = 0, value_schema_id: int = 0) -> EncodedChunk:
     """A chunk of epoch 7 that holds this batch."""
     return encode_chunk(
         epoch=7,
@@ -39,7 +40,8 @@ def chunk_of(batch: pa.RecordBatch, *, sqn: int = 3, index: int = 0, value_schem
         value_schema_id=value_schema_id,
         witness=WITNESS,
         key=KEY,
-        batch=batch,
+        key_groups=key_groups_in(batch),
+        body=memoryview(batch.serialize()),
     )
 
 

@@ -12,6 +12,7 @@ from statelog.producer.buffer import ChangeBuffer
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.changes import change_schema, row_sizes
+from statelog.schemas.changes.few import FEW_BYTES, ROW_BYTES, FewChanges
 from statelog.schemas.key_groups import KeyType
 from tests.support.rigs.log import twin_rig
 
@@ -50,6 +51,9 @@ def test_one_limit_for_every_way_in(way: str, excess: int) -> None:
         assert excess <= 0
         assert buffer.changes == 2
     changes = buffer.take()
+    if isinstance(changes, FewChanges):
+        assert excess > 0 and changes == ([changes.groups[0]], [b"a"], [b"b"])
+        return
     assert changes is not None
     assert sum(int(row_sizes(column)[-1]) for column in changes.columns) <= MAX_CHANGE_BYTES
 
@@ -108,7 +112,7 @@ def test_ops_of_any_text(op: pa.Array) -> None:
     buffer = _buffer()
     _extend(buffer, {"key": [b"a", b"b"], "value": [b"1", b"2"], "op": op})
     changes = buffer.take()
-    assert changes is not None
+    assert isinstance(changes, pa.RecordBatch)
     assert changes.column(1).to_pylist() == [0, 1]
 
 
@@ -140,7 +144,7 @@ def test_a_table_is_taken_as_it_fills() -> None:
     """However large it is, no more than about the threshold is taken at once, in row order."""
     buffer = _buffer(roll_bytes=10_000)
     keys = [b"%d" % i for i in range(5_000)]
-    taken: list[pa.RecordBatch] = []
+    taken: list[Any] = []
     for is_full in buffer.extend(pa.table({"key": keys, "value": [bytes(90)] * 5_000})):
         changes = buffer.take() if is_full else None
         taken += [changes] if changes is not None else []
@@ -173,6 +177,22 @@ def test_large_values_that_lie_together() -> None:
         changes = buffer.take() if is_full else None
         sizes += [changes.nbytes] if changes is not None else []
     assert max(sizes) < 80 << 20
+
+
+@pytest.mark.parametrize("excess", [0, 1])
+@pytest.mark.parametrize("chunk_bytes", [FEW_BYTES - 5000, 2 * FEW_BYTES])
+def test_few_fit_in_a_chunk(chunk_bytes: int, excess: int) -> None:
+    """Changes stay as they are up to so many bytes, none of which is left out, and become Arrow above."""
+    buffer = _buffer(chunk_bytes=chunk_bytes)
+    size = min(chunk_bytes, FEW_BYTES) - 2 * ROW_BYTES
+    buffer.put(b"k", bytes(1000))
+    buffer.put(b"l", bytes(size - 1002 + excess))
+    changes = buffer.take()
+    assert changes is not None
+    assert changes.num_rows == 2
+    assert isinstance(changes, FewChanges) is (excess == 0)
+    assert not isinstance(changes, FewChanges) or changes.nbytes == min(chunk_bytes, FEW_BYTES)
+    assert buffer.take() is None
 
 
 @pytest.mark.parametrize(("rows", "size_bytes", "most"), [(3, 0, 3), (20_000, 4096, 512), (7, 1 << 19, 4)])

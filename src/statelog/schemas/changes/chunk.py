@@ -22,6 +22,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import accumulate
 from typing import NamedTuple, cast
 
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 
 from statelog.errors import Corrupt, CorruptChunk, UnknownFormat
 from statelog.schemas.arrays import numbers_of
-from statelog.schemas.avro import RecordCodec
+from statelog.schemas.avro import RecordCodec, long_bytes
 from statelog.schemas.ledger.place import Place
 
 DECODING_ERRORS = (
@@ -49,6 +50,13 @@ _HEAD_LIMIT = 10 + 16 + 8 + 8 + 4 * 10 + 5 * 5
 """Avro's header, nonce, hash, seal, four longs and five ints at their longest."""
 _SEALED_1 = struct.Struct("<q16sqiq")
 _SEALED = struct.Struct("<q16sqiqq8s")
+_VTABLE_SLOT = struct.Struct("<H")
+_OFFSET = struct.Struct("<I")
+_BACK_OFFSET = struct.Struct("<i")
+_HEADER_SLOT, _BODY_BYTES_SLOT = 2, 3  # Message: version, type of the header, header, bytes of the body, ...
+_ROWS_SLOT, _NODES_SLOT, _BUFFERS_SLOT, _COMPRESSION_SLOT = range(4)  # RecordBatch
+_PREFIX_BYTES = 8  # A continuation marker, and the size of the metadata.
+_PADDING = tuple(map(bytes, range(8)))
 
 
 @dataclass(slots=True)  # Not frozen: to make one is a good part of decoding a small chunk.
@@ -99,31 +107,38 @@ def encode_chunk(
     value_schema_id: int,
     witness: Place,
     key: bytes,
-    batch: pa.RecordBatch,
+    key_groups: Sequence[int] | NDArray[np.uint16],
+    body: memoryview,
 ) -> EncodedChunk:
-    """A chunk of at least one change. `value_schema_id` 0: values are opaque bytes. `key` seals the witness."""
-    assert batch.num_rows > 0, "an empty chunk says nothing"
-    groups = _key_groups(batch)
-    head = _HEADS.encode(
-        {
-            "epoch": epoch,
-            "nonce": nonce,
-            "sqn": sqn,
-            "index": index,
-            "first_key_group": int(groups.min()),
-            "last_key_group": int(groups.max()),
-            "changes": batch.num_rows,
-            "value_schema_id": value_schema_id,
-            **witness.to_fields("witness"),
-            "seal": _seal(key, epoch, nonce, sqn, index, witness),
-        }
-    )
+    """A chunk of at least one change. `value_schema_id` 0: values are opaque bytes. `key` seals the witness.
+
+    `body` is the record batch as one IPC message, `key_groups` that of each change; a sequence of them ascends.
+    """
+    assert len(key_groups) > 0, "an empty chunk says nothing"
+    if isinstance(key_groups, np.ndarray):
+        first, last = int(key_groups.min()), int(key_groups.max())
+    else:
+        first, last = key_groups[0], key_groups[-1]
+    before, behind = around(epoch, nonce, sqn, index, value_schema_id, witness, key)
+    head = b"".join((before, long_bytes(first), long_bytes(last), long_bytes(len(key_groups)), behind))
     head += bytes(-(_PREFIX.size + len(head)) % _ALIGNMENT)
-    body = memoryview(batch.serialize())
     hasher = xxhash.xxh3_64(head)
     hasher.update(body)
     checksum = hasher.intdigest()
     return EncodedChunk(b"".join((_PREFIX.pack(_MAGIC, _VERSION, checksum), head, body)), checksum)
+
+
+@lru_cache(maxsize=16)
+def around(
+    epoch: int, nonce: bytes, sqn: int, index: int, value_schema_id: int, witness: Place, key: bytes
+) -> tuple[bytes, bytes]:
+    """What a head has before its key groups and its number of changes, and behind them: the same in all partitions."""
+    fields = {"epoch": epoch, "nonce": nonce, "sqn": sqn, "index": index, "value_schema_id": value_schema_id}
+    none = dict.fromkeys(("first_key_group", "last_key_group", "changes"), 0)  # A byte each.
+    seal = _seal(key, epoch, nonce, sqn, index, witness)
+    head = _HEADS.encode({**fields, **none, **witness.to_fields("witness"), "seal": seal})
+    at = len(_HEADS.prefix) + len(nonce) + sum(len(long_bytes(number)) for number in (epoch, sqn, index))
+    return head[:at], head[at + len(none) :]
 
 
 def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
@@ -215,10 +230,6 @@ def _values_fit(ops: NDArray[np.uint8], values: pa.Array) -> bool:
     return bool((ops == numbers_of(values.is_null())).all())
 
 
-def _key_groups(batch: pa.RecordBatch) -> NDArray[np.uint16]:
-    return numbers_of(batch.column(0))
-
-
 def _corrupt(message: str, head: ChunkHead) -> CorruptChunk:
     return CorruptChunk(message, epoch=head.epoch, sqn=head.sqn, index=head.index, changes=head.changes)
 
@@ -241,14 +252,7 @@ def combine_checksums(checksums: Sequence[int]) -> int:
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(checksums)}Q", *checksums))
 
 
-# ---- what Arrow does not show of a message
-
-
-_VTABLE_SLOT = struct.Struct("<H")
-_OFFSET = struct.Struct("<I")
-_BACK_OFFSET = struct.Struct("<i")
-_HEADER_SLOT = 2  # Message: version, type of the header, header, ...
-_COMPRESSION_SLOT = 3  # RecordBatch: length, nodes, buffers, compression, ...
+# ---- the message of a record batch: what Arrow does not show of one, and one that is written without Arrow
 
 
 def is_compressed(message: pa.ipc.Message) -> bool:
@@ -258,11 +262,66 @@ def is_compressed(message: pa.ipc.Message) -> bool:
     message's flatbuffer, which Arrow verified and of which it shows nothing. Raises struct.error.
     """
     metadata = memoryview(message.metadata)
-    table = _OFFSET.unpack_from(metadata)[0]
-    header = _field(metadata, table, _HEADER_SLOT)
-    if header is None:
-        return False
-    return _field(metadata, header + _OFFSET.unpack_from(metadata, header)[0], _COMPRESSION_SLOT) is not None
+    header = _field(metadata, _pointed(metadata, 0), _HEADER_SLOT)
+    return header is not None and _field(metadata, _pointed(metadata, header), _COMPRESSION_SLOT) is not None
+
+
+def batch_message(schema: pa.Schema, rows: int, nulls: Sequence[int], buffers: Sequence[bytes]) -> bytes:
+    """What `RecordBatch.serialize` gives for a batch of these buffers, at least one row and so many nulls by column.
+
+    `schema` has flat columns only. The metadata are of one size, however large the batch is.
+    """
+    frame = _frame(schema)
+    places: list[int] = []
+    body: list[bytes] = []
+    at = 0
+    for buffer in buffers:
+        size = len(buffer)
+        places += (at, size)
+        body += (buffer, _PADDING[-size % 8])
+        at += size + -size % 8
+    metadata = bytearray(frame.metadata)
+    struct.pack_into("<q", metadata, frame.body_bytes_at, at)
+    struct.pack_into("<q", metadata, frame.rows_at, rows)
+    struct.pack_into(f"<{2 * len(nulls)}q", metadata, frame.nodes_at, *(one for null in nulls for one in (rows, null)))
+    struct.pack_into(f"<{len(places)}q", metadata, frame.buffers_at, *places)
+    return b"".join((metadata, *body))
+
+
+class _Frame(NamedTuple):
+    """The prefix and the metadata of a batch, and where in them the numbers are that differ from batch to batch."""
+
+    metadata: bytes
+    body_bytes_at: int
+    rows_at: int
+    nodes_at: int
+    buffers_at: int
+
+
+@cache
+def _frame(schema: pa.Schema) -> _Frame:
+    batch = pa.RecordBatch.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).serialize()
+    metadata = memoryview(pa.ipc.read_message(batch).metadata)
+    table = _pointed(metadata, 0)
+    header = _pointed(metadata, _there(metadata, table, _HEADER_SLOT))
+    nodes, buffers = (
+        _pointed(metadata, _there(metadata, header, slot)) + _OFFSET.size for slot in (_NODES_SLOT, _BUFFERS_SLOT)
+    )
+    places = _there(metadata, table, _BODY_BYTES_SLOT), _there(metadata, header, _ROWS_SLOT), nodes, buffers
+    return _Frame(
+        bytes(memoryview(batch)[: _PREFIX_BYTES + len(metadata)]), *(_PREFIX_BYTES + place for place in places)
+    )
+
+
+def _pointed(metadata: memoryview, at: int) -> int:
+    """What an offset points to."""
+    return at + int(_OFFSET.unpack_from(metadata, at)[0])
+
+
+def _there(metadata: memoryview, table: int, slot: int) -> int:
+    found = _field(metadata, table, slot)
+    assert found is not None, "Arrow leaves out what is zero, and this is not"
+    return found
 
 
 def _field(metadata: memoryview, table: int, slot: int) -> int | None:
