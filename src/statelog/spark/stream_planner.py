@@ -42,7 +42,6 @@ from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
 _CLOCKS_APART_S = 60
-_STEP_BYTES = 4 << 20
 _MOVE_S = 30.0
 _ANEW_S = 3600.0
 
@@ -273,9 +272,9 @@ class CommitWindow(Closing):
 
     def read_ahead(self, end_position: int, is_enough: Callable[[], bool]) -> None:
         """Read on, up to the end or until it is enough. Raises OffsetGone, BeyondEnd, Damaged, Unavailable."""
-        while self._ledger.position < end_position and not is_enough():
-            for found in self._ledger.read_to(end_position, most_bytes=_STEP_BYTES):
-                self.commits.append(commit_facts(found, self._partitions))
+        portions = self._ledger.portions(end_position)
+        while not is_enough() and (portion := next(portions, None)) is not None:
+            self.commits.extend(commit_facts(found, self._partitions) for found in portion)
 
     def rebase(self) -> Folded:
         """Fold the base up to the start, which it then is; reads again what lies between."""

@@ -5,6 +5,7 @@ One view is a schema and a function, named in `VIEWS`; the option `read` takes i
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -33,7 +34,6 @@ _TYPES = {
     "ints": pa.list_(pa.int32()),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
-_COMMITS_BYTES = 8 << 20
 
 Rows = list[dict[str, object]]
 
@@ -71,8 +71,7 @@ def _commits(log: Log, position: int) -> Iterator[Rows]:
     reach = RetainedHistory(log, None, seen=[Place(position)])
     start = min(reach.oldest_position, position)
     with log.ledger.client(reach.base_for(start), start) as ledger:
-        while ledger.position < position:
-            found = ledger.read_to(position, most_bytes=_COMMITS_BYTES)
+        for found in ledger.portions(position):
             yield [_commit(log, one) for one in found]
 
 
@@ -136,11 +135,10 @@ def _lag(log: Log, position: int) -> Iterator[Rows]:
     start = base.position if base else 0
     commits, changes, size_bytes, since = 0, 0, 0, None
     with log.ledger.client(base, start) as ledger:
-        while ledger.position < position:
-            for one in ledger.read_to(position, most_bytes=_COMMITS_BYTES):
-                facts = _facts(log, one)
-                since = _micros(facts.timestamp_ms) if not commits else since
-                commits, changes, size_bytes = commits + 1, changes + facts.changes, size_bytes + facts.size_bytes
+        for one in chain.from_iterable(ledger.portions(position)):
+            facts = _facts(log, one)
+            since = _micros(facts.timestamp_ms) if not commits else since
+            commits, changes, size_bytes = commits + 1, changes + facts.changes, size_bytes + facts.size_bytes
     yield [
         {
             "position": max(position, start),

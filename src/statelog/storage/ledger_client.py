@@ -42,6 +42,7 @@ from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer
 from statelog.storage.ledger_tape import LedgerTape, Look, Run, Taped, send_record
 
 LOOK_AGAIN_S = 1.0
+_PORTION_BYTES = 8 << 20
 _SHARED = 256
 """So many of the records that were read are put down for others: who is far behind reads for itself."""
 
@@ -212,6 +213,11 @@ class LedgerClient(Closing):
                 taken[0] += self._take(folded)
         valid, self._valid = self._valid, []
         return valid
+
+    def portions(self, end_position: int) -> Iterator[list[ValidCommit]]:
+        """As `read_to`, some commits at a time: whoever looks at one after the other has few in memory."""
+        while self.position < end_position:
+            yield self.read_to(end_position, most_bytes=_PORTION_BYTES)
 
     def read_end(self) -> list[ValidCommit]:
         """Fold up to the ledger's end now. Raises BeyondEnd if it ends below the fold's position, other Damaged,

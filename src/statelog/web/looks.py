@@ -18,6 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -43,7 +44,6 @@ _LATEST = 10
 _RATE_OVER_S = 60.0
 _MOST_TIMES = 100_000
 _HISTORY_ROWS = 50
-_READ_BYTES = 8 << 20
 _SETTINGS = RecoverySettings(holder="statelog serve", lease=False)
 _LOG = logging.getLogger("statelog.web")
 _MOST_FAILURES = 10
@@ -261,13 +261,11 @@ class _Recent:
         self._times_s: deque[float] = deque(maxlen=_MOST_TIMES)
 
     def read(self) -> None:
-        end_position = self._commits.end_position()
-        while self._commits.position < end_position:
-            for found in self._commits.read_to(end_position, most_bytes=_READ_BYTES):
-                seen = _seen(found)
-                self.latest.append(seen)
-                if seen.time_s is not None:
-                    self._times_s.append(seen.time_s)
+        for found in chain.from_iterable(self._commits.portions(self._commits.end_position())):
+            seen = _seen(found)
+            self.latest.append(seen)
+            if seen.time_s is not None:
+                self._times_s.append(seen.time_s)
 
     def rate(self, now_s: float) -> float:
         """Commits a second, over the last minute."""
