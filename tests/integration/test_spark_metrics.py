@@ -8,27 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
+from pyspark.sql import SparkSession
 
+from statelog.operate import export_metrics
 from tests.support.services.broker import Broker
-from tests.support.spark.metrics_job import BATCHES
+from tests.support.spark.metrics_job import BATCHES, Samples, run_job, scrape
+from tests.support.spark.rig import SparkLog
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
-Samples = dict[str, list[tuple[dict[str, str], float]]]
 _ROWS = 2 * sum(map(len, BATCHES))
 """Written once by the stream and once by `upsert`."""
 
 
-def _scraped(broker: Broker, log: str, directory: Path, *more: Path, counts_together: bool) -> Samples:
-    variables = {name: text for name, text in os.environ.items() if name != "PROMETHEUS_MULTIPROC_DIR"}
-    if counts_together:
-        counted = directory / "counted"
-        counted.mkdir()
-        variables["PROMETHEUS_MULTIPROC_DIR"] = str(counted)
+def _scraped(broker: Broker, log: str, directory: Path, *more: Path) -> Samples:
+    counted = directory / "counted"
+    counted.mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.spark.metrics_job", broker.bootstrap, log, *map(str, (directory, *more))],
-        check=False, capture_output=True, text=True, timeout=400, env=variables,
+        check=False, capture_output=True, text=True, timeout=400,
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(counted)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     samples: Samples = json.loads(done.stdout.splitlines()[-1])
@@ -41,7 +42,7 @@ def _sum(samples: Samples, name: str, **labels: Any) -> float:
 
 def test_the_driver_shows_what_workers_do(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """With one directory for all of them: commits and their changes, opens, and requests of planning, tasks, reads."""
-    samples = _scraped(broker, log_name, tmp_path, counts_together=True)
+    samples = _scraped(broker, log_name, tmp_path)
     assert _sum(samples, "statelog_commit_changes_total", log=log_name) == _ROWS
     assert _sum(samples, "statelog_commit_seconds_count", log=log_name) == 2 * len(BATCHES)
     assert _sum(samples, "statelog_commit_bytes_total", log=log_name) > 0
@@ -55,7 +56,7 @@ def test_executors_on_other_machines_count_there(broker: Broker, log_name: str, 
     """Commits, and how much they made visible, are whole on the driver all the same; what tasks ask is not there."""
     executors = tmp_path / "executors"
     executors.mkdir()
-    samples = _scraped(broker, log_name, tmp_path, executors, counts_together=True)
+    samples = _scraped(broker, log_name, tmp_path, executors)
     assert _sum(samples, "statelog_commit_changes_total", log=log_name) == _ROWS
     assert _sum(samples, "statelog_commit_seconds_count", log=log_name) == 2 * len(BATCHES)
     counted: Any = MultiProcessCollector  # The client annotates nothing there.
@@ -65,7 +66,16 @@ def test_executors_on_other_machines_count_there(broker: Broker, log_name: str, 
     assert of_tasks > _sum(samples, "statelog_requests_total", **sent) > 0
 
 
-def test_alone_a_driver_sees_no_worker(broker: Broker, log_name: str, tmp_path: Path) -> None:
+def test_alone_a_driver_sees_no_worker(spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path) -> None:
     """Without that directory the driver shows its own process alone, in which Spark's sink and source do nothing."""
-    samples = _scraped(broker, log_name, tmp_path, counts_together=False)
+    registry = CollectorRegistry()
+    end = export_metrics(registry)
+    try:
+        made = SparkLog.create(log_name, broker.bootstrap, tmp_path)
+        made.log.close()
+        run_job(spark, made, tmp_path)
+        samples = scrape(registry)
+    finally:
+        end()
+    assert _sum(samples, "statelog_requests_total", log=log_name) > 0, "it shows itself"
     assert "statelog_commit_changes_total" not in samples

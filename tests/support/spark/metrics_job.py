@@ -1,8 +1,7 @@
 """A Spark driver that Prometheus scrapes, in a process of its own: the client decides at its import how it counts.
 
 Run with the bootstrap address, the name of a log, a directory, and perhaps another one, where executors in processes of
-their own count. It writes a stream and an upsert, and reads the
-state; then it writes what a scrape of the driver shows as a line of JSON: by sample name, a list of labels and value.
+their own count. What a scrape of the driver shows is a line of JSON: by sample name, a list of labels and value.
 """
 
 import json
@@ -10,14 +9,17 @@ import os
 import sys
 from pathlib import Path
 
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
+from pyspark.sql import SparkSession
 
 from statelog.operate import export_metrics
 from statelog.spark.sink import upsert
 from tests.support.spark.rig import Row, SparkLog, read_stream, run_stream, scattered, write_batches
 from tests.support.spark.session import open_session
 
-__all__ = ["BATCHES", "main"]
+__all__ = ["BATCHES", "Samples", "run_job", "scrape"]
+
+Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 BATCHES: list[list[Row]] = [[(key, key * 10) for key in range(50)], [(key, -key) for key in range(0, 50, 3)]]
 
@@ -33,21 +35,31 @@ def main(bootstrap: str, name: str, directory: Path, executors: str = "") -> Non
     made = SparkLog.create(name, bootstrap, directory)
     made.log.close()
     export_metrics()
+    run_job(spark, made, directory)
+    sys.stdout.write(f"{json.dumps(scrape(REGISTRY))}\n")
+    spark.stop()
+
+
+def run_job(spark: SparkSession, made: SparkLog, directory: Path) -> None:
+    """A stream and an upsert of the same rows, and a read."""
     write_batches(directory / "input", BATCHES)
     given = {**made.options, "writerId": "stream", "uniqueKeys": "true"}
     run_stream(scattered(read_stream(spark, directory / "input")), "statelog", given, directory / "checkpoint")
     rows = scattered(read_stream(spark, directory / "input"))
-    start = rows.writeStream.foreachBatch(upsert(name, made.where, writer="upsert", unique_keys=True, take_over=True))
-    query = start.option("checkpointLocation", str(directory / "upserted")).trigger(availableNow=True).start()
-    query.awaitTermination()
+    into = upsert(made.log.name, made.where, writer="upsert", unique_keys=True, take_over=True)
+    start = rows.writeStream.foreachBatch(into).option("checkpointLocation", str(directory / "upserted"))
+    start.trigger(availableNow=True).start().awaitTermination()
     assert spark.read.format("statelog").options(**made.options).load().count() == 50
-    samples: dict[str, list[object]] = {}
-    for family in REGISTRY.collect():
+
+
+def scrape(registry: CollectorRegistry) -> Samples:
+    """What a scrape shows of statelog."""
+    samples: Samples = {}
+    for family in registry.collect():
         for sample in family.samples:
             if sample.name.startswith("statelog_"):
-                samples.setdefault(sample.name, []).append([sample.labels, sample.value])
-    sys.stdout.write(f"{json.dumps(samples)}\n")
-    spark.stop()
+                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return samples
 
 
 if __name__ == "__main__":
