@@ -126,7 +126,7 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
 
 
 def _on_signal(_number: int, _frame: FrameType | None) -> None:
-    """Python has a handler, so that the number is told and the process goes on."""
+    """Python has a handler, so that the number is reported and the process goes on."""
 
 
 T = TypeVar("T")

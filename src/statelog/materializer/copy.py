@@ -13,7 +13,8 @@ Invariants:
 - A Restart names the position two above the manifest that its round began with. The slot of the next manifest has one
   winner, and whoever finishes goes on at or above that position: so a Restart of a round that slept closes nothing.
 - State, writers' progress, and the place in the other ledger stand in one manifest: they are of one moment.
-- The place is compared before what is new is read: a log that lost what the copy has is told, and nothing is copied.
+- The place is compared before what is new is read: of a log that lost what the copy has nothing is copied, and its
+  loss is reported.
 """
 
 import logging
@@ -142,7 +143,7 @@ def _create_closed(name: str, where: Where, options: LogOptions, reason: str) ->
 def finish_copy(name: str, where: Where, *, settings: MaterializerSettings | None = None) -> Copied:
     """Open a copy as it was copied last, for when its source is gone: what was committed there since is not in it.
 
-    Raises NotFound if nothing was copied yet; else as `copy_log`.
+    Raises NotFound if nothing was copied yet, and what `copy_log` names.
     """
     with Log.open(name, where) as log:
         return LogCopy(log, None, settings, finish=True).copy()
@@ -175,7 +176,7 @@ class LogCopy(Round):
         self._verified_rows: int | None = None
 
     def copy(self) -> Copied:
-        """Run it to its end, once. Raises as `copy_log`."""
+        """Run it to its end, once. Raises what `copy_log` names."""
         self._environment.crash("after-create")
         with self._held:
             self._origin = self._copied_so_far(self._log.manifests.newest())

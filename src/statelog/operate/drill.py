@@ -8,7 +8,7 @@ to one position, and every byte is verified, as in any recovery.
 Invariants:
 - It writes nothing but leases, as any reader does, and none where the settings say so.
 - Two ways are compared only if they have to be equal: what a person gave up is missing in one of them.
-- A daemon makes one drill at a time; what one meets is told as an event of its log, and is no round's trouble.
+- A daemon makes one drill at a time; what one meets is reported as an event of its log, and is no round's trouble.
 """
 
 import threading

@@ -185,7 +185,7 @@ def _as_found(need: Need, topics: Sequence[TopicAnswer]) -> str:
     if need is Need.TOPIC_IDS:
         return ", ".join(topic.found.topic_id for topic in topics)
     if need is Need.DESCRIBE:
-        return "every setting that is judged is told"
+        return "every setting that is judged was given"
     settings = [f"{name}={found.config.get(name, 'not told')}" for name in _SHOWN[need]]
     return ", ".join([f"{found.replication_factor} replicas", *settings] if need is Need.REPLICAS else settings)
 

@@ -63,11 +63,11 @@ def losses_listing(found: Sequence[AcceptedLoss], state: LedgerState) -> Listing
     """Who gave up what, when and why. One that does not `count` was said, and never reached the ledger; or it counted
     in a ledger that was lost itself.
     """
-    rows = [(show_time(one.accepted_s), *_told(one, state)) for one in found]
+    rows = [(show_time(one.accepted_s), *_cells_of(one, state)) for one in found]
     return Listing("losses", ("accepted", "operator", "reason", "given_up", "counts"), rows)
 
 
-def _told(one: AcceptedLoss, state: LedgerState) -> tuple[str | None, str, str | None, bool | None]:
+def _cells_of(one: AcceptedLoss, state: LedgerState) -> tuple[str | None, str, str | None, bool | None]:
     record = one.record
     if record is None:
         return None, f"UNREADABLE: {one.problem}", None, None

@@ -77,23 +77,23 @@ def _held(found: MaterializerStatistics) -> dict[str, float]:
     return {"manifest" if by.startswith("manifest ") else by: 1} if by else {}
 
 
-def _told(labels: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, Metric]:
+def _named(labels: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, Metric]:
     kinds = {name: Kind.COUNTER if name.endswith("_total") else Kind.HISTOGRAM for name in texts}
     return {f"statelog_{name}": Metric(kinds[name], labels, text) for name, text in texts.items()}
 
 
 _OF_LOG, _OF_REQUEST, _OF_WRITER = ("log",), ("log", "port", "operation"), ("log", "writer")
 TOLD: dict[str, Metric] = {
-    **_told(("port", "operation"), {"request_seconds": "Time that a request to Kafka or to the store took"}),
-    **_told(
+    **_named(("port", "operation"), {"request_seconds": "Time that a request to Kafka or to the store took"}),
+    **_named(
         _OF_REQUEST,
         {
             "requests_total": "Requests, by the log that they were made for",
             "request_bytes_total": "Bytes that those requests moved, in either direction",
         },
     ),
-    **_told((*_OF_REQUEST, "error"), {"request_errors_total": "Requests that failed"}),
-    **_told(
+    **_named((*_OF_REQUEST, "error"), {"request_errors_total": "Requests that failed"}),
+    **_named(
         _OF_LOG,
         {
             "open_seconds": "Time to open a log",
@@ -106,7 +106,7 @@ TOLD: dict[str, Metric] = {
             "commit_bytes_total": "Size of those changes, as sent to Kafka",
         },
     ),
-    **_told(("log", "step", "error"), {"step_errors_total": "Steps that failed"}),
+    **_named(("log", "step", "error"), {"step_errors_total": "Steps that failed"}),
 }
 """What an observer is told of, and counts: a step is `statelog_STEP_seconds`."""
 OTHERS = {

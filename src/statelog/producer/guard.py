@@ -18,7 +18,7 @@ Invariants:
 - Of two calls one is over before the other begins, in whichever step a signal comes.
 - In a forked child the copy is unusable: its clients belong to the parent.
 - It has one owner, or none: who hands it over is refused from then on, and the thread that adopts it is the next one.
-- Who uses a writer that has failed is told why it failed, if that was an error of ours.
+- Using a writer that has failed raises why it failed, if that was an error of ours.
 - A guard that is dropped unclosed emits a ResourceWarning, as an open file does.
 """
 

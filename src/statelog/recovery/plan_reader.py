@@ -118,7 +118,7 @@ class PlanReader:
         with ExitStack() as opened:
             runs = self._lanes(opened)
             self._await(begin(self.environment.start, lambda: self._read_tail(tail)), Phase.READ)
-            self._beat(Phase.READ)  # All of the tail, and nothing loaded, is told however quickly it was read.
+            self._beat(Phase.READ)  # All of the tail, and nothing loaded, is reported however quickly it was read.
             if runs:
                 folded = self._folded(tail.sorted, Phase.READ)
                 yield from self._merged([*runs, chain.from_iterable(folded)], drop_deletes=True)

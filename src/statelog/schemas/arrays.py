@@ -93,8 +93,8 @@ def numbers_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
 
 
 def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of Python's own bytes or text, None for a null, or whole numbers. Raises as `pa.array`, and is that, but
-    where it would import pandas.
+    """A column of Python's own bytes or text, None for a null, or whole numbers: `pa.array`, but where that would
+    import pandas. Raises pyarrow's ArrowInvalid, ArrowTypeError; OverflowError.
     """
     if "pandas" in sys.modules or not _is_installed("pandas"):
         return pa.array(rows, kind)

@@ -268,7 +268,7 @@ class LedgerClient(Closing):
 
     @contextmanager
     def _asking_who_answers(self) -> Generator[None]:
-        """Before what was read is believed; and before anything is told that is missing, anew."""
+        """Before what was read is believed; and anew before anything is reported missing."""
         try:
             yield
         except (NotFound, DataLoss):

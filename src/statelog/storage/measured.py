@@ -1,7 +1,7 @@
 """`MeasuredKafka`, `MeasuredStore`: a port around another one, which tells observers of each request.
 
 An operation of a port is one request to them, whatever it takes on the wire: `docs/metrics.md` says what that is. What
-is read of an open file, and of a topic, is told when it is over, with the time that was spent inside of the port.
+is read of an open file, and of a topic, is reported when it is over, with the time that was spent inside of the port.
 
 Invariants:
 - Arguments, results and errors go through as they are; the port decides all.

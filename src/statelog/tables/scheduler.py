@@ -160,7 +160,9 @@ class CommitScheduler:
             self.look_at_once()
 
     def commit_if_due(self, interval_s: float) -> None:
-        """Commit the noted progress if it is time to, or too much has come in. Raises as `commit`."""
+        """Commit the noted progress if it is time to, or too much has come in. Raises what
+        `commit` names.
+        """
         self.step()
         now_s, layers, settings = self._clock(), self._layers, self._settings
         left = settings.uncommitted_changes_max - len(layers.active.changes)

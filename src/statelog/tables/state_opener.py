@@ -8,7 +8,7 @@ Invariants:
   lost records did.
 - What was committed behind the place is read whole, and verified, before the place moves.
 - No database holds what no commit holds. One that is ahead of its ledger, or was built on another record than is
-  there, is a proof of loss, and the only copy of what was lost: it stays as it is, and is told. Only once a person
+  there, proves a loss and is the only copy of what was lost, so it is left untouched and reported. Only once a person
   has accepted the loss it is set aside, and it is never deleted then.
 - A database that is made is renamed to its place once all that was committed behind its snapshot is in it.
 - A base is held from before its commits are read until the state has it.

@@ -281,7 +281,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def hand_over(self) -> Callable[[], None]:
-        """For a worker, which opens tables in other threads: nobody's until its own thread calls what this returns."""
+        """For a worker, which opens tables in other threads: no thread owns it until one calls what this returns."""
         return self._guard.hand_over(self._writer.hand_over())
 
     def _check_unlent(self) -> None:
@@ -298,7 +298,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
         Without `progress`, for while no messages come, it is as `commit` without one. `close`, and so the end of the
         `with` block, commits what the last call has put off, unless the table was changed since: then all since the
-        last commit is discarded, with a warning. Raises as `commit_async`; Misuse for no number of seconds.
+        last commit is discarded, with a warning. Raises what `commit_async` names; Misuse for no number of seconds.
         """
         if get_ident() != self._guard.user:
             self._guard.check()

@@ -37,7 +37,7 @@ class Provider:
     idle_s             after how long a connection that nobody asks anything on is cut
     session_s          after how long a connection is cut at its next request, as one whose client did not log in again
     rolls_s            how often all brokers are started anew: connections are cut, answers under way are lost, and
-                       every partition has another leader, which the next request for it is told once
+                       every partition has another leader, which the next request for it learns once
     """
 
     name: str
@@ -80,11 +80,11 @@ class Provider:
             raise client_error("_UNSUPPORTED_FEATURE", f"{request} not supported by broker", "it", "memory")
 
     def told(self, config: Mapping[str, str]) -> dict[str, str]:
-        """What is told of a topic with these settings."""
+        """What a client learns of a topic with these settings."""
         return {key: value for key, value in {**config, **self.sets}.items() if key not in self.untold}
 
     def topic_id(self, topic_id: str) -> str:
-        """What is told of a topic's id."""
+        """What a client learns of a topic's id."""
         return topic_id if self.has_topic_ids else NO_TOPIC_ID
 
 

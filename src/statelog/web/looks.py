@@ -116,7 +116,7 @@ class Fresh(Generic[T]):
             seen = Seen(value=self._make(), at_s=began_s, failures=seen.failures)
         except StatelogError as error:
             seen = _failed(seen, _failure(error, began_s))
-        except Exception as error:  # noqa: BLE001 - a defect is told on the page, and logged with its trace
+        except Exception as error:  # noqa: BLE001 - a defect is shown on the page, and logged with its trace
             _LOG.exception("a look failed for a reason that is no error of ours")
             seen = _failed(seen, LookFailure(kind=type(error).__name__, message=str(error), hint="", at_s=began_s))
         finally:
@@ -176,7 +176,7 @@ class PageLooks(Closing):
         self._shared = ExitStack()
         self._where = self._shared.enter_context(one_client(where))
         self.settings = settings
-        """Those of the materializer, by which it is told what holds truncation back, and what a restore may take."""
+        """Those of the materializer, which say what holds truncation back, and what a restore may take."""
         self._clock = clock
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="statelog-look")
         self._lock = Lock()

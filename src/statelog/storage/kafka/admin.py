@@ -155,7 +155,7 @@ class AdminClient:
 
     def _refusal(self, waited_s: float) -> tuple[str, str] | None:
         """Why no waiting helps, if so. Looks once whether it speaks plainly to a listener that wants TLS."""
-        refusal = refusal_of(self._told(), waited_s)
+        refusal = refusal_of(self._client_errors(), waited_s)
         if refusal is None and self._is_plain and waited_s >= _SPEECHLESS_S:
             self._is_plain = False  # Asked once; a listener does not change its mind.
             server = speaks_tls(self._config.bootstrap_servers, _SPEECHLESS_S)
@@ -163,12 +163,12 @@ class AdminClient:
                 return "_SSL", f"{server} speaks TLS, and security.protocol says that this client does not"
         return refusal
 
-    def _told(self) -> list[tuple[str, str]]:
+    def _client_errors(self) -> list[tuple[str, str]]:
         return [(error.name(), self._config.redact(error.str())) for error in list(self._errors)]
 
     def _explained(self, refused: Refused) -> Refused:
         """A time-out says nothing of its cause; what the client said of itself meanwhile does."""
-        told = self._told()
+        told = self._client_errors()
         if refused.name not in LOST or not told:
             return refused
         refusal = refusal_of(told, math.inf, was_in=self.is_proven)

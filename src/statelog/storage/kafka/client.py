@@ -132,7 +132,7 @@ class ConfluentKafka:
         except Refused as refused:
             if refused.name not in _ABSENT | _REFUSED:
                 raise self._error(refused, "describing a topic", topic=topics[0]) from None
-            # Which topic it is of is told by asking for one after the other.
+            # Asking for one after the other says which topic it is.
             found = [self.describe_topic(topic) for topic in topics]
             return self.cluster_id(), found
         return self._cluster_id(cluster), [self._description(topic, *described) for topic in topics]

@@ -59,7 +59,7 @@ class GroupMember(Protocol):
     """A member of a consumer group on one topic. Owned by one thread; never shared across a fork."""
 
     def poll(self, timeout_s: float) -> Taken | None:
-        """The next record, or None if none came in that time. Whatever the group has decided is told meanwhile.
+        """The next record, or None if none came in that time. The listener hears meanwhile what the group decides.
 
         Raises what the listener raised; ConfigError, NotFound, Fenced or BrokerUnavailable for what ends the member.
         """

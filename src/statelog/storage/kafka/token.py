@@ -102,7 +102,7 @@ class TokenSource:
             token = self._function()
         except StatelogError:
             raise
-        except Exception as error:  # noqa: BLE001 - the user's own function: what it raises is told
+        except Exception as error:  # noqa: BLE001 - the user's own function: what it raises is reported
             told = self._redact(f"{type(error).__name__}: {error}")
             hint = "Nothing is lost: try again, or correct the function"
             raise BrokerUnavailable(f"the token function failed: {told}", hint=hint, token=self._name) from None

@@ -127,7 +127,7 @@ def put_loss(store: Store, record: AcceptLoss | Restart) -> None:
 
 def losses_of(store: Store) -> list[AcceptedLoss]:
     """What people gave up, oldest first, also where the ledger was truncated past it. Nothing is decided by it, so what
-    cannot be read is told, and stops nobody. Raises StoreUnavailable.
+    cannot be read is reported, and stops nobody. Raises StoreUnavailable.
     """
     return [_loss(info, store.read(info.path)) for info in _numbered(store, LOSSES).values()]
 

@@ -176,8 +176,8 @@ class Log(Closing):
 
     @contextmanager
     def asking_who_answers(self) -> Generator[None]:
-        """What is found missing inside is told only after the cluster was asked: it may be another one, or the log may
-        have been made anew. Raises IdentityChanged then.
+        """What is found missing inside is reported only after the cluster was asked: it may be another one, or the log
+        may have been made anew. Raises IdentityChanged then.
         """
         try:
             yield

@@ -234,7 +234,7 @@ def _is_rolled_up(descriptor: Descriptor, manifests: ManifestChain) -> bool:
     try:
         newest = manifests.newest_of_any()
     except StatelogError:
-        return False  # What is wrong with it is told where it is needed.
+        return False  # What is wrong with it is reported where it is needed.
     return newest is not None and newest.identity == descriptor.identity and descriptor.made_with is None
 
 

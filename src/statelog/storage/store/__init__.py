@@ -160,7 +160,7 @@ class Store(ABC):
     def siblings(self) -> Sequence[str]:
         """The names of the directories below the root that this log's own lies in, its own included, in any order.
 
-        What is a log among them is told by opening it. Whole or an error, as `list`. Raises StoreUnavailable.
+        Opening one says whether it is a log. Whole or an error, as `list`. Raises StoreUnavailable.
         """
 
     def delete(self, path: str) -> None:

@@ -92,8 +92,8 @@ class Assignment:
             self._schedule.failed(partition, error, self._clock())
 
     def ended(self, partition: int, end_offset: int) -> None:
-        """What lies between its last record and this end is no record to process: marks of transactions, and what they
-        took back. It has to count, or it would be missed once it is gone.
+        """Only transaction markers and aborted records lie between the last record and this end. They count as
+        processed: otherwise their truncation would look like a loss.
         """
         assigned = self.held.get(partition)
         if assigned is not None:
@@ -303,8 +303,8 @@ class Assignment:
                 _call(self._hooks.on_close, assigned)
 
     def _give_up(self, held: Sequence[AssignedPartition], *, commits: bool, sends: bool = True) -> None:
-        """Close these tables, with their last commits pending together. Raises, once all are closed, what is for a
-        person; who was fenced, or does not know, has lost nothing that its successor does not read again.
+        """Close these tables, with their last commits pending together. Errors that need an operator are raised once
+        all are closed. A fenced or unsettled commit loses nothing: the next owner reads the input again.
         """
         if not commits:
             self._drop(held)
@@ -327,7 +327,7 @@ def _call(hook: Hook | None, assigned: AssignedPartition) -> None:
 
 
 def _quietly(assigned: AssignedPartition, work: Callable[[], object]) -> bool:
-    """Whether that went well. Raises ConfigError, Damaged, NotFound, which are for a person."""
+    """Whether it succeeded. Errors that need an operator are raised: ConfigError, Damaged, NotFound."""
     try:
         work()
     except Exception as error:

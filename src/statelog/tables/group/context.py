@@ -174,7 +174,7 @@ Hook = Callable[[int, Table[Any, Any]], object]
 """Takes a partition and its table. What it raises comes out of the loop, and ends the worker."""
 
 Join = Callable[[GroupListener, Callable[[str], None]], GroupMember]
-"""Makes the member of the group: of who is told, and what notes are told to."""
+"""Makes the group member, from who listens to it and where its notes go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

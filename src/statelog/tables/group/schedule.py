@@ -6,8 +6,8 @@ an `AssignedPartition` has its table, how far it is processed, and its commits.
                  └────────┘ a little later, a few times in a row; then the error is raised
                             LogInUse: as long as it takes, after a while beside the directory that is in use
 
-Who was fenced is no judge of its own case: the group may have given the partition to another, and not said so yet. It
-opens again only once the group has confirmed that this process is a member of its present generation. If that goes on
+A fenced worker cannot know whether it still owns the partition: the group may already have reassigned it. It opens
+again only once the group has confirmed that this process is a member of its present generation. If that goes on
 and on, somebody outside of the group owns the table, and the error comes out.
 
 Invariants:
@@ -46,7 +46,7 @@ _PAUSE_S, _PAUSE_MAX_S = 0.25, 4.0
 
 
 def passes(error: BaseException) -> bool:
-    """Whether a table that ended so may do better in its next life. The others are for a person."""
+    """Whether a table that ended so may do better in its next life. The others need an operator."""
     return isinstance(error, Fenced | PersistFailed | OutcomeUnknown | Unavailable | LogInUse)
 
 
@@ -210,7 +210,7 @@ class AssignedPartition:
             self._pending = None
 
     def wait(self) -> None:
-        """Wait for the pending commits. Raises the same."""
+        """Wait for the pending commits. Raises Fenced, PersistFailed, OutcomeUnknown, Unavailable, Damaged."""
         if self._pending is not None:
             self._pending.result()
             self._pending = None

@@ -6,7 +6,7 @@
 
 Invariants:
 - A partition of this process has a table or none, and no standby beside it.
-- A standby that fails is told, and made again after a while: none of it ends the worker.
+- A standby that fails is logged, and made again after a while; it never ends the worker.
 - While one is promoted, in whatever thread, nobody asks to `keep` them.
 """
 

@@ -41,7 +41,7 @@ class StateView:
 
 @dataclass(slots=True, eq=False)
 class _RunningScan:
-    """One that is under way, and in which thread it began. `is_over`: it was broken off."""
+    """A running scan and the thread that began it. `is_over` once it was aborted."""
 
     thread: int
     is_over: bool = False
@@ -172,7 +172,7 @@ class FollowedState:
 
     @contextmanager
     def without_scans(self) -> Generator[None]:
-        """Inside, none is under way and none begins: who takes over waits for nobody's loop."""
+        """No scan runs or begins inside the block, so a promotion never waits for a reader's loop."""
         self._is_barred = True
         self.break_scans()
         try:

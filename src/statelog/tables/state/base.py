@@ -5,8 +5,8 @@ the table may stand on: asked on another thread, taken in the next call. See doc
 
 Invariants:
 - A base was found to be there after its lease was written.
-- A run that is gone or damaged moves the base on to a snapshot without it. If there is none, its error is told; if it
-  is because another owner came, that is Fenced. It is never "not there".
+- A run that is gone or damaged moves the base on to a snapshot without it. If there is none, the run's error is
+  raised, or Fenced if another owner is the reason. The key is never said to be missing.
 - Lock order: nothing is waited for under the lock but the store.
 
 Which snapshots will do is `Eligibility`, a decision over the table's place, its epoch and a manifest. A table's local

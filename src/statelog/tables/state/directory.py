@@ -13,8 +13,8 @@ Invariants:
 - One table at a time uses it, of this process or another. A kill frees the lock; a fork does not hold it.
 - A database that cannot be used is renamed: a person may want to see it. Each time is a log line. The newest two stay;
   an older one is deleted with the next, or a state that moves between machines would fill all their disks with itself.
-- What of its databases is open when it is closed is closed first, whoever had it, so that whatever broke off an
-  opening, this process can open the directory again.
+- Closing the directory closes any database that is still open in it, so that an interrupted opening never blocks the
+  next one.
 """
 
 import fcntl
@@ -99,7 +99,7 @@ class StateDirectory(Closing):
         self.note_boot(boot_id)
 
     def is_of_boot(self, boot_id: str) -> bool:
-        """Whether this very database was used last in this boot of the machine, and is no copy; not if nobody knows."""
+        """Whether this very database, and no copy, was last used in this boot. False if that cannot be determined."""
         with local_disk(self.path):
             return bool(boot_id) and self._boot.exists() and self._boot.read_text("utf-8") == self._use(boot_id)
 
