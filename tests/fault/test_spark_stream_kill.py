@@ -24,7 +24,7 @@ from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 from tests.support.spark.connector import CONNECTOR, connector_jars
-from tests.support.spark.rig import SparkLog
+from tests.support.spark.rig import SparkLog, write_numbers
 from tests.support.spark.stream_job import StreamJob
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -45,8 +45,7 @@ def _writing(rig: SparkLog, scratch: Path, rng: random.Random) -> Generator[Call
         with own as log, Writer(log, "w") as writer:
             while not stop.wait(0.2):
                 changes = {key: None if rng.random() < 0.2 else rng.randrange(1000) for key in rng.sample(range(40), 8)}
-                for key, n in changes.items():
-                    writer.delete(key) if n is None else writer.put(key, {"n": n, "note": None})
+                write_numbers(writer, changes)
                 position = writer.commit().offset + 1
                 written.extend((position, key, n) for key, n in changes.items())
                 if rng.random() < 0.1:

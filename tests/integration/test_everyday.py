@@ -9,6 +9,7 @@ import pytest
 from statelog.producer import Writer
 from tests.support.rigs.kafka import broker_world
 from tests.support.rigs.shell import Shell, shell
+from tests.support.samples.folds import write_all
 
 __all__ = ["shell"]
 pytestmark = pytest.mark.broker
@@ -18,8 +19,7 @@ WHO = ("--reason", "a disk died", "--operator", "ann")
 def commit(shell: Shell, **changes: str | None) -> int:
     """A commit of these; returns the position behind it."""
     with shell.open_log() as log, Writer(log, "w") as writer:
-        for key, value in changes.items():
-            writer.delete(key) if value is None else writer.put(key, value.encode())
+        write_all(writer, ((key, value and value.encode()) for key, value in changes.items()))
         return writer.commit().offset + 1
 
 

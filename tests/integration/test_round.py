@@ -17,6 +17,7 @@ from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE, settings_for, state_of
+from tests.support.samples.folds import apply_all, write_all
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
@@ -55,14 +56,10 @@ def log(broker: Broker, log_name: str, root: Path) -> Iterator[Log]:
 def _write(log: Log, model: State, turn: int) -> None:
     """Commit 200 changes, a quarter of them deletes, and apply them to the model."""
     with Writer(log, "writer") as out:
-        for i in range(200):
-            key = f"k{(turn * 37 + i) % 500}".encode()
-            if i % 4 == 0:
-                out.delete(key)
-                model.pop(key, None)
-            else:
-                out.put(key, f"{turn}.{i}".encode())
-                model[key] = f"{turn}.{i}".encode()
+        values = [None if i % 4 == 0 else b"%d.%d" % (turn, i) for i in range(200)]
+        changes = [(b"k%d" % ((turn * 37 + i) % 500), value) for i, value in enumerate(values)]
+        write_all(out, changes)
+        apply_all(model, changes)
         out.commit(checkpoint_id=turn + 1)
 
 

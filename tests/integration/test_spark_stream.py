@@ -20,8 +20,9 @@ from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.spark import error_of
 from statelog.storage.claims import list_subscriptions
 from tests.support.documents import DOCS
+from tests.support.samples.folds import apply_all
 from tests.support.services.broker import Broker
-from tests.support.spark.rig import AVSC, SparkLog
+from tests.support.spark.rig import AVSC, SparkLog, write_numbers
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -50,8 +51,7 @@ def _to_parquet(df: DataFrame, directory: Path) -> StreamingQuery:
 
 
 def _commit(writer: Writer, numbers: Mapping[int, int | None], more: Mapping[str, str] = _NO_MORE) -> int:
-    for key, n in numbers.items():
-        writer.delete(key) if n is None else writer.put(key, {"n": n, "note": None, **more})
+    write_numbers(writer, numbers, more)
     return writer.commit().offset + 1
 
 
@@ -166,11 +166,8 @@ def test_the_state_first_then_changes_while_others_write(spark: SparkSession, ri
     assert len({(position, key) for position, key, _, _ in seen}) == len(seen), "nothing came twice"
     state: dict[int, int] = {}
     for _, key, op, n in sorted(seen, key=lambda row: row[:2]):
-        if n is None:
-            state.pop(key, None)
-        else:
-            assert op == "put"
-            state[key] = n
+        assert (op == "put") == (n is not None)
+        apply_all(state, [(key, n)])
     assert state == rig.numbers()
 
 

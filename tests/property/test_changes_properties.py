@@ -11,7 +11,7 @@ from statelog.schemas.changes import key_order
 from statelog.schemas.changes.changes import DELETE, OPAQUE, PUT, chunk_slices, live, newest_sorted, row_sizes, split
 from statelog.schemas.key_groups import KeyType, partition_of
 from tests.support.samples.chunks import Row, rows_batch
-from tests.support.samples.folds import last_per_key, sort_by_key
+from tests.support.samples.folds import last_per_key, rows_of, sort_by_key
 
 TYPED = pa.struct([("a", pa.int64()), ("s", pa.string())])
 # Few distinct bytes, so that keys repeat, share beginnings, and differ by padding only.
@@ -41,11 +41,6 @@ def tables(draw: st.DrawFn) -> tuple[list[Row], pa.Table]:
     whole = rows_batch(rows, key_type, value_type)
     pieces = [whole.slice(start, end - start) for start, end in pairwise(cuts)]
     return rows, pa.Table.from_batches(pieces, whole.schema)
-
-
-def rows_of(table: pa.Table) -> list[Row]:
-    """The rows of a table of changes."""
-    return [tuple(row.values()) for row in table.to_pylist()]
 
 
 def order_of(row: Row) -> tuple[int, object]:
@@ -92,7 +87,7 @@ def test_split_keeps_every_change_in_order(case: tuple[list[Row], pa.Table], par
         expected.setdefault(partition_of(row[0], partitions, 65536), []).append(row)
     batch = pa.concat_batches(table.to_batches()) if table.to_batches() else rows_batch([])
     parts = split(batch, partitions, 65536)
-    assert {part.partition: rows_of(pa.Table.from_batches([part.batch])) for part in parts} == expected
+    assert {part.partition: rows_of(part.batch) for part in parts} == expected
     assert [part.partition for part in parts] == sorted(expected)
 
 

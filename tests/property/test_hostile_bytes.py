@@ -16,7 +16,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import xxhash
 
@@ -148,7 +147,7 @@ def _use_chunk(data: bytes) -> object:
     head, at = found
     batch = decode_batches([VerifiedChunk(data, head, at)], _SCHEMA)
     state: dict[object, object] = {}
-    apply_to_dict(pa.Table.from_batches([batch]), state)
+    apply_to_dict(batch, state)
     return head, batch.to_pylist(), state
 
 

@@ -14,6 +14,7 @@ from statelog.schemas.snapshot.runs import RowGroupPacker, RunFile, first_unsort
 from statelog.storage.merge import merge_streams
 from statelog.storage.run_reader import RunReader, read_back
 from statelog.testing.store import MemoryDisk, MemoryStore
+from tests.support.samples.folds import rows_of
 from tests.support.samples.runs import Change, change_table, write_run
 
 BYTES = st.binary(max_size=4) | st.sampled_from([b"", b"\0", b"\0\0", b"a", b"a\0", b"\xff" * 80, b"\xff" * 81])
@@ -37,10 +38,6 @@ def _folded(all_runs: list[list[Change]], *, drop_deletes: bool) -> dict[tuple[i
     return {place: change for place, change in state.items() if not (drop_deletes and change[1])}
 
 
-def _changes(table: pa.Table) -> list[Change]:
-    return list(zip(*(table.column(i).to_pylist() for i in range(4)), strict=True))
-
-
 @settings(deadline=None)
 @given(runs(), st.booleans())
 def test_merge_is_the_fold(given_runs: tuple[list[list[Change]], pa.DataType], drop_deletes: bool) -> None:
@@ -49,7 +46,7 @@ def test_merge_is_the_fold(given_runs: tuple[list[list[Change]], pa.DataType], d
     merged = merge_tables([change_table(run, key_type) for run in all_runs], drop_deletes=drop_deletes)
 
     assert first_unsorted(merged) is None
-    assert {(c[0], c[2]): c for c in _changes(merged)} == _folded(all_runs, drop_deletes=drop_deletes)
+    assert {(c[0], c[2]): c for c in rows_of(merged)} == _folded(all_runs, drop_deletes=drop_deletes)
 
 
 @settings(deadline=None)
@@ -66,7 +63,7 @@ def test_streamed_merge_is_the_merge(
     ]
     pieces = list(merge_streams(streams, drop_deletes=drop_deletes, most_bytes=most_bytes))
 
-    assert [change for piece in pieces for change in _changes(piece)] == _changes(
+    assert [change for piece in pieces for change in rows_of(piece)] == rows_of(
         merge_tables(tables, drop_deletes=drop_deletes)
     )
 
@@ -79,7 +76,7 @@ def test_packing_loses_nothing(given_runs: tuple[list[list[Change]], pa.DataType
     packer = RowGroupPacker(target)
     packed = [*packer.add(table), *packer.finish()]
 
-    assert [change for group in packed for change in _changes(group)] == _changes(table)
+    assert [change for group in packed for change in rows_of(group)] == rows_of(table)
     counts = table.column("key_group").to_pylist()
     for key_group in set(counts):
         holders = [group for group in packed if key_group in group.column("key_group").to_pylist()]

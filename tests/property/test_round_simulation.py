@@ -152,7 +152,7 @@ class RoundWorld:
     def _recover(self, log: Log) -> None:
         """What was committed before it began is in it; and since nothing is ever lost here, it tells of no damage."""
         floor = max(self.history)
-        environment = Environment(clock=self.twin.clock, start=lambda work: work(), nonce=self.world.nonce)
+        environment = Environment(clock=self.twin.clock, start=inline, nonce=self.world.nonce)
         recovery = environment.run(recover, log, settings=_SETTINGS)
         state = recovery.to_dict()
         self.recoveries += 1

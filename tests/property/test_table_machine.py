@@ -35,8 +35,10 @@ from statelog.tables import Loading, Table, TableSettings
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.store import MemoryDisk
+from tests.support.rigs.engine import inline
 from tests.support.rigs.log import settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content, stalling
+from tests.support.samples.folds import apply_all, write_all
 from tests.support.told import lines
 
 KEYS = st.sampled_from([b"", b"ab", b"\xff"])
@@ -86,7 +88,7 @@ class TableMachine(RuleBasedStateMachine):
         self.faults.is_slow = False
         self.cluster.release()
         environment = Environment(
-            clock=lambda: self.now_s, start=lambda work: work(), crash=stalling(lambda _: None, self.key_groups_loaded)
+            clock=lambda: self.now_s, start=inline, crash=stalling(lambda _: None, self.key_groups_loaded)
         )
         table = tables.open(settings=replace(self.settings, loading=self.loading), environment=environment)
         self.number = int(table.progress.get("number", 0))
@@ -107,15 +109,11 @@ class TableMachine(RuleBasedStateMachine):
 
     def apply(self, some: dict[bytes, bytes | None]) -> None:
         """To the table."""
-        for key, value in some.items():
-            self.table.delete(key) if value is None else self.table.put(key, value)
+        write_all(self.table, some.items())
 
     def take(self, some: dict[bytes, bytes | None]) -> None:
         """To the model."""
-        for key, value in some.items():
-            self.model.pop(key, None)
-            if value is not None:
-                self.model[key] = value
+        apply_all(self.model, some.items())
 
     @rule(key=KEYS, start=BOUNDS, end=BOUNDS, groups=st.sets(st.integers(0, 15)))
     def ask(self, key: bytes, start: bytes | None, end: bytes | None, groups: set[int]) -> None:

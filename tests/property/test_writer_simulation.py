@@ -27,7 +27,9 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.handle import Handle
 from statelog.testing.faults import Fate, SendAttempt
+from tests.support.rigs.engine import inline
 from tests.support.rigs.log import LogRig, twin_rig
+from tests.support.samples.folds import apply_all
 
 EXPECTED = (CheckpointMismatch, ClosedError, CommitRefused, Fenced, OutcomeUnknown, PersistFailed, Unavailable)
 BAD_FATES = [
@@ -71,12 +73,7 @@ class Source:
     def fold(self, end: int) -> dict[bytes, bytes]:
         """The state after the changes below `end`."""
         state: dict[bytes, bytes] = {}
-        for position in range(end):
-            key, value = self.change(position)
-            if value is None:
-                state.pop(key, None)
-            else:
-                state[key] = value
+        apply_all(state, map(self.change, range(end)))
         return state
 
 
@@ -176,7 +173,7 @@ def check(rig: LogRig, sources: list[Source], told: dict[str, int]) -> dict[str,
 def check_recovery(rig: LogRig, sources: list[Source], told: dict[str, int]) -> None:
     """In the middle of it all: a recovery that begins now has all that anybody was told, and tells of no damage."""
     with rig.open() as log:
-        recovery = Environment(start=lambda work: work()).run(recover, log)
+        recovery = Environment(start=inline).run(recover, log)
         state = recovery.to_dict()
     ends = {source.name: 0 for source in sources}
     ends |= {name: int(last.metadata["position"]) for name, last in recovery.commits.items()}

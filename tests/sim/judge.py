@@ -25,6 +25,7 @@ from statelog.testing.store import MemoryStore
 from tests.sim.naive_fold import NaiveFold
 from tests.sim.world import LOG, State, World
 from tests.support.rigs.log import UNSAFE
+from tests.support.samples.folds import apply_all
 
 __all__ = [
     "Fact",
@@ -147,10 +148,7 @@ def state_at(world: World, history: Sequence[Fact], position: int) -> State:
     state: State = {}
     for fact in history:
         if fact.offset < position:
-            for key, value in world.attempts[fact.tag].changes.items():
-                state.pop(key, None)
-                if value is not None:
-                    state[key] = value
+            apply_all(state, world.attempts[fact.tag].changes.items())
     return state
 
 

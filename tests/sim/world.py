@@ -28,6 +28,7 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.sim.actors import SteppedKafka, Stepper
 from tests.sim.nemesis import Nemesis
+from tests.support.rigs.engine import inline
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 from tests.support.told import lines
 
@@ -40,10 +41,6 @@ _TRIES = 8
 _CLOCKS = ((0.0, 1.0), (-86_400.0, 1.1), (86_400.0, 0.9), (-3_600.0, 0.9), (3_600.0, 1.1))
 """How far ahead a machine's clock is, and how fast it goes: what happens must not depend on it."""
 State = dict[bytes, bytes]
-
-
-def _at_once(work: Callable[[], None]) -> None:
-    work()
 
 
 class StuckError(AssertionError):
@@ -127,7 +124,7 @@ class Process:
         """What a table or standby of this process takes from outside."""
         disk = self.world.nemesis.disk_hook
         return Environment(
-            clock=self.tick, wall_clock=self.clock, nonce=self.world.nonce, crash=crash, start=_at_once, disk=disk
+            clock=self.tick, wall_clock=self.clock, nonce=self.world.nonce, crash=crash, start=inline, disk=disk
         )
 
     def roll_up(self) -> CompletedRound | SkippedRound:

@@ -7,7 +7,7 @@ Who writes opens, restores its key groups, resumes at its last commit, and opens
 import pickle
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from tests.sim.cluster.stage import (
     partition_of_key,
 )
 from tests.sim.world import AGAIN
+from tests.support.samples.folds import rows_of, write_all
 
 __all__ = ["coordinate", "follow", "read", "serve", "write"]
 
@@ -135,14 +136,9 @@ def _metadata(attempt: Attempt) -> dict[str, str]:
     return {"end": str(attempt.end), "life": attempt.life}
 
 
-def _append(writer: Writer | TaskWriter, changes: Iterable[tuple[bytes, bytes | None]]) -> None:
-    for key, value in changes:
-        writer.delete(key) if value is None else writer.put(key, value)
-
-
 def _commit_one(writer: Writer, source: _Source) -> None:
     attempt = source.next()
-    _append(writer, changes_of(attempt))
+    write_all(writer, changes_of(attempt))
     source.told(attempt, writer.commit(_metadata(attempt), checkpoint_id=attempt.checkpoint).offset)
 
 
@@ -151,7 +147,7 @@ def _commit_two(writer: Writer, source: _Source) -> None:
     attempts = source.next(), source.next()
     persisted: list[Pending[Handle]] = []
     for attempt in attempts:
-        _append(writer, changes_of(attempt))
+        write_all(writer, changes_of(attempt))
         persisted.append(writer.persist(attempt.checkpoint))
     for attempt, persist in zip(attempts, persisted, strict=True):
         source.told(attempt, writer.confirm(persist.result(), _metadata(attempt)).offset)
@@ -216,7 +212,7 @@ def serve(part: Part) -> None:
                 try:
                     writer = TaskWriter(producer, letter.task, slot=letter.slot)
                     changes = changes_of(letter.attempt)
-                    _append(writer, (change for change in changes if partition_of_key(change[0]) == partition))
+                    write_all(writer, (change for change in changes if partition_of_key(change[0]) == partition))
                     handle = writer.finish()
                 except AGAIN as error:
                     part.failed(error)
@@ -298,8 +294,7 @@ class _Follower:
 
     def apply(self, portion: Portion) -> None:
         """Apply a portion; at the state of a position, note it."""
-        columns = (portion.changes.column(name).to_pylist() for name in ("op", "key", "value"))
-        for op, key, value in zip(*columns, strict=True):
+        for _, op, key, value in rows_of(portion.changes):
             self._state.change(key, None if op == DELETE else value)
             if key.startswith(owner_of(key).encode() + b"/c"):
                 self._fresh.append(key)

@@ -17,7 +17,6 @@ from statelog.reading.plan import At
 from statelog.recovery import AtCheckpoint, Portion, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.stream import Stream
-from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.handle import Handle
 from statelog.storage import LogOptions, Where
@@ -25,7 +24,9 @@ from statelog.storage.log.log import Log
 from tests.sim.actors import Actor, Stepper
 from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.world import AGAIN, LOG, Attempt, Process, Read, StuckError, World
+from tests.support.rigs.engine import inline
 from tests.support.rigs.log import UNSAFE
+from tests.support.samples.folds import apply_to_dict, write_all
 
 __all__ = ["PARTITIONS", "SCENES", "tell"]
 
@@ -186,8 +187,7 @@ def _commit(process: Process, writer: Writer, checkpoint_id: int) -> None:
         chosen[mine[(checkpoint_id + 4) % 6]] = None
     attempt = process.world.try_commit(process, "w", checkpoint_id, chosen)
     with _Telling(process.world, attempt):
-        for key, value in attempt.changes.items():
-            writer.delete(key) if value is None else writer.put(key, value)
+        write_all(writer, attempt.changes.items())
         attempt.offset = writer.commit({"tag": attempt.tag}, checkpoint_id=checkpoint_id).offset
 
 
@@ -258,16 +258,12 @@ def _environment(process: Process, start: Callable[[Callable[[], None]], None]) 
     return Environment(clock=process.tick, start=start, nonce=process.world.nonce)
 
 
-def _at_once(work: Callable[[], None]) -> None:
-    work()
-
-
 def _read(process: Process, at: At | None = None, *, at_least: int | None = None, barrier: bool = False) -> None:
     """A recovery. Somebody else's reader says what it knows of, or asks for a barrier."""
     world = process.world
     floor = world.acknowledged()
     known = 0 if barrier else floor if at_least is None else at_least
-    recovery = _environment(process, _at_once).run(
+    recovery = _environment(process, inline).run(
         recover,
         process.log,
         at=at,
@@ -340,9 +336,5 @@ def _step_to(process: Process, stream: Stream, hand: _Hand, position: int) -> No
 
 
 def _apply(process: Process, portion: Portion) -> None:
-    columns = (portion.changes.column(name).to_pylist() for name in ("op", "key", "value"))
-    for op, key, value in zip(*columns, strict=True):
-        process.state.pop(key, None)
-        if op != DELETE:
-            process.state[key] = value
+    apply_to_dict(portion.changes, process.state)
     process.cursor = portion.cursor

@@ -20,6 +20,7 @@ from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.source import Puts
 from tests.sim.world import LOG, Process, World
 from tests.support.rigs.table import stalling
+from tests.support.samples.folds import write_all
 
 __all__ = ["INPUT", "MADE", "tell"]
 
@@ -93,8 +94,7 @@ class _Life:
                 table[b"garbage"] = b"x"
                 del table[b"never there"]
             with table.transaction():
-                key, value = INPUT.change(offset)
-                table.delete(key) if value is None else table.put(key, value)
+                write_all(table, [INPUT.change(offset)])
             offset += 1
             if offset % 2 or offset == self.goal:
                 self.commits.append((offset, table.commit_async({"offset": offset})))

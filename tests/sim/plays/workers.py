@@ -14,6 +14,7 @@ from statelog.testing.faults import Faults
 from statelog.testing.group import MemoryGroup, MemoryMember
 from statelog.testing.kafka import MemoryKafka
 from tests.sim.source import WORK
+from tests.support.rigs.engine import inline
 from tests.support.rigs.log import TwinRig, twin_rig
 
 __all__ = ["PARTITIONS", "SteppedWorker", "WorkersWorld"]
@@ -49,7 +50,7 @@ class WorkersWorld:
         self.group = MemoryGroup(self.source.cluster, "input")
         self.workers: dict[SteppedWorker, MemoryMember] = {}
         self.heard = [0] * PARTITIONS
-        self.start_opening: Start = lambda work: work()
+        self.start_opening: Start = inline
 
     def feed(self, count: int) -> None:
         """So many messages more in each partition."""

@@ -22,6 +22,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import State, TwinRig, settings_for, state_of, twin_rig
+from tests.support.samples.folds import apply_all, write_all
 
 __all__ = ["DOORS", "Move", "begun"]
 
@@ -42,15 +43,10 @@ class Move:
         """The writer's next commit, whose metadata is its number: puts, deletes, and a meta record."""
         self.number += 1
         with Writer(log, writer, expect=self._last(log, writer)) as out:
-            for i in range(12):
-                key = b"%s%d" % (writer.encode(), i)
-                if (i + self.number) % 5 == 0:
-                    out.delete(key)
-                    self.model.pop(key, None)
-                else:
-                    value = b"%d.%d" % (self.number, i)
-                    out.put(key, value)
-                    self.model[key] = value
+            values = [None if (i + self.number) % 5 == 0 else b"%d.%d" % (self.number, i) for i in range(12)]
+            changes = [(b"%s%d" % (writer.encode(), i), value) for i, value in enumerate(values)]
+            write_all(out, changes)
+            apply_all(self.model, changes)
             out.commit({"source": self.number}, checkpoint_id=self.number)
 
     def _last(self, log: Log, writer: str) -> int:

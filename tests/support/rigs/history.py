@@ -17,12 +17,10 @@ import pyarrow as pa
 import xxhash
 
 from statelog.producer.writer import Writer
-from statelog.reading.replay import replay
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.stream import Portion
 from statelog.schemas.avro import datum_of
-from statelog.schemas.changes.changes import DELETE, PUT
-from statelog.schemas.changes.replay_plan import plan_replay
+from statelog.schemas.changes.changes import PUT
 from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LedgerState
@@ -33,15 +31,16 @@ from statelog.storage.kafka import Kafka, OffsetRange
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
 from statelog.storage.run_reader import RunReader
-from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
-from tests.support.rigs.log import LogRig
-from tests.support.samples.runs import Change, change_table
+from tests.support.rigs.kafka import read_all
+from tests.support.rigs.log import LogRig, tail_of
+from tests.support.samples.folds import Row, apply_all, apply_to_dict, rows_of, write_all
+from tests.support.samples.runs import change_table, write_run
 
-__all__ = ["KEYS", "Committed", "HistoryRig", "Reader", "SnapshotTwins", "history_rig", "rows_of"]
+__all__ = ["KEYS", "Committed", "HistoryRig", "Reader", "SnapshotTwins", "history_rig"]
 
 Changes = Sequence[tuple[Any, Any]]
 
@@ -74,11 +73,7 @@ class HistoryRig:
 
     def append(self, writer: Writer, changes: Changes) -> None:
         """Append without a commit."""
-        for key, value in changes:
-            if value is None:
-                writer.delete(key)
-            else:
-                writer.put(key, value)
+        write_all(writer, changes)
 
     # ---- what is known
 
@@ -96,12 +91,9 @@ class HistoryRig:
         wanted = None if key_groups is None else set(key_groups)
         state: dict[Any, Any] = {}
         for commit in self.history:
-            for key, value in commit.changes if commit.position <= position else ():
-                if wanted is not None and self.key_group(key) not in wanted:
-                    continue
-                state.pop(key, None)
-                if value is not None:
-                    state[key] = value
+            if commit.position <= position:
+                changes = [one for one in commit.changes if wanted is None or self.key_group(one[0]) in wanted]
+                apply_all(state, changes)
         return state
 
     def end(self) -> int:
@@ -113,13 +105,16 @@ class HistoryRig:
     def snapshot(self, *, merge: bool = False, position: int | None = None) -> Manifest:
         """Put the next manifest: the newest one's runs and a delta run, or one run of everything."""
         newest = self.manifests[-1] if self.manifests else None
-        delta, state = self._delta(newest, self.end() if position is None else position)
+        state, tail = tail_of(self.log, newest, position)
+        delta: dict[Any, Row] = {}
+        for changes in tail:
+            delta.update(_by_key(changes))
         start = newest.position if newest else 0
         runs = list(newest.runs) if newest else []
         if merge:
-            merged: dict[Any, Change] = {}
+            merged: dict[Any, Row] = {}
             for run in runs:
-                merged.update(_rows(RunReader(self.log.store.open(run.path), run).table()))
+                merged.update(_by_key(RunReader(self.log.store.open(run.path), run).table()))
             merged.update(delta)
             delta, runs, start = {key: row for key, row in merged.items() if row[1] == PUT}, [], 0
         if delta or (not runs and state.committed_positions):
@@ -152,63 +147,33 @@ class HistoryRig:
             if run.path not in named:
                 self.log.store.delete(run.path)
 
-    def _delta(self, newest: Manifest | None, end: int) -> tuple[dict[Any, Change], LedgerState]:
-        ledger = self.log.ledger.client(newest)
-        commits = ledger.read_to(end)
-        state = ledger.fold.freeze()
-        ledger.close()
-        bodies = [valid.commit.read_body() for valid in commits]
-        plan = plan_replay(bodies, range(self.log.descriptor.partitions), state.accepted)
-        reader = self.log.kafka.reader(self.log.data_topic)
-        rows: dict[Any, Change] = {}
-        for chunk in replay(reader, self.log.data_topic, plan, self.log.change_schema, stall_timeout_s=60.0):
-            rows.update(_rows(pa.Table.from_batches([chunk.changes])))
-        reader.close()
-        return rows, state
-
-    def _write_run(self, rows: list[Change], start: int, end: int) -> RunRef:
-        schema = self.log.change_schema(self.log.value_schemas.newest().id)
+    def _write_run(self, rows: list[Row], start: int, end: int) -> RunRef:
+        schema_id = self.log.value_schemas.newest().id
+        schema = self.log.change_schema(schema_id)
         table = change_table(rows, schema.field("key").type, schema.field("value").type)
         label = RunMetadata(log=self.log.name, first_position=start, end_position=end, value_schema_id=0)
-        with (
-            tempfile.TemporaryDirectory() as directory,
-            RunWriter(Path(directory) / uuid.uuid4().hex, table.schema, label, target_rows=8) as writer,
-        ):
-            writer.append(table)
-            file = upload_run(self.log.store, writer.finish())
-        schema_id = self.log.value_schemas.newest().id
+        with tempfile.TemporaryDirectory() as directory:
+            file = write_run(self.log.store, Path(directory), [table], label=label, target_rows=8)
         return RunRef(**datum_of(file), start_position=start, end_position=end, level=0, value_schema_id=schema_id)
 
     def _anchors(self, state: LedgerState) -> list[Anchor]:
-        data = {p: end - 1 for p, end in state.committed_positions.items()}
-        held = self.log.data_offsets()
-        at = {p: offset for p, offset in data.items() if held[p].start <= offset < held[p].end}
-        anchors = self._hash_all(self.log.data_topic, "data", at)
-        start, end = self.log.kafka.offsets(self.log.ledger_topic, [0])[0]
-        if start < state.position <= end:
-            anchors += self._hash_all(self.log.ledger_topic, "ledger", {0: state.position - 1})
-        return anchors
-
-    def _hash_all(self, topic: str, kind: Any, at: Mapping[int, int]) -> list[Anchor]:
-        reader = self.log.kafka.reader(topic)
-        wanted = {partition: OffsetRange(offset, offset + 1) for partition, offset in at.items()}
-        found = [
-            Anchor(kind, record.partition, record.offset, xxhash.xxh3_64_intdigest(record.value))
-            for record in reader.read(wanted, stall_timeout_s=60.0)
+        """Of the last record below each end that is still held."""
+        log, found = self.log, list[Anchor]()
+        places: list[tuple[Any, str, Mapping[int, int]]] = [
+            ("data", log.data_topic, state.committed_positions),
+            ("ledger", log.ledger_topic, {0: state.position}),
         ]
-        reader.close()
+        for kind, topic, ends in places:
+            held = log.kafka.offsets(topic, list(ends))
+            last = {p: OffsetRange(end - 1, end) for p, end in ends.items() if held[p].start < end <= held[p].end}
+            for record in read_all(log.kafka, topic, last):
+                found.append(Anchor(kind, record.partition, record.offset, xxhash.xxh3_64_intdigest(record.value)))
         return found
 
 
-def _rows(table: pa.Table) -> dict[Any, Change]:
-    """Rows by (key group, key), later ones last."""
-    columns = [table.column(i).to_pylist() for i in range(4)]
-    found: dict[Any, Change] = {}
-    for group, op, key, value in zip(*columns, strict=True):
-        assert op in (PUT, DELETE)
-        found.pop((group, key), None)
-        found[group, key] = (group, op, key, value)
-    return found
+def _by_key(changes: pa.Table | pa.RecordBatch) -> dict[Any, Row]:
+    """The last row of every (key group, key)."""
+    return {(row[0], row[2]): row for row in rows_of(changes)}
 
 
 def history_rig(
@@ -226,15 +191,6 @@ def history_rig(
     return HistoryRig(rig.create(partitions=partitions, key_groups=key_groups, **options))
 
 
-Row = tuple[int, int, Any, Any]
-
-
-def rows_of(portion: Portion) -> list[Row]:
-    """Its changes as (key group, op, key, value)."""
-    columns = [column.to_pylist() for column in portion.changes.columns]
-    return list(zip(*columns, strict=True))
-
-
 @dataclass
 class Reader:
     """What was applied, in order, and what it makes."""
@@ -245,11 +201,8 @@ class Reader:
 
     def apply(self, portion: Portion) -> None:
         """Apply a portion, and take a checkpoint behind it."""
-        self.rows += rows_of(portion)
-        for _, op, key, value in rows_of(portion):
-            self.state.pop(key, None)
-            if op != DELETE:
-                self.state[key] = value
+        self.rows += rows_of(portion.changes)
+        apply_to_dict(portion.changes, self.state)
         self.checkpoint = portion.cursor.to_json()
 
     @property

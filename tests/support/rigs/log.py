@@ -8,7 +8,7 @@ the other. It uses neither the recovery room nor anything of the materializer.
 """
 
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.reading.replay import replay
 from statelog.recovery import recover
-from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
+from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topic_policy import parse_waivers
@@ -42,6 +42,7 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Faults
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import FaultHook, MemoryDisk, MemoryStore
+from tests.support.samples.folds import apply_all, apply_to_dict, write_all
 
 __all__ = [
     "UNSAFE",
@@ -59,6 +60,7 @@ __all__ = [
     "settings_for",
     "state_of",
     "state_of_snapshot",
+    "tail_of",
     "twin_rig",
 ]
 
@@ -224,18 +226,13 @@ class TwinLog:
     def write(self, changes: dict[bytes, bytes | None], writer: str = "writer") -> None:
         """Commit changes (None deletes) as the writer's next checkpoint, and apply them to the model."""
         with self.open() as log, Writer(log, writer) as out:
-            for key, value in changes.items():
-                out.delete(key) if value is None else out.put(key, value)
+            write_all(out, changes.items())
             out.commit()
         self.apply(changes)
 
     def apply(self, changes: dict[bytes, bytes | None]) -> None:
         """Apply changes to the model."""
-        for key, value in changes.items():
-            if value is None:
-                self.model.pop(key, None)
-            else:
-                self.model[key] = value
+        apply_all(self.model, changes.items())
 
     def run_paths(self) -> set[str]:
         """The run files that lie on the disk."""
@@ -288,33 +285,27 @@ def state_of_snapshot(log: Log, manifest: Manifest | None) -> State:
     state: State = {}
     for run in manifest.runs if manifest else ():
         with RunReader(log.store.open(run.path), run) as reader:
-            _apply(reader.table(), state)
+            apply_to_dict(reader.table(), state)
     return state
 
 
 def apply_tail(log: Log, manifest: Manifest | None, state: State, end_position: int | None = None) -> State:
     """Apply what was committed between a manifest and a ledger position (None: its end now)."""
-    ledger = log.ledger.client(manifest)
-    reader = log.kafka.reader(log.data_topic)
-    try:
-        commits = ledger.read_to(ledger.end_position() if end_position is None else end_position)
-        bodies = [found.commit.read_body() for found in commits]
-        plan = plan_replay(bodies, range(log.descriptor.partitions), ledger.fold.accepted)
-        for chunk in replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=_STALL_TIMEOUT_S):
-            _apply(chunk.changes, state)
-    finally:
-        ledger.close()
-        reader.close()
+    for changes in tail_of(log, manifest, end_position)[1]:
+        apply_to_dict(changes, state)
     return state
 
 
-def _apply(changes: pa.Table | pa.RecordBatch, state: State) -> None:
-    columns = (changes.column(name).to_pylist() for name in ("op", "key", "value"))
-    for op, key, value in zip(*columns, strict=True):
-        if op == DELETE:
-            state.pop(key, None)
-        else:
-            state[key] = value
+def tail_of(
+    log: Log, manifest: Manifest | None, end_position: int | None = None
+) -> tuple[LedgerState, list[pa.RecordBatch]]:
+    """The ledger's state at a position (None: its end now), and the changes that were committed since a manifest."""
+    with closing(log.ledger.client(manifest)) as ledger, closing(log.kafka.reader(log.data_topic)) as reader:
+        commits = ledger.read_to(ledger.end_position() if end_position is None else end_position)
+        bodies = [found.commit.read_body() for found in commits]
+        plan = plan_replay(bodies, range(log.descriptor.partitions), ledger.fold.accepted)
+        chunks = replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=_STALL_TIMEOUT_S)
+        return ledger.fold.freeze(), [chunk.changes for chunk in chunks]
 
 
 def key_in(log: Log, partition: int) -> bytes:

@@ -1,6 +1,10 @@
-"""Folds of changes that the tests compare with: by the rows that `key_order` chooses, and one by one."""
+"""Changes as plain rows and pairs: written, and folded as tests compare with, one by one or by the rows of `key_order`.
 
-from typing import Any
+A pair is a key and its value; None deletes the key.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -8,7 +12,37 @@ from statelog.schemas.arrays import whole_column
 from statelog.schemas.changes.changes import PUT
 from statelog.schemas.changes.key_order import last_rows, sorted_rows
 
-__all__ = ["apply_to_dict", "last_per_key", "sort_by_key"]
+__all__ = ["Pairs", "Row", "apply_all", "apply_to_dict", "last_per_key", "rows_of", "sort_by_key", "write_all"]
+
+Pairs = Iterable[tuple[Any, Any]]
+Row = tuple[int, int, Any, Any]
+
+
+class _Takes(Protocol):
+    """A writer, a task, or a table."""
+
+    def put(self, key: Any, value: Any, /) -> object: ...
+    def delete(self, key: Any, /) -> object: ...
+
+
+def write_all(out: _Takes, changes: Pairs) -> None:
+    """Put and delete, in this order."""
+    for key, value in changes:
+        out.delete(key) if value is None else out.put(key, value)
+
+
+def apply_all(state: dict[Any, Any], changes: Pairs) -> None:
+    """The same to a dict, which keeps the keys in the order of their last puts."""
+    for key, value in changes:
+        state.pop(key, None)
+        if value is not None:
+            state[key] = value
+
+
+def rows_of(changes: pa.Table | pa.RecordBatch) -> list[Row]:
+    """Its changes as (key group, op, key, value)."""
+    columns = (changes.column(i).to_pylist() for i in range(4))
+    return list(zip(*columns, strict=True))
 
 
 def last_per_key(changes: pa.Table) -> pa.Table:
@@ -21,14 +55,9 @@ def sort_by_key(changes: pa.Table) -> pa.Table:
     return changes.take(pa.array(sorted_rows(*_keys_of(changes))))
 
 
-def apply_to_dict(changes: pa.Table, state: dict[Any, Any], *, with_group: bool = False) -> None:
-    """Apply changes one by one to a dict from key to value, or from (key group, key) if `with_group`."""
-    for group, op, key, value in zip(*(column.to_pylist() for column in changes.columns), strict=True):
-        place = (group, key) if with_group else key
-        if op == PUT:
-            state[place] = value
-        else:
-            state.pop(place, None)
+def apply_to_dict(changes: pa.Table | pa.RecordBatch, state: dict[Any, Any]) -> None:
+    """Apply the changes of a log one by one to a dict from key to value."""
+    apply_all(state, ((key, value if op == PUT else None) for _, op, key, value in rows_of(changes)))
 
 
 def _keys_of(changes: pa.Table) -> tuple[pa.Array, pa.Array]:

@@ -38,9 +38,16 @@ def _order(key: object) -> bytes:
     return key.encode() if isinstance(key, str) else bytes(key)  # type: ignore[call-overload]  # the only other kind
 
 
-def write_run(store: Store, directory: Path, tables: Sequence[pa.Table], *, target_rows: int = TARGET_ROWS) -> RunFile:
+def write_run(
+    store: Store,
+    directory: Path,
+    tables: Sequence[pa.Table],
+    *,
+    label: RunMetadata = LABEL,
+    target_rows: int = TARGET_ROWS,
+) -> RunFile:
     """Write tables, which follow each other, as one run and put it into the store."""
-    with RunWriter(directory / uuid.uuid4().hex, tables[0].schema, LABEL, target_rows=target_rows) as writer:
+    with RunWriter(directory / uuid.uuid4().hex, tables[0].schema, label, target_rows=target_rows) as writer:
         for table in tables:
             writer.append(table)
         return upload_run(store, writer.finish())

@@ -10,8 +10,8 @@ from statelog.materializer.round import Round, run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot
-from statelog.schemas.snapshot.retention import RetentionPolicy
-from tests.support.spark.rig import SparkLog
+from tests.support.rigs.log import settings_for
+from tests.support.spark.rig import SparkLog, write_numbers
 
 __all__ = ["EnginePair", "change", "run_paths", "settings_at", "snapshot_rows"]
 
@@ -56,18 +56,17 @@ class EnginePair:
 
 def settings_at(scratch: Path, **changed: Any) -> MaterializerSettings:
     """Every second round merges, and nothing is kept for its age."""
-    retention = RetentionPolicy(keep=2, min_age_s=0.0)
-    return MaterializerSettings(scratch=scratch, fanout=2, retention=retention, **changed)
+    return settings_for(scratch, fanout=2, **changed)
 
 
 def change(rng: random.Random, rigs: list[SparkLog], most_keys: int | None = None) -> None:
     """The same commit in every log, of a few keys or of many."""
-    rows = {rng.randrange(300): rng.random() < 0.3 for _ in range(most_keys or rng.choice((3, 200)))}
+    deleted = {rng.randrange(300): rng.random() < 0.3 for _ in range(most_keys or rng.choice((3, 200)))}
     number = rng.randrange(1000)
+    numbers = {key: None if is_delete else number + key for key, is_delete in deleted.items()}
     for rig in rigs:
         with Writer(rig.log, "w") as writer:
-            for key, is_delete in rows.items():
-                writer.delete(key) if is_delete else writer.put(key, {"n": number + key})
+            write_numbers(writer, numbers)
             writer.commit()
 
 

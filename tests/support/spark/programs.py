@@ -34,6 +34,7 @@ from tests.support.spark.rig import (
     run_stream,
     scattered,
     write_batches,
+    write_numbers,
 )
 
 __all__ = ["PROGRAMS", "Place"]
@@ -213,8 +214,7 @@ def _write_batch(rows: DataFrame, log: SparkLog, *, checkpoint_id: int) -> None:
 
 def _fill(log: SparkLog, numbers: Mapping[int, int], *, checkpoint_id: int) -> None:
     with Writer(log.log, "w") as writer:
-        for key, n in numbers.items():
-            writer.put(key, {"n": n, "note": None})
+        write_numbers(writer, numbers)
         writer.commit(checkpoint_id=checkpoint_id)
 
 

@@ -12,12 +12,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.ledger.records import Commit, Open, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE
+from tests.support.samples.folds import apply_all, write_all
 
 __all__ = [
     "AVSC",
@@ -29,6 +31,7 @@ __all__ = [
     "run_stream",
     "scattered",
     "write_batches",
+    "write_numbers",
 ]
 
 AVSC = json.dumps(
@@ -131,6 +134,12 @@ def read_stream(spark: SparkSession, directory: Path) -> DataFrame:
     return spark.readStream.schema(_COLUMNS).option("maxFilesPerTrigger", 1).json(str(directory))
 
 
+def write_numbers(writer: Writer, numbers: Mapping[int, int | None], more: Mapping[str, Any] | None = None) -> None:
+    """Put each key's number, or delete the key for None, by a writer of ours."""
+    values = {key: None if n is None else {"n": n, "note": None, **(more or {})} for key, n in numbers.items()}
+    write_all(writer, values.items())
+
+
 def scattered(df: DataFrame, tasks: int = 2) -> DataFrame:
     """The same rows in several tasks, with no regard to key groups."""
     return df.repartition(tasks, "key")
@@ -140,11 +149,7 @@ def fold_rows(batches: Iterable[Iterable[Row]]) -> dict[int, int]:
     """The state that these batches leave: the model."""
     state: dict[int, int] = {}
     for rows in batches:
-        for key, n in rows:
-            if n is None:
-                state.pop(key, None)
-            else:
-                state[key] = n
+        apply_all(state, rows)
     return state
 
 

@@ -15,6 +15,7 @@ from statelog.materializer.round import run_round
 from statelog.materializer.tail import TailGauge, Watchdog
 from statelog.storage.ledger_client import LedgerClient
 from tests.support.rigs.daemon import DaemonBench
+from tests.support.rigs.engine import inline
 from tests.support.rigs.log import TwinLog, settings_for
 
 
@@ -156,7 +157,7 @@ def test_the_age_is_that_of_the_oldest_change_in_no_snapshot(tmp_path: Path) -> 
     def end(_bell: threading.Event, _delay_s: float) -> None:
         control.stop()
 
-    environment = Environment(clock=lambda: 0.0, wall_clock=bench.twin.clock, wait=end, start=lambda work: work())
+    environment = Environment(clock=lambda: 0.0, wall_clock=bench.twin.clock, wait=end, start=inline)
     control = environment.run(Control)
     restarted = environment.run(
         Materializer,

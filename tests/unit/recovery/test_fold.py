@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from statelog.reading.sorted_tail import MemoryTail, newest, select_key_groups
 from tests.support.samples.chunks import rows_batch
+from tests.support.samples.folds import rows_of
 
 _Row = tuple[int, int, bytes, bytes | None]
 _rows = st.lists(
@@ -29,7 +30,7 @@ def _naive(stretches: list[list[_Row]], *, keep_deletes: bool) -> dict[tuple[int
 
 
 def _as_dict(tables: list[pa.Table]) -> dict[tuple[int, bytes], Any]:
-    rows = [row for table in tables for row in zip(*(table.column(i).to_pylist() for i in range(4)), strict=True)]
+    rows = [row for table in tables for row in rows_of(table)]
     found = {(group, key): value for group, _, key, value in rows}
     assert len(found) == len(rows), "a key came out twice"
     return found

@@ -18,6 +18,7 @@ from statelog.schemas.changes.changes import cut_by_bytes, merge_tables
 from statelog.storage.merge import merge_streams
 from tests.support.faults.spill import Disks
 from tests.support.samples.chunks import rows_batch
+from tests.support.samples.folds import rows_of
 
 FOLD_BYTES = 64 << 10
 
@@ -29,7 +30,7 @@ def _tail(disks: Disks, directory: Path, fold_bytes: int = FOLD_BYTES) -> Sorted
 
 
 def _rows(tables: list[pa.Table]) -> list[_Row]:
-    return [row for table in tables for row in zip(*(table.column(i).to_pylist() for i in range(4)), strict=True)]
+    return [row for table in tables for row in rows_of(table)]
 
 
 def test_many_spilled_streams_become_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from statelog.errors import BrokerUnavailable
 from statelog.storage.log.evidence import Looks
 from statelog.storage.log.topics import IdentifiedTopics
+from tests.support.rigs.engine import inline
 from tests.support.waiting import wait_for
 
 
@@ -101,7 +102,7 @@ def test_what_fails_ahead_is_asked_again_by_who_needs_it() -> None:
 
     looks.ahead(1.0, no_room)
     cluster.pause = fail
-    looks.ahead(1.0, lambda work: work())
+    looks.ahead(1.0, inline)
     assert cluster.asked == 1
     with pytest.raises(BrokerUnavailable):
         looks.verified(1.0)

@@ -20,6 +20,7 @@ from statelog.tables import Loading, Table, TableSettings
 from statelog.tables.state.base import Eligibility
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
+from tests.support.samples.folds import apply_all, write_all
 from tests.support.told import told
 from tests.support.waiting import wait_for
 
@@ -53,11 +54,8 @@ class Rolled:
 
     def put(self, table: Table[Any, Any], changes: dict[bytes, bytes | None]) -> None:
         """To a table, and to the model."""
-        for key, value in changes.items():
-            table.delete(key) if value is None else table.put(key, value)
-            self.model.pop(key, None)
-            if value is not None:
-                self.model[key] = value
+        write_all(table, changes.items())
+        apply_all(self.model, changes.items())
 
     def roll_up(self) -> None:
         """One more snapshot; those before the last two go."""

@@ -2,17 +2,13 @@
 
 import signal
 import threading
-from collections.abc import Callable
 
 import pytest
 
 import statelog
 from statelog.environment import Environment, current_environment
 from statelog.testing import Crash, StillClock, Twin, crash_at, environment
-
-
-def _at_once(work: Callable[[], None]) -> None:
-    work()
+from tests.support.rigs.engine import inline
 
 
 def _count(twin: Twin) -> None:
@@ -45,7 +41,7 @@ def test_two_workers_share_the_partitions() -> None:
     twin.create_topic("words", partitions=2)
     twin.send("words", b"a", partition=0)
     twin.send("words", b"b", partition=1)
-    with twin.environment(start=_at_once):
+    with twin.environment(start=inline):
         first = statelog.worker("counts", twin.where(), topic="words", create=True)
         twin.when_idle = first.stop
         assert [message.value() for message, _ in first] == [b"a", b"b"]
