@@ -2,7 +2,7 @@
 
 The policy, for every room alike: a room's face (`statelog.<room>`) exports names that the room itself defines, those
 that a document names and those in the public signatures of exported names, of this room or another. Errors and
-warnings have `statelog.errors`, the seams `statelog.seams`, and `statelog` has again what a first program needs.
+warnings have `statelog.errors`, and `statelog` has again what a first program needs.
 """
 
 import ast

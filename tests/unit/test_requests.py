@@ -12,6 +12,7 @@ import pytest
 from statelog.materializer import run_round
 from statelog.producer import Writer
 from statelog.recovery import recover
+from statelog.schemas.ledger.fold import LedgerFold
 from statelog.storage import ledger_client
 from statelog.storage.log.log import Log
 from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
@@ -117,3 +118,34 @@ def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None
         requests.clear()
         with standby.promote():
             assert requests.total() <= 10, requests
+
+
+def test_each_record_of_the_ledger_is_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a writer, a recovery and a table that are opened; and a promotion folds what its standby has not: its Open."""
+    folded: Counter[str] = Counter()
+    monkeypatch.setattr(LedgerFold, "apply", _counted(folded, "record", LedgerFold.apply))
+
+    def records_since(before: int = 0) -> int:
+        count = folded.total() - before
+        folded.clear()
+        return count
+
+    tables = TableRig(twin_rig("table"), None)
+    with tables.open() as table:
+        for number in range(30):
+            table[b"a"] = b"%d" % number
+            table.commit()
+        end = table.position
+    records_since()
+    with tables.rig.open() as log, Writer(log, "w") as writer:
+        assert records_since() <= writer.position
+    with tables.rig.open() as log, recover(log) as recovery:
+        assert recovery.plan.position > end
+        assert records_since() <= recovery.plan.position
+    with tables.open() as table:
+        assert records_since() <= table.position + 1
+    with tables.standby() as standby:
+        standby.refresh()
+        records_since()
+        with standby.promote():
+            assert records_since() <= 2
