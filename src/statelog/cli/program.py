@@ -52,6 +52,7 @@ _HOMES = {
     "evolve": "log",
     "truncate": "log",
     "delete": "log",
+    "accept-loss": "log:accept_loss",
     "list": "describe:list_logs",
     "watch": "describe",
     "subscriptions": "describe",

@@ -128,7 +128,7 @@ class Rates:
     The defaults are used until something has been measured, and low, so that the first rounds come rather too early:
 
         >>> from statelog.materializer import Rates
-        >>> from statelog.materializer.daemon.restore_time import Speed
+        >>> from statelog.materializer.schedule import Speed
         >>> Rates(download=Speed(amount=64e6, seconds=1.0)).download.per_second
         64000000.0
     """

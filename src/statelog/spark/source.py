@@ -60,9 +60,8 @@ from statelog.spark.options import (
     state_options,
     view_options,
 )
-from statelog.spark.parts import PlanPart, change_parts, lease_terms, read_state, state_parts
+from statelog.spark.parts import PlanPart, change_parts, lease_terms, narrowed, read_state, selected, state_parts
 from statelog.spark.reported import reported
-from statelog.spark.selection import narrowed, selected
 from statelog.spark.views import VIEWS, ViewReader, view_columns
 from statelog.storage import Where
 from statelog.storage.log.log import Log

@@ -4,7 +4,7 @@ from statelog.tables.group.context import InputTopic, WorkerHooks
 from statelog.tables.group.open_worker import worker
 from statelog.tables.group.worker import Worker
 from statelog.tables.open_table import table
-from statelog.tables.settings import BackendKind, Loading, TableSettings
+from statelog.tables.setup import BackendKind, Loading, TableSettings
 from statelog.tables.standbys.standby import Standby, standby
 from statelog.tables.table import Table
 

@@ -16,8 +16,7 @@ from os import PathLike
 from statelog.environment import current_environment
 from statelog.storage import LogOptions, Where
 from statelog.storage.log.options import K, V
-from statelog.tables.settings import BackendKind, TableSettings
-from statelog.tables.setup import TableSetup
+from statelog.tables.setup import BackendKind, TableSettings, TableSetup
 from statelog.tables.state.values import ValueRule
 from statelog.tables.state_opener import StateOpener, Wanted
 from statelog.tables.table import Table

@@ -28,8 +28,7 @@ from statelog.reading.planner import plan_of, planned_anew, warn_if_aged
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.tables.settings import Loading
-from statelog.tables.setup import TableSetup
+from statelog.tables.setup import Loading, TableSetup
 from statelog.tables.state.base import BaseSnapshot, Eligibility
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.snapshot import SnapshotAccess

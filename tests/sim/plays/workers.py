@@ -8,7 +8,7 @@ from statelog.environment import CrashPoint, Environment, Start
 from statelog.storage.kafka import TopicSpec
 from statelog.tables import Standby, Table, TableSettings, Worker
 from statelog.tables.group.context import InputStart, InputTopic, WorkerContext, WorkerHooks
-from statelog.tables.group.standby_pool import StandbyPool
+from statelog.tables.standbys.standby import StandbyPool
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Faults
 from statelog.testing.group import MemoryGroup, MemoryMember

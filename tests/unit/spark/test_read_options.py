@@ -13,8 +13,7 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.spark.options import change_options, read_of, state_options, stream_options, view_options
-from statelog.spark.parts import lease_terms
-from statelog.spark.selection import Selection, narrowed, selected
+from statelog.spark.parts import Selection, lease_terms, narrowed, selected
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
 

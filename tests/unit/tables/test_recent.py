@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from statelog.errors import ConfigError
 from statelog.tables import TableSettings
-from statelog.tables.state.recent import UNKNOWN, RecentCommits, held_bytes
+from statelog.tables.state.store import UNKNOWN, RecentCommits, held_bytes
 
 EACH = 200
 """Bytes that a change of no data counts for."""

@@ -10,7 +10,7 @@ import statelog
 from statelog.errors import BrokerUnavailable
 from statelog.producer.guard import Life
 from statelog.tables import Standby
-from statelog.tables.group.standby_pool import StandbyPool
+from statelog.tables.standbys.standby import StandbyPool
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.told import told
 from tests.support.waiting import wait_for

@@ -23,7 +23,7 @@ from statelog.storage.kafka import TopicSpec
 from statelog.tables import Standby, Table
 from statelog.tables.group import assignment
 from statelog.tables.group.context import InputStart
-from statelog.tables.group.standby_pool import StandbyPool
+from statelog.tables.standbys.standby import StandbyPool
 from statelog.testing.kafka import MemoryKafka
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 from tests.sim.source import WORK

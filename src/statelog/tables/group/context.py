@@ -23,7 +23,7 @@ from statelog.schemas.names import parse_enum
 from statelog.storage import Kafka
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.group import GroupListener, GroupMember
-from statelog.tables.group.standby_pool import StandbyPool
+from statelog.tables.standbys.standby import StandbyPool
 from statelog.tables.table import Table
 
 _MADE_ANEW = "Was it made anew? Offsets of the old one say nothing of it: begin with a new log"

@@ -35,11 +35,10 @@ from statelog.tables.group.context import (
     check_fits,
     describe_input,
 )
-from statelog.tables.group.standby_pool import StandbyPool
 from statelog.tables.group.worker import Worker
 from statelog.tables.open_table import table
-from statelog.tables.settings import BackendKind, TableSettings
-from statelog.tables.standbys.standby import Standby, standby
+from statelog.tables.setup import BackendKind, TableSettings
+from statelog.tables.standbys.standby import Standby, StandbyPool, standby
 from statelog.tables.table import Table
 
 T = TypeVar("T")

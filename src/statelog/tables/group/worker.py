@@ -3,7 +3,7 @@
     assignment    tables and the member of the group               assignment.py
     schedule      when to open which                               schedule.py
     context       the input, where to read on, hooks               context.py
-    standbys      standbys of other processes' partitions          standby_pool.py
+    standbys      standbys of other processes' partitions          standbys/standby.py
 
 The protocol, with "if we die after step n": docs/protocol-table.md.
 

@@ -35,10 +35,9 @@ from statelog.recovery.rocksdb_state import STATE_KEY, rocksdb_error
 from statelog.recovery.rocksdb_target import raw_keys, rocksdb_options
 from statelog.schemas.changes.changes import gone_and_live
 from statelog.schemas.values.avro import avro_values
-from statelog.tables.settings import TableSettings
+from statelog.tables.setup import TableSettings
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule, raw_bounds
-from statelog.tables.state.recent import UNKNOWN, RecentCommits, held_bytes
 from statelog.tables.state.store import (
     FAMILY,
     GONE,
@@ -46,10 +45,13 @@ from statelog.tables.state.store import (
     NOTHING,
     PLACE_KEY,
     TABLE_KEY,
+    UNKNOWN,
     WRITE,
     Missing,
+    RecentCommits,
     StatePlace,
     TableRecord,
+    held_bytes,
     missing_from_json,
     place_from_json,
     place_to_json,
