@@ -72,15 +72,14 @@ _MOST_BYTES = 32 << 20
 
 class VerifiedRuns:
     """What a process has read and verified: runs by path and sha256, and manifests by the listing's entry of their
-    file, up to `most_bytes` of files; other manifests are read again.
+    file, up to 32 MiB of files; other manifests are read again.
 
     Runs are immutable, so one reading vouches for the content ever after. That a file is still there, with its size, is
     asked of the store every time. `may_truncate` says that the right to delete records was proved.
     """
 
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self) -> None:
         self.may_truncate = False
-        self._most_bytes = most_bytes
         self._runs: dict[str, bytes] = {}
         self._manifests: dict[FileInfo, Manifest] = {}
         self._lock = threading.Lock()
@@ -123,7 +122,7 @@ class VerifiedRuns:
                 except NotFound:
                     continue
                 with self._lock:
-                    if sum(one.size_bytes for one in self._manifests) + info.size_bytes <= self._most_bytes:
+                    if sum(one.size_bytes for one in self._manifests) + info.size_bytes <= _MOST_BYTES:
                         self._manifests[info] = known
             found.append(known)
         return found

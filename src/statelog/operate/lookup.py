@@ -91,18 +91,10 @@ def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, set
             newest.append(found)
             while held - newest[0].num_rows >= most:
                 held -= newest.popleft().num_rows
-    rows = _last(list(newest), most)
-    return KeyHistory(rows=rows, changes=changes, start_position=plan.start_position or 0, end_position=plan.position)
-
-
-def _last(batches: list[pa.RecordBatch], most: int) -> tuple[pa.RecordBatch, ...]:
-    surplus = sum(one.num_rows for one in batches) - most
-    kept: list[Any] = []
-    for one in batches:
-        cut = min(max(0, surplus), one.num_rows)
-        surplus -= one.num_rows
-        kept.append(one.slice(cut))
-    return tuple(one for one in kept if one.num_rows)
+    rows = pa.Table.from_batches(newest).slice(max(0, held - most)).to_batches() if newest else ()
+    return KeyHistory(
+        rows=tuple(rows), changes=changes, start_position=plan.start_position or 0, end_position=plan.position
+    )
 
 
 @dataclass(frozen=True, slots=True)

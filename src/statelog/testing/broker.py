@@ -129,12 +129,10 @@ class EmbeddedBroker:
         on_step: Callable[[str], None] = lambda _: None,
         on_spawn: Callable[[ProcessId], None] = lambda _: None,
         adapt: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda settings: settings,
-        format_arguments: Sequence[str] = (),
         java_options: Sequence[str] = (),
     ) -> None:
         self._directory = directory
         self._adapt = adapt
-        self._format_arguments = tuple(format_arguments)
         self._java_options = tuple(java_options)
         self._port = port or free_port()
         self._heap_mb = heap_mb
@@ -234,7 +232,7 @@ class EmbeddedBroker:
             return
         self._on_step("formatting the data directory")
         tool = [*java_command(java, jars, self._heap_mb), "kafka.tools.StorageTool", "format"]
-        command = [*tool, "-t", _CLUSTER_ID, "-c", str(settings), *self._format_arguments]
+        command = [*tool, "-t", _CLUSTER_ID, "-c", str(settings)]
         with self.log_path.open("ab") as log:
             done = subprocess.run(  # noqa: S603 - the arguments are made above
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_FORMAT_TIMEOUT_S, check=False

@@ -21,6 +21,7 @@ from statelog.testing.node import KAFKA_VERSION, keep_classes
 
 DEFAULT_PORT = 9092
 _NOTE = "running.json"
+_PROBE_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +106,10 @@ def stop(settings: DevSettings) -> bool:
         return running is not None
 
 
-def status(settings: DevSettings, *, probe_timeout_s: float = 3.0) -> DevBroker:
+def status(settings: DevSettings) -> DevBroker:
     """Look at the broker without changing anything, but for one record in its probe topic. Waits for no lock."""
     running = read_running(settings.directory)
-    reason = "not started" if running is None else produce_probe(_bootstrap(running.port), probe_timeout_s)
+    reason = "not started" if running is None else produce_probe(_bootstrap(running.port), _PROBE_TIMEOUT_S)
     return _described(settings, running, reason=reason)
 
 

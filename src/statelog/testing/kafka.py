@@ -48,11 +48,11 @@ class MemoryKafka:
         self.delivery_timeout_s = delivery_timeout_s
         self._is_closed = False
 
-    def join(self, *, idle: Callable[[float], None] | None = None) -> "MemoryKafka":
+    def join(self) -> "MemoryKafka":
         """Another process' view of the same cluster."""
         return MemoryKafka(
             cluster=self.cluster,
-            idle=self.idle if idle is None else idle,
+            idle=self.idle,
             queue_limit=self.queue_limit,
             delivery_timeout_s=self.delivery_timeout_s,
         )

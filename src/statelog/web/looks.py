@@ -28,6 +28,7 @@ from statelog.closing import Closing, undone_by_errors
 from statelog.errors import NotFound, OffsetGone, StatelogError
 from statelog.materializer import MaterializerSettings
 from statelog.operate.description import describe_log
+from statelog.operate.finding import error_text
 from statelog.operate.lookup import KeyHistory, Looked, groups_of, history_of, look_up
 from statelog.operate.report import Report
 from statelog.operate.rows import BytesText, read_keys
@@ -115,7 +116,10 @@ class Fresh(Generic[T]):
         try:
             seen = Seen(value=self._make(), at_s=began_s, failures=seen.failures)
         except StatelogError as error:
-            seen = _failed(seen, _failure(error, began_s))
+            failure = LookFailure(
+                kind=type(error).__name__, message=error_text(error), hint=error.hint or "", at_s=began_s
+            )
+            seen = _failed(seen, failure)
         except Exception as error:  # noqa: BLE001 - a defect is shown on the page, and logged with its trace
             _LOG.exception("a look failed for a reason that is no error of ours")
             seen = _failed(seen, LookFailure(kind=type(error).__name__, message=str(error), hint="", at_s=began_s))
@@ -123,12 +127,6 @@ class Fresh(Generic[T]):
             with self._lock:
                 self._seen, self._under_way = seen, None
                 self._ended_s = self._clock()
-
-
-def _failure(error: StatelogError, at_s: float) -> LookFailure:
-    facts = "; ".join(f"{name}: {value}" for name, value in error.facts.items())
-    message = f"{error.message} ({facts})" if facts else error.message
-    return LookFailure(kind=type(error).__name__, message=message, hint=error.hint or "", at_s=at_s)
 
 
 def _failed(seen: Seen[T], failure: LookFailure) -> Seen[T]:
@@ -172,16 +170,15 @@ class KeyLook:
 class PageLooks(Closing):
     """Thread-safe. Close it, or use it in a `with` block."""
 
-    def __init__(self, where: Where, settings: MaterializerSettings, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, where: Where, settings: MaterializerSettings) -> None:
         self._shared = ExitStack()
         self._where = self._shared.enter_context(one_client(where))
         self.settings = settings
         """Those of the materializer, which say what holds truncation back, and what a restore may take."""
-        self._clock = clock
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="statelog-look")
         self._lock = Lock()
         self._logs: dict[str, Fresh[LogLook]] = {}
-        self._names = Fresh(lambda: log_names(self._where), self._executor, clock=clock)
+        self._names = Fresh(lambda: log_names(self._where), self._executor, clock=time.time)
 
     @property
     def root(self) -> str:
@@ -196,8 +193,8 @@ class PageLooks(Closing):
         """A log. Its name is one of `names`, or was. The more logs are looked at `beside` it, the older it may be."""
         with self._lock:
             if name not in self._logs:
-                watched = _Watched(lambda: Log.open(name, self._where), self.settings, self._clock)
-                self._logs[name] = Fresh(watched.look, self._executor, clock=self._clock)
+                watched = _Watched(lambda: Log.open(name, self._where), self.settings)
+                self._logs[name] = Fresh(watched.look, self._executor, clock=time.time)
             fresh = self._logs[name]
         return fresh.get(wait_s=wait_s, most_age_s=max(_FRESH_S, _EACH_S * beside))
 
@@ -221,20 +218,19 @@ class PageLooks(Closing):
 class _Watched:
     """One log, opened at the first look, and again after one that failed: it may be another one by then."""
 
-    def __init__(self, open_log: Callable[[], Log], settings: MaterializerSettings, clock: Callable[[], float]) -> None:
+    def __init__(self, open_log: Callable[[], Log], settings: MaterializerSettings) -> None:
         self._open = open_log
         self._settings = settings
-        self._clock = clock
         self._log: Log | None = None
         self._recent: _Recent | None = None
 
     def look(self) -> LogLook:
         log, self._log = self._log or self._open(), None
         with undone_by_errors(log.close):
-            report = describe_log(log, self._settings, self._clock())
+            report = describe_log(log, self._settings, time.time())
             recent = self._follow(log)
         self._log = log
-        return LogLook(report=report, commits=tuple(reversed(recent.latest)), commits_per_s=recent.rate(self._clock()))
+        return LogLook(report=report, commits=tuple(reversed(recent.latest)), commits_per_s=recent.rate(time.time()))
 
     def _follow(self, log: Log) -> "_Recent":
         """What came since the last look; begun behind a truncation that overtook it."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
+from statelog.closing import undone_by_errors
 from statelog.errors import BrokerUnavailable, Unavailable
 from statelog.tables.group.context import Hook, WorkerContext
 from statelog.tables.group.schedule import (
@@ -178,8 +179,7 @@ class Assignment:
         source.check_covered(context.key_groups)
         promoted = self._standbys.promote(partition)
         table = context.open_table(partition, beside) if promoted is None else promoted
-        with ExitStack() as failing:
-            failing.callback(table.__exit__, RuntimeError, None, None)
+        with undone_by_errors(table.__exit__, RuntimeError, None, None):
             last = table.last_commit
             progress = None if last is None else last.metadata
             offset = context.start_offset(source, progress, partition)
@@ -194,7 +194,6 @@ class Assignment:
                 assigned.wait()  # The place that was chosen is one that no later life chooses otherwise.
                 assigned.has_committed()
             context.environment.crash("table-placed")
-            failing.pop_all()
         return assigned
 
     # ---- commits

@@ -23,6 +23,7 @@ from typing import Generic
 
 from confluent_kafka import Message
 
+from statelog.closing import undone_by_errors
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.storage.log.options import K, V
 from statelog.tables.group.assignment import Assignment
@@ -68,11 +69,9 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         self._committed_s = self._turn_s = self._clock()
         """When was committed last; and until when there are only messages at hand to process."""
         self._unsent, self._unsent_max = 0, context.unsent_max
-        with ExitStack() as failing:
-            failing.callback(self._guard.end)
+        with undone_by_errors(self._guard.end):
             self._assignment = Assignment(context)
             self._at_hand = self._assignment.member.at_hand
-            failing.pop_all()
         context.environment.made(self, context.name, "")
 
     # ---- messages

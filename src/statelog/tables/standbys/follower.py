@@ -22,6 +22,7 @@ from threading import Event, Lock
 
 import pyarrow as pa
 
+from statelog.closing import undone_by_errors
 from statelog.environment import GRACE_S
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, IncompatibleSchema, OffsetGone
 from statelog.producer import Writer
@@ -203,18 +204,17 @@ class Follower:
     def _begun(self, at_least: int, values: ValueRule, *, is_beside: bool) -> tuple[CommitFeed, _Placed]:
         setup, level_s = self.setup, self._environment.clock()
         feed: CommitFeed  # Of what the recovery leaves, and so made behind it.
-        with ExitStack() as failing:
-            recovery = setup.environment.run(
-                recover,
-                setup.log,
-                key_groups=setup.keys.owned,
-                at_least=at_least,
-                progress=lambda _: feed.renew(),
-                settings=replace(setup.settings.recovery, value_schema_id=values.schema.id),
-            )
-            plan = recovery.plan
-            feed = CommitFeed(setup.log, plan, setup.keys.owned, setup.settings.recovery, setup.environment)
-            failing.callback(feed.close)
+        recovery = setup.environment.run(
+            recover,
+            setup.log,
+            key_groups=setup.keys.owned,
+            at_least=at_least,
+            progress=lambda _: feed.renew(),
+            settings=replace(setup.settings.recovery, value_schema_id=values.schema.id),
+        )
+        plan = recovery.plan
+        feed = CommitFeed(setup.log, plan, setup.keys.owned, setup.settings.recovery, setup.environment)
+        with undone_by_errors(feed.close):
             place = StatePlace(plan.place, len(plan.state.accepted))
             opening = StateOpener(setup, beat=feed.renew)
             wanted = Wanted(place=place, values=values, recovery=recovery)
@@ -224,7 +224,6 @@ class Follower:
                     opening.make(wanted)
                 else:
                     opened = opening.open(wanted)
-            failing.pop_all()
 
         def placed(reason: str) -> StateView:
             state, report = opened or opening.replace(reason)
