@@ -12,8 +12,7 @@ import pytest
 import trustme
 from prometheus_client import CollectorRegistry
 
-from statelog.operate.health import Health, LogHealth
-from statelog.operate.health_server import HealthServer
+from statelog.operate.health import Health, HealthServer, LogHealth
 from statelog.operate.listening import listening_at
 from statelog.storage.config import file_layer
 from tests.support.documents import ROOT

@@ -12,8 +12,7 @@ import click
 from statelog.cli.output import Output, confirm
 from statelog.cli.session import Session, connected, materializer_settings
 from statelog.errors import ConfigError, IdentityChanged
-from statelog.operate.description import shape_of, truncation_facts
-from statelog.operate.losses import missing, shown_range, taken_along
+from statelog.operate.description import missing, shape_of, shown_range, taken_along, truncation_facts
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import held
 from statelog.schemas.descriptor import HashRule

@@ -96,7 +96,7 @@ def observing(
         if listening is not None:
             stack.callback(export_metrics(directories=directories))
             # Behind the check for the extra, which they need.
-            from statelog.operate.health_server import HealthServer
+            from statelog.operate.health import HealthServer
 
             server = stack.enter_context(HealthServer(listening, health))
             session.output.notice(f"health and metrics are served at {server.url}")

@@ -7,8 +7,10 @@ through `lose_tail` and `recreate_topic`, which are the accidents that make them
 """
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from statelog.errors import AlreadyExists, BrokerUnavailable, NotFound
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
@@ -24,7 +26,6 @@ from statelog.testing.faults import (
     ScriptedFaults,
     SendAttempt,
 )
-from statelog.testing.partition_log import PartitionLog
 from statelog.testing.provider import APACHE, Provider
 
 _RECORD_OVERHEAD_BYTES = 70
@@ -38,9 +39,7 @@ _DEFAULT_TOPIC_CONFIG = {
     "message.timestamp.type": "CreateTime",
     "segment.bytes": "1073741824",
 }
-_BY_BROKER = "LogAppendTime"
 _UNKNOWN = DeliveryStatus.UNKNOWN
-_FATAL = frozenset({Fate.FATAL, Fate.FATAL_APPENDED})
 _APPENDED_BUT = {
     Fate.APPEND_UNANSWERED: "_MSG_TIMED_OUT: the answer was lost",
     Fate.FATAL_APPENDED: "_FATAL: the client gave up",
@@ -55,6 +54,49 @@ _ANSWERS = {
     "read": _ALWAYS | {AnswerKind.BROKEN, AnswerKind.STALLED, AnswerKind.GONE, AnswerKind.SHORT},
 }
 """The answers besides UNAVAILABLE that each call can have."""
+
+
+@dataclass(slots=True)
+class PartitionLog:
+    """One partition. Records below `start` are kept, because a crash of a real broker can bring them back."""
+
+    partition: int
+    start: int = 0
+    end: int = 0
+    records: list[Record] = field(default_factory=list[Record])
+    leader_epoch: int = 1
+    ends: list[int] = field(default_factory=list[int])
+    """The ends that it had before, oldest first: what a deposed leader may still believe."""
+    spoilt: list[OffsetRange] = field(default_factory=list[OffsetRange])
+    """Batches that no client unpacks."""
+    lagging: int = 0
+    """So many replicas are not in sync."""
+
+    def append(self, value: bytes, timestamp_ms: int = -1) -> int:
+        """Append a record; returns its offset."""
+        offset = self.end
+        self.ends.append(offset)
+        self.records.append(Record(self.partition, offset, value, timestamp_ms))
+        self.end += 1
+        return offset
+
+    def index_from(self, offset: int) -> int:
+        """The index of the first record at or above `offset`."""
+        return bisect_left(self.records, offset, key=attrgetter("offset"))
+
+    def first_from(self, offset: int) -> Record | None:
+        """The first record at or above `offset`, or None."""
+        at = self.index_from(offset)
+        return self.records[at] if at < len(self.records) else None
+
+    def cut_from(self, offset: int) -> None:
+        """Drop everything at and above `offset`, as a leader does that never had it."""
+        self.leader_epoch += 1
+        del self.records[self.index_from(offset) :]
+        del self.ends[bisect_left(self.ends, offset) :]
+        self.end = min(self.end, offset)
+        self.start = min(self.start, self.end)
+        self.spoilt = [batch for batch in self.spoilt if batch.end <= offset]
 
 
 @dataclass(slots=True)
@@ -76,7 +118,7 @@ class Sending:
     @property
     def ends_producer(self) -> bool:
         """Whether its producer is over once it was sent."""
-        return self.fate in _FATAL
+        return self.fate in (Fate.FATAL, Fate.FATAL_APPENDED)
 
     @property
     def lane(self) -> tuple[int, str, int]:
@@ -114,11 +156,9 @@ class MemoryCluster:
         self._lost_lanes: set[tuple[int, str, int]] = set()
         self.is_down = False
         """Whether the cluster answers nobody."""
-        self._made_topics = 0
-        self._made_producers = 0
+        self._made_topics = self._made_producers = self._calls = 0
         self.sends = 0
         """How many records were sent, by all producers."""
-        self._calls = 0
         self._past: dict[str, list[TopicDescription | None]] = {}
 
     # ---- what the port needs
@@ -353,7 +393,9 @@ class MemoryCluster:
         self._held.append(sending)
 
     def _stamp(self, attempt: SendAttempt, log: PartitionLog) -> int:
-        is_stamped = self._clock is not None and self._setting(attempt.topic, "message.timestamp.type") == _BY_BROKER
+        is_stamped = (
+            self._clock is not None and self._setting(attempt.topic, "message.timestamp.type") == "LogAppendTime"
+        )
         return log.append(attempt.value, int(self._clock() * 1000) if self._clock and is_stamped else -1)
 
     def _setting(self, topic: str, name: str) -> str:

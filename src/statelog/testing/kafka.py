@@ -14,9 +14,8 @@ from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
 from statelog.storage.kafka.errors import check_range, unreadable
 from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
-from statelog.testing.cluster import MemoryCluster, Sending
+from statelog.testing.cluster import MemoryCluster, PartitionLog, Sending
 from statelog.testing.faults import TRUE, Answer, AnswerKind, Faults, QuestionHook
-from statelog.testing.partition_log import PartitionLog
 
 _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
 _FATAL = Delivery(DeliveryStatus.UNKNOWN, -1, "_FATAL: the producer is over")

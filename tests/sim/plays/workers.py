@@ -11,8 +11,8 @@ from statelog.tables.group.context import InputStart, InputTopic, WorkerContext,
 from statelog.tables.standbys.standby import StandbyPool
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Faults
-from statelog.testing.group import MemoryGroup, MemoryMember
 from statelog.testing.kafka import MemoryKafka
+from statelog.testing.twin import MemoryGroup, MemoryMember
 from tests.sim.source import WORK
 from tests.support.rigs.engine import inline
 from tests.support.rigs.log import TwinRig, twin_rig

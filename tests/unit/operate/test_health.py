@@ -15,8 +15,7 @@ from prometheus_client import CollectorRegistry
 from statelog.errors import ConfigError
 from statelog.materializer import MaterializerSettings
 from statelog.materializer.statistics import MaterializerStatistics
-from statelog.operate.health import Health, LogHealth, health_of
-from statelog.operate.health_server import HealthServer
+from statelog.operate.health import Health, HealthServer, LogHealth, health_of
 from statelog.operate.listening import Listening, listening_at
 from tests.support.rigs.daemon import DaemonBench
 
