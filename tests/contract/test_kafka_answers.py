@@ -14,6 +14,7 @@ from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange,
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import HighWater, Listed
+from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import HALF, LOST, TRUE, UNAVAILABLE, Answer, Call
 from statelog.testing.kafka import MemoryKafka
 from tests.support.services.faulty_broker import FaultyBroker
@@ -60,7 +61,7 @@ def bad(request: pytest.FixtureRequest) -> Iterator[Bad]:
     if request.param == "memory":
         hook = _Hook()
         yield Bad(
-            kafka=MemoryKafka(questions=hook),
+            kafka=MemoryKafka(cluster=MemoryCluster(questions=hook)),
             fail_before=lambda method, count: hook.set(method, UNAVAILABLE, count),
             fail_after=lambda method, count: hook.set(method, LOST, count),
             halve=lambda count: hook.set("offsets", HALF, count),

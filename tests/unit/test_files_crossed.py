@@ -84,4 +84,4 @@ def test_a_table(tmp_path: Path) -> None:
         table[b"a"] = b"1"
         table.commit()
     tables.roll_up(tmp_path)
-    assert len(found := _files(lambda: tables.open().close())) <= 75, found
+    assert len(found := _files(lambda: tables.open().close())) <= 74, found

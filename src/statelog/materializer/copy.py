@@ -66,7 +66,6 @@ from statelog.storage.run_reader import open_run
 _LOG = logging.getLogger("statelog.storage")
 _TERMS = Terms("statelog copy", 300.0)
 _ALL = range(MAX_KEY_GROUPS)
-_ONE_AFTER_THE_OTHER = "Run it again once that one has ended"
 
 CRASH_POINTS = (
     "after-create",  # the new log is there, and closed
@@ -185,7 +184,7 @@ class LogCopy(Round):
             self._environment.crash("after-plan")
             outcome = self.run()
         if isinstance(outcome, LostRound):
-            raise _in_use("another copy into this log was faster", self._log.name, _ONE_AFTER_THE_OTHER)
+            raise self._overtaken()
         done = outcome if isinstance(outcome, CompletedRound) else None
         newest = self._log.manifests.newest()
         assert newest is not None, "a round that did not lose leaves a manifest"
@@ -209,7 +208,7 @@ class LogCopy(Round):
     def _choose_target(self, end_position: int) -> RoundTarget:
         origin, plan = self._copied_so_far(self._base), self._plan
         if origin != self._origin:
-            raise _in_use("another copy into this log was faster", self._log.name, _ONE_AFTER_THE_OTHER)
+            raise self._overtaken()
         if self._source is None or plan is None:
             assert origin is not None, "somebody copied something"
             return self._target(origin, end_position)
@@ -220,6 +219,10 @@ class LogCopy(Round):
         descriptor = self._source.descriptor
         copied = Origin(log=descriptor.name, identity=descriptor.identity, place=plan.place, is_finished=False)
         return self._target(copied, end_position)
+
+    def _overtaken(self) -> LogInUse:
+        hint = "Run it again once that one has ended"
+        return LogInUse("another copy into this log was faster", log=self._log.name, hint=hint)
 
     def _has_news(self, target: RoundTarget) -> bool:
         return self._base is None or target.position > self._base.position
@@ -377,7 +380,7 @@ class LogCopy(Round):
         with closing(source.checked_ledger()) as ledger:
             if ledger.fold.freeze().commits != plan.state.commits:
                 hint = "Stop its writers, and run it again: what they commit would be in neither log"
-                raise _in_use(f"the log {source.name} is still written to", source.name, hint)
+                raise LogInUse(f"the log {source.name} is still written to", log=source.name, hint=hint)
 
 
 def _reason(source: str, name: str) -> str:
@@ -410,7 +413,3 @@ def _digest_of(tables: Iterable[pa.Table], log: Log, value_schema_id: int) -> St
     for table in tables:
         digest = digest.of_more(table, schema)
     return digest
-
-
-def _in_use(message: str, name: str, hint: str) -> LogInUse:
-    return LogInUse(message, log=name, hint=hint)

@@ -35,7 +35,7 @@ from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcom
 from statelog.materializer.round import Round
 from statelog.materializer.schedule import Rates, RoundCause, ScheduleState, cause_of_round, delay_after
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.statistics import MaterializerStatistics, with_outcome, with_tail
+from statelog.materializer.statistics import MaterializerStatistics, with_failure, with_outcome, with_tail
 from statelog.materializer.tail import TailWatch, Watchdog
 from statelog.storage.log.log import Log
 
@@ -371,13 +371,7 @@ class Materializer:
     def _failed(self, error: StatelogError) -> None:
         if self._statistics.failures_in_a_row == 0:
             self._failing_since_s = self._clock()
-        known = self._statistics
-        self._statistics = replace(
-            known,
-            failed=known.failed + 1,
-            failures_in_a_row=known.failures_in_a_row + 1,
-            error=shown_error(error),
-        )
+        self._statistics = with_failure(self._statistics, shown_error(error))
         self._tell(
             EventKind.ROUND_FAILED,
             cause_of=error,

@@ -99,3 +99,9 @@ def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, durat
             return replace(counts, skipped=counts.skipped + 1, position=max(counts.position, outcome.position))
         case LostRound():
             return replace(counts, lost=counts.lost + 1)
+
+
+def with_failure(counts: MaterializerStatistics, error: str) -> MaterializerStatistics:
+    """A round failed with this error."""
+    in_a_row = counts.failures_in_a_row + 1
+    return replace(counts, failed=counts.failed + 1, failures_in_a_row=in_a_row, error=error)

@@ -15,7 +15,7 @@ from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
 from statelog.storage.kafka.errors import check_range, unreadable
 from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
 from statelog.testing.cluster import MemoryCluster, PartitionLog, Sending
-from statelog.testing.faults import TRUE, Answer, AnswerKind, Faults, QuestionHook
+from statelog.testing.faults import TRUE, Answer, AnswerKind
 
 _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
 _FATAL = Delivery(DeliveryStatus.UNKNOWN, -1, "_FATAL: the producer is over")
@@ -33,14 +33,12 @@ class MemoryKafka:
     def __init__(
         self,
         *,
-        faults: Faults | None = None,
-        questions: QuestionHook | None = None,
         cluster: MemoryCluster | None = None,
         idle: Callable[[float], None] = lambda _: None,
         queue_limit: int = 100_000,
         delivery_timeout_s: float = 305.0,
     ) -> None:
-        self.cluster = cluster if cluster is not None else MemoryCluster(faults=faults, questions=questions)
+        self.cluster = MemoryCluster() if cluster is None else cluster
         self.seen = HighWater()
         self.idle = idle
         self.queue_limit = queue_limit

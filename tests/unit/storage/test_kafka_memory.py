@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from statelog.errors import BeyondEnd, BrokerUnavailable, NotFound, OffsetGone
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
+from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, ScriptedFaults
 from statelog.testing.kafka import MemoryKafka, MemoryProducer
 
@@ -15,7 +16,7 @@ OK, UNKNOWN = DeliveryStatus.OK, DeliveryStatus.UNKNOWN
 
 
 def _kafka(*fates: Fate) -> MemoryKafka:
-    kafka = MemoryKafka(faults=ScriptedFaults(fates=dict(enumerate(fates))))
+    kafka = MemoryKafka(cluster=MemoryCluster(faults=ScriptedFaults(fates=dict(enumerate(fates)))))
     kafka.create_topic(TopicSpec(name="t", partitions=2, replication_factor=1))
     return kafka
 

@@ -70,7 +70,7 @@ def test_the_last_value_is_shown_beside_what_failed_since(executor: ThreadPoolEx
     assert (seen.value, seen.at_s, seen.is_failing) == ("state", good_s, True)
     (failure,) = seen.failures
     assert (failure.kind, failure.times, failure.hint) == ("BrokerUnavailable", 3, "Start it")
-    assert "topic: visits" in failure.message
+    assert "topic=visits" in failure.message
     errors.clear()
     clock.advance(1.0)
     seen = fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S)
