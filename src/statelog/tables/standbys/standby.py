@@ -14,8 +14,8 @@ Invariants:
 - What is read is the state of one position, and never more than what is committed.
 - The thread that promotes it owns the table.
 - Whatever fails while it opens, nothing stays open.
-- A worker's partition has a table or none, and no standby beside it. A standby of its pool that fails is logged, and made
-  again after a while; it never ends the worker.
+- A worker's partition has a table or none, and no standby beside it. A standby of its pool that fails is logged, and
+  made again after a while; it never ends the worker.
 """
 
 import logging
