@@ -1,4 +1,6 @@
-"""SIGKILL of the Spark driver at every step of a batch: the job started again ends in the state of the model."""
+"""SIGKILL of the Spark driver at every step of a batch, and two drivers at once: the job that is started again ends in
+the state of the model.
+"""
 
 import os
 import shutil
@@ -50,6 +52,11 @@ class Job:
         """One life of the job, to its end; returns the exit code, negative for a signal."""
         return self.start(settings).wait(_LIFE_TIMEOUT_S)
 
+    def expect_death(self, settings: JobSettings) -> None:
+        """One life of the job, which ends by its own strike."""
+        assert self.live(settings) == -9, self.log()[-3000:]
+        assert settings.marker.exists()
+
     def log(self) -> str:
         """What all lives printed."""
         return (self.directory / "job.log").read_text("utf-8", "replace")
@@ -66,23 +73,28 @@ def job(broker: Broker, log_name: str, tmp_path: Path) -> Job:
 
 
 @pytest.mark.xdist_group("killed driver")
-def test_a_killed_driver_changes_nothing(job: Job) -> None:
+def test_a_driver_that_is_killed_or_replaced_changes_nothing(job: Job) -> None:
     """Killed with a task begun, a task done, before and after the Commit of a batch, and a failing task on top of it:
-    the state equals the model.
+    the state equals the model. So it does where another driver starts from a copy of the checkpoint while one is about
+    to commit, which is told that it is fenced and ends with an error.
 
     The worker that saw each death ignores the signal that ends its like, and goes on as long as it can: two of them
     only after the last life has finished, one with a task's chunks and one with the Commit of a batch.
     """
-    strikes = [
+    kills = [
         replace(job.settings, strike="kill", point="task-done", batch=0),
         replace(job.settings, strike="kill", point="task-begun", batch=1, hold=True),
         replace(job.settings, strike="kill", point="commit-made", batch=3, hold=True),
-        replace(job.settings, strike="kill", point="after-commit", batch=5),
     ]
-    for settings in strikes:
-        assert job.live(settings) == -9, job.log()[-3000:]
-        assert settings.marker.exists()
-    last_life = replace(job.settings, strike="fail", point="task-done", batch=6)
+    for settings in kills:
+        job.expect_death(settings)
+    held = replace(job.settings, strike="wait", point="before-commit", batch=4, hold=True)
+    older = job.start(held)
+    job.await_file(held.marker)
+    newer = replace(job.settings, checkpoint=str(job.directory / "copy"))
+    shutil.copytree(job.settings.checkpoint, newer.checkpoint)
+    job.expect_death(replace(newer, strike="kill", point="after-commit", batch=5))
+    last_life = replace(newer, strike="fail", point="task-done", batch=6)
     assert job.live(last_life) == 0, job.log()[-3000:]
     assert last_life.marker.exists(), "the task failed once, and was tried again"
 
@@ -92,30 +104,12 @@ def test_a_killed_driver_changes_nothing(job: Job) -> None:
     assert commits is not None
     assert (commits.checkpoint.id, commits.metadata["batchId"]) == (7, 6)
 
-    strikes[1].released.touch()
-    job.await_file(strikes[1].outcome)
-    job.await_file(strikes[2].outcome)
-    assert strikes[2].outcome.read_text("utf-8").startswith("Fenced"), "the orphan's Commit is void"
-    assert job.rig.numbers() == expected
-    assert job.rig.last_commit("job") == commits
-
-
-@pytest.mark.xdist_group("two drivers")
-def test_the_older_of_two_drivers_is_fenced(job: Job) -> None:
-    """A second driver starts from a copy of the checkpoint while the first is about to commit: the first is told that
-    it is fenced and ends with an error, the second finishes, and no change is lost or there twice.
-    """
-    held = replace(job.settings, strike="wait", point="before-commit", batch=1, hold=True)
-    older = job.start(held)
-    job.await_file(held.marker)
-    shutil.copytree(job.settings.checkpoint, job.directory / "copy")
-    newer = replace(job.settings, checkpoint=str(job.directory / "copy"))
-    assert job.live(newer) == 0, job.log()[-3000:]
-    state = job.rig.numbers()
-    assert state == fold_rows(BATCHES)
-
     held.released.touch()
     assert older.wait(_LIFE_TIMEOUT_S) > 0
-    assert held.outcome.read_text("utf-8").startswith("Fenced")
     assert "Fenced" in job.log()
-    assert job.rig.numbers() == state
+    job.await_file(kills[1].outcome)
+    for settings in (held, kills[2]):
+        job.await_file(settings.outcome)
+        assert settings.outcome.read_text("utf-8").startswith("Fenced"), f"{settings.point}: the Commit is void"
+    assert job.rig.numbers() == expected
+    assert job.rig.last_commit("job") == commits

@@ -15,11 +15,7 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture(scope="module")
 def _embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    directory = tmp_path_factory.mktemp("embedded")
-    kept = cache_directory()
-    with locked(kept / "jars.lock"):
-        (directory / f"kafka-{KAFKA_VERSION}").symlink_to(ensure_jars(kept))
-    broker = EmbeddedBroker(directory / "broker", jars_directory=directory)
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("embedded") / "broker")
     yield broker
     broker.stop()
 
@@ -78,14 +74,22 @@ def test_stop_leaves_no_process(embedded: EmbeddedBroker) -> None:
     embedded.stop()
 
 
-def test_a_broker_that_ends_leaves_its_classes_to_the_next(embedded: EmbeddedBroker, tmp_path: Path) -> None:
+def test_a_broker_that_ends_leaves_its_classes_to_the_next(tmp_path: Path) -> None:
     """Java maps them from the archive beside the jars; an archive that is none is as good as none."""
-    embedded.stop()
-    (archive,) = embedded.log_path.parents[1].glob("kafka-*.jsa")
-    embedded.start()
-    assert str(archive) in Path(f"/proc/{embedded.process.pid}/maps").read_text("utf-8")
-    embedded.kill()
-    archive.rename(tmp_path / "kept")
-    archive.write_bytes(b"no archive")
-    embedded.start()
-    assert str(archive) not in Path(f"/proc/{embedded.process.pid}/maps").read_text("utf-8")
+    kept = cache_directory()
+    with locked(kept / "jars.lock"):
+        (tmp_path / f"kafka-{KAFKA_VERSION}").symlink_to(ensure_jars(kept))
+    broker = EmbeddedBroker(tmp_path / "broker", jars_directory=tmp_path)
+    try:
+        broker.start()
+        broker.stop(timeout_s=120.0)
+        (archive,) = tmp_path.glob("kafka-*.jsa")
+        broker.start()
+        assert str(archive) in Path(f"/proc/{broker.process.pid}/maps").read_text("utf-8")
+        broker.kill()
+        archive.rename(tmp_path / "kept")
+        archive.write_bytes(b"no archive")
+        broker.start()
+        assert str(archive) not in Path(f"/proc/{broker.process.pid}/maps").read_text("utf-8")
+    finally:
+        broker.stop()

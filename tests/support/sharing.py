@@ -41,7 +41,6 @@ _LONGEST = (
     "spark",
     "own broker",
     "lost history",
-    "two drivers",
     "cluster",
     "killed stream",
     "cluster kinds",
