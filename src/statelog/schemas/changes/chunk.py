@@ -45,6 +45,7 @@ _MAGIC = b"SLCK"
 _VERSION = 2
 _FIELDS_OF_1 = 10
 _PREFIX = struct.Struct("<4sB3xQ")
+_ZEROS = bytes(3)
 _ALIGNMENT = 8
 _HEAD_LIMIT = 10 + 16 + 8 + 8 + 4 * 10 + 5 * 5
 """Avro's header, nonce, hash, seal, four longs and five ints at their longest."""
@@ -154,7 +155,7 @@ def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
     if version > _VERSION:
         raise UnknownFormat("a chunk has a newer format version", found=version, known=_VERSION)
     rest = memoryview(value)[_PREFIX.size :]
-    if version < 1 or any(value[5:8]) or checksum != xxhash.xxh3_64_intdigest(rest):
+    if version < 1 or value[5:8] != _ZEROS or checksum != xxhash.xxh3_64_intdigest(rest):
         raise CorruptChunk("a chunk's checksum differs", size_bytes=len(value))
     return _decode_head(value, version, checksum)
 

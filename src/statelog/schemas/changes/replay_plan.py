@@ -60,9 +60,10 @@ def plan_replay(
     for body in commits:
         for handle in body.handles:
             life = WriterLife(handle.epoch, handle.nonce)
-            for entry in handle.entries:
-                if entry.partition in listed:
-                    listed[entry.partition][entry] = life
+            for entry in chain.from_iterable(step.entries for step in handle.steps):
+                mine = listed.get(entry[0])
+                if mine is not None:
+                    mine[entry] = life
     listed = {partition: entries for partition, entries in listed.items() if entries}
     ranges = {
         partition: tuple(left for start, end in _spans(entries) for left in kept(accepted, partition, start, end))
@@ -130,6 +131,12 @@ def _is_in(offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
     return any(start <= offset < end for start, end in ranges)
 
 
+def _is_all_of(entry: Entry, life: WriterLife, head: ChunkHead) -> bool:
+    """Whether this is the head of the only chunk of a change set: what `_Progress` would find, without one."""
+    is_here = head.index == 0 and head.sqn == entry.sqn and (head.epoch, head.nonce) == life
+    return is_here and head.changes == entry.changes and combine_checksums((head.checksum,)) == entry.checksum
+
+
 class PartitionCheck:
     """Decides, record by record in offset order, what counts in one partition; then whether all of it came."""
 
@@ -137,11 +144,10 @@ class PartitionCheck:
         self._topic = topic
         self._partition = partition
         lost = [hole for hole in plan.accepted if hole.partition == partition]
-        self._lives = lives = plan.listed[partition]
+        listed = plan.listed[partition].items()
         # Where commits are small, nearly all change sets are one chunk, which comes or not: no progress is kept of it.
-        self._single = {entry.first_offset: entry for entry in lives if entry.chunks == 1 and not lost}
-        several = (entry for entry in lives if entry.chunks > 1 or lost)
-        self._sets = [_Progress(entry, lives[entry], lost) for entry in several]
+        self._single = {one[0].first_offset: one for one in listed if one[0].chunks == 1 and not lost}
+        self._sets = [_Progress(entry, life, lost) for entry, life in listed if entry.chunks > 1 or lost]
         self._awaited = {progress.next[1]: progress for progress in self._sets if progress.next is not None}
 
     def lists(self, offset: int) -> bool:
@@ -155,7 +161,9 @@ class PartitionCheck:
     def add(self, offset: int, head: ChunkHead) -> None:
         """The chunk at a listed offset. Raises IncompleteChangeSet if it is not the one that is listed there."""
         single = self._single.pop(offset, None)
-        progress = self._awaited.pop(offset) if single is None else self._begun(single)
+        if single is not None and _is_all_of(*single, head):
+            return
+        progress = self._awaited.pop(offset) if single is None else _Progress(*single, ())
         if not progress.takes(head):
             raise self._incomplete(progress, f"another chunk, of change set {head.sqn}, lies at offset {offset}")
         following = progress.add(head)
@@ -166,12 +174,9 @@ class PartitionCheck:
 
     def finish(self) -> None:
         """Raise IncompleteChangeSet unless every listed change set came whole."""
-        for progress in chain(self._sets, map(self._begun, self._single.values())):
+        for progress in chain(self._sets, (_Progress(*single, ()) for single in self._single.values())):
             if not progress.is_whole:
                 raise self._incomplete(progress, "chunks are missing" if progress.next else "its chunks differ")
-
-    def _begun(self, single: Entry) -> _Progress:
-        return _Progress(single, self._lives[single], ())
 
     def _incomplete(self, progress: _Progress, what: str) -> IncompleteChangeSet:
         entry = progress.entry

@@ -156,9 +156,9 @@ class Commit:
             handles = tuple(Handle.from_record(record) for record in datum["handles"])
         except Corrupt as error:
             raise CorruptLedger(f"a commit's body does not decode: {error}", epoch=self.epoch) from error
-        extents = _extents(entry for handle in handles for entry in handle.entries)
+        entries = [entry for handle in handles for step in handle.steps for entry in step.entries]
         has_meta = any(step.meta for handle in handles for step in handle.steps)
-        if extents != self.extents or has_meta != self.has_meta:
+        if _extents(entries) != self.extents or has_meta != self.has_meta:
             raise CorruptLedger("a commit's head and body differ", epoch=self.epoch, checkpoint=self.checkpoint.id)
         return CommitBody(metadata=datum["metadata"], handles=handles)
 
@@ -232,11 +232,10 @@ LedgerRecord = Open | Commit | AcceptLoss | Mark | Restart
 
 def _extents(entries: Iterable[Entry]) -> tuple[Extent, ...]:
     found: dict[int, Extent] = {}
-    for entry in entries:
-        partition, first, end = entry.partition, entry.first_offset, entry.end_offset
-        known = found.get(partition)
-        if known is not None:
-            first, end = min(first, known.first_offset), max(end, known.end_offset)
+    for partition, _, _, _, _, first, end, _, _, _ in entries:
+        if partition in found:
+            _, known_first, known_end = found[partition]
+            first, end = min(first, known_first), max(end, known_end)
         found[partition] = Extent(partition, first, end)
     return tuple(found[partition] for partition in sorted(found))
 
