@@ -34,7 +34,7 @@ from statelog.environment import OpenSpillFile
 from statelog.errors import ClosedError
 from statelog.schemas.arrays import numbers_of
 from statelog.schemas.changes.changes import DELETE, chunk_slices, cut_by_bytes, newest_sorted
-from statelog.schemas.changes.key_order import last_rows
+from statelog.schemas.changes.key_order import is_last_row
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.storage.local.spill_queue import SpillQueue
 from statelog.storage.merge import merge_streams
@@ -282,9 +282,7 @@ def _joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
 def _last_of(tables: Sequence[pa.Table]) -> NDArray[np.bool_]:
     groups = pa.concat_arrays([chunk for table in tables for chunk in table.column("key_group").chunks])
     keys = pa.concat_arrays([chunk for table in tables for chunk in table.column("key").chunks])
-    keep = np.zeros(len(keys), np.bool_)
-    keep[last_rows(groups, keys)] = True
-    return keep
+    return is_last_row(groups, keys)
 
 
 def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Table], list[pa.Table]] | None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from statelog.schemas.arrays import whole_column
 from statelog.schemas.changes.changes import PUT
-from statelog.schemas.changes.key_order import last_rows, sorted_rows
+from statelog.schemas.changes.key_order import is_last_row, sorted_rows
 
 __all__ = ["Pairs", "Row", "apply_all", "apply_to_dict", "last_per_key", "rows_of", "sort_by_key", "write_all"]
 
@@ -47,7 +47,7 @@ def rows_of(changes: pa.Table | pa.RecordBatch) -> list[Row]:
 
 def last_per_key(changes: pa.Table) -> pa.Table:
     """The last change of every (key group, key), in row order."""
-    return changes.take(pa.array(last_rows(*_keys_of(changes))))
+    return changes.filter(pa.array(is_last_row(*_keys_of(changes))))
 
 
 def sort_by_key(changes: pa.Table) -> pa.Table:

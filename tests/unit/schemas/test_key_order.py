@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.schemas.changes.key_order import last_rows, sorted_last_rows, sorted_rows
+from statelog.schemas.changes import key_order
+from statelog.schemas.changes.key_order import is_last_row, sorted_last_rows, sorted_rows
 
 _Keys = Sequence[Any]
 """Of bytes, or of numbers."""
@@ -42,7 +43,7 @@ def _check(key_groups: Sequence[int], keys: _Keys) -> None:
     columns = pa.array(key_groups, pa.uint16()), pa.array(keys, pa.int64() if isinstance(keys[0], int) else pa.binary())
     assert sorted_rows(*columns).tolist() == sorted(range(len(places)), key=lambda row: (places[row], row))
     assert sorted_last_rows(*columns).tolist() == [newest[place] for place in sorted(newest)]
-    assert last_rows(*columns).tolist() == sorted(newest.values())
+    assert np.flatnonzero(is_last_row(*columns)).tolist() == sorted(newest.values())
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -52,6 +53,14 @@ def test_the_order_is_that_of_the_keys(kind: str, most_key_groups: int) -> None:
     rng = np.random.default_rng(most_key_groups)
     for rows in (1, 2, 40, 300):
         _check(_key_groups(rng, rows, most_key_groups), _KINDS[kind](rng, rows))
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_keys_with_one_hash_are_told_apart(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hash only finds candidates: where all keys meet in one slot, in every round, the result is the same."""
+    monkeypatch.setattr(key_order, "_MIX", np.uint64(0))
+    rng = np.random.default_rng(7)
+    _check(_key_groups(rng, 300, 5), _KINDS[kind](rng, 300))
 
 
 @pytest.mark.parametrize("kind", _KINDS)

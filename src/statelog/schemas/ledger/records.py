@@ -233,10 +233,8 @@ LedgerRecord = Open | Commit | AcceptLoss | Mark | Restart
 def _extents(entries: Iterable[Entry]) -> tuple[Extent, ...]:
     found: dict[int, Extent] = {}
     for partition, _, _, _, _, first, end, _, _, _ in entries:
-        if partition in found:
-            _, known_first, known_end = found[partition]
-            first, end = min(first, known_first), max(end, known_end)
-        found[partition] = Extent(partition, first, end)
+        _, known_first, known_end = found.get(partition, (partition, first, end))
+        found[partition] = Extent(partition, min(first, known_first), max(end, known_end))
     return tuple(found[partition] for partition in sorted(found))
 
 
