@@ -28,7 +28,7 @@ from pathlib import Path
 from statelog.errors import KeyGroupMismatch
 from statelog.producer.epoch import Grant
 from statelog.producer.outbox import Outbox
-from statelog.producer.settings import Meter, WriterSettings
+from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.schemas.arrays import fits
 from statelog.schemas.changes.changes import chunk_slices, split
 from statelog.schemas.changes.chunk import combine_checksums, encode_chunk
@@ -45,7 +45,7 @@ _BLOCK_BYTES = 4096
 class LocalCopies:
     """The copies of one writer, over all its epochs in this process. Makes none if the settings name no directory."""
 
-    def __init__(self, settings: WriterSettings, meter: Meter, grant: Grant) -> None:
+    def __init__(self, settings: WriterSettings, meter: WriterStatistics, grant: Grant) -> None:
         self._directory = settings.local_copies
         self._bytes_max = settings.local_copies_bytes_max
         self._meter = meter

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from statelog.errors import PersistFailed
 from statelog.producer.epoch import Grant
-from statelog.producer.settings import Meter, WriterSettings
+from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.schemas.ledger.place import Place
 from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, with_remedy
 
@@ -42,7 +42,7 @@ class Outbox:
         settings: WriterSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
-        meter: Meter | None = None,
+        meter: WriterStatistics | None = None,
         witness: Callable[[], Place] | None = None,
     ) -> None:
         self.grant = grant
@@ -51,7 +51,7 @@ class Outbox:
         self.owned = frozenset(grant.partitions)
         self.change_bytes_max = grant.change_bytes_max
         self.chunk_bytes = min(settings.chunk_bytes, self.change_bytes_max)
-        self.meter = meter or Meter()
+        self.meter = meter or WriterStatistics()
         self.failure: Failure | None = None
         self.in_flight_bytes = 0
         self.in_flight_chunks = 0

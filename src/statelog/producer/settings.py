@@ -4,12 +4,10 @@ Nothing is counted per change: a counter moves once per chunk, checkpoint or com
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from statelog.errors import ConfigError
-from statelog.schemas.ledger.handle import Handle
 from statelog.storage.local.copy import check_directory
 
 _POSITIVE = ("roll_rows", "list_bytes", "roll_bytes", "chunk_bytes", "in_flight_bytes_max", "local_copies_bytes_max")
@@ -85,50 +83,10 @@ class Summary:
         return Summary(count=self.count + 1, total=self.total + value, largest=max(self.largest, value), last=value)
 
 
-@dataclass(slots=True)
-class Meter:
-    """The counters of one writer, named as in its statistics. Only the writer's thread adds to them."""
-
-    changes: int = 0
-    change_sets: int = 0
-    chunk_bytes: Summary = Summary()
-    chunk_s: Summary = Summary()
-    failed_chunks: int = 0
-    persists_ahead: int = 0
-    blocked_s: Summary = Summary()
-    persist_s: Summary = Summary()
-    full_bytes: int = 0
-    incremental_bytes: int = 0
-    confirm_s: Summary = Summary()
-    commit_attempts: Summary = Summary()
-    confirm_failures: int = 0
-    settled_commits: int = 0
-    local_copy_failures: int = 0
-
-    def persisted(self, seconds: float, handle: Handle) -> None:
-        """A checkpoint is durable."""
-        self.persist_s = self.persist_s.with_value(seconds)
-        self.full_bytes = handle.size_bytes
-        self.incremental_bytes = sum(entry.size_bytes for entry in handle.steps[-1].entries)
-
-    def statistics(
-        self, *, buffered_changes: int, in_flight_bytes: int, in_flight_chunks: int, available: bool
-    ) -> "WriterStatistics":
-        """The statistics now; the arguments are what only buffer and pipeline know."""
-        counted: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
-        counted["changes"] += buffered_changes
-        return WriterStatistics(
-            **counted,
-            buffered_changes=buffered_changes,
-            in_flight_bytes=in_flight_bytes,
-            in_flight_chunks=in_flight_chunks,
-            available=available,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class WriterStatistics:
-    """One life of a writer so far. Times are in seconds, sizes in bytes of record values before compression.
+    """One life of a writer so far, of which only its own thread counts: `Writer.statistics` gives a copy. Times are in
+    seconds, sizes in bytes of record values before compression.
 
     changes            appended, by what was handed to the client and what waits
     buffered_changes   of these, the ones that wait
@@ -153,22 +111,22 @@ class WriterStatistics:
     librdkafka tells neither by record nor in sum (its `txretries` counts other requests); it shows in `chunk_s`.
     """
 
-    changes: int
-    buffered_changes: int
-    change_sets: int
-    chunk_bytes: Summary
-    chunk_s: Summary
-    failed_chunks: int
-    persists_ahead: int
-    blocked_s: Summary
-    persist_s: Summary
-    full_bytes: int
-    incremental_bytes: int
-    confirm_s: Summary
-    commit_attempts: Summary
-    confirm_failures: int
-    settled_commits: int
-    local_copy_failures: int
-    in_flight_bytes: int
-    in_flight_chunks: int
-    available: bool
+    changes: int = 0
+    buffered_changes: int = 0
+    change_sets: int = 0
+    chunk_bytes: Summary = Summary()
+    chunk_s: Summary = Summary()
+    failed_chunks: int = 0
+    persists_ahead: int = 0
+    blocked_s: Summary = Summary()
+    persist_s: Summary = Summary()
+    full_bytes: int = 0
+    incremental_bytes: int = 0
+    confirm_s: Summary = Summary()
+    commit_attempts: Summary = Summary()
+    confirm_failures: int = 0
+    settled_commits: int = 0
+    local_copy_failures: int = 0
+    in_flight_bytes: int = 0
+    in_flight_chunks: int = 0
+    available: bool = False

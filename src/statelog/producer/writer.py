@@ -19,6 +19,7 @@ Invariants:
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from threading import get_ident
 
 from statelog.environment import current_environment
@@ -31,7 +32,7 @@ from statelog.producer.epoch import EpochClients, open_epoch
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox
 from statelog.producer.pipeline import INITIAL, PendingStep, Pipeline
-from statelog.producer.settings import Meter, WriterSettings, WriterStatistics
+from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.reading.replay import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id
 from statelog.schemas.ledger.place import Metadata, check_metadata
@@ -75,7 +76,7 @@ class Writer(GrantHolder, ChangeWriter):
         self._log = log
         self._settings = settings
         self._environment = current_environment()
-        self._meter = Meter()
+        self._meter = WriterStatistics()
         self._meta = MetaBuffer(log.descriptor.record_bytes_max)
         self._committing: Pending[LastCommit] | None = None
         try:
@@ -114,9 +115,11 @@ class Writer(GrantHolder, ChangeWriter):
 
     def statistics(self) -> WriterStatistics:
         """Counts, sizes and times of this life so far. Callable from any thread, even after close."""
-        outbox = self._pipeline.outbox
-        return self._meter.statistics(
-            buffered_changes=self._buffer.changes + self._pipeline.unsent_changes,
+        outbox, buffered_changes = self._pipeline.outbox, self._buffer.changes + self._pipeline.unsent_changes
+        return replace(
+            self._meter,
+            changes=self._meter.changes + buffered_changes,
+            buffered_changes=buffered_changes,
             in_flight_bytes=outbox.in_flight_bytes,
             in_flight_chunks=outbox.in_flight_chunks,
             available=self.life is Life.OPEN and outbox.available,
@@ -312,7 +315,9 @@ class Writer(GrantHolder, ChangeWriter):
         def take() -> Handle:
             wait(step.end_sqn, None)
             handle = grant.handle(base, tuple(self._pipeline.step(one) for one in steps))
-            self._meter.persisted(self._environment.clock() - started_s, handle)
+            self._meter.persist_s = self._meter.persist_s.with_value(self._environment.clock() - started_s)
+            self._meter.full_bytes = handle.size_bytes
+            self._meter.incremental_bytes = sum(entry.size_bytes for entry in handle.steps[-1].entries)
             self._environment.crash("persisted")
             return handle
 
