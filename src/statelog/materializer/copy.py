@@ -47,10 +47,9 @@ from statelog.reading.planner import plan_changes
 from statelog.reading.replay import Converter
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.ledger.copied import Origin, copied_state
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import Restart
-from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.ledger.state import LedgerState, Origin, copied_state
 from statelog.schemas.names import COPIER
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import in_order

@@ -32,7 +32,7 @@ from statelog.reading.replay import Converter
 from statelog.recovery.plan_reader import committed_chunks
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.ledger.copied import Origin
+from statelog.schemas.ledger.state import Origin
 from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest
 from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.schemas.snapshot.run_ref import RunRef

@@ -30,7 +30,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.schemas.arrays import about_bytes
 from statelog.schemas.changes.few import FEW_BYTES, ROW_BYTES, Changes, FewChanges
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.key_groups import KeyType, key_bytes
+from statelog.schemas.key_groups import LONG_MAX, LONG_MIN, KeyType, key_bytes
 from statelog.schemas.ledger.place import has_utf8
 from statelog.schemas.values.schema import ValueSchema
 
@@ -104,7 +104,6 @@ class ChangeLists:
 
 _KEY_CLASS: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
 _FIELD_BYTES = 16  # What a field of a typed value counts for besides its text, until Arrow has measured it.
-_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class ChangeBuffer:
@@ -222,7 +221,7 @@ class ChangeBuffer:
             self._check_key(key)
         if type(key) is bytes or (type(key) is str and key.isascii()):
             size = value_bytes + len(key)
-        elif type(key) is int and _LONG_MIN <= key <= _LONG_MAX:
+        elif type(key) is int and LONG_MIN <= key <= LONG_MAX:
             size = value_bytes + 8
         else:  # Raises for a long that is too long, and for text that has no bytes.
             size = value_bytes + len(key_bytes(key, self._descriptor.key_type))

@@ -31,7 +31,8 @@ MAX_KEY_GROUPS = 65536
 _MAX_PREFIX_BYTES = 256
 _WIDEST = 256  # Longer keys go to zlib one by one; its call costs little next to so many bytes.
 _FEW = 64  # So many key groups become a bitmap faster one by one than by numpy.
-_LONG_MIN, _LONG_MAX = -(1 << 63), (1 << 63) - 1
+LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
+"""What a key of type long is at least, and at most."""
 
 Crcs = NDArray[np.uint32]
 
@@ -92,7 +93,7 @@ def key_bytes(key: bytes | str | int, key_type: KeyType) -> bytes:
     if key_type is KeyType.STRING and isinstance(key, str):
         return _utf8(key)
     if key_type is KeyType.LONG and isinstance(key, int) and not isinstance(key, bool):
-        if _LONG_MIN <= key <= _LONG_MAX:
+        if LONG_MIN <= key <= LONG_MAX:
             return key.to_bytes(8, "big", signed=True)
         raise InvalidChange("a key does not fit in 64 bits", hint="Use keys of type string or bytes", key=str(key))
     raise InvalidChange(

@@ -38,6 +38,7 @@ _FOREIGN = re.compile(
     r"|LOG|IMAGE|(?:TEST|DEMO|BENCH)_.+"
 )
 _SERVERS = "bootstrap.servers"
+_NAMED = "STATELOG_CONFIG"
 T = TypeVar("T")
 
 
@@ -131,7 +132,7 @@ def environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
     kafka: dict[str, str] = {}
     storage: dict[str, object] = {}
     for variable, text in environment.items():
-        if not text:
+        if not text or variable == _NAMED:
             continue  # Empty means not set, as container files write it.
         if variable.startswith(f"{_PREFIX}KAFKA__"):
             kafka[variable.removeprefix(f"{_PREFIX}KAFKA__").lower().replace("_", ".")] = text
@@ -293,7 +294,6 @@ def _likely_variable(name: str, known: Iterable[str]) -> str:
 
 
 _LOCAL_FILE = Path("statelog.toml")
-_NAMED = "STATELOG_CONFIG"
 
 
 def config_layers(file: str | None, environment: Mapping[str, str], flags: ConfigLayer) -> list[ConfigLayer]:
@@ -303,7 +303,7 @@ def config_layers(file: str | None, environment: Mapping[str, str], flags: Confi
     """
     named = file or environment.get(_NAMED)
     found = Path(named) if named else _default_file(environment)
-    stronger = [_environment_layer(environment), flags]
+    stronger = [environment_layer(environment), flags]
     if found is None:
         return stronger
     if not named and found == _LOCAL_FILE:
@@ -319,11 +319,7 @@ def named_layers(environment: Mapping[str, str]) -> list[ConfigLayer]:
     """The environment, over the file that it names: no other is looked for. Raises NotFound, ConfigError."""
     named = environment.get(_NAMED)
     files = [file_layer(read_text(Path(named), "configuration file"), named)] if named else []
-    return [*files, _environment_layer(environment)]
-
-
-def _environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
-    return environment_layer({name: text for name, text in environment.items() if name != _NAMED})
+    return [*files, environment_layer(environment)]
 
 
 def _default_file(environment: Mapping[str, str]) -> Path | None:

@@ -27,10 +27,9 @@ from statelog.errors import OutcomeUnknown, Unavailable
 from statelog.pending import Pending
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import Commit, LedgerRecord, encode
-from statelog.storage.kafka import STALL_TIMEOUT_S, Delivery, DeliveryStatus, Producer, Record, with_remedy
+from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, Record, report_limit_s, with_remedy
 
 _POLL_S = 0.2
-_GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is never missed by a hair
 _MOST_RECORDS = 4096
 _MOST_BYTES = 4 << 20
 _ANSWER_S = 0.01
@@ -168,7 +167,7 @@ def send_record(
     """
     kind, value = type(record).__name__, encode(record)
     reports: list[Delivery] = []
-    deadline_s = clock() + min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
+    deadline_s = clock() + report_limit_s(producer)
     answer = tape.sending(record, value) if tape is not None and isinstance(record, Commit) else _nobody_asks
 
     def report(delivery: Delivery) -> None:

@@ -7,8 +7,8 @@ What every implementation promises:
 
 - A producer is idempotent and keeps the order of each partition; a *new* producer is a new producer id, so
   nothing that an old one has in flight can be mistaken for something that the new one sent.
-- A delivery is reported exactly once, to the callback, from inside `poll` or `close`, and is three-valued.
-  What is not a clear yes or a clear no is `UNKNOWN`: it may be in the log now, or appear there later.
+- A delivery is reported exactly once, to the callback, from inside `poll` or `close`. What is not a clear yes is
+  `UNKNOWN`: it may be in the log now, or appear there later.
 - A reader returns exactly the records of the ranges it was given, in offset order per partition, or raises.
   It never skips, never resets, never ends early. Gaps in offsets are not errors. What cannot be unpacked is reported by
   its offsets, and only if it lies in a range: the caller decides whether it counts (`errors.read_past`).
@@ -33,11 +33,13 @@ __all__ = [
     "Record",
     "TopicDescription",
     "TopicSpec",
+    "report_limit_s",
     "with_remedy",
 ]
 
 STALL_TIMEOUT_S = 30.0
 """How long a record, or the report of one, is waited for without a sign of life."""
+_GRACE_S = 5.0
 
 
 class _Range(NamedTuple):
@@ -97,6 +99,11 @@ class Delivery(NamedTuple):
     reason: str
     latency_s: float = 0.0
     remedy: str = ""
+
+
+def report_limit_s(producer: "Producer") -> float:
+    """How long the report of one record is waited for: beyond the client's limit, so that none is missed by a hair."""
+    return min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
 
 
 def with_remedy(delivery: Delivery, hint: str) -> str:

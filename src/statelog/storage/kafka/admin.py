@@ -287,16 +287,13 @@ class AdminSession:
 class Retries:
     """The time that one call of the port has for questions that are asked again."""
 
-    def __init__(
-        self, limit_s: float, session: AdminSession, clock: Callable[[], float], sleep: Callable[[float], None]
-    ) -> None:
+    def __init__(self, limit_s: float, session: AdminSession, clock: Callable[[], float]) -> None:
         self._deadline = clock() + limit_s
         self._half_s = limit_s / 2
         self._least_s = limit_s / 10
         self._pause_s = _RETRY_S
         self._session = session
         self._clock = clock
-        self._sleep = sleep
 
     @property
     def left_s(self) -> float:
@@ -317,6 +314,6 @@ class Retries:
             return False  # A question that cannot be answered in time would hide what the last one said.
         if drop:
             self._session.drop()
-        self._sleep(self._pause_s)
+        time.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 2, _RETRY_MAX_S)
         return True

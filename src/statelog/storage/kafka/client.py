@@ -82,13 +82,11 @@ class ConfluentKafka:
         keeps_consumers: bool = False,
         seen: HighWater | None = None,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._config = config
         self._timeout_s = config.request_timeout_s if request_timeout_s is None else request_timeout_s
         self._seen = self._shared.setdefault(config.bootstrap_servers, HighWater()) if seen is None else seen
         self._clock = clock
-        self._sleep = sleep
         self._admin = AdminSession(config, self._timeout_s, clock)
         self._made: dict[str, float] = {}
         self._idle = IdleConsumers(clock) if keeps_consumers else None
@@ -396,4 +394,4 @@ class ConfluentKafka:
         return BrokerUnavailable(what, hint="", bootstrap_servers=self._config.bootstrap_servers, **facts)
 
     def _retries(self) -> Retries:
-        return Retries(self._timeout_s, self._admin, self._clock, self._sleep)
+        return Retries(self._timeout_s, self._admin, self._clock)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from statelog.closing import undone_by_errors
 from statelog.errors import OutcomeUnknown, StatelogError
-from statelog.storage.kafka import STALL_TIMEOUT_S, Delivery, DeliveryStatus, Producer
+from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, report_limit_s
 
 _FRESH_S = 180.0
 """So long a connection that is hardly used is trusted: load balancers drop idle ones after 4 minutes and more, brokers
@@ -104,7 +104,6 @@ class WarmProducer:
 
 
 _AT_ONCE = 100_000
-_GRACE_S = 5.0  # beyond the client's own delivery timeout, so that a report is never missed by a hair
 
 
 def append_all(
@@ -121,7 +120,7 @@ def append_all(
     Waits for as long as they flow. Raises OutcomeUnknown if one of them may be missing: the producer must not be used
     again.
     """
-    stall_s = min(producer.delivery_timeout_s, STALL_TIMEOUT_S) + _GRACE_S
+    stall_s = report_limit_s(producer)
     reports: list[Delivery] = []
     sent, heard, deadline_s = 0, 0, clock() + stall_s
     while len(reports) < count and clock() < deadline_s:

@@ -26,6 +26,7 @@ from typing import BinaryIO, NamedTuple, cast
 from uuid import uuid4
 
 from statelog.errors import AlreadyExists, NotFound, StatelogError, StoreUnavailable, UnsafeStore
+from statelog.storage.store.errors import guarded
 from statelog.storage.store.url import check_path, check_prefix, is_temporary, temporary_name
 
 __all__ = ["STALE_AFTER_S", "FileInfo", "RangeReader", "Store"]
@@ -225,6 +226,10 @@ class Store(ABC):
         except AlreadyExists:
             return False
         return True
+
+    def _guard(self, action: str, path: str, *, reading: bool) -> AbstractContextManager[None]:
+        """What the file system raises in this block is raised as an error of ours."""
+        return guarded(action=action, url=self.url, path=path, reading=reading)
 
     def _content(self, path: str) -> bytes:
         try:

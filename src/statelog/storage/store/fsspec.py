@@ -25,7 +25,7 @@ from statelog.errors import AlreadyExists, ConfigError, NotFound, StoreRefused, 
 from statelog.storage.kafka.config import mask_text
 from statelog.storage.secret_files import read_secrets
 from statelog.storage.store import FileInfo, RangeReader, Store
-from statelog.storage.store.errors import guarded, is_conflict, is_missing, is_taken, repeated
+from statelog.storage.store.errors import is_conflict, is_missing, is_taken, repeated
 from statelog.storage.store.local import LocalStore, make_private
 from statelog.storage.store.url import (
     RootUrl,
@@ -256,9 +256,6 @@ class FsspecStore(Store):
 
     def _full(self, path: str) -> str:
         return f"{self._connected().base}/{path}"
-
-    def _guard(self, action: str, path: str, *, reading: bool) -> AbstractContextManager[None]:
-        return guarded(action=action, url=self._url, path=path, reading=reading)
 
     def _ask(self, action: str, path: str, call: Callable[[], T], *, reading: bool = False) -> T:
         """What one call of the file system returns, repeated where it failed for a moment; its errors are ours."""

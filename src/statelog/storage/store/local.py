@@ -25,7 +25,6 @@ from statelog.errors import AlreadyExists, UnsafeStore
 from statelog.schemas.names import check_name
 from statelog.storage.local.disk import sync
 from statelog.storage.store import FileInfo, RangeReader, Store
-from statelog.storage.store.errors import guarded
 from statelog.storage.store.url import check_path, temporary_name
 
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -180,9 +179,6 @@ class LocalStore(Store):
                 return probe.stat().st_mtime
             finally:
                 probe.unlink()
-
-    def _guard(self, action: str, path: str, *, reading: bool) -> AbstractContextManager[None]:
-        return guarded(action=action, url=self.url, path=path, reading=reading)
 
     def _make(self, directory: Path) -> int:
         """Have a directory of the log, or the log's own, and return the rights of the latter. Raises OSError."""
