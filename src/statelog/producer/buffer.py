@@ -50,18 +50,9 @@ class ChangeLists:
     """
 
     __slots__ = (
-        "_list_bytes",
-        "_rest_bytes",
-        "groups",
-        "keys",
-        "large_bytes",
-        "least_bytes",
-        "owned",
-        "owned_class",
-        "quick_class",
-        "room_bytes",
-        "values",
-    )
+        "_list_bytes", "_rest_bytes", "groups", "keys", "large_bytes", "least_bytes", "owned", "owned_class",
+        "quick_class", "room_bytes", "values",
+    )  # fmt: skip
 
     def __init__(
         self, quick_class: type, owned: bytes | None, *, roll_rows: int, list_bytes: int, large_bytes: int

@@ -64,18 +64,9 @@ class Guard:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_again",
-        "_apart",
-        "_is_overtaken",
-        "_pid",
-        "_reason",
-        "_thread",
-        "_what",
-        "_writer",
-        "life",
+        "__weakref__", "_again", "_apart", "_is_overtaken", "_pid", "_reason", "_thread", "_what", "_writer", "life",
         "user",
-    )
+    )  # fmt: skip
 
     def __init__(self, what: str, writer: str, *, again: str, apart: str) -> None:
         self.life = Life.OPEN

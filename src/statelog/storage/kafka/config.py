@@ -134,14 +134,8 @@ _PRODUCER_TUNING = (
     "request.timeout.ms", "sticky.partitioning.", "topic.metadata.propagation.",
 )  # fmt: skip
 _CONSUMER_TUNING = (
-    "fetch.",
-    "queued.",
-    "max.partition.fetch.bytes",
-    "session.",
-    "heartbeat.",
-    "max.poll.",
-    "client.rack",
-)
+    "fetch.", "queued.", "max.partition.fetch.bytes", "session.", "heartbeat.", "max.poll.", "client.rack",
+)  # fmt: skip
 _IN_CLEAR = {"plain": "password", "oauthbearer": "token"}
 """What these mechanisms send."""
 _MECHANISM = ("sasl.mechanism", "sasl.mechanisms")

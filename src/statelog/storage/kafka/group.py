@@ -112,13 +112,9 @@ class GroupKafka(Kafka, Protocol):
 
 
 _GROUP = (
-    "group.id",
-    "group.instance.id",
-    "group.protocol",
-    "group.remote.assignor",
-    "partition.assignment.strategy",
+    "group.id", "group.instance.id", "group.protocol", "group.remote.assignor", "partition.assignment.strategy",
     "isolation.level",
-)
+)  # fmt: skip
 """What a member says of its group, and of what it reads: the user's."""
 _OFF = {
     "enable.auto.commit": "input offsets are committed with the state, and never in the group",

@@ -36,15 +36,9 @@ _KINDS: Mapping[str, type[OSError]] = {
 _STATUS_KINDS: Mapping[int, type[OSError]] = {401: PermissionError, 403: PermissionError, 404: FileNotFoundError}
 # A name node that starts, is not the active one, or has no data node at hand, refuses for the moment, with statuses
 # that mean something else.
-_MOMENTARY = frozenset(
-    {
-        "RetriableException",
-        "StandbyException",
-        "SafeModeException",
-        "ServerTooBusyException",
-        "Failed to find datanode",
-    }
-)
+_MOMENTARY = frozenset({
+    "RetriableException", "StandbyException", "SafeModeException", "ServerTooBusyException", "Failed to find datanode",
+})  # fmt: skip
 
 
 class _Refused(OSError):
