@@ -12,10 +12,10 @@ from pathlib import Path
 from statelog.environment import DiskHook, no_faults
 from statelog.errors import StorageFull, StoreUnavailable
 
-FULL = frozenset({"ENOSPC", "EDQUOT"})
+_FULL = frozenset({"ENOSPC", "EDQUOT"})
 NO_MORE_FILES = frozenset({"EMFILE", "ENFILE"})
 _HINTS = {
-    **dict.fromkeys(FULL, "Free space on this disk, or name a path on another one; then run again"),
+    **dict.fromkeys(_FULL, "Free space on this disk, or name a path on another one; then run again"),
     **dict.fromkeys(NO_MORE_FILES, "Raise the limit of open files (ulimit -n), then run again"),
     **dict.fromkeys(("ENOENT", "ENOTDIR"), "Make the directory, or name another path"),
     **dict.fromkeys(("EISDIR", "ENOTEMPTY", "EEXIST"), "Something else is there: name another path"),
@@ -25,21 +25,21 @@ _OTHERWISE = "Check this machine's disk and its mounts, then run again"
 
 
 @contextmanager
-def local_disk(path: Path, step: str = "", disk: DiskHook = no_faults) -> Generator[None]:
-    """Failures of the local disk in our own terms. With a `step`, `disk` is asked first."""
+def local_disk(path: Path, step: str = "", disk: DiskHook = no_faults, *, full_hint: str = "") -> Generator[None]:
+    """Failures of the local disk in our own terms. With a `step`, `disk` is asked first. `full_hint`: if it is full."""
     try:
         if step:
             disk(step, path)
         yield
     except OSError as error:
-        raise local_disk_error(error, path) from error
+        raise local_disk_error(error, path, full_hint=full_hint) from error
 
 
-def local_disk_error(error: OSError, path: Path, *, hint: str = "") -> StorageFull | StoreUnavailable:
+def local_disk_error(error: OSError, path: Path, *, full_hint: str = "") -> StorageFull | StoreUnavailable:
     """StorageFull or StoreUnavailable with the path, the errno's name as `code`, and a hint that fits it."""
     code = errno.errorcode.get(error.errno or 0)
-    kind = StorageFull if code in FULL else StoreUnavailable
-    hint = hint or _HINTS.get(code or "", _OTHERWISE)
+    kind = StorageFull if code in _FULL else StoreUnavailable
+    hint = full_hint if full_hint and code in _FULL else _HINTS.get(code or "", _OTHERWISE)
     return kind(f"the local disk failed: {error}", hint=hint, path=str(path), code=code)
 
 

@@ -14,12 +14,9 @@ Invariants:
 - The file of a segment stays open exactly as long as a reference is held. The maker has the first one.
 """
 
-import errno
 import os
 import struct
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -29,7 +26,7 @@ import xxhash
 from statelog.closing import undone_by_errors
 from statelog.environment import DiskHook, OpenSpillFile, no_faults
 from statelog.errors import ClosedError, ConfigError, Corrupt
-from statelog.storage.local.disk import FULL, local_disk_error
+from statelog.storage.local.disk import local_disk
 
 _FULL_HINT = "Free space, name more spill_directories, or raise memory_bytes; then run again"
 _HEADER = struct.Struct("<QQ")
@@ -44,29 +41,27 @@ class NamelessFile:
     def __init__(self, directory: Path, disk: DiskHook = no_faults) -> None:
         self._directory = directory
         self._disk = disk
-        with _local_disk(directory):
-            disk("open", directory)
+        with local_disk(directory, "open", disk, full_hint=_FULL_HINT):
             self._file = tempfile.TemporaryFile("w+b", buffering=0, dir=directory)  # noqa: SIM115 - closed by `close`
 
     def write_at(self, data: memoryview, offset: int) -> int:
         """Write some of `data`; returns how many bytes."""
-        with _local_disk(self._directory):
-            self._disk("write", self._directory)
+        with local_disk(self._directory, "write", self._disk, full_hint=_FULL_HINT):
             return os.pwrite(self._file.fileno(), data, offset)
 
     def read_at(self, size_bytes: int, offset: int) -> bytes:
         """At most so many bytes; none at the end of the file."""
-        with _local_disk(self._directory):
+        with local_disk(self._directory, full_hint=_FULL_HINT):
             return os.pread(self._file.fileno(), size_bytes, offset)
 
     def cut(self, size_bytes: int) -> None:
         """Drop what lies behind."""
-        with _local_disk(self._directory):
+        with local_disk(self._directory, full_hint=_FULL_HINT):
             self._file.truncate(size_bytes)
 
     def size_bytes(self) -> int:
         """The file's length."""
-        with _local_disk(self._directory):
+        with local_disk(self._directory, full_hint=_FULL_HINT):
             return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
@@ -85,15 +80,6 @@ def check_directories(directories: tuple[Path, ...]) -> None:
                 path=str(directory),
                 hint="Make it, or name another in spill_directories",
             )
-
-
-@contextmanager
-def _local_disk(directory: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        is_full = errno.errorcode.get(error.errno or 0) in FULL
-        raise local_disk_error(error, directory, hint=_FULL_HINT if is_full else "") from error
 
 
 class Frame(NamedTuple):
