@@ -125,15 +125,13 @@ class WebHdfs(WebHDFS):
     def _published(self, path: str, *, overwrite: bool) -> Generator[str]:
         """A temporary name, to be written to in the body; then the file gets the name `path`. Nothing else is left."""
         temporary = posixpath.join(posixpath.dirname(path), temporary_name(uuid.uuid4().hex))
-        is_moved = False
         try:
             yield temporary
             self._rename(temporary, path, overwrite=overwrite)
-            is_moved = True
-        finally:
-            if not is_moved:
-                with suppress(OSError):
-                    self.rm_file(temporary)
+        except BaseException:
+            with suppress(OSError):
+                self.rm_file(temporary)
+            raise
 
     def _rename(self, source: str, target: str, *, overwrite: bool) -> None:
         options = "OVERWRITE" if overwrite else "NONE"
