@@ -13,6 +13,7 @@ from statelog.errors import ConfigError
 from statelog.operate.rows import BytesText
 from statelog.reading.plan import At
 from statelog.recovery import AtCheckpoint, AtPosition, AtTime
+from statelog.schemas.key_groups import read_ranges
 from statelog.storage.config_keys import duration_s
 
 
@@ -67,22 +68,8 @@ def at_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parse_key_groups(text: str | None) -> tuple[int, ...] | None:
-    """Numbers and ranges: "0-63,70" are 0 to 63 and 70; "0:64" are 0 to 63, half-open. None means all.
-
-    Raises ConfigError.
-    """
-    if text is None:
-        return None
-    found: set[int] = set()
-    for part in (one.strip() for one in text.split(",")):
-        first, mark, last = part.partition("-") if "-" in part else part.partition(":")
-        if not first.isdecimal() or (mark and not last.isdecimal()):
-            raise ConfigError(f"{text!r} does not name key groups", hint="Write numbers and ranges, such as 0-63,70")
-        end = int(last) + (mark == "-") if mark else int(first) + 1
-        if end <= int(first):
-            raise ConfigError(f"the range {part!r} is empty", hint="Write the smaller number first")
-        found.update(range(int(first), end))
-    return tuple(sorted(found))
+    """The key groups that are asked for, as `read_ranges` takes them; None means all. Raises ConfigError."""
+    return None if text is None else read_ranges(text, "--key-groups")
 
 
 def _at(position: int | None, writer: str | None, checkpoint: int | None, time_text: str | None) -> At | None:

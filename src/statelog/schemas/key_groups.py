@@ -325,3 +325,21 @@ def ranges_text(numbers: Iterable[int]) -> str:
         else:
             ranges.append([number, number + 1])
     return ",".join(str(start) if end == start + 1 else f"{start}:{end}" for start, end in ranges)
+
+
+def read_ranges(text: str, what: str) -> tuple[int, ...]:
+    """The numbers that people write so, ascending: "0:64,70" are 0 to 63 and 70, and so are "0-63,70", with both ends.
+    Raises ConfigError, which calls the text `what`, also for no number at all: that is no way to say all.
+    """
+    found: set[int] = set()
+    for part in filter(None, map(str.strip, text.split(","))):
+        first, mark, last = part.partition("-" if "-" in part else ":")
+        if not first.isdecimal() or (mark and not last.isdecimal()):
+            raise ConfigError(f"{what} is {text!r}", hint="Give numbers and ranges, such as 0:64,70 or 0-63,70")
+        end = int(last) + (mark == "-") if mark else int(first) + 1
+        if end <= int(first):
+            raise ConfigError(f"{what} has an empty range: {part}", hint="The end of a range with a colon is not in it")
+        found.update(range(int(first), end))
+    if not found:
+        raise ConfigError(f"{what} is empty", hint="Leave it out for all of them")
+    return tuple(sorted(found))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, cast
 
 from statelog.errors import ConfigError
+from statelog.schemas.key_groups import read_ranges
 from statelog.schemas.names import check_name
 from statelog.storage import Where
 from statelog.storage.store.url import option_text, option_value
@@ -68,24 +69,9 @@ def number(given: Mapping[str, str], name: str, *, least: int = 0) -> int | None
 
 
 def numbers(given: Mapping[str, str], name: str) -> tuple[int, ...] | None:
-    """Numbers and half-open ranges: "0:16,40" are 0 to 15 and 40. None if it is not given; raises ConfigError for none
-    at all, which is no way to say all.
-    """
+    """Numbers and ranges, as `read_ranges` takes them. None if it is not given. Raises ConfigError."""
     text = given.get(name.lower())
-    if text is None:
-        return None
-    found: set[int] = set()
-    for part in listed(text):
-        start, colon, end = part.partition(":")
-        if not start.isdecimal() or (colon and not end.isdecimal()):
-            raise ConfigError(f"the option {name} is {text!r}", hint="Give numbers and ranges, such as 0:16,40")
-        span = range(int(start), int(end)) if colon else [int(start)]
-        if not span:
-            raise ConfigError(f"the option {name} has an empty range: {part}", hint="The end of a range is exclusive")
-        found.update(span)
-    if not found:
-        raise ConfigError(f"the option {name} is empty", hint="Leave it out for all of them")
-    return tuple(sorted(found))
+    return None if text is None else read_ranges(text, f"the option {name}")
 
 
 def key_texts(text: str) -> tuple[str, ...]:

@@ -200,10 +200,6 @@ class _StateReader(_Scan[StateOptions]):
         descriptor = cached_log(self._options.where).descriptor
         return state_parts(plan, self._selection.key_groups, descriptor, self._options.min_partitions)
 
-    def narrow(self, filters: Iterable[Filter]) -> None:
-        """Read no more than rows that pass the filters may need."""
-        self._selection = narrowed(self._selection, filters, cached_log(self._options.where).descriptor)
-
     def _rows(self, log: Log, plan: Plan) -> Iterator[pa.RecordBatch]:
         for table in read_state(log, plan):
             yield from state_batches(self._of_keys(table), self._schema)
@@ -231,8 +227,8 @@ class _PushingStateReader(_StateReader):
 
     @reported()
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
-        """Narrow the read; Spark is given back all filters, and applies them to the rows."""
-        self.narrow(filters)
+        """Read no more than rows that pass may need; Spark is given back all filters, and applies them to the rows."""
+        self._selection = narrowed(self._selection, filters, cached_log(self._options.where).descriptor)
         return filters
 
 

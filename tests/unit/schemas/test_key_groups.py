@@ -27,6 +27,8 @@ from statelog.schemas.key_groups import (
     merge_bitmaps,
     partition_of,
     partition_starts,
+    ranges_text,
+    read_ranges,
     spark_expression,
     to_bitmap,
 )
@@ -257,3 +259,13 @@ def test_a_column_whose_offsets_end_with_a_part_of_a_number() -> None:
     offsets = pa.py_buffer(np.array([0, 1, 3], np.int32).tobytes() + b"\0")
     column = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abb")])
     assert binary_column(column).lengths.tolist() == [1, 2]
+
+
+def test_ranges_are_read_as_they_are_written() -> None:
+    """Whatever is shown of numbers is read as them; both ends count with a dash; what names no number is refused."""
+    for numbers in ((0,), (0, 1, 2, 3, 6), (1, 3, 5)):
+        assert read_ranges(ranges_text(numbers), "it") == numbers
+    assert read_ranges("70, 0-3,2:5", "it") == (0, 1, 2, 3, 4, 70)
+    for text in ("", " , ", "x", "1:x", "-1", "4:4", "5-4"):
+        with pytest.raises(ConfigError, match=r"^it (is|has)"):
+            read_ranges(text, "it")
