@@ -15,7 +15,6 @@ from statelog.storage.measured import MeasuredStore
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.faults.file_systems import unique_directory
 from tests.support.services.broker import docker_reason
 from tests.support.services.emulators import EmulatedStore
 from tests.support.services.hdfs import Hdfs
@@ -76,7 +75,7 @@ def _local(request: pytest.FixtureRequest) -> Place:
 
 
 def _fsspec_memory(_request: pytest.FixtureRequest) -> Place:
-    root = f"memory:/{unique_directory()}"
+    root = f"memory://{uuid.uuid4().hex}"
     return Place(open=lambda log: open_store(root, log), race_rounds=20)
 
 

@@ -40,6 +40,7 @@ from statelog.testing import Crash, crash_at
 from statelog.testing.cluster import MemoryCluster
 from tests.support.faults.death import Death, dying
 from tests.support.rigs.copies import Move, begun
+from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import settings_for, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.told import told
@@ -321,11 +322,7 @@ def test_a_log_that_lost_what_was_copied_is_told(move: Move) -> None:
     with pytest.raises(BeyondEnd):
         move.copy()
     with move.old.open() as log:
-        producer = log.kafka.producer()
-        for _ in range(3):
-            producer.send("old.ledger", 0, b"junk", lambda _: None)
-        producer.poll(1.0)
-        producer.close()
+        write_all(log.kafka, "old.ledger", 0, [b"junk"] * 3)
     with pytest.raises((AnchorMismatch, BeyondEnd)):
         move.copy()
     with move.new.open() as log:

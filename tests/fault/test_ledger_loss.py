@@ -21,6 +21,7 @@ from statelog.storage.log.loss import accept_ledger_loss
 from statelog.storage.log.where import Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
+from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 from tests.support.samples.chunks import chunk_of, rows_batch
 
@@ -98,10 +99,7 @@ def test_a_forged_witness_says_nothing() -> None:
     """Who may only write to the data topic cannot say that the ledger lost its tail."""
     twin = written()
     forged = chunk_of(rows_batch([(0, 0, b"k", b"v")])).value
-    producer = MemoryKafka(cluster=twin.cluster).producer()
-    for partition in range(1):
-        producer.send("log", partition, forged, lambda _: None)
-    producer.poll(1)
+    write_all(MemoryKafka(cluster=twin.cluster), "log", 0, [forged])
     lose(twin, 10**6)
     with impatient(twin) as log:
         Writer(log, "w").close()
@@ -116,10 +114,7 @@ def test_the_newest_snapshot_replaces_what_the_ledger_lost(end: int, regrown: in
         twin.environment.run(run_round, log, settings_for(tmp_path))
     old = Writer(twin.open(), "old")  # Fenced by nobody but the acceptance.
     lose(twin, end)
-    producer = MemoryKafka(cluster=twin.cluster).producer()
-    for _ in range(regrown):
-        producer.send("log.ledger", 0, b"somebody's", lambda _: None)
-    producer.poll(1)
+    write_all(MemoryKafka(cluster=twin.cluster), "log.ledger", 0, [b"somebody's"] * regrown)
     with impatient(twin) as log:
         for entry in OPENS:
             with pytest.raises(DataLoss):

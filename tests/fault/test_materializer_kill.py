@@ -17,7 +17,7 @@ from statelog.recovery import recover
 from tests.support.processes.doomed import MERGED, NEVER, merging_life, round_life
 from tests.support.processes.parts import Lives
 from tests.support.rigs.log import LogRig, real_rig
-from tests.support.samples.folds import apply_all, write_all
+from tests.support.samples.folds import apply_all, put_all
 from tests.support.services.broker import Broker
 from tests.support.services.emulators import EmulatedStore
 
@@ -52,7 +52,7 @@ def write(rig: LogRig, model: dict[bytes, bytes], checkpoint_id: int) -> None:
     with rig.open() as log, Writer(log, "w") as writer:
         values = [None if i % 7 == 3 else b"%d/%d" % (checkpoint_id, i) for i in range(30)]
         changes = [(b"k%d" % ((checkpoint_id * 13 + i) % 50), value) for i, value in enumerate(values)]
-        write_all(writer, changes)
+        put_all(writer, changes)
         apply_all(model, changes)
         writer.commit(checkpoint_id=checkpoint_id)
 

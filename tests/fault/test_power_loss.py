@@ -17,7 +17,6 @@ from statelog.errors import BeyondEnd, DataLoss
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
 from statelog.schemas.ledger.records import Restart, decode
 from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import OffsetRange
@@ -25,7 +24,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from statelog.testing.broker import EmbeddedBroker
 from tests.support.faults.power_loss import cut_tail
-from tests.support.rigs.log import UNSAFE, settings_for
+from tests.support.rigs.log import UNSAFE, keys_in, settings_for
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("power loss"), pytest.mark.timeout(280)]
 
@@ -78,12 +77,6 @@ def commit_all(writer: Writer) -> None:
         writer.commit(checkpoint_id=i)
 
 
-def key_in(partition: int, partitions: int) -> bytes:
-    """A key of this partition."""
-    keys = (b"key-%d" % i for i in range(1_000))
-    return next(key for key in keys if partition_of(key_group_of(key, KeyType.BYTES, 8), partitions, 8) == partition)
-
-
 @pytest.fixture(scope="module")
 def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
     """Five logs; what is left of each after the failure is said where it is cut."""
@@ -101,7 +94,7 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
         run_round(logs[1], settings_for(directory))
         logs.append(world.create("regrown", partitions=2))
         world.writers["regrown"] = Writer(logs[-1], "w", partitions=[0])
-        world.writers["regrown"].put(key_in(0, 2), b"v")
+        world.writers["regrown"].put(next(keys_in(0, 2, 8)), b"v")
         last = world.writers["regrown"].commit(checkpoint_id=1).offset
         broker.kill()
         cut_tail(data, "ledger.ledger", 0, 2 + LEFT)
@@ -188,7 +181,7 @@ def test_a_ledger_that_grew_again_is_told_by_its_last_record(struck: Struck) -> 
         for i in range(3):
             Writer(log, f"other-{i}", partitions=[1]).close()
     writer = struck.writers["regrown"]
-    writer.put(key_in(0, 2), b"again")
+    writer.put(next(keys_in(0, 2, 8)), b"again")
     with pytest.raises(DataLoss) as told:
         writer.commit(checkpoint_id=2)
     assert told.value.facts["topic"] == "regrown.ledger"

@@ -9,7 +9,6 @@ from statelog.environment import Environment
 from statelog.errors import AnchorMismatch, DataLoss
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
-from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import OffsetRange
@@ -20,23 +19,13 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
-
-
-def key_in(log: Log, partition: int) -> bytes:
-    """A key of this partition."""
-    shape = log.descriptor
-    groups = ((b"k%d" % i, key_group_of(b"k%d" % i, shape.key_type, shape.key_groups)) for i in range(1_000))
-    return next(key for key, group in groups if partition_of(group, shape.partitions, shape.key_groups) == partition)
+from tests.support.rigs.kafka import write_all
+from tests.support.rigs.log import UNSAFE, TwinLog, key_in, settings_for
 
 
 def append_strange(twin: TwinLog, count: int) -> None:
     """Records of somebody who knows nothing of the loss."""
-    producer = MemoryKafka(cluster=twin.cluster).producer()
-    for _ in range(count):
-        producer.send("log.ledger", 0, b"somebody's", lambda _: None)
-    producer.poll(1)
-    producer.close()
+    write_all(MemoryKafka(cluster=twin.cluster), "log.ledger", 0, [b"somebody's"] * count)
 
 
 @pytest.mark.parametrize("others", [1, 2, 5])

@@ -23,6 +23,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss, append_restarts
 from statelog.testing.broker import EmbeddedBroker
 from statelog.testing.kafka import MemoryKafka
+from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
 PARTITIONS = 4
@@ -82,10 +83,8 @@ def goes_on(twin: TwinLog, log: Log, tmp_path: Path) -> None:
 def test_one_acceptance_is_enough(regrown: int, tmp_path: Path) -> None:
     """What the data topic lacks is in the snapshot, whether the partitions are short or strangers filled them again."""
     twin, _ = put_back(tmp_path)
-    producer = MemoryKafka(cluster=twin.cluster).producer()
     for number in range(regrown):
-        producer.send("log", number % 2, b"somebody's", lambda _: None)
-    producer.poll(1)
+        write_all(MemoryKafka(cluster=twin.cluster), "log", number % 2, [b"somebody's"])
     with impatient(twin) as log:
         with pytest.raises(DataLoss):
             recover(log)

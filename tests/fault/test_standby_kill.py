@@ -22,7 +22,7 @@ from tests.support.processes.doomed import NEVER, table_life
 from tests.support.processes.parts import start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.rigs.table import TableRig, content
-from tests.support.samples.folds import write_all
+from tests.support.samples.folds import put_all
 from tests.support.services.broker import Broker, OwnBroker
 from tests.support.waiting import wait_for
 
@@ -76,7 +76,7 @@ def test_a_takeover_under_load(broker: Broker, log_name: str, tmp_path: Path, is
                 assert position >= max(before, seen)
                 assert content(table) == COPIED.fold(position)
                 for now in range(position, position + 50):
-                    write_all(table, [COPIED.change(now)])
+                    put_all(table, [COPIED.change(now)])
                 position += 50
                 table.commit({"position": position})
                 assert process.wait(WAIT_S) == (-signal.SIGKILL if is_killed else 1), "the owner is over"

@@ -37,7 +37,7 @@ from statelog.testing.store import MemoryStore
 from tests.support.faults.death import Death, dying
 from tests.support.rigs.log import TwinLog, settings_for
 from tests.support.rigs.lost_topics import BOTH, KEPT, accept, anew, gone, made
-from tests.support.samples.folds import write_all
+from tests.support.samples.folds import put_all
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -71,7 +71,7 @@ def go_on(twin: TwinLog, scratch: Path, checkpoint: int = KEPT) -> None:
         with Writer(log, "writer", expect=checkpoint) as writer:
             for i in range(1, 4):
                 changes: dict[bytes, bytes | None] = {b"new%d" % i: b"%d" % checkpoint, b"k0": None}
-                write_all(writer, changes.items())
+                put_all(writer, changes.items())
                 writer.commit(checkpoint_id=checkpoint + i)
                 twin.apply(changes)
                 assert recover(log).to_dict() == twin.model

@@ -9,7 +9,7 @@ import pytest
 from statelog.producer import Writer
 from tests.support.rigs.kafka import broker_world
 from tests.support.rigs.shell import Shell, shell
-from tests.support.samples.folds import write_all
+from tests.support.samples.folds import put_all
 
 __all__ = ["shell"]
 pytestmark = pytest.mark.broker
@@ -19,7 +19,7 @@ WHO = ("--reason", "a disk died", "--operator", "ann")
 def commit(shell: Shell, **changes: str | None) -> int:
     """A commit of these; returns the position behind it."""
     with shell.open_log() as log, Writer(log, "w") as writer:
-        write_all(writer, ((key, value and value.encode()) for key, value in changes.items()))
+        put_all(writer, ((key, value and value.encode()) for key, value in changes.items()))
         return writer.commit().offset + 1
 
 

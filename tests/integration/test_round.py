@@ -17,7 +17,7 @@ from statelog.storage import LogOptions, Where
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE, settings_for, state_of
-from tests.support.samples.folds import apply_all, write_all
+from tests.support.samples.folds import apply_all, put_all
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
@@ -58,7 +58,7 @@ def _write(log: Log, model: State, turn: int) -> None:
     with Writer(log, "writer") as out:
         values = [None if i % 4 == 0 else b"%d.%d" % (turn, i) for i in range(200)]
         changes = [(b"k%d" % ((turn * 37 + i) % 500), value) for i, value in enumerate(values)]
-        write_all(out, changes)
+        put_all(out, changes)
         apply_all(model, changes)
         out.commit(checkpoint_id=turn + 1)
 

@@ -168,7 +168,7 @@ class RoundWorld:
 
     def _follow(self) -> None:
         """A reader that begins at a snapshot, reads on for ever, and is told if the cap ended it meanwhile."""
-        reader, log = f"reader{self.world.new_id()}", self._log()
+        reader, log = f"reader{self.world.nonce().hex()}", self._log()
         held = Environment(nonce=self.world.nonce).run(HeldSubscription, log, reader, holder_id=reader, holder=reader)
         stored = log.manifests.newest()
         if stored is None:

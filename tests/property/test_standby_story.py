@@ -26,7 +26,7 @@ from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.plays.table import INPUT, MADE
 from tests.sim.sweep import Faults, Sweep, Telling
 from tests.sim.world import LOG, Process, World
-from tests.support.samples.folds import write_all
+from tests.support.samples.folds import put_all
 
 END = 16
 _SETTINGS = TableSettings(recovery=RecoverySettings(holder="story", threads=1))
@@ -122,7 +122,7 @@ class StandbyPlay:
         """Process one message of the input, and note it if the commit was acknowledged."""
         table = self.tables[process.name]
         offset = int(table.progress.get("offset", 0))
-        write_all(table, [INPUT.change(offset)])
+        put_all(table, [INPUT.change(offset)])
         table.commit({"offset": offset + 1})
         self.judge.hear(offset + 1)
 

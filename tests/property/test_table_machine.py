@@ -38,7 +38,7 @@ from statelog.testing.store import MemoryDisk
 from tests.support.rigs.engine import inline
 from tests.support.rigs.log import settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content, stalling
-from tests.support.samples.folds import apply_all, write_all
+from tests.support.samples.folds import apply_all, put_all
 from tests.support.told import lines
 
 KEYS = st.sampled_from([b"", b"ab", b"\xff"])
@@ -109,7 +109,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def apply(self, some: dict[bytes, bytes | None]) -> None:
         """To the table."""
-        write_all(self.table, some.items())
+        put_all(self.table, some.items())
 
     def take(self, some: dict[bytes, bytes | None]) -> None:
         """To the model."""

@@ -202,10 +202,6 @@ class World:
         self._ids += 1
         return self._ids.to_bytes(16, "big")
 
-    def new_id(self) -> str:
-        """The same in hex."""
-        return self.nonce().hex()
-
     # ---- who plays
 
     def play(self, name: str, scene: Callable[[Process], object]) -> None:

@@ -9,45 +9,45 @@ Invariant: a line from a warning on that no `told` took fails its test, as an un
 import gc
 import logging
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import pytest
 
-__all__ = ["LOGGERS", "collected", "lines", "nothing_untold", "told"]
+__all__ = ["collected", "lines", "listen", "nothing_untold", "told"]
 
-LOGGERS = tuple(logging.getLogger(f"statelog.{room}") for room in ("storage", "recovery", "tables"))
-
-
-class _Lines(logging.Handler):
-    """Keeps the texts of lines."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep one, for whoever listens last."""
-        if _listening[-1] is self:
-            self.texts.append(record.getMessage())
+_LOGGERS = tuple(logging.getLogger(f"statelog.{room}") for room in ("storage", "recovery", "tables"))
 
 
-_listening: list[_Lines] = []
+def listen(hear: Callable[[logging.LogRecord], None]) -> Callable[[], None]:
+    """Let `hear` have every line from a warning on, until what is returned is called."""
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = hear  # type: ignore[assignment, method-assign]  # a handler is a function with a level
+    for logger in _LOGGERS:
+        logger.addHandler(handler)
+
+    def end() -> None:
+        for logger in _LOGGERS:
+            logger.removeHandler(handler)
+
+    return end
+
+
+_heard: list[list[str]] = []
+"""By everybody who listens, the last one last."""
 
 
 @contextmanager
 def lines() -> Generator[list[str]]:
     """The lines that are logged inside. Inside another one, that one does not hear them."""
-    handler = _Lines()
-    _listening.append(handler)
-    for logger in LOGGERS:
-        logger.addHandler(handler)
+    texts: list[str] = []
+    _heard.append(texts)
+    end = listen(lambda line: texts.append(line.getMessage()) if _heard[-1] is texts else None)
     try:
-        yield handler.texts
+        yield texts
     finally:
-        for logger in LOGGERS:
-            logger.removeHandler(handler)
-        _listening.remove(handler)
+        end()
+        _heard.pop()
 
 
 @contextmanager

@@ -1,13 +1,45 @@
 """The format documents show bytes that this version really writes."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.support.samples.format_examples import EXAMPLES, dump_in, hex_dump, undump
+from tests.support.documents import DOCS
+from tests.support.samples.format_examples import EXAMPLES, Example
 
-DOCS = Path(__file__).parents[2] / "docs"
+_ROW_BYTES = 16
+_SCHEMA_ROW = "(the schema's text)"
+
+
+def hex_dump(example: Example) -> str:
+    """Rows of an offset, up to 16 bytes in hexadecimal, and the printable ones as text. One row for a schema's text."""
+    if not example.schema_text:
+        return "\n".join(_rows(example.data, 0))
+    start = example.data.index(example.schema_text)
+    end = start + len(example.schema_text)
+    gap = f"{start:04x}  {_SCHEMA_ROW} {len(example.schema_text)} bytes"
+    return "\n".join([*_rows(example.data[:start], 0), gap, *_rows(example.data[end:], end)])
+
+
+def _rows(data: bytes, offset: int) -> list[str]:
+    rows: list[str] = []
+    for start in range(0, len(data), _ROW_BYTES):
+        row = data[start : start + _ROW_BYTES]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        rows.append(f"{offset + start:04x}  {row.hex(' '):<47}  {text}")
+    return rows
+
+
+def undump(dump: str, schema_text: bytes) -> bytes:
+    """The bytes that a dump shows."""
+    rows = (row[6:53] for row in dump.splitlines())
+    return b"".join(schema_text if row.startswith(_SCHEMA_ROW) else bytes.fromhex(row) for row in rows)
+
+
+def dump_in(document: str, name: str) -> str:
+    """The dump that a document shows under the marker of this example; empty if there is none."""
+    found = re.search(rf"<!-- example: {name} -->\n```text\n(.*?)\n```", document, re.DOTALL)
+    return found.group(1) if found else ""
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))

@@ -18,7 +18,6 @@ way for too long, fails the play at once: it met an error that calls for a perso
 
 import faulthandler
 import json
-import logging
 import os
 import signal
 import sys
@@ -28,15 +27,14 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 
 from statelog.cli.output import FENCED, OK, OTHER, UNAVAILABLE, exit_code
 from statelog.cli.program import program
 from statelog.errors import Fenced, StatelogError
 from tests.sim.cluster.programs import coordinate, follow, read, serve, write
 from tests.sim.cluster.stage import JOB, PARTITIONS_OF, Journal, Part, Stage, entries
-from tests.support.processes.starts import quick_start
-from tests.support.told import LOGGERS
+from tests.support.processes.starts import quick_start, write_to
+from tests.support.told import listen
 
 __all__ = ["NAMES", "ROLES", "Cast", "play"]
 
@@ -198,8 +196,8 @@ class Cast:
 
 def play(role: str, stage: Stage, name: str, life: int) -> None:
     """One life of an actor, in this process; ends the process with an exit code."""
-    _to_file(stage.directory / f"{name}.{life}.out", 1)
-    _to_file(stage.directory / f"{name}.{life}.err", 2)
+    write_to(stage.directory / f"{name}.{life}.out", 1)
+    write_to(stage.directory / f"{name}.{life}.err", 2)
     faulthandler.enable()
     part = Part(stage=stage, name=name, life=life, journal=Journal(stage.directory / f"{name}.{life}.jsonl"))
     part.journal.note("born", role=role, pid=os.getpid())
@@ -225,20 +223,7 @@ def _note_warnings(journal: Journal) -> None:
 
     warnings.simplefilter("always", UserWarning)
     warnings.showwarning = note
-    for logger in LOGGERS:
-        logger.addHandler(_Noting(journal))
-
-
-class _Noting(logging.Handler):
-    """Notes every log line from a warning on."""
-
-    def __init__(self, journal: Journal) -> None:
-        super().__init__(logging.WARNING)
-        self._journal = journal
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Note one line."""
-        self._journal.note("warned", kind=record.name, text=record.getMessage())
+    listen(lambda line: journal.note("warned", kind=line.name, text=line.getMessage()))
 
 
 # ---- those who roll up
@@ -252,12 +237,6 @@ def _materialize(part: Part) -> None:
         ["materialize", part.stage.log, "--json", "--interval=1s", "--jitter=0", "--keep=2", "--min-age=0s",
          f"--bootstrap={part.stage.bootstrap}", f"--root={part.stage.root}", f"--scratch={scratch}", *settings]
     )  # fmt: skip
-
-
-def _to_file(path: Path, descriptor: int) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, descriptor)
-    os.close(file)
 
 
 ROLES: Mapping[str, Callable[[Part], None]] = {

@@ -74,11 +74,6 @@ class History:
         """Of one name's keys behind its checkpoint; None if there is no such commit."""
         return self._of_name.get((writer, checkpoint))
 
-    def checkpoint_at(self, writer: str, position: int) -> int:
-        """A name's last checkpoint at a ledger position."""
-        below = self.commits[: bisect_left(self.offsets, position)]
-        return next((c.attempt.checkpoint for c in reversed(below) if c.attempt.writer == writer), 0)
-
 
 def judge(entries: Sequence[Entry], last: Mapping[str, Sighting]) -> History:
     """The history of these journals, given what is the last commit of each name in the end, and all complaints."""

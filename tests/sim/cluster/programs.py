@@ -33,7 +33,7 @@ from tests.sim.cluster.stage import (
     partition_of_key,
 )
 from tests.sim.world import AGAIN
-from tests.support.samples.folds import rows_of, write_all
+from tests.support.samples.folds import put_all, rows_of
 
 __all__ = ["coordinate", "follow", "read", "serve", "write"]
 
@@ -138,7 +138,7 @@ def _metadata(attempt: Attempt) -> dict[str, str]:
 
 def _commit_one(writer: Writer, source: _Source) -> None:
     attempt = source.next()
-    write_all(writer, changes_of(attempt))
+    put_all(writer, changes_of(attempt))
     source.told(attempt, writer.commit(_metadata(attempt), checkpoint_id=attempt.checkpoint).offset)
 
 
@@ -147,7 +147,7 @@ def _commit_two(writer: Writer, source: _Source) -> None:
     attempts = source.next(), source.next()
     persisted: list[Pending[Handle]] = []
     for attempt in attempts:
-        write_all(writer, changes_of(attempt))
+        put_all(writer, changes_of(attempt))
         persisted.append(writer.persist(attempt.checkpoint))
     for attempt, persist in zip(attempts, persisted, strict=True):
         source.told(attempt, writer.confirm(persist.result(), _metadata(attempt)).offset)
@@ -212,7 +212,7 @@ def serve(part: Part) -> None:
                 try:
                     writer = TaskWriter(producer, letter.task, slot=letter.slot)
                     changes = changes_of(letter.attempt)
-                    write_all(writer, (change for change in changes if partition_of_key(change[0]) == partition))
+                    put_all(writer, (change for change in changes if partition_of_key(change[0]) == partition))
                     handle = writer.finish()
                 except AGAIN as error:
                     part.failed(error)

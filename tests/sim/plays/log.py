@@ -26,7 +26,7 @@ from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.world import AGAIN, LOG, Attempt, Process, Read, StuckError, World
 from tests.support.rigs.engine import inline
 from tests.support.rigs.log import UNSAFE
-from tests.support.samples.folds import apply_to_dict, write_all
+from tests.support.samples.folds import apply_to_dict, put_all
 
 __all__ = ["PARTITIONS", "SCENES", "tell"]
 
@@ -187,7 +187,7 @@ def _commit(process: Process, writer: Writer, checkpoint_id: int) -> None:
         chosen[mine[(checkpoint_id + 4) % 6]] = None
     attempt = process.world.try_commit(process, "w", checkpoint_id, chosen)
     with _Telling(process.world, attempt):
-        write_all(writer, attempt.changes.items())
+        put_all(writer, attempt.changes.items())
         attempt.offset = writer.commit({"tag": attempt.tag}, checkpoint_id=checkpoint_id).offset
 
 

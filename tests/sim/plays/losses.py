@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,7 @@ from statelog.lake import export
 from statelog.materializer import run_round
 from statelog.producer import Coordinator, Grant, Writer
 from statelog.recovery import AtPosition, Cursor, RecoverySettings, Stream, newest_changes, plan_changes, recover
-from statelog.schemas import KeyType, Place, key_group_of
-from statelog.schemas.key_groups import partition_of
+from statelog.schemas import Place
 from statelog.schemas.ledger.place import ORIGIN
 from statelog.spark.options import StreamOptions, stream_options
 from statelog.spark.stream_offset import StreamOffset
@@ -30,7 +29,7 @@ from statelog.spark.stream_planner import StreamPlanner
 from statelog.storage import Log
 from statelog.storage.log.producers import append_all
 from statelog.tables import Standby, Table, TableSettings
-from tests.support.rigs.log import LogRig, settings_for
+from tests.support.rigs.log import LogRig, keys_in, settings_for
 from tests.support.samples.folds import apply_to_dict
 
 __all__ = ["CASES", "DOORS", "Case", "Door", "Loss", "Regrowth", "Snapshot", "Verdict", "World", "state_at", "verdict"]
@@ -253,10 +252,7 @@ def _impatient(rig: LogRig) -> Log:
 
 def _key(partition: int, number: int) -> bytes:
     """The key of this number in a partition."""
-    keys = (b"key-%d" % i for i in range(1_000))
-    groups = ((key, key_group_of(key, KeyType.BYTES, _KEY_GROUPS)) for key in keys)
-    own = [key for key, group in groups if partition_of(group, _PARTITIONS, _KEY_GROUPS) == partition]
-    return own[number]
+    return next(islice(keys_in(partition, _PARTITIONS, _KEY_GROUPS), number, None))
 
 
 def state_at(commits: int) -> dict[bytes, bytes]:

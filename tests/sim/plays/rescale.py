@@ -12,6 +12,7 @@ import random
 from collections.abc import Mapping
 from enum import Enum, auto
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 from statelog.environment import Environment
@@ -21,10 +22,10 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
-from statelog.schemas.key_groups import KeyType, key_group_of, partition_of, share
+from statelog.schemas.key_groups import KeyType, key_group_of, share
 from statelog.schemas.ledger.state import LastCommit
 from statelog.testing import Crash
-from tests.support.rigs.log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, keys_in, settings_for
 
 __all__ = ["KEY_GROUPS", "PARTITIONS", "Care", "RescaleWorld", "Worker", "first_key"]
 
@@ -55,9 +56,7 @@ def _furthest(commits: Mapping[str, LastCommit]) -> dict[int, int]:
 @cache
 def _keys(partition: int) -> list[bytes]:
     """The keys that live in a partition."""
-    keys = (b"key-%d" % i for i in range(40))
-    group = (KeyType.BYTES, KEY_GROUPS)
-    return [key for key in keys if partition_of(key_group_of(key, *group), PARTITIONS, KEY_GROUPS) == partition]
+    return list(islice(keys_in(partition, PARTITIONS, KEY_GROUPS), 8))
 
 
 def first_key(partition: int) -> bytes:

@@ -20,7 +20,7 @@ from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.source import Puts
 from tests.sim.world import LOG, Process, World
 from tests.support.rigs.table import stalling
-from tests.support.samples.folds import write_all
+from tests.support.samples.folds import put_all
 
 __all__ = ["INPUT", "MADE", "tell"]
 
@@ -94,7 +94,7 @@ class _Life:
                 table[b"garbage"] = b"x"
                 del table[b"never there"]
             with table.transaction():
-                write_all(table, [INPUT.change(offset)])
+                put_all(table, [INPUT.change(offset)])
             offset += 1
             if offset % 2 or offset == self.goal:
                 self.commits.append((offset, table.commit_async({"offset": offset})))

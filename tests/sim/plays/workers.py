@@ -15,6 +15,7 @@ from statelog.testing.kafka import MemoryKafka
 from statelog.testing.twin import MemoryGroup, MemoryMember
 from tests.sim.source import WORK
 from tests.support.rigs.engine import inline
+from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import TwinRig, twin_rig
 
 __all__ = ["PARTITIONS", "SteppedWorker", "WorkersWorld"]
@@ -54,13 +55,8 @@ class WorkersWorld:
 
     def feed(self, count: int) -> None:
         """So many messages more in each partition."""
-        producer = self.source.producer()
-        for partition in range(PARTITIONS):
-            end = self.group.ends[partition]
-            for offset in range(end, end + count):
-                producer.send("input", partition, b"%d" % offset, lambda _: None)
-        producer.poll(0.0)
-        producer.close()
+        for partition, end in enumerate(self.group.ends):
+            write_all(self.source, "input", partition, [b"%d" % offset for offset in range(end, end + count)])
 
     def start(
         self,

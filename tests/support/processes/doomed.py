@@ -27,7 +27,7 @@ from statelog.tables import TableSettings
 from tests.sim.judge import InputJudge
 from tests.sim.source import COPIED
 from tests.support.rigs.log import UNSAFE, settings_for
-from tests.support.samples.folds import write_all
+from tests.support.samples.folds import put_all
 from tests.support.waiting import wait_for
 
 __all__ = ["MERGED", "NEVER", "merging_life", "round_life", "table_life", "writer_life"]
@@ -91,7 +91,7 @@ def table_life(
         except AssertionError as error:
             raise SystemExit(_WRONG) from error
         for now in range(position, int(end)):
-            write_all(opened, [COPIED.change(now)])
+            put_all(opened, [COPIED.change(now)])
             if now % _MESSAGES_PER_COMMIT == _MESSAGES_PER_COMMIT - 1:
                 opened.commit_async({"position": now + 1})
             else:
@@ -124,7 +124,7 @@ def _copy(writer: Writer, kept: Path, end: int) -> None:
     checkpoint_id = last.checkpoint.id + 1 if last else 1
     while position < end:
         stop = min(end, position + _CHANGES_PER_COMMIT)
-        write_all(writer, map(COPIED.change, range(position, stop)))
+        put_all(writer, map(COPIED.change, range(position, stop)))
         handle = writer.persist(checkpoint_id).result()
         fresh = kept.with_suffix(".new")
         fresh.write_bytes(stop.to_bytes(8, "little") + handle.to_bytes())

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -29,6 +28,7 @@ from statelog.tables import InputTopic, Table
 from tests.sim.source import WORK
 from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import UNSAFE
+from tests.support.waiting import wait_for
 
 __all__ = ["Group", "Member", "given"]
 
@@ -137,14 +137,15 @@ class Group:
 
     def await_end(self, end: int, timeout_s: float = 120.0) -> None:
         """Wait until every partition is processed up to `end`, and check the state."""
-        deadline_s = time.monotonic() + timeout_s
-        found: dict[int, int] = {}
-        while found != dict.fromkeys(range(self.partitions), end):
-            assert time.monotonic() < deadline_s, f"still at {found}"
-            time.sleep(0.05)
+        whole = dict.fromkeys(range(self.partitions), end)
+
+        def is_done() -> bool:
             with suppress(Unavailable):  # The broker is under the same load.
-                found = self.progress()
-        assert self.check() == found
+                return self.progress() == whole
+            return False
+
+        wait_for(is_done, f"not at {end}", timeout_s=timeout_s, tick_s=0.05)
+        assert self.check() == whole
 
 
 class Member:

@@ -11,11 +11,13 @@ import json
 import os
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+
+from tests.support.processes.starts import in_fork
 
 __all__ = ["Lives", "lives", "output", "start"]
 
@@ -87,31 +89,18 @@ def _play(name: str, arguments: list[str]) -> None:
     getattr(importlib.import_module(module), part)(*arguments)
 
 
-def _live(name: str, arguments: list[str]) -> int:
-    """In the fork: the exit code of a life that ends by itself."""
+def _live(name: str, arguments: list[str]) -> None:
+    """In the fork."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # What a life prints is no answer.
-    try:
-        _play(name, arguments)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 1
-    except BaseException:  # noqa: BLE001 - a fork must end where it began, whatever it died of
-        traceback.print_exc()
-        return 1
-    return 0
+    _play(name, arguments)
 
 
 def _give_lives() -> None:
     importlib.import_module("tests.support.processes.doomed")
     for line in sys.stdin:
         name, *arguments = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            code = _live(name, arguments)
-            sys.stderr.flush()
-            os._exit(code)
-        _, status = os.waitpid(pid, 0)
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.write(f"{in_fork(partial(_live, name, arguments))}\n")
         sys.stdout.flush()
 
 

@@ -4,10 +4,7 @@ The server has imported what is slow to import, and has no threads and no client
 `Command` is one of them: the `statelog` command, in an environment and a directory of its own.
 """
 
-import contextlib
-import gc
 import os
-import resource
 import sys
 import tempfile
 import traceback
@@ -19,7 +16,7 @@ from typing import NamedTuple
 
 from statelog.cli import main
 
-__all__ = ["Command", "Ended", "in_fork", "leave_files_to_open", "quick_start"]
+__all__ = ["Command", "Ended", "in_fork", "quick_start", "write_to"]
 
 _PRELOADED = (
     "statelog.producer", "statelog.recovery", "statelog.storage", "statelog.tables", "statelog.storage.store.fsspec",
@@ -32,28 +29,24 @@ def in_fork(check: Callable[[], None]) -> int:
     """Run `check` in a forked child; returns its exit code, negative for a signal."""
     pid = os.fork()
     if pid == 0:
+        code = 0
         try:
             check()
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
         except BaseException:  # noqa: BLE001 - a child must not run on into pytest
             traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(1)
-        os._exit(0)
+            code = 1
+        sys.stderr.flush()
+        os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def leave_files_to_open(count: int) -> None:
-    """Bring this process to its limit of open files, but for `count`; only for a child of its own."""
-    gc.collect()
-    gc.freeze()  # What the parent left to be collected would close files, and so make room, at any moment.
-    limit = max(int(name) for name in os.listdir("/proc/self/fd")) + count + 1  # noqa: PTH208 - names, not paths
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    held: list[int] = []
-    with contextlib.suppress(OSError):
-        while True:
-            held.append(os.dup(0))
-    for descriptor in held[-count:]:
-        os.close(descriptor)
+def write_to(path: Path, descriptor: int) -> None:
+    """From now on what this process writes to the descriptor goes behind what is in the file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, descriptor)
+    os.close(file)
 
 
 def quick_start() -> ForkServerContext:
@@ -95,10 +88,8 @@ class Command:
 
 def _command(words: list[str], environment: Mapping[str, str], directory: Path, written: Path) -> None:
     """In the child."""
-    for descriptor, name in ((1, "1-output"), (2, "2-errors")):
-        file = os.open(written / name, os.O_WRONLY | os.O_CREAT)
-        os.dup2(file, descriptor)
-        os.close(file)
+    write_to(written / "1-output", 1)
+    write_to(written / "2-errors", 2)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(directory)

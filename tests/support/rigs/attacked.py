@@ -13,12 +13,12 @@ from statelog.storage.log.log import Log
 from tests.support.rigs.history import Reader
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.rigs.table import TableRig
+from tests.support.waiting import wait_for
 
 __all__ = ["commit", "everybody_goes_on", "roll_up", "tables_go_on"]
 
 Attack = Callable[[], None]
 """Writes something behind all that is in partition 0."""
-_TIMEOUT_S = 120.0
 
 
 def commit(log: Log, number: int) -> dict[bytes, bytes]:
@@ -43,12 +43,14 @@ def everybody_goes_on(rig: LogRig, attack: Attack, scratch: Path) -> None:
             for number in (1, 2):
                 model = commit(log, number)
                 attack()
-            deadline_s = time.monotonic() + _TIMEOUT_S
-            while reader.state != model and time.monotonic() < deadline_s:
+
+            def is_level() -> bool:
                 portion = stream.take(1.0)
                 if portion is not None:
                     reader.apply(portion)
-        assert reader.state == model
+                return reader.state == model
+
+            wait_for(is_level, "the follower has another state")
         assert recover(log).to_dict() == model
         keys = [key for changes in read_changes(log, plan_changes(log)) for key in changes.column("key").to_pylist()]
         assert sorted(keys) == sorted(model)

@@ -22,7 +22,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import State, TwinRig, settings_for, state_of, twin_rig
-from tests.support.samples.folds import apply_all, write_all
+from tests.support.samples.folds import apply_all, put_all
 
 __all__ = ["DOORS", "Move", "begun"]
 
@@ -45,7 +45,7 @@ class Move:
         with Writer(log, writer, expect=self._last(log, writer)) as out:
             values = [None if (i + self.number) % 5 == 0 else b"%d.%d" % (self.number, i) for i in range(12)]
             changes = [(b"%s%d" % (writer.encode(), i), value) for i, value in enumerate(values)]
-            write_all(out, changes)
+            put_all(out, changes)
             apply_all(self.model, changes)
             out.commit({"source": self.number}, checkpoint_id=self.number)
 

@@ -37,7 +37,7 @@ from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.kafka import read_all
 from tests.support.rigs.log import LogRig, tail_of
-from tests.support.samples.folds import Row, apply_all, apply_to_dict, rows_of, write_all
+from tests.support.samples.folds import Row, apply_all, apply_to_dict, put_all, rows_of
 from tests.support.samples.runs import change_table, write_run
 
 __all__ = ["KEYS", "Committed", "HistoryRig", "Reader", "SnapshotTwins", "history_rig"]
@@ -73,7 +73,7 @@ class HistoryRig:
 
     def append(self, writer: Writer, changes: Changes) -> None:
         """Append without a commit."""
-        write_all(writer, changes)
+        put_all(writer, changes)
 
     # ---- what is known
 

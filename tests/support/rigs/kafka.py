@@ -15,6 +15,7 @@ from statelog.storage.kafka.config import client_config
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from tests.support.services import stranger
+from tests.support.waiting import wait_for
 
 __all__ = [
     "TIMEOUT_S",
@@ -30,7 +31,6 @@ __all__ = [
 ]
 
 TIMEOUT_S = 60.0
-_MAX_LOOKS = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +113,7 @@ def _write_marker(bootstrap: str, topic: str, partition: int) -> int:
 def _write_gap(kafka: Kafka, bootstrap: str, topic: str, partition: int) -> None:
     """A transaction's record and its marker, which the broker writes some time after the commit returns."""
     marker = _write_marker(bootstrap, topic, partition)
-    for _ in range(_MAX_LOOKS):
-        if kafka.offsets(topic, [partition])[partition].end > marker:
-            return
-    raise AssertionError("the marker did not arrive")
+    wait_for(lambda: kafka.offsets(topic, [partition])[partition].end > marker, "the marker did not arrive")
 
 
 # ---- what the suites write and read

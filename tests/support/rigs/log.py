@@ -7,9 +7,10 @@ The reader is as simple as can be: all runs of a manifest, then the committed ta
 the other. It uses neither the recovery room nor anything of the materializer.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Faults
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import FaultHook, MemoryDisk, MemoryStore
-from tests.support.samples.folds import apply_all, apply_to_dict, write_all
+from tests.support.samples.folds import apply_all, apply_to_dict, put_all
 
 __all__ = [
     "UNSAFE",
@@ -53,6 +54,7 @@ __all__ = [
     "TwinRig",
     "apply_tail",
     "key_in",
+    "keys_in",
     "live",
     "ports_closed",
     "real_rig",
@@ -226,7 +228,7 @@ class TwinLog:
     def write(self, changes: dict[bytes, bytes | None], writer: str = "writer") -> None:
         """Commit changes (None deletes) as the writer's next checkpoint, and apply them to the model."""
         with self.open() as log, Writer(log, writer) as out:
-            write_all(out, changes.items())
+            put_all(out, changes.items())
             out.commit()
         self.apply(changes)
 
@@ -308,13 +310,12 @@ def tail_of(
         return ledger.fold.freeze(), [chunk.changes for chunk in chunks]
 
 
+def keys_in(partition: int, partitions: int, key_groups: int) -> Iterator[bytes]:
+    """Keys of this partition of such a log, as many as are asked for."""
+    keys = ((b"key-%d" % i, key_group_of(b"key-%d" % i, KeyType.BYTES, key_groups)) for i in count())
+    return (key for key, group in keys if partition_of(group, partitions, key_groups) == partition)
+
+
 def key_in(log: Log, partition: int) -> bytes:
     """A key of this partition."""
-    shape = log.descriptor
-    keys = (b"key-%d" % i for i in range(10_000))
-    return next(
-        key
-        for key in keys
-        if partition_of(key_group_of(key, shape.key_type, shape.key_groups), shape.partitions, shape.key_groups)
-        == partition
-    )
+    return next(keys_in(partition, log.descriptor.partitions, log.descriptor.key_groups))

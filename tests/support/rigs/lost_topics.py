@@ -13,6 +13,7 @@ from statelog.storage.log.where import Where
 from statelog.storage.store import Store
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
+from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
 
 __all__ = ["BOTH", "KEPT", "accept", "anew", "gone", "made"]
@@ -60,18 +61,9 @@ def anew(*topics: str, records: int = 0) -> Callable[[TwinLog], None]:
     def strike(twin: TwinLog) -> None:
         for topic in topics:
             twin.cluster.recreate_topic(topic)
-            append(twin, topic, records)
+            write_all(MemoryKafka(cluster=twin.cluster), topic, 0, [b"somebody's"] * records)
 
     return strike
-
-
-def append(twin: TwinLog, topic: str, count: int) -> None:
-    """Records of somebody who knows nothing of it."""
-    producer = MemoryKafka(cluster=twin.cluster).producer()
-    for _ in range(count):
-        producer.send(topic, 0, b"somebody's", lambda _: None)
-    producer.poll(1)
-    producer.close()
 
 
 def accept(

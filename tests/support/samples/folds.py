@@ -12,7 +12,7 @@ from statelog.schemas.arrays import whole_column
 from statelog.schemas.changes.changes import PUT
 from statelog.schemas.changes.key_order import is_last_row, sorted_rows
 
-__all__ = ["Pairs", "Row", "apply_all", "apply_to_dict", "last_per_key", "rows_of", "sort_by_key", "write_all"]
+__all__ = ["Pairs", "Row", "apply_all", "apply_to_dict", "last_per_key", "put_all", "rows_of", "sort_by_key"]
 
 Pairs = Iterable[tuple[Any, Any]]
 Row = tuple[int, int, Any, Any]
@@ -25,7 +25,7 @@ class _Takes(Protocol):
     def delete(self, key: Any, /) -> object: ...
 
 
-def write_all(out: _Takes, changes: Pairs) -> None:
+def put_all(out: _Takes, changes: Pairs) -> None:
     """Put and delete, in this order."""
     for key, value in changes:
         out.delete(key) if value is None else out.put(key, value)

@@ -1,6 +1,5 @@
-"""The worked examples of the format documents, and the hex dumps that the documents show of them."""
+"""The worked examples of the format documents."""
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -19,10 +18,8 @@ from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 
-__all__ = ["EXAMPLES", "Example", "dump_in", "hex_dump", "undump"]
+__all__ = ["EXAMPLES", "Example"]
 
-_ROW_BYTES = 16
-_SCHEMA_ROW = "(the schema's text)"
 _IDENTITY = LogIdentity(cluster_id="C", data_topic_id="D", ledger_topic_id="L")
 _NONCE = bytes(range(16))
 
@@ -181,34 +178,3 @@ def _examples() -> dict[str, Example]:
 
 
 EXAMPLES = _examples()
-
-
-def hex_dump(example: Example) -> str:
-    """Rows of an offset, up to 16 bytes in hexadecimal, and the printable ones as text. One row for a schema's text."""
-    if not example.schema_text:
-        return "\n".join(_rows(example.data, 0))
-    start = example.data.index(example.schema_text)
-    end = start + len(example.schema_text)
-    gap = f"{start:04x}  {_SCHEMA_ROW} {len(example.schema_text)} bytes"
-    return "\n".join([*_rows(example.data[:start], 0), gap, *_rows(example.data[end:], end)])
-
-
-def _rows(data: bytes, offset: int) -> list[str]:
-    rows: list[str] = []
-    for start in range(0, len(data), _ROW_BYTES):
-        row = data[start : start + _ROW_BYTES]
-        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
-        rows.append(f"{offset + start:04x}  {row.hex(' '):<47}  {text}")
-    return rows
-
-
-def undump(dump: str, schema_text: bytes) -> bytes:
-    """The bytes that a dump shows."""
-    rows = (row[6:53] for row in dump.splitlines())
-    return b"".join(schema_text if row.startswith(_SCHEMA_ROW) else bytes.fromhex(row) for row in rows)
-
-
-def dump_in(document: str, name: str) -> str:
-    """The dump that a document shows under the marker of this example; empty if there is none."""
-    found = re.search(rf"<!-- example: {name} -->\n```text\n(.*?)\n```", document, re.DOTALL)
-    return found.group(1) if found else ""

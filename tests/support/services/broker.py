@@ -6,7 +6,6 @@ chosen, and why, is in `choices`, for the run's summary. Never falls back in sil
 """
 
 import os
-import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from docker.errors import DockerException
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.exceptions import ContainerConnectException, ContainerStartException
 
-from statelog.testing.broker import EmbeddedBroker, wait_until_ready
+from statelog.testing.broker import EmbeddedBroker, free_port, wait_until_ready
 from statelog.testing.node import Listeners, node_properties
 
 __all__ = [
@@ -98,7 +97,7 @@ class KafkaContainer(DockerContainer):
 
     def __init__(self) -> None:
         super().__init__(KAFKA_IMAGE)
-        self._port = _free_port()
+        self._port = free_port()
         self._host = self.get_docker_client().host()
         local = self._host in {"localhost", "127.0.0.1"}
         self._advertised_host = "127.0.0.1" if local else self._host
@@ -210,12 +209,6 @@ def _open(stack: ExitStack, directory: Path, purpose: str) -> OwnBroker:
 def _first_line(error: Exception) -> str:
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def container_environment(properties: Mapping[str, str], heap_mb: int) -> dict[str, str]:

@@ -6,10 +6,9 @@ pyspark. Nothing is replaced or simulated: clients speak WebHDFS to the name nod
 
 import json
 import subprocess
-import time
 import urllib.request
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from getpass import getuser
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from statelog.testing.broker import cache_directory, free_port, locked
 from statelog.testing.node import check_jars, fetch_jars, find_java
+from tests.support.waiting import wait_for
 
 __all__ = ["Hdfs", "open_hdfs"]
 
@@ -98,13 +98,13 @@ def _write_settings(path: Path, settings: Mapping[str, str]) -> None:
 
 
 def _wait(port: int, log: Path) -> None:
-    until = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < until:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{_LIVE}", timeout=5) as answer:
-                if json.load(answer)["beans"][0]["NumLiveDataNodes"] == 1:
-                    return
-        except (OSError, IndexError, KeyError):
-            pass
-        time.sleep(0.2)
-    raise TimeoutError(f"HDFS does not start: {log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
+    def is_there() -> bool:
+        with (
+            suppress(OSError, IndexError, KeyError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}{_LIVE}", timeout=5) as answer,
+        ):
+            return bool(json.load(answer)["beans"][0]["NumLiveDataNodes"] == 1)
+        return False
+
+    complaint = f"HDFS does not start: {log}"
+    wait_for(is_there, complaint, timeout_s=_START_TIMEOUT_S, tick_s=0.2)

@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from statelog.testing.broker import EmbeddedBroker, free_port
+from tests.support.services.faulty_broker import with_listeners
 from tests.support.services.tokens import Issuer
 from tests.support.waiting import wait_for
 
@@ -208,11 +209,10 @@ def _with_security(settings: Mapping[str, str], port: int, keys: Path, ca_path: 
     security = "org.apache.kafka.common.security"
     scram, bearer = f"{security}.scram.ScramLoginModule required;", f"{security}.oauthbearer.OAuthBearer"
     tokens = "listener.name.sasl_ssl.oauthbearer"
-    return {
-        **settings,
-        "listeners": f"{settings['listeners']},SASL_SSL://127.0.0.1:{port}",
-        "advertised.listeners": f"{settings['advertised.listeners']},SASL_SSL://127.0.0.1:{port}",
-        "listener.security.protocol.map": f"{settings['listener.security.protocol.map']},SASL_SSL:SASL_SSL",
+    more = {
+        "listeners": f"SASL_SSL://127.0.0.1:{port}",
+        "advertised.listeners": f"SASL_SSL://127.0.0.1:{port}",
+        "listener.security.protocol.map": "SASL_SSL:SASL_SSL",
         "sasl.enabled.mechanisms": "SCRAM-SHA-256,OAUTHBEARER",
         "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config": scram,
         f"{tokens}.sasl.jaas.config": f"{bearer}LoginModule required;",
@@ -228,3 +228,4 @@ def _with_security(settings: Mapping[str, str], port: int, keys: Path, ca_path: 
         "super.users": "User:ANONYMOUS",
         "allow.everyone.if.no.acl.found": "false",
     }
+    return with_listeners(settings, more)

@@ -19,7 +19,7 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE
-from tests.support.samples.folds import apply_all, write_all
+from tests.support.samples.folds import apply_all, put_all
 
 __all__ = [
     "AVSC",
@@ -137,7 +137,7 @@ def read_stream(spark: SparkSession, directory: Path) -> DataFrame:
 def write_numbers(writer: Writer, numbers: Mapping[int, int | None], more: Mapping[str, Any] | None = None) -> None:
     """Put each key's number, or delete the key for None, by a writer of ours."""
     values = {key: None if n is None else {"n": n, "note": None, **(more or {})} for key, n in numbers.items()}
-    write_all(writer, values.items())
+    put_all(writer, values.items())
 
 
 def scattered(df: DataFrame, tasks: int = 2) -> DataFrame:

@@ -31,6 +31,7 @@ from statelog.storage.store import FileInfo, Store
 from statelog.testing.kafka import MemoryKafka, MemoryProducer
 from statelog.testing.store import MemoryStore
 from tests.support.documents import DOCS
+from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import UNSAFE, TwinLog, TwinRig, key_in, settings_for, twin_rig
 from tests.support.told import told
 
@@ -141,11 +142,7 @@ def restored_ledger(twin: TwinLog) -> None:
 
 def append(twin: TwinLog, topic: str, count: int, partition: int = 0) -> None:
     """Records of somebody who knows nothing of the log."""
-    producer = MemoryKafka(cluster=twin.cluster).producer()
-    for _ in range(count):
-        producer.send(topic, partition, b"somebody's", lambda _: None)
-    producer.poll(1)
-    producer.close()
+    write_all(MemoryKafka(cluster=twin.cluster), topic, partition, [b"somebody's"] * count)
 
 
 def restored_data(twin: TwinLog) -> None:

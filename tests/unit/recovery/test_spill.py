@@ -1,6 +1,9 @@
 """The spill queue: what it refuses, what waits for what, who holds its files, and that they never have a name."""
 
+import contextlib
+import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +20,7 @@ from statelog.schemas.ledger.place import Place
 from statelog.storage.local.spill import SpillSegment
 from statelog.storage.local.spill_queue import SpillQueue
 from tests.support.faults.spill import Disks
-from tests.support.processes.starts import in_fork, leave_files_to_open
+from tests.support.processes.starts import in_fork
 
 _PATIENCE_S = 60.0
 
@@ -26,6 +29,20 @@ def _queue(directory: Path, disks: Disks, *, memory_bytes: int = 0, segment_byte
     return SpillQueue(
         memory_bytes=memory_bytes, segment_bytes=segment_bytes, directories=(directory,), open_file=disks.open
     )
+
+
+def _leave_files_to_open(count: int) -> None:
+    """Bring this process to its limit of open files, but for `count`; only for a child of its own."""
+    gc.collect()
+    gc.freeze()  # What the parent left to be collected would close files, and so make room, at any moment.
+    limit = max(int(name) for name in os.listdir("/proc/self/fd")) + count + 1  # noqa: PTH208 - names, not paths
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    held: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            held.append(os.dup(0))
+    for descriptor in held[-count:]:
+        os.close(descriptor)
 
 
 def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
@@ -223,7 +240,7 @@ def test_without_another_file_the_last_segment_grows(tmp_path: Path) -> None:
     def child() -> None:
         signal.alarm(30)
         first = SpillQueue(memory_bytes=0, segment_bytes=100, directories=(tmp_path,))
-        leave_files_to_open(4)
+        _leave_files_to_open(4)
         frames = [b"%04d" % number * 25 for number in range(40)]
         for frame in frames:
             first.put(memoryview(frame))

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import pickle
 import traceback
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from statelog.errors import (
 from statelog.storage.store.fsspec import FsspecStore, client_options, open_store
 from statelog.storage.store.local import LocalStore
 from statelog.storage.store.url import parse_root
-from tests.support.faults.file_systems import CarelessFileSystem, unique_directory
 
 
 class ClientError(Exception):
@@ -37,6 +37,14 @@ def _caused(error: Exception, code: str, status: int) -> Exception:
     """An exception as s3fs raises it: translated, with the client's as its cause."""
     error.__cause__ = ClientError(code, status)
     return error
+
+
+class CarelessFileSystem(MemoryFileSystem):
+    """A store that takes a conditional write and ignores the condition, as some S3 gateways do."""
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: object) -> object:
+        """Write in any case."""
+        return super().pipe_file(path, value, mode="overwrite", **kwargs)
 
 
 class FailingFileSystem(MemoryFileSystem):
@@ -67,7 +75,7 @@ class FailingFileSystem(MemoryFileSystem):
 
 
 def _store(*errors: Exception) -> tuple[FsspecStore, FailingFileSystem]:
-    fs, base = FailingFileSystem(skip_instance_cache=True), unique_directory()
+    fs, base = FailingFileSystem(skip_instance_cache=True), f"/{uuid.uuid4().hex}"
     fs.errors = list(errors)
     return FsspecStore(parse_root("memory://x", cwd=Path("/")), "orders", connect=lambda: (fs, base)), fs
 
@@ -119,7 +127,7 @@ def test_a_conflict_that_settles_is_tried_again() -> None:
 
 def test_a_conflict_over_a_taken_slot_is_already_exists() -> None:
     """If the slot is taken when the conflict is looked at, the other create won."""
-    fs, base = FailingFileSystem(skip_instance_cache=True), unique_directory()
+    fs, base = FailingFileSystem(skip_instance_cache=True), f"/{uuid.uuid4().hex}"
     fs.errors = [_conflict()]
     fs.late = lambda: MemoryFileSystem().pipe_file(f"{base}/a", b"other")
     store = FsspecStore(parse_root("memory://x", cwd=Path("/")), "orders", connect=lambda: (fs, base))
@@ -229,7 +237,7 @@ def test_secrets_stay_out_of_repr_errors_and_tracebacks_text() -> None:
 
 def test_a_store_travels_by_pickle_without_its_client() -> None:
     """The receiver connects by itself, to the same place."""
-    store = open_store("memory://pickled", unique_directory()[1:])
+    store = open_store("memory://pickled", uuid.uuid4().hex)
     store.put_if_absent("a", b"x")
     travelled: FsspecStore = pickle.loads(pickle.dumps(store))
     assert travelled.read("a") == b"x"
@@ -271,7 +279,7 @@ def test_a_probe_that_cannot_be_made_tells_the_cause() -> None:
 
 def test_the_proof_refuses_a_store_that_ignores_the_condition() -> None:
     """check() raises UnsafeStore for a store whose second create succeeds, and removes its probe."""
-    base = unique_directory()
+    base = f"/{uuid.uuid4().hex}"
     store = FsspecStore(
         parse_root("memory://careless", cwd=Path("/")),
         "orders",

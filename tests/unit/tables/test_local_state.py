@@ -20,7 +20,7 @@ from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.store import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, StatePlace, place_from_json, place_to_json
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
-from tests.support.samples.folds import write_all
+from tests.support.samples.folds import put_all
 from tests.support.told import lines, told
 
 STATE = {b"k%d" % i: b"%d" % i for i in range(50)}
@@ -78,7 +78,7 @@ class Machine:
 def write_elsewhere(rig: TwinRig, changes: dict[bytes, bytes | None]) -> None:
     """Commit as the same owner would from another machine, without a directory."""
     with TableRig(rig, None).open() as table:
-        write_all(table, changes.items())
+        put_all(table, changes.items())
         table.commit({"n": 2})
 
 

@@ -20,7 +20,7 @@ from statelog.tables import Loading, Table, TableSettings
 from statelog.tables.state.base import Eligibility
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
-from tests.support.samples.folds import apply_all, write_all
+from tests.support.samples.folds import apply_all, put_all
 from tests.support.told import told
 from tests.support.waiting import wait_for
 
@@ -54,7 +54,7 @@ class Rolled:
 
     def put(self, table: Table[Any, Any], changes: dict[bytes, bytes | None]) -> None:
         """To a table, and to the model."""
-        write_all(table, changes.items())
+        put_all(table, changes.items())
         apply_all(self.model, changes.items())
 
     def roll_up(self) -> None:
