@@ -62,8 +62,6 @@ class TcpProxy(FrameProxy):
         """How many bytes of requests pass in a second; 0: all."""
         self._rules: list[_Rule] = []
         self._deciding = threading.Lock()
-        self._open = threading.Event()
-        self._open.set()
         self._frozen: set[socket.socket] = set()
         super().__init__(upstream, lambda client, broker: _Connection(self, client, broker))
 
@@ -71,13 +69,6 @@ class TcpProxy(FrameProxy):
         """Do this to request number `at` of this API from now on, counted from 1, and to the `count` - 1 behind it."""
         with self._deciding:
             self._rules.append(_Rule(deed, API_KEYS[api], at, count, delay_s))
-
-    def black_hole(self, *, is_on: bool) -> None:
-        """Let nothing through in either direction, with all connections open; or let it flow again."""
-        if is_on:
-            self._open.clear()
-        else:
-            self._open.set()
 
     def freeze(self) -> None:
         """Let nothing more through on the connections that are open; new ones work. For good: `cut_all` ends them."""
@@ -92,16 +83,9 @@ class TcpProxy(FrameProxy):
         with self._deciding:
             self._rules.clear()
         self.bytes_per_s = 0
-        self._open.set()
-
-    def close(self) -> None:
-        """Stop listening and end all connections. Idempotent."""
-        self._open.set()
-        super().close()
 
     def flow(self, size: int) -> None:
         """Wait until so many bytes may pass."""
-        self._open.wait()
         if self.bytes_per_s:
             time.sleep(size / self.bytes_per_s)
 
@@ -155,7 +139,6 @@ class _Connection(Link):
         frame = read_frame(self.broker)
         if frame is None:
             return False
-        self._proxy.flow(0)
         if self._proxy.is_frozen(self.client):
             return True
         (correlation,) = struct.unpack(">i", frame[4:8])
