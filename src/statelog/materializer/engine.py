@@ -56,10 +56,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The runs that some tasks wrote, and the seconds that the tasks took, one after the other."""
+    """The runs that some tasks wrote, or that were read back, and how long that took, one after the other: of a write
+    only what was replayed for it counts, and `rows` are those that the replays came to.
+    """
 
     runs: tuple[RunRef, ...]
     seconds: float
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +131,20 @@ class LocalEngine:
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are local files."""
         fold_bytes = max(1, self._work.fold_bytes // min(self._work.threads, max(1, len(tasks))))
-        done, seconds = self._in_threads(
+        done, _ = self._in_threads(
             lambda task, work: write_runs(task, replace(work, fold_bytes=fold_bytes), self._open), tasks
         )
-        return self._kept([one for runs in done for one in runs], seconds)
+        return self._kept(
+            [one for task in done for one in task.runs],
+            sum(task.replayed.seconds for task in done),
+            sum(task.replayed.rows for task in done),
+        )
 
     def write_tables(self, tables: Iterable[pa.Table], output: TaskOutput) -> Written:
         """Write sorted tables that come from elsewhere, as a task's; their runs are local files."""
         started_s = self._clock()
         found = write_tables(tables, output, self._work)
-        return self._kept(found, self._clock() - started_s)
+        return self._kept(found, self._clock() - started_s, sum(one.run.rows for one in found))
 
     def forget(self, runs: Sequence[RunRef]) -> None:
         """Remove those that are local files."""
@@ -153,9 +160,9 @@ class LocalEngine:
         _, seconds = self._in_threads(lambda run, _: read_back(self._log.store, run), mine)
         return Written(runs=mine, seconds=seconds)
 
-    def _kept(self, found: "Sequence[LocalRunRef]", seconds: float) -> Written:
+    def _kept(self, found: "Sequence[LocalRunRef]", seconds: float, rows: int) -> Written:
         self._local.update({one.run.path: one.written for one in found})
-        return Written(runs=tuple(one.run for one in found), seconds=seconds)
+        return Written(runs=tuple(one.run for one in found), seconds=seconds, rows=rows)
 
     def _open(self, run: RunRef) -> RunReader:
         written = self._local.get(run.path)
@@ -189,14 +196,41 @@ class LocalRunRef(NamedTuple):
     written: WrittenRun
 
 
-def write_runs(task: Task, work: RoundWork, opening: OpenRun) -> list[LocalRunRef]:
+@dataclass(slots=True)
+class Replayed:
+    """The rows that a task's replay came to so far, and the seconds that it took."""
+
+    rows: int = 0
+    seconds: float = 0.0
+
+    def counted(self, tables: Iterator[pa.Table], clock: Callable[[], float]) -> Iterator[pa.Table]:
+        """The tables, and the time until each of them is there."""
+        while True:
+            started_s = clock()
+            table = next(tables, None)
+            self.seconds += clock() - started_s
+            if table is None:
+                return
+            self.rows += table.num_rows
+            yield table
+
+
+class TaskRuns(NamedTuple):
+    """The runs that a task wrote, and what it replayed for them."""
+
+    runs: list[LocalRunRef]
+    replayed: Replayed
+
+
+def write_runs(task: Task, work: RoundWork, opening: OpenRun) -> TaskRuns:
     """Do a task. Returns local runs that tile what the task covers.
 
     Raises Damaged, NotFound (a run was deleted meanwhile: the manifest is no longer the newest), Unavailable, and what
     `go_on` raises.
     """
-    with closing(_tables(task, work, opening)) as tables:
-        return write_tables(tables, task.output, work)
+    replayed = Replayed()
+    with closing(_tables(task, work, opening, replayed)) as tables:
+        return TaskRuns(write_tables(tables, task.output, work), replayed)
 
 
 def write_tables(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork) -> list[LocalRunRef]:
@@ -268,13 +302,18 @@ def not_whole(error: StatelogError) -> StoreUnavailable:
     )
 
 
-def _tables(task: Task, work: RoundWork, opening: OpenRun) -> Generator[pa.Table]:
+def _tables(task: Task, work: RoundWork, opening: OpenRun, replayed: Replayed) -> Generator[pa.Table]:
     output = task.output
     converter = Converter(work.log, output.value_schema_id)
-    if isinstance(task, FoldTask):
-        yield from delta_tables(work.log, task.replay, converter, work, drop_deletes=output.drop_deletes)
-        return
-    yield from merged_runs(task.runs, output.key_groups, converter, opening, drop_deletes=output.drop_deletes)
+    runs = () if isinstance(task, FoldTask) else task.runs
+    with ExitStack() as stack:
+        tails: list[Iterator[pa.Table]] = []
+        if task.replay is not None:
+            # Among runs its deletes may hide something: they go in the merge, if at all.
+            drop_deletes = output.drop_deletes and not runs
+            found = delta_tables(work.log, task.replay, converter, work, drop_deletes=drop_deletes)
+            tails = [replayed.counted(stack.enter_context(closing(found)), work.environment.wall_clock)]
+        yield from merged_runs(runs, output.key_groups, converter, opening, tails, drop_deletes=output.drop_deletes)
 
 
 def merged_runs(

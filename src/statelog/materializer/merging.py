@@ -4,14 +4,24 @@ Never decides which runs to merge next: `schemas.snapshot.run_ref` does. Where m
 than `merge_bytes` is done in one, and none is done in both.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
 from statelog.materializer.background_merge import BackgroundMerge, MergedRuns
 from statelog.materializer.engine import Engine, Written, tasks_for
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.tasks import TaskOutput, merge_tasks
-from statelog.schemas.snapshot.run_ref import Merge, RunRef, affordable, choose_merges, in_place
+from statelog.materializer.tasks import Task, TaskOutput, expected_deltas, fold_tasks, merge_tasks
+from statelog.schemas.changes.replay_plan import ReplayPlan
+from statelog.schemas.snapshot.run_ref import (
+    Merge,
+    RunRef,
+    affordable,
+    choose_merges,
+    expected_run,
+    in_order,
+    in_place,
+    newest_bytes,
+)
 
 Runs = tuple[RunRef, ...]
 
@@ -24,6 +34,7 @@ class Merging:
         self._starts = starts
         self._beside = beside
         self._merged: MergedRuns | None = None
+        self._count, self._left_bytes = 0, settings.merge_bytes
 
     @property
     def is_news(self) -> bool:
@@ -33,6 +44,7 @@ class Merging:
     @contextmanager
     def taking(self, runs: Runs) -> Generator[None]:
         """Within it, what was merged beside a snapshot of these runs is the round's. Raises what that merge raised."""
+        self._count, self._left_bytes = 0, self._settings.merge_bytes
         self._merged = None if self._beside is None else self._beside.take(runs)
         try:
             yield
@@ -41,9 +53,65 @@ class Merging:
                 self._merged.close()
             self._merged = None
 
+    def write_delta(self, engine: Engine, plan: ReplayPlan, runs: Runs, delta: TaskOutput) -> tuple[Runs, Written]:
+        """Write what a plan lists, which is something, and at once with it, in one merge, all that will be merged with
+        it as far as can be told: so it is written once, and not read back for that. Returns the runs, and what was
+        written.
+        """
+        folds = fold_tasks(plan, self._starts, runs, delta, engine.tasks_for(plan.size_bytes))
+        joint = self._joint_merges(engine, plan, runs, expected_deltas(plan, folds, runs))
+        gone = [run for merge in joint for run in merge.runs]
+        tasks: list[Task] = [
+            task
+            for merge in joint
+            for task in merge_tasks(merge, self._starts, runs, delta, engine.tasks_for(merge.size_bytes), plan)
+        ]
+        tasks += [
+            fold for fold in folds if not any(fold.output.key_groups.start in merge.key_groups for merge in joint)
+        ]
+        written = engine.write(tasks)
+        self._count += len(gone)
+        return in_place(runs, gone, written.runs), written
+
+    def _joint_merges(self, engine: Engine, plan: ReplayPlan, runs: Runs, deltas: Runs) -> list[Merge]:
+        """The merges that the deltas of a plan, which are not written yet, will be in: those that follow from each
+        other as one. None is left to fewer tasks because a replay is cut between partitions only.
+        """
+        firsts = [self._starts[partition] for partition in plan.listed]
+        made_of: dict[str, Runs] = {delta.path: (delta,) for delta in deltas}
+        now = in_order((*runs, *deltas))
+        while (merge := self._affordable_joint(engine, firsts, now, made_of)) is not None:
+            self._left_bytes -= sum(run.size_bytes for run in merge.runs if run.path not in made_of)
+            beside = (run for run in now if run not in merge.runs and run.first_key_group in merge.key_groups)
+            peers = newest_bytes(beside, merge.level)
+            size_bytes = max(run.size_bytes for run in merge.runs) if peers is None else min(peers, merge.size_bytes)
+            merged = expected_run(
+                range(merge.start_position, merge.end_position),
+                merge.key_groups,
+                level=merge.level,
+                name=f"merged{len(now)}",
+                size_bytes=min(size_bytes // engine.tasks_for(merge.size_bytes), self._settings.max_run_bytes),
+            )
+            now = in_place(now, merge.runs, [merged])
+            made_of[merged.path] = tuple(one for run in merge.runs for one in made_of.pop(run.path, (run,)))
+        return [Merge(in_order(made)) for made in made_of.values() if len(made) > 1]
+
+    def _affordable_joint(
+        self, engine: Engine, firsts: Sequence[int], runs: Runs, made_of: Mapping[str, Runs]
+    ) -> Merge | None:
+        for merge in self._merges_of(runs):
+            read_bytes = [run.size_bytes for run in merge.runs if run.path not in made_of]
+            parts = sum(first in merge.key_groups for first in firsts)
+            is_affordable = sum(read_bytes) <= self._left_bytes and engine.tasks_for(merge.size_bytes) <= parts
+            if is_affordable and len(read_bytes) < len(merge.runs):
+                return merge
+        return None
+
     def merge(self, engine: Engine, runs: Runs, delta: TaskOutput) -> tuple[Runs, int]:
-        """Merge until no tier is full, or enough was merged. Returns the runs, and how many went into others."""
-        merged, left_bytes = 0, self._settings.merge_bytes
+        """Merge until no tier is full, or enough was merged. Returns the runs, and how many went into others, those of
+        `write_delta` included.
+        """
+        merged, left_bytes = self._count, self._left_bytes
         while merges := affordable(
             self._merges_of(runs), left_bytes, at_least_one=merged == 0 and self._beside is None
         ):

@@ -41,9 +41,10 @@ class CompletedRound:
 
     It rolled up `commits` commits with `changes` changes into a delta of `rows` rows; `size_bytes` were uploaded for
     the delta and for merges, and read back in `read_back_s`. To make the delta, `replayed_bytes` of record values were
-    replayed in `replay_s`. `runs_merged` runs went into others. The snapshot's runs have `snapshot_bytes`. `behind`:
-    the budget ended the round, and there are commits left to roll up. `unpublished` says why the group offset for
-    Kafka's lag tools could not be published, and is empty if it was.
+    replayed in `replay_s`. `runs_merged` runs went into others, the delta among them also where it
+    was merged before it was written. The snapshot's runs have `snapshot_bytes`. `behind`: the budget ended the round,
+    and there are commits left to roll up. `unpublished` says why the group offset for Kafka's lag tools could not be
+    published, and is empty if it was.
     """
 
     number: int

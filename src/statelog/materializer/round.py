@@ -45,12 +45,12 @@ from statelog.materializer.merging import Merging
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
-from statelog.materializer.tasks import TaskOutput, fold_tasks
+from statelog.materializer.tasks import TaskOutput
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
-from statelog.schemas.snapshot.run_ref import Cuts, RunRef, in_order
+from statelog.schemas.snapshot.run_ref import Cuts, RunRef
 from statelog.schemas.topic_policy import READING, ROLLING_UP
 from statelog.storage.log.aging import RENEW_SHARE
 from statelog.storage.log.evidence import take_anchors
@@ -272,7 +272,7 @@ class Round:
             position=own.position,
             commits=len(target.commits),
             changes=delta.changes,
-            rows=sum(run.rows for run in delta.written.runs),
+            rows=delta.written.rows,
             size_bytes=sum(run.size_bytes for run in published.runs),
             read_back_s=published.seconds,
             replayed_bytes=delta.size_bytes,
@@ -311,9 +311,7 @@ class Round:
         output = self._output(target)
         written = Written(runs=(), seconds=0.0)
         if plan.listed:
-            most_tasks = engine.tasks_for(plan.size_bytes)
-            written = engine.write(fold_tasks(plan, self._partition_starts, self._runs, output, most_tasks))
-            self._runs = in_order((*self._runs, *written.runs))
+            self._runs, written = self._merging.write_delta(engine, plan, self._runs, output)
         return Delta(written, plan.changes, plan.size_bytes), output
 
     @property

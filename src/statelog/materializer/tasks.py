@@ -16,7 +16,7 @@ import numpy as np
 
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.snapshot.run_ref import Cuts, Merge, RunRef, cut_points
+from statelog.schemas.snapshot.run_ref import Cuts, Merge, RunRef, cut_points, expected_run, is_expected, newest_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,13 @@ class FoldTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeTask:
-    """Merge the output's key groups of some runs, which are in manifest order."""
+    """Merge the output's key groups of some runs, which are in manifest order; and with them, as the newest, what a
+    replay of some partitions comes to.
+    """
 
     output: TaskOutput
     runs: tuple[RunRef, ...]
+    replay: ReplayPlan | None = None
 
 
 Task = FoldTask | MergeTask
@@ -70,19 +73,25 @@ def fold_tasks(
 
 
 def merge_tasks(
-    merge: Merge, starts: Sequence[int], runs: Sequence[RunRef], delta: TaskOutput, most_tasks: int
+    merge: Merge,
+    starts: Sequence[int],
+    runs: Sequence[RunRef],
+    delta: TaskOutput,
+    most_tasks: int,
+    replay: ReplayPlan | None = None,
 ) -> tuple[MergeTask, ...]:
     """A merge as at most so many tasks of about the same bytes; `runs` are all of the snapshot, written as its `delta`.
 
     Cut between partitions, which begin at `starts`, as folds are, so that the same key groups stay together; within
-    them only if there are fewer than tasks.
+    them only if there are fewer than tasks, and nothing is replayed. What a replay brings is merged in place of the
+    runs that are only expected.
     """
     by_key_group = _bytes_by_key_group(merge.runs)
     by_partition: dict[int, int] = {}
     for key_group, size_bytes in by_key_group.items():
         first = max(merge.first_key_group, starts[bisect_right(starts, key_group) - 1])
         by_partition[first] = by_partition.get(first, 0) + size_bytes
-    sizes = by_partition if len(by_partition) >= most_tasks else by_key_group
+    sizes = by_partition if replay or len(by_partition) >= most_tasks else by_key_group
     output = replace(
         delta,
         start_position=merge.start_position,
@@ -92,8 +101,35 @@ def merge_tasks(
     )
     firsts = [merge.first_key_group, *(part[0] for part in _parts(sizes, most_tasks)[1:])]
     return tuple(
-        MergeTask(output=_covering(output, key_groups, runs), runs=merge.runs)
+        MergeTask(
+            output=_covering(output, key_groups, runs),
+            runs=tuple(run for run in merge.runs if not is_expected(run)),
+            replay=_within(replay, starts, key_groups),
+        )
         for key_groups in _ranges(firsts, merge.end_key_group)
+    )
+
+
+def expected_deltas(plan: ReplayPlan, folds: Sequence[FoldTask], runs: Sequence[RunRef]) -> tuple[RunRef, ...]:
+    """The runs that folds of a plan will come to, as far as those before tell: none if no delta is left of these.
+
+    Together they are as large as the newest delta, but not larger than what is replayed. Rather too small: then too few
+    runs are merged with them, and the next round makes up for it. What is at the bottom tells nothing: a first round
+    may have rolled up a whole state.
+    """
+    newest = newest_bytes((run for run in runs if run.start_position), 0)
+    if newest is None:
+        return ()
+    share = min(1.0, newest / max(1, plan.size_bytes))
+    return tuple(
+        expected_run(
+            range(fold.output.start_position, fold.output.end_position),
+            fold.output.key_groups,
+            level=0,
+            name=f"delta{number}",
+            size_bytes=int(fold.replay.size_bytes * share),
+        )
+        for number, fold in enumerate(folds)
     )
 
 
@@ -113,6 +149,12 @@ def only(plan: ReplayPlan, partitions: Sequence[int]) -> ReplayPlan:
         listed={partition: plan.listed[partition] for partition in partitions},
         accepted=plan.accepted,
     )
+
+
+def _within(plan: ReplayPlan | None, starts: Sequence[int], key_groups: range) -> ReplayPlan | None:
+    """What a plan has of the partitions that begin within these key groups; None if that is nothing."""
+    mine = [partition for partition in plan.listed if starts[partition] in key_groups] if plan else []
+    return only(plan, mine) if plan and mine else None
 
 
 def _parts(sizes: Mapping[int, int], most: int) -> list[list[int]]:

@@ -29,7 +29,15 @@ from pyspark.sql.functions import spark_partition_id
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, CorruptRun, NotFound, RoundGivenUp, StatelogError, Unavailable
-from statelog.materializer.engine import EngineMaker, RoundWork, Written, not_whole, scratch_directory, write_runs
+from statelog.materializer.engine import (
+    EngineMaker,
+    Replayed,
+    RoundWork,
+    Written,
+    not_whole,
+    scratch_directory,
+    write_runs,
+)
 from statelog.materializer.outcome import RoundOutcome
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
@@ -59,7 +67,7 @@ class TaskDone:
     """The runs of a task, and how long writing them and reading them back took."""
 
     runs: tuple[RunRef, ...]
-    written_s: float
+    replayed: Replayed
     read_back_s: float
 
 
@@ -101,9 +109,7 @@ class TaskWork:
         environment = current_environment()
         with scratch_directory(self.scratch, environment) as scratch:
             work = RoundWork(log=log, scratch=scratch, go_on=_go_on, environment=environment)
-            started_s = time.monotonic()
-            found = write_runs(task, work, partial(open_run, log.store))
-            written_s = time.monotonic()
+            found, replayed = write_runs(task, work, partial(open_run, log.store))
             for one in found:
                 upload_run(log.store, one.written)
         uploaded_s = time.monotonic()
@@ -114,7 +120,7 @@ class TaskWork:
                 raise not_whole(error) from error
         return TaskDone(
             runs=tuple(one.run for one in found),
-            written_s=written_s - started_s,
+            replayed=replayed,
             read_back_s=time.monotonic() - uploaded_s,
         )
 
@@ -206,7 +212,11 @@ class SparkEngine:
         found = self.do(TaskWork.of(self._made_by.where, self._work.scratch.parent, tasks))
         done = [found[number] for number in range(len(tasks))]
         self._done.update({run.path: one for one in done for run in one.runs})
-        return Written(runs=tuple(run for one in done for run in one.runs), seconds=sum(one.written_s for one in done))
+        return Written(
+            runs=tuple(run for one in done for run in one.runs),
+            seconds=sum(one.replayed.seconds for one in done),
+            rows=sum(one.replayed.rows for one in done),
+        )
 
     def do(self, work: TaskWork) -> dict[int, TaskDone]:
         """What the tasks of a stage give, by number."""

@@ -20,7 +20,7 @@ from itertools import groupby
 
 from statelog.errors import ConfigError
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.snapshot.runs import RunFile
+from statelog.schemas.snapshot.runs import RunFile, RunIndex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +116,7 @@ def _place(run: RunRef) -> tuple[int, int]:
 
 _SMALLEST_TIER_BYTES = 1024 * 1024
 _PIECES = 16
+_EXPECTED = "expected/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,11 @@ class Merge:
     def end_key_group(self) -> int:
         """The end of the key groups that it covers."""
         return max(run.end_key_group for run in self.runs)
+
+    @property
+    def key_groups(self) -> range:
+        """The key groups that it covers."""
+        return range(self.first_key_group, self.end_key_group)
 
     @property
     def level(self) -> int:
@@ -190,6 +196,34 @@ def choose_merges(runs: Sequence[RunRef], fanout: int = 4) -> tuple[Merge, ...]:
         if not any(merge.meets(run) for taken in chosen for run in taken.runs):
             chosen.append(merge)
     return tuple(chosen)
+
+
+def expected_run(positions: range, key_groups: range, *, level: int, name: str, size_bytes: int) -> RunRef:
+    """A run that is not written yet, of about this size. Only to choose merges by."""
+    return RunRef(
+        path=f"{_EXPECTED}{name}",
+        size_bytes=size_bytes,
+        rows=0,
+        sha256=b"",
+        index=RunIndex(row_groups=(), footer_offset=0, footer_checksum=0),
+        start_position=positions.start,
+        end_position=positions.stop,
+        first_key_group=key_groups.start,
+        end_key_group=key_groups.stop,
+        level=level,
+        value_schema_id=0,
+    )
+
+
+def is_expected(run: RunRef) -> bool:
+    """Whether `expected_run` made it."""
+    return run.path.startswith(_EXPECTED)
+
+
+def newest_bytes(runs: Iterable[RunRef], level: int) -> int | None:
+    """How large the newest runs of a level are that lie side by side; None if there are none."""
+    mine = [run for run in in_order(runs) if run.level == level]
+    return sum(run.size_bytes for run in mine if run.start_position == mine[-1].start_position) if mine else None
 
 
 def affordable(merges: Sequence[Merge], most_bytes: int, *, at_least_one: bool) -> tuple[Merge, ...]:

@@ -224,7 +224,8 @@ class LocalStore(Store):
     def _files(self, prefix: str) -> Sequence[FileInfo]:
         with self._guard("list", prefix, reading=False):
             found = _walk(self._directory / prefix.rpartition("/")[0])
-        relative = (info._replace(path=os.path.relpath(info.path, self._directory)) for info in found)
+        above = len(f"{self._directory}/")
+        relative = (info._replace(path=info.path[above:]) for info in found)
         return [info for info in relative if info.path.startswith(prefix)]
 
 
