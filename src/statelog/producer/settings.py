@@ -28,7 +28,8 @@ class WriterSettings:
     roll_rows               single changes wait in plain lists until so many have come, then become Arrow
     list_bytes              ... or until they take so many bytes
     roll_bytes              Arrow changes of this size are split by partition and sent ahead of any checkpoint, which
-                            then finds little left to send
+                            then finds little left to send. By default eight partitions get a chunk each, and no small
+                            rest of one
     chunk_bytes             the size that a chunk aims at; less where the log's topics allow less
     in_flight_bytes_max     above it, appending blocks
     stall_timeout_s         waiting fails after so long without any delivery report; a slow link still makes progress
@@ -39,7 +40,7 @@ class WriterSettings:
 
     roll_rows: int = 20_000
     list_bytes: int = 2 << 20
-    roll_bytes: int = 8 << 20
+    roll_bytes: int = 6 << 20
     chunk_bytes: int = 1 << 20
     in_flight_bytes_max: int = 64 << 20
     stall_timeout_s: float = 30.0

@@ -40,8 +40,8 @@ _KEYS: Mapping[KeyType, tuple[tuple[str, ...], str, str]] = {
 """By key type: what Spark calls the types that fit, the one that it is, and how to get there."""
 _SEQUENCES = (*_INTEGERS, "date", "timestamp", "timestamp_ntz", "decimal", "time")
 _ROOT = "value"
-TASK_SETTINGS = WriterSettings(roll_bytes=6 << 20)
-"""How a task writes: what is cut into eight partitions at once is a chunk for each, and no small rest of one."""
+TASK_SETTINGS = WriterSettings()
+"""How a task writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
