@@ -122,7 +122,7 @@ def test_a_failing_callback_ends_the_recovery() -> None:
         raise RuntimeError("the caller's own")
 
     twins = SnapshotTwins(truncate=True)
-    recovery = recover(twins.log, progress=fail)
+    recovery = recover(twins.log, on_progress=fail)
     with pytest.raises(RuntimeError, match="the caller's own"):
         recovery.to_dict()
     assert list_leases(twins.log.store) == []

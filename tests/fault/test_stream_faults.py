@@ -328,7 +328,7 @@ def test_progress_and_numbers_of_a_stream(twins: _Twins) -> None:
     seen: list[tuple[Progress, threading.Thread]] = []
     settings = replace(twins.settings, progress_interval_s=0)
     recovery = recover(
-        twins.log, settings=settings, progress=lambda report: seen.append((report, threading.current_thread()))
+        twins.log, settings=settings, on_progress=lambda report: seen.append((report, threading.current_thread()))
     )
     recovery.stream().apply(lambda _: None)
     assert {thread for _, thread in seen} == {threading.main_thread()}

@@ -52,7 +52,7 @@ def test_a_round_leaves_what_a_recovery_holds(tmp_path: Path) -> None:
                 assert isinstance(run_round(rig.log, policy), CompletedRound)
             seen.extend(rig.log.manifests.numbers())
 
-        recovery = recover(rig.log, progress=run_rounds, settings=RecoverySettings(progress_interval_s=0.0))
+        recovery = recover(rig.log, on_progress=run_rounds, settings=RecoverySettings(progress_interval_s=0.0))
         assert recovery.to_dict() == rig.state_at(held)
         assert 1 in seen
         assert (recovery.position, recovery.statistics().plans) == (held, 1)

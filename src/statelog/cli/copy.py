@@ -73,7 +73,7 @@ def _copied(
             finish=finish,
             is_alone=snapshot,
             settings=settings,
-            progress=lambda share: bar.update(share, "copied"),
+            on_progress=lambda share: bar.update(share, "copied"),
             **options,
         )
 

@@ -70,7 +70,7 @@ def command(
     with ExitStack() as opened, open_bar(f"recover {name}", as_json=as_json) as bar:
         options: dict[str, Any] = {
             "key_groups": groups,
-            "progress": partial(show_progress, bar),
+            "on_progress": partial(show_progress, bar),
             "settings": RecoverySettings(holder="statelog recover", lease=lease),
         }
         if snapshot:
@@ -180,7 +180,7 @@ def verify(session: Session, name: str, at: At | None, lease: bool) -> None:
     """Verify a state."""
     settings = RecoverySettings(holder="statelog verify", lease=lease)
     with session.open_log(name) as log, open_bar(f"verify {name}", as_json=session.output.as_json) as bar:
-        with recover(log, at=at, progress=partial(show_progress, bar), settings=settings) as recovery:
+        with recover(log, at=at, on_progress=partial(show_progress, bar), settings=settings) as recovery:
             digest = recovery.digest()
             for text in recovery.warnings:
                 session.output.warning(text)

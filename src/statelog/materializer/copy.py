@@ -106,15 +106,15 @@ def copy_log(
     truncation: str | None = None,
     retention_days: int | None = None,
     settings: MaterializerSettings | None = None,
-    progress: Callable[[float], object] = lambda _: None,
+    on_progress: Callable[[float], object] = lambda _: None,
 ) -> Copied:
     """Copy what is committed now into the log `name`, which is made if it is not there, and is closed until `finish`.
 
     Run again, it goes on where it ended, or died. With `verify` both whole states are read and compared before the copy
-    counts. `progress` is called with the share of the changes that was read. `finish` needs a source whose writers have
-    stopped: they go on in the copy, each with its last checkpoint, metadata and meta records. A source that `is_alone`
-    is one of `open_snapshots`: its newest snapshot is copied, and nothing is asked of its cluster. `truncation` and
-    `retention_days` are those of `LogOptions`, for the new log.
+    counts. `on_progress` is called with the share of the changes that was read. `finish` needs a source whose writers
+    have stopped: they go on in the copy, each with its last checkpoint, metadata and meta records. A source that
+    `is_alone` is one of `open_snapshots`: its newest snapshot is copied, and nothing is asked of its cluster.
+    `truncation` and `retention_days` are those of `LogOptions`, for the new log.
 
     Raises AlreadyExists for a log that is no copy, or one that is finished; IdentityChanged for a copy of another log;
     LogInUse if the source is still written to, or another copy was faster; ConfigError, Damaged, Unavailable.
@@ -126,7 +126,7 @@ def copy_log(
         log = _create_closed(name, where, options, _reason(source.name, name))
     with log:
         options.check(log.descriptor, log.value_schemas.all, log.truncation)
-        work = LogCopy(log, source, settings, finish=finish, verify=verify, is_alone=is_alone, progress=progress)
+        work = LogCopy(log, source, settings, finish=finish, verify=verify, is_alone=is_alone, on_progress=on_progress)
         return work.copy()
 
 
@@ -159,14 +159,14 @@ class LogCopy(Round):
         finish: bool = False,
         verify: bool = False,
         is_alone: bool = False,
-        progress: Callable[[float], object] = lambda _: None,
+        on_progress: Callable[[float], object] = lambda _: None,
     ) -> None:
         super().__init__(log, settings or MaterializerSettings(), make_engine=self._made_engine)
         self._source = source
         self._finishes = finish
         self._verifies = verify
         self._is_alone = is_alone
-        self._progress = progress
+        self._on_progress = on_progress
         self._origin: Origin | None = None
         self._plan: Plan | None = None
         self._held = ExitStack()
@@ -342,7 +342,7 @@ class LogCopy(Round):
         for table in tables:
             yield table
             done += table.num_rows
-            self._progress(min(1.0, done / max(1, changes)))
+            self._on_progress(min(1.0, done / max(1, changes)))
 
     # ---- comparing
 

@@ -72,10 +72,10 @@ class Drilled:
             )
 
 
-def drill(log: Log, settings: RecoverySettings, progress: OnProgress | None = None) -> Drilled:
+def drill(log: Log, settings: RecoverySettings, on_progress: OnProgress | None = None) -> Drilled:
     """Restore the newest state in both ways. Raises Damaged, StorageFull, Unavailable."""
     same = replace(settings, value_schema_id=log.value_schemas.newest().id)
-    with recover(log, progress=progress, settings=same) as recovery:
+    with recover(log, on_progress=on_progress, settings=same) as recovery:
         restored = _taken(recovery)
         plan = recovery.plan
     for other in _other_plans(log, plan):
@@ -83,7 +83,7 @@ def drill(log: Log, settings: RecoverySettings, progress: OnProgress | None = No
         if any(lost.end_offset > base.get(lost.partition, 0) for lost in plan.state.accepted):
             return Drilled(restored, None, "a loss was accepted in what only one way reads")
         held = HeldPlan(log, terms_of(same), AtPosition(plan.position), plan=other)
-        with Recovery(held, same, progress) as recovery:
+        with Recovery(held, same, on_progress) as recovery:
             try:
                 found = _taken(recovery)
             except NotFound:

@@ -55,7 +55,7 @@ def recover(
     at_least: int | Place = 0,
     barrier: bool = False,
     resume: Cursor | None = None,
-    progress: OnProgress | None = None,
+    on_progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
 ) -> "Recovery":
     """Plan a recovery; what it needs is held, and read, when a target is asked for.
@@ -64,8 +64,8 @@ def recover(
         some = recover(log, key_groups=range(16), at=AtPosition(log.position)).to_arrow()
 
     `key_groups` None means all; `at` None means the newest. `resume` goes on with an interrupted stream where its
-    reader had got to: in the same state, with the same key groups, so it excludes the other two. `progress` is called
-    in this thread. A lease lies on the store while a target is filled, and at no other time.
+    reader had got to: in the same state, with the same key groups, so it excludes the other two. `on_progress` is
+    called in this thread. A lease lies on the store while a target is filled, and at no other time.
 
     The newest state is never older than what was opened at, acknowledged or recovered through this `log` object, nor
     than `at_least`: the `place` of a writer in another process, say, whose record has to be there, too; or a position
@@ -92,7 +92,7 @@ def recover(
         if resume is None:
             raise
         raise error.restated(hint=_GONE_HINT) from error
-    return Recovery(held, chosen, progress, resume)
+    return Recovery(held, chosen, on_progress, resume)
 
 
 def recover_snapshot(
@@ -101,7 +101,7 @@ def recover_snapshot(
     *,
     at: At | None = None,
     key_groups: Iterable[int] | None = None,
-    progress: OnProgress | None = None,
+    on_progress: OnProgress | None = None,
     settings: RecoverySettings | None = None,
 ) -> "Recovery":
     """Plan to read the newest sound snapshot, or the one at a position, without Kafka: `where` may be
@@ -117,7 +117,7 @@ def recover_snapshot(
     chosen = settings or RecoverySettings()
     held = HeldPlan(log, terms_of(chosen), at, key_groups, is_alone=True, attempts=chosen.attempts)
     held.prepare()
-    return Recovery(held, chosen, progress)
+    return Recovery(held, chosen, on_progress)
 
 
 class Recovery(Closing):

@@ -157,7 +157,7 @@ def test_a_recovery_shows_how_far_it_is(scrape: Scrape) -> None:
         seen.append(_progress(scrape()))
 
     often = RecoverySettings(progress_interval_s=0.0)
-    with twin.open() as log, recover(log, progress=look, settings=often) as recovery:
+    with twin.open() as log, recover(log, on_progress=look, settings=often) as recovery:
         recovery.to_dict()
     assert seen[0]
     assert all(0 <= one < 1 for found in seen for one in found)

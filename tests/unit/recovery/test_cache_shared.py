@@ -290,7 +290,7 @@ def test_a_failing_recovery_leaves_nothing(tmp_path: Path) -> None:
             raise RuntimeError("the caller's own")
 
     settings = RecoverySettings(cache=CacheSettings(directory=world.base), progress_interval_s=0.0)
-    recovery = recover(world.rig.log, settings=settings, progress=fail)
+    recovery = recover(world.rig.log, settings=settings, on_progress=fail)
     with pytest.raises(RuntimeError, match="the caller's own"):
         recovery.to_dict()
     assert (world.left(), janitors(), list_leases(world.rig.log.store)) == ([], [], [])
@@ -311,7 +311,7 @@ def test_a_failure_during_a_download_leaves_no_reader(tmp_path: Path) -> None:
     with RunOpener(world.rig.log, cache) as holder:
         settings = RecoverySettings(cache=cache, progress_interval_s=0.0)
         with pytest.raises(RuntimeError, match="the caller's own"):
-            recover(world.rig.log, settings=settings, progress=fail).to_dict()
+            recover(world.rig.log, settings=settings, on_progress=fail).to_dict()
         assert holder.statistics().files == len(world.reads.downloads)
         assert holder.statistics().readers == 0
 

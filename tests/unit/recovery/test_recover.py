@@ -142,7 +142,7 @@ def test_progress_ends_at_the_whole() -> None:
     for key_groups in (None, [1, 2]):
         reports: list[Progress] = []
         settings = RecoverySettings(progress_interval_s=0)
-        recover(_filled().log, key_groups=key_groups, progress=reports.append, settings=settings).to_dict()
+        recover(_filled().log, key_groups=key_groups, on_progress=reports.append, settings=settings).to_dict()
         assert reports[0].phase is Phase.READ
         assert reports[-1].phase is Phase.DONE
         assert (reports[-1].bytes_done, reports[-1].changes_done) == (
@@ -266,7 +266,7 @@ def test_progress_counts_loading(how: str) -> None:
     tail alone before it is folded.
     """
     rig, seen = _filled(snapshot=how != "tail"), list[Progress]()
-    recovery = recover(rig.log, settings=RecoverySettings(progress_interval_s=0.0), progress=seen.append)
+    recovery = recover(rig.log, settings=RecoverySettings(progress_interval_s=0.0), on_progress=seen.append)
     if how in ("dict", "tail"):
         recovery.to_dict()
     elif how == "ordered":

@@ -164,7 +164,7 @@ def test_a_reading_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     settings = RecoverySettings(progress_interval_s=0)
     with pytest.raises(ZeroDivisionError):
-        recover(_filled().log, progress=fail, settings=settings).to_rocksdb(tmp_path / "db")
+        recover(_filled().log, on_progress=fail, settings=settings).to_rocksdb(tmp_path / "db")
     assert len(made[0]) == 1
     assert _names(tmp_path) == []
 
@@ -180,7 +180,7 @@ def test_what_a_kill_left_is_swept_by_the_next_of_that_name(tmp_path: Path, targ
                 shutil.copytree(partial, left)
 
     settings = RecoverySettings(progress_interval_s=0)
-    getattr(recover(_filled().log, progress=copy, settings=settings), target)(tmp_path / "state")
+    getattr(recover(_filled().log, on_progress=copy, settings=settings), target)(tmp_path / "state")
     assert _names(tmp_path) == [left.name, "state"]
     getattr(recover(_filled().log), target)(tmp_path / "other")
     assert left.exists()
@@ -197,7 +197,7 @@ def test_what_comes_in_between_stays(tmp_path: Path) -> None:
         (tmp_path / "db" / "mine").touch()
 
     settings = RecoverySettings(progress_interval_s=0)
-    recovery = recover(_filled().log, progress=fill, settings=settings)
+    recovery = recover(_filled().log, on_progress=fill, settings=settings)
     assert not (tmp_path / "db").exists()
     with pytest.raises(AlreadyExists):
         recovery.to_rocksdb(tmp_path / "db")

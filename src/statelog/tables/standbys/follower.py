@@ -209,7 +209,7 @@ class Follower:
             setup.log,
             key_groups=setup.keys.owned,
             at_least=at_least,
-            progress=lambda _: feed.renew(),
+            on_progress=lambda _: feed.renew(),
             settings=replace(setup.settings.recovery, value_schema_id=values.schema.id),
         )
         plan = recovery.plan
