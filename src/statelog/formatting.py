@@ -31,9 +31,9 @@ def show_duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def show_time(seconds: float) -> str:
-    """A time since 1970, in UTC, to the second."""
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+def show_time(seconds: float, timespec: str = "seconds") -> str:
+    """A time since 1970, in UTC, to the second, or as `datetime.isoformat` takes `timespec`."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec=timespec)
 
 
 def as_json(value: object) -> str:

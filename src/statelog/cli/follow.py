@@ -4,7 +4,6 @@ For people a commit's line comes first and its changes are indented below; as JS
 which commit it is part of, and the commit's own object comes last: then all of it is there.
 """
 
-import datetime
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -17,7 +16,7 @@ from statelog.cli.output import Output
 from statelog.cli.session import Session, connected, stopped_by_signals
 from statelog.cli.streams import check_stdout
 from statelog.cli.which_state import From, Start, bytes_option, lease_option, parse_from, parse_key_groups
-from statelog.formatting import as_json, clean, in_text
+from statelog.formatting import as_json, clean, in_text, show_time
 from statelog.materializer.control import Control
 from statelog.operate.rows import BytesText, json_column, read_keys, rows_of
 from statelog.reading.retained_history import RetainedHistory
@@ -152,7 +151,8 @@ class _Follower:
     def _show(self, commit: ValidCommit) -> None:
         """Print a commit: for people what it is comes first, for programs last."""
         whose = {"writer": commit.writer, "checkpoint": commit.checkpoint_id, "position": commit.position}
-        time, rows = _time(commit.timestamp_ms), 0
+        time = show_time(commit.timestamp_ms / 1000, "milliseconds") if commit.timestamp_ms >= 0 else None
+        rows = 0
         told = f", {as_json(dict(commit.metadata))}" if commit.metadata else ""
         when = f", {time}" if time else ""
         head = f"commit {commit.checkpoint_id} of {commit.writer}{when}, position {commit.position}{told}"
@@ -229,9 +229,3 @@ def _groups(asked: tuple[int, ...] | None, keys: pa.Array | None, descriptor: De
     if keys is None or descriptor.hash_rule is HashRule.CALLER:
         return None
     return frozenset(descriptor.key_groups_of(keys).tolist())
-
-
-def _time(timestamp_ms: int) -> str | None:
-    if timestamp_ms < 0:
-        return None
-    return datetime.datetime.fromtimestamp(timestamp_ms / 1000, datetime.UTC).isoformat(timespec="milliseconds")

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
@@ -189,25 +188,15 @@ def _refused(error: OSError) -> "StatelogError":
     return StoreUnavailable("the operating system refuses", file=path, problem=problem)
 
 
-def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        click.echo(f"statelog {version('statelog')}")
-        context.exit()
-
-
 program = Program(
     name="statelog",
     context_settings={"help_option_names": ["-h", "--help"]},
-    params=[
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_print_version,
-            help="Print statelog's version; `statelog version` adds its dependencies.",
-        )
-    ],
     help="A durable, event-sourced state log on Kafka. Exit codes: 0 done, 2 misuse, 3 not found or taken, "
     "4 unavailable, 5 fenced, 6 data loss or damage, 7 no such key, 130 interrupted, 1 anything else.",
 )
+click.version_option(
+    package_name="statelog",
+    prog_name="statelog",
+    message="%(prog)s %(version)s",
+    help="Print statelog's version; `statelog version` adds its dependencies.",
+)(program)

@@ -5,8 +5,8 @@ Owns the options of a command that listens. Invariants: what may not be listened
 anything; what serves is loaded only if it is asked for.
 """
 
-import datetime
 import functools
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,7 +17,7 @@ import click
 from statelog.cli.output import Output
 from statelog.cli.session import Session, connected, materializer_settings, stopped_by_signals
 from statelog.errors import ConfigError
-from statelog.formatting import as_json, show_duration
+from statelog.formatting import as_json, show_duration, show_time
 from statelog.materializer import Materializer, MaterializerSettings
 from statelog.materializer.control import Control
 from statelog.materializer.fleet import MemberState
@@ -123,5 +123,5 @@ class JsonLogLines(Output):
 
     def warning(self, text: str) -> None:
         """Something that a person should look at, as an event."""
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+        now = show_time(time.time(), "milliseconds")
         self.line(as_json({"time": now, "level": "warning", "event": "warning", "message": text}))
