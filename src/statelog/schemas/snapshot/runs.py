@@ -26,6 +26,8 @@ from statelog.schemas.avro import datum_of
 FORMAT_VERSION = 1
 TARGET_ROWS = 32 * 1024
 TARGET_BYTES = 4 * 1024 * 1024
+_HALVED_ROWS = 1024
+_SLICE_BYTES = 1  # A key group is counted with a few bytes more by itself than among others.
 _METADATA_PREFIX = "statelog."
 
 
@@ -203,6 +205,28 @@ class RowGroupPacker:
 
     def add(self, table: pa.Table) -> Iterator[pa.Table]:
         """Take the next table, which starts above the last one."""
+        groups = key_groups_of(table)
+        last = int(np.searchsorted(groups, groups[-1])) if len(groups) else 0
+        if last and self._has_room(table):
+            # Nothing ends here, so its key groups need not be looked at one by one, which takes longer than to sort it.
+            self._whole.push(self._open.take() if self._open.rows else table.slice(0, 0))
+            self._whole.push(table.slice(0, last))
+            self._open.push(table.slice(last))
+            self._open_key_group = int(groups[-1])
+        elif last and len(groups) >= _HALVED_ROWS:
+            middle = int(np.searchsorted(groups, groups[len(groups) // 2])) or last
+            yield from self.add(table.slice(0, middle))
+            yield from self.add(table.slice(middle))
+        else:
+            yield from self._add_pieces(table)
+
+    def _has_room(self, table: pa.Table) -> bool:
+        """Whether nothing would be cut before the end of the table, or in it, however its key groups are counted."""
+        piles = (self._whole, self._open)
+        size_bytes = sum(pile.size_bytes for pile in piles) + table.nbytes + table.num_rows * _SLICE_BYTES
+        return not self._over(sum(pile.rows for pile in piles) + table.num_rows, size_bytes)
+
+    def _add_pieces(self, table: pa.Table) -> Iterator[pa.Table]:
         for key_group, piece in _pieces(table):
             if key_group != self._open_key_group:
                 yield from self._close_key_group()
