@@ -15,6 +15,7 @@ import json
 import struct
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -54,7 +55,12 @@ _BYTES = parse_schema({"type": "bytes"})
 
 def datum_of(value: "DataclassInstance", **others: object) -> dict[str, Any]:
     """A dataclass as a datum: its fields by name, but for the `others`, which Avro has in another form."""
-    return {one.name: getattr(value, one.name) for one in fields(value)} | others
+    return {name: getattr(value, name) for name in _names(type(value))} | others
+
+
+@cache
+def _names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
 
 
 def parsed(datum: Datum, **others: Any) -> dict[str, Any]:

@@ -22,8 +22,8 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, chain
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -57,7 +57,8 @@ _BACK_OFFSET = struct.Struct("<i")
 _HEADER_SLOT, _BODY_BYTES_SLOT = 2, 3  # Message: version, type of the header, header, bytes of the body, ...
 _ROWS_SLOT, _NODES_SLOT, _BUFFERS_SLOT, _COMPRESSION_SLOT = range(4)  # RecordBatch
 _PREFIX_BYTES = 8  # A continuation marker, and the size of the metadata.
-_PADDING = tuple(map(bytes, range(8)))
+_PADDING = tuple(map(bytes, range(_ALIGNMENT)))
+_NUMBER = struct.Struct("<q")
 
 
 @dataclass(slots=True)  # Not frozen: to make one is a good part of decoding a small chunk.
@@ -267,51 +268,57 @@ def is_compressed(message: pa.ipc.Message) -> bool:
     return header is not None and _field(metadata, _pointed(metadata, header), _COMPRESSION_SLOT) is not None
 
 
-def batch_message(schema: pa.Schema, rows: int, nulls: Sequence[int], buffers: Sequence[bytes]) -> bytes:
-    """What `RecordBatch.serialize` gives for a batch of these buffers, at least one row and so many nulls by column.
-
-    `schema` has flat columns only. The metadata are of one size, however large the batch is.
-    """
-    frame = _frame(schema)
-    places: list[int] = []
-    body: list[bytes] = []
-    at = 0
-    for buffer in buffers:
-        size = len(buffer)
-        places += (at, size)
-        body += (buffer, _PADDING[-size % 8])
-        at += size + -size % 8
-    metadata = bytearray(frame.metadata)
-    struct.pack_into("<q", metadata, frame.body_bytes_at, at)
-    struct.pack_into("<q", metadata, frame.rows_at, rows)
-    struct.pack_into(f"<{2 * len(nulls)}q", metadata, frame.nodes_at, *(one for null in nulls for one in (rows, null)))
-    struct.pack_into(f"<{len(places)}q", metadata, frame.buffers_at, *places)
-    return b"".join((metadata, *body))
-
-
-class _Frame(NamedTuple):
-    """The prefix and the metadata of a batch, and where in them the numbers are that differ from batch to batch."""
+class BatchFrame(NamedTuple):
+    """The message of a record batch but for its numbers, and where in it these are."""
 
     metadata: bytes
     body_bytes_at: int
     rows_at: int
     nodes_at: int
-    buffers_at: int
+    nodes: struct.Struct
+    places_at: int
+    places: struct.Struct
 
+    @classmethod
+    def of(cls, schema: pa.Schema) -> "BatchFrame":
+        """That of batches of this schema, whose columns are flat. All have one size of metadata."""
+        batch = pa.RecordBatch.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).serialize()
+        metadata = memoryview(pa.ipc.read_message(batch).metadata)
+        table = _pointed(metadata, 0)
+        header = _pointed(metadata, _there(metadata, table, _HEADER_SLOT))
+        vectors = [_pointed(metadata, _there(metadata, header, slot)) for slot in (_NODES_SLOT, _BUFFERS_SLOT)]
+        nodes, places = (struct.Struct(f"<{2 * _OFFSET.unpack_from(metadata, vector)[0]}q") for vector in vectors)
+        nodes_at, places_at = (_PREFIX_BYTES + vector + _OFFSET.size for vector in vectors)
+        return cls(
+            metadata=bytes(memoryview(batch)[: _PREFIX_BYTES + len(metadata)]),
+            body_bytes_at=_PREFIX_BYTES + _there(metadata, table, _BODY_BYTES_SLOT),
+            rows_at=_PREFIX_BYTES + _there(metadata, header, _ROWS_SLOT),
+            nodes_at=nodes_at,
+            nodes=nodes,
+            places_at=places_at,
+            places=places,
+        )
 
-@cache
-def _frame(schema: pa.Schema) -> _Frame:
-    batch = pa.RecordBatch.from_arrays([pa.nulls(1, kind) for kind in schema.types], schema=schema).serialize()
-    metadata = memoryview(pa.ipc.read_message(batch).metadata)
-    table = _pointed(metadata, 0)
-    header = _pointed(metadata, _there(metadata, table, _HEADER_SLOT))
-    nodes, buffers = (
-        _pointed(metadata, _there(metadata, header, slot)) + _OFFSET.size for slot in (_NODES_SLOT, _BUFFERS_SLOT)
-    )
-    places = _there(metadata, table, _BODY_BYTES_SLOT), _there(metadata, header, _ROWS_SLOT), nodes, buffers
-    return _Frame(
-        bytes(memoryview(batch)[: _PREFIX_BYTES + len(metadata)]), *(_PREFIX_BYTES + place for place in places)
-    )
+    def message(self, rows: int, nulls: Sequence[int], buffers: Sequence[bytes]) -> bytes:
+        """What `RecordBatch.serialize` gives for a batch of these buffers: of one row at least, with so many nulls in
+        each column.
+        """
+        metadata = bytearray(self.metadata)
+        body: list[bytes | bytearray] = [metadata]
+        places, at = list[int](), 0
+        for buffer in buffers:
+            size = len(buffer)
+            places += (at, size)
+            if size:
+                body.append(buffer)
+                if size % _ALIGNMENT:
+                    body.append(_PADDING[-size % _ALIGNMENT])
+                at += size + -size % _ALIGNMENT
+        _NUMBER.pack_into(metadata, self.body_bytes_at, at)
+        _NUMBER.pack_into(metadata, self.rows_at, rows)
+        self.nodes.pack_into(metadata, self.nodes_at, *chain.from_iterable((rows, null) for null in nulls))
+        self.places.pack_into(metadata, self.places_at, *places)
+        return b"".join(body)
 
 
 def _pointed(metadata: memoryview, at: int) -> int:

@@ -7,6 +7,7 @@ has a chunk of one or two of them in each. Opaque values under keys of bytes. Pu
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 from zlib import crc32
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from statelog.schemas.arrays import numbers_of
 from statelog.schemas.changes.changes import change_schema
-from statelog.schemas.changes.chunk import batch_message
+from statelog.schemas.changes.chunk import BatchFrame
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of
 
 FEW_BYTES = 64 << 10
@@ -74,7 +75,7 @@ class FewChanges(NamedTuple):
             validity = puts.to_bytes(-(-count // 8), "little")
         numbers = struct.pack(f"<{count}H", *groups)
         buffers = (b"", numbers, b"", ops, b"", *_binary(keys), validity, *_binary([value or b"" for value in values]))
-        return batch_message(change_schema(KeyType.BYTES), count, (0, 0, 0, deletes), buffers)
+        return _frame().message(count, (0, 0, 0, deletes), buffers)
 
 
 Changes = pa.RecordBatch | FewChanges
@@ -84,6 +85,11 @@ Changes = pa.RecordBatch | FewChanges
 def key_groups_in(changes: Changes) -> Sequence[int] | NDArray[np.uint16]:
     """The key group of each."""
     return changes.groups if isinstance(changes, FewChanges) else numbers_of(changes.column(0))
+
+
+@cache
+def _frame() -> BatchFrame:
+    return BatchFrame.of(change_schema(KeyType.BYTES))
 
 
 def _binary(rows: Sequence[bytes]) -> tuple[bytes, bytes]:
