@@ -157,11 +157,12 @@ class LedgerFold:
         void = self.check(record)
         self.position = offset + 1
         if void is None:
+            if isinstance(record, Commit):  # Nearly all are.
+                self._commit(offset, record)
+                return None
             match record:
                 case Open():
                     self._open(offset, record)
-                case Commit():
-                    self._commit(offset, record)
                 case AcceptLoss():
                     self.accepted += record.ranges
                 case _:
@@ -175,13 +176,9 @@ class LedgerFold:
 
     def check(self, record: LedgerRecord | None) -> Void | None:
         """The verdict on `record` if it came next, without folding it."""
-        match record:
-            case Open():
-                return self._check_open(record)
-            case Commit():
-                return self._check_commit(record)
-            case _:
-                return None
+        if isinstance(record, Commit):
+            return self._check_commit(record)
+        return self._check_open(record) if isinstance(record, Open) else None
 
     def _check_open(self, record: Open) -> Void | None:
         if record.identity != self.identity:
@@ -238,8 +235,10 @@ class LedgerFold:
     def _commit(self, offset: int, record: Commit) -> None:
         writer = self._live[record.epoch].writer
         self._newer[writer] = offset, record
+        committed = self._committed
         for partition, _, end_offset in record.extents:
-            self._committed[partition] = max(self._committed.get(partition, 0), end_offset)
+            if end_offset > committed.get(partition, 0):
+                committed[partition] = end_offset
         if record.has_meta:
             self._remember_meta(writer, record)
         if record.final:
