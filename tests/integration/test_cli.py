@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -19,7 +20,7 @@ from statelog.errors import SubscriptionEnded
 from statelog.producer.writer import Writer
 from statelog.recovery import RecoverySettings, read_rocksdb_state, recover
 from statelog.storage.claims import HeldSubscription
-from tests.support.rigs.shell import Shell, write_lines, writer_row
+from tests.support.rigs.shell import Shell, write_csv, write_lines, writer_row
 from tests.support.services.broker import Broker
 from tests.support.waiting import wait_for
 
@@ -191,11 +192,12 @@ def test_values_evolve_by_command(broker: Broker, tmp_path: Path, log_name: str)
 
 
 def test_parquet_and_pipes_give_the_same_state(shell: Shell, tmp_path: Path) -> None:
-    """JSON lines from a file, from a pipe, and Parquet are the same changes under three names, and nothing twice."""
+    """Lines from a file and from a pipe, and Parquet, are the same changes under five names, and nothing twice."""
     rows: list[dict[str, object]] = [{"key": f"k{number % 7}", "value": f"v{number}"} for number in range(50)]
     source = write_lines(tmp_path / "lines.jsonl", rows)
     table = pa.table({"key": [row["key"] for row in rows], "value": [str(row["value"]).encode() for row in rows]})
     pq.write_table(table, tmp_path / "table.parquet", row_group_size=11)
+    separated = write_csv(tmp_path / "fields.csv", rows)
     expected = {row["key"]: {"value": row["value"]} for row in rows}
 
     for number, (args, stdin) in enumerate(
@@ -203,6 +205,8 @@ def test_parquet_and_pipes_give_the_same_state(shell: Shell, tmp_path: Path) -> 
             (("lines.jsonl",), None),
             (("-", "--writer", "pipe"), source.read_bytes()),
             (("table.parquet",), None),
+            (("fields.csv",), None),
+            (("-", "--writer", "csv-pipe", "--format", "csv"), separated.read_bytes()),
         ]
     ):
         paths = [tmp_path / args[0] if args[0] != "-" else "-", *args[1:]]
@@ -213,10 +217,13 @@ def test_parquet_and_pipes_give_the_same_state(shell: Shell, tmp_path: Path) -> 
         assert shell.state() == expected
 
 
-def test_a_killed_append_goes_on_where_it_was(shell: Shell, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "write"), [("many.jsonl", write_lines), ("many.csv", write_csv)])
+def test_a_killed_append_goes_on_where_it_was(
+    shell: Shell, tmp_path: Path, name: str, write: Callable[[Path, list[dict[str, object]]], Path]
+) -> None:
     """SIGKILL in the middle, the same command again: every row counts once, and the last one of a key wins."""
     rows: list[dict[str, object]] = [{"key": f"k{number % 997}", "value": f"v{number}"} for number in range(300_000)]
-    source = write_lines(tmp_path / "many.jsonl", rows)
+    source = write(tmp_path / name, rows)
     process = shell.start("append", shell.name, source, "--checkpoint-every", 300)
     with process:
         wait_for(lambda: (row := writer_row(shell, "many")) is not None and int(row["checkpoint"]) >= 5)
@@ -263,6 +270,23 @@ def test_a_broken_line_stops_behind_the_last_checkpoint(shell: Shell, tmp_path: 
     done = shell.json("append", shell.name, source, "--checkpoint-every", 3)
     assert (done["rows_before"], done["rows"]) == (6, 4)
     assert set(shell.state()) == {f"k{number}" for number in range(10)}
+
+
+def test_a_broken_line_of_csv_stops_behind_the_last_checkpoint(shell: Shell, tmp_path: Path) -> None:
+    """As one of JSON: the line is named, and after it was mended under the same header the rest is appended."""
+    source = tmp_path / "in.csv"
+    good = [f"k{number},v\n" for number in range(10)]
+    source.write_text("".join(["key,value\n", *good[:7], 'k7,"v\n', *good[7:]]))
+
+    error = shell.json("append", shell.name, source, "--checkpoint-every", 3, code=2)
+    assert (error["facts"]["line"], error["facts"]["committed_rows"]) == (9, 6)
+    source.write_text("".join(["value,key\n", *good]))
+    assert shell.json("append", shell.name, source, "--checkpoint-every", 3, code=2)["error"] == "CheckpointMismatch"
+
+    source.write_text("".join(["key,value\n", *good]))
+    done = shell.json("append", shell.name, source, "--checkpoint-every", 3)
+    assert (done["rows_before"], done["rows"]) == (6, 4)
+    assert shell.state() == {f"k{number}": {"value": "v"} for number in range(10)}
 
 
 def test_a_value_that_the_log_cannot_hold_is_named(shell: Shell, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`statelog append`: the changes of a file or a pipe, as Parquet or JSON lines, exactly once.
+"""`statelog append`: the changes of a file or a pipe, as Parquet, JSON lines or CSV, exactly once.
 
 Takes batches from the input, appends them, and commits how far it was taken with them. Invariants:
 - A commit's metadata is the mark of exactly the rows that it and earlier commits made part of history.
@@ -15,20 +15,24 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from statelog.cli.csv_lines import CsvRows
 from statelog.cli.fields import Fields, column_of
-from statelog.cli.json_lines import JsonLines
+from statelog.cli.json_lines import JsonRows
+from statelog.cli.lines import Lines
 from statelog.cli.output import INTERRUPTED
 from statelog.cli.progress import open_bar
+from statelog.cli.row_reader import RowReader
 from statelog.cli.session import Session, connected
 from statelog.cli.which_state import bytes_option
 from statelog.errors import (
@@ -52,11 +56,12 @@ from statelog.storage.log.log import Log
 _EVERY = 100_000
 _HELP = """Append the changes of INPUT to the log NAME, exactly once.
 
-INPUT is a file of JSON lines or Parquet, or - for JSON lines from standard input. After a crash, run it again: it
+INPUT is a file of JSON lines, CSV or Parquet, or - for lines from standard input. After a crash, run it again: it
 resumes right after its last commit, and refuses any other input."""
 MOST_ROWS = 100_000
 _STDIN = "-"
 _PARQUET = b"PAR1"
+_FORMATS = ("json", "csv", "tsv")
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+|\.{2,}")
 _BATCH_ROWS = 65_536
 
@@ -65,6 +70,7 @@ _BATCH_ROWS = 65_536
 @click.argument("name")
 @click.argument("source", metavar="INPUT")
 @click.option("--writer", help="The writer's name; default: the input's.")
+@click.option("--format", "lines_as", type=click.Choice(_FORMATS), help="Of lines; default: by the name, else json.")
 @click.option("--key-field", default="key", show_default=True, help="The field that is the key.")
 @click.option("--value-field", default="value", show_default=True, help="The value, in a log of bytes.")
 @click.option("--op-field", help="The field that holds put or delete.")
@@ -74,7 +80,9 @@ _BATCH_ROWS = 65_536
 @click.option("--checkpoint-every", type=int, metavar="N", help=f"Commit every N rows. Default {_EVERY}.")
 @click.option("--checkpoint-field", metavar="FIELD", help="Commit whenever this field changes.")
 @connected
-def command(session: Session, /, name: str, source: str, writer: str | None, **options: Any) -> None:
+def command(
+    session: Session, /, name: str, source: str, writer: str | None, lines_as: str | None, **options: Any
+) -> None:
     """Append an input; the options are named as the parts of `Fields`."""
     if options["checkpoint_every"] is None and options["checkpoint_field"] is None:
         options["checkpoint_every"] = _EVERY
@@ -97,7 +105,7 @@ def command(session: Session, /, name: str, source: str, writer: str | None, **o
         )
         try:
             with (
-                open_input(source, fields, _stdin()) as rows,
+                open_input(source, fields, _stdin(), lines_as) as rows,
                 open_bar(f"append {writer}", as_json=output.as_json) as bar,
             ):
                 Appender(writer, rows, fields, done).run(
@@ -111,9 +119,9 @@ def command(session: Session, /, name: str, source: str, writer: str | None, **o
         report("complete")
 
 
-def _stdin() -> BinaryIO:
-    """Unbuffered, so that what a slow pipe has is read at once."""
-    return cast("BinaryIO", getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))
+def _stdin() -> BufferedReader:
+    given: Any = sys.stdin.buffer
+    return cast("BufferedReader", given if hasattr(given, "peek") else BufferedReader(given))  # Which a test's lacks.
 
 
 class ParquetRows:
@@ -140,7 +148,7 @@ class ParquetRows:
         return self.rows / max(1, self._file.metadata.num_rows)
 
     def resume(self, rows: int, read_bytes: int, digest: str) -> str | None:
-        """As `JsonLines.resume`."""
+        """As `Lines.resume`."""
         self.rows = rows
         return None if (self.read_bytes, self.digest) == (read_bytes, digest) else "the file differs"
 
@@ -186,7 +194,7 @@ class Appended:
 class Appender:
     """Appends one input under one writer's name, and keeps `done` up to date."""
 
-    def __init__(self, writer: str, source: JsonLines | ParquetRows, fields: Fields, done: Appended) -> None:
+    def __init__(self, writer: str, source: Lines | ParquetRows, fields: Fields, done: Appended) -> None:
         self._name = writer
         self._source = source
         self._fields = fields
@@ -326,29 +334,34 @@ class Appender:
 
 
 @contextmanager
-def open_input(source: str, fields: Fields, stdin: BinaryIO) -> Generator[JsonLines | ParquetRows]:
-    """Open an input: Parquet if the file begins as one, else JSON lines.
+def open_input(
+    source: str, fields: Fields, stdin: BufferedReader, lines_as: str | None = None
+) -> Generator[Lines | ParquetRows]:
+    """Open an input: Parquet if the file begins as one, else lines as `lines_as` says, or the file's name.
 
     Raises NotFound, StoreUnavailable for a file that cannot be read, InvalidChange for a damaged Parquet file,
     ConfigError.
     """
-    if source == _STDIN:
-        yield JsonLines(stdin.read, fields, name="standard input")
-        return
     path = Path(source)
+    lines_as = lines_as or path.suffix.lower().removeprefix(".")
+    if source == _STDIN:
+        yield Lines(stdin, _row_reader(lines_as, fields), name="standard input")
+        return
     try:
-        with path.open("rb", buffering=0) as file:
+        with path.open("rb") as file:
             size = path.stat().st_size if S_ISREG(path.stat().st_mode) else None
-            if size is not None and file.read(len(_PARQUET)) == _PARQUET:
+            if size is not None and file.peek().startswith(_PARQUET):
                 yield ParquetRows(path)
                 return
-            if size is not None:
-                file.seek(0)
-            yield JsonLines(file.read, fields, name=source, size_bytes=size)
+            yield Lines(file, _row_reader(lines_as, fields), name=source, size_bytes=size)
     except FileNotFoundError:
         raise NotFound("the input does not exist", input=source) from None
     except (PermissionError, IsADirectoryError) as error:
         raise StoreUnavailable("the input cannot be read", input=source, problem=str(error.strerror)) from None
+
+
+def _row_reader(lines_as: str, fields: Fields) -> RowReader:
+    return CsvRows(fields, lines_as) if lines_as in ("csv", "tsv") else JsonRows(fields)
 
 
 def writer_name(given: str | None, source: str) -> str:

@@ -1,5 +1,6 @@
 """The `statelog` command as a person types it, against one broker and one root; the fixture `shell` brings a log."""
 
+import csv
 import json
 import os
 import subprocess
@@ -21,7 +22,7 @@ from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE, TwinLog
 from tests.support.services.broker import Broker
 
-__all__ = ["Shell", "commands_open", "doctors_topics", "shell", "write_lines", "writer_row"]
+__all__ = ["Shell", "commands_open", "doctors_topics", "shell", "write_csv", "write_lines", "writer_row"]
 
 
 def commands_open(twin: TwinLog, monkeypatch: pytest.MonkeyPatch, *, patience_s: float | None = None) -> None:
@@ -108,6 +109,15 @@ def shell(broker: Broker, tmp_path: Path, log_name: str) -> Iterator[Shell]:
 def write_lines(path: Path, rows: list[dict[str, object]]) -> Path:
     """A file of JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_csv(path: Path, rows: list[dict[str, object]]) -> Path:
+    """A file of CSV, under a header of the first row's fields."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
     return path
 
 

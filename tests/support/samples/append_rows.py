@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from statelog.cli.append import ParquetRows
 from statelog.cli.fields import Fields
-from statelog.cli.json_lines import JsonLines
+from statelog.cli.json_lines import JsonRows
+from statelog.cli.lines import Lines
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import OPAQUE, parse_value_schema
 
-__all__ = ["AVSC", "BYTES", "GOOD", "TYPED", "lines_of", "reader", "rows_of"]
+__all__ = ["AVSC", "BYTES", "GOOD", "TYPED", "lines_of", "reader", "rows_of", "stream"]
 
 BYTES = Fields(key_type=KeyType.STRING, value_schema=OPAQUE)
 AVSC = json.dumps(
@@ -40,13 +41,18 @@ def lines_of(rows: list[dict[str, object]], end: str = "\n") -> bytes:
     return "".join(json.dumps(row) + end for row in rows).encode()
 
 
-def reader(data: bytes, fields: Fields = BYTES, block_bytes: int = 64, **options: object) -> JsonLines:
-    """An input over bytes, in blocks of very few."""
+def stream(data: bytes) -> io.BufferedReader:
+    """Bytes as a file gives them."""
+    return io.BufferedReader(io.BytesIO(data))
+
+
+def reader(data: bytes, fields: Fields = BYTES, block_bytes: int = 64, **options: object) -> Lines:
+    """JSON lines over bytes, in blocks of very few."""
     fields = replace(fields, **options)  # type: ignore[arg-type]  # every test names options
-    return JsonLines(io.BytesIO(data).read, fields, name="test", block_bytes=block_bytes)
+    return Lines(stream(data), JsonRows(fields), name="test", block_bytes=block_bytes)
 
 
-def rows_of(source: JsonLines | ParquetRows) -> list[dict[str, object]]:
+def rows_of(source: Lines | ParquetRows) -> list[dict[str, object]]:
     """All rows that are left, each one taken."""
     found: list[dict[str, object]] = []
     for batch in source.batches():

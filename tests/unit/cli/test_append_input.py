@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from statelog.cli.append import Appended, Appender
 from statelog.cli.fields import Fields
-from statelog.cli.json_lines import JsonLines
+from statelog.cli.lines import Lines
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange
 from statelog.operate.rows import BytesText
 from statelog.schemas.key_groups import KeyType
@@ -35,7 +35,7 @@ optional: dict[str, st.SearchStrategy[object]] = {
 typed_rows = st.lists(st.fixed_dictionaries(required, optional=optional), min_size=1, max_size=20)
 
 
-def resumed(source: JsonLines, before: JsonLines) -> str | None:
+def resumed(source: Lines, before: Lines) -> str | None:
     """How an input differs from what was taken of another one; None if it goes on behind that."""
     return source.resume(before.rows, before.read_bytes, before.digest)
 
@@ -45,7 +45,7 @@ def as_read(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     return [{"value": str(row["value"]).encode(), "key": row["key"]} for row in rows]
 
 
-def mark(source: JsonLines) -> tuple[int, int, str]:
+def mark(source: Lines) -> tuple[int, int, str]:
     """How far an input was taken."""
     return source.rows, source.read_bytes, source.digest
 

@@ -1,7 +1,6 @@
 """Which rows are changes and where commits fall; Parquet inputs, formats and marks."""
 
 import gzip
-import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +10,13 @@ import pytest
 
 from statelog.cli.append import MOST_ROWS, Appended, Appender, ParquetRows, open_input, writer_name
 from statelog.cli.fields import Fields
-from statelog.cli.json_lines import JsonLines
+from statelog.cli.json_lines import JsonRows
+from statelog.cli.lines import Lines
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange, NotFound
-from tests.support.samples.append_rows import BYTES, GOOD, TYPED, reader, rows_of
+from tests.support.samples.append_rows import BYTES, GOOD, TYPED, reader, rows_of, stream
 
 
-def appender(source: JsonLines | ParquetRows, fields: Fields = BYTES) -> Appender:
+def appender(source: Lines | ParquetRows, fields: Fields = BYTES) -> Appender:
     """The loop of an input."""
     return Appender("w", source, fields, Appended())
 
@@ -121,7 +121,7 @@ def test_an_input_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     (tmp_path / "damaged").write_bytes(b"PAR1 and nothing else")
 
     def kind(name: str) -> str:
-        with open_input(str(tmp_path / name), BYTES, io.BytesIO()) as source:
+        with open_input(str(tmp_path / name), BYTES, stream(b"")) as source:
             return source.kind
 
     assert (kind("no-suffix"), kind("lines")) == ("parquet", "json-lines")
@@ -145,14 +145,14 @@ def test_another_format_is_named(tmp_path: Path, data: bytes, named: str) -> Non
     (tmp_path / "in").write_bytes(data)
     sources = [str(tmp_path / "in"), "-"] if named != "Parquet" else ["-"]
     for source in sources:
-        opened = open_input(source, BYTES, io.BytesIO(data))
+        opened = open_input(source, BYTES, stream(data))
         with opened as rows, pytest.raises(InvalidChange, match=f"not JSON lines but {named}"):
             next(rows.batches())
 
 
 def test_progress_counts_what_was_taken() -> None:
     """A block that was read is no progress before its rows were taken."""
-    source = JsonLines(io.BytesIO(GOOD).read, BYTES, name="test", size_bytes=len(GOOD))
+    source = Lines(stream(GOOD), JsonRows(BYTES), name="test", size_bytes=len(GOOD))
     batch = next(source.batches())
     assert source.fraction == 0
     source.take(batch.num_rows)
