@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pc
@@ -13,7 +14,6 @@ from statelog.schemas.values.types import ValueType
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _NESTED = ("record", "array", "map")
-_BOM = b"\xef\xbb\xbf"
 _COLUMN = re.compile(r"^In CSV column #(\d+): (?:CSV )?")
 _AROUND_REASON = re.compile(r"^CSV parse error: (?:Row #\d+: )?")
 
@@ -48,7 +48,7 @@ class CsvRows(RowReader):
             line.decode()
         except UnicodeDecodeError as error:
             raise InvalidChange(f"the header is broken: {error}", hint=hint) from None
-        self._names = pc.read_csv(pa.BufferReader(line), parse_options=self._parsing).column_names
+        self._names = self._parsed(line).column_names
         known = [name for name in self._names if name in self._types]
         twice = sorted({name for name in known if known.count(name) > 1})
         if twice:
@@ -78,14 +78,7 @@ class CsvRows(RowReader):
             return self.not_one
         try:
             rows.decode()
-            table = pc.read_csv(
-                # Arrow drops a mark at the beginning, which belongs to a field here, but not behind a blank line.
-                pa.BufferReader(b"\n" + rows if rows.startswith(_BOM) else rows),
-                # One block: at the seam of two a field that goes on in the next line looks like two rows.
-                read_options=pc.ReadOptions(column_names=self._names, block_size=len(rows) + 2),
-                parse_options=self._parsing,
-                convert_options=self._converting,
-            )
+            table = self._parsed(rows, self._converting, column_names=self._names)
         except (pa.ArrowException, ValueError) as error:
             named = _COLUMN.sub(lambda found: f"the field {self._names[int(found[1])]!r}: ", str(error))
             return _AROUND_REASON.sub("", named)
@@ -93,9 +86,15 @@ class CsvRows(RowReader):
 
     def _is_open(self, line: bytes) -> bool:
         """Whether a quote is open at the end of a line, which Arrow closes without a word: twice, it is one row."""
-        reading = pc.ReadOptions(autogenerate_column_names=True, block_size=2 * len(line) + 1)
-        twice = pc.read_csv(pa.BufferReader(line + line), read_options=reading, parse_options=self._parsing)
-        return twice.num_rows < 2
+        return self._parsed(line + line, autogenerate_column_names=True).num_rows == 1
+
+    def _parsed(self, text: bytes, converting: pc.ConvertOptions | None = None, **names: Any) -> pa.Table:
+        """In one block: at the seam of two, a field that goes on in the next line looks like two rows. Behind a blank
+        line, since Arrow drops a byte order mark at the beginning, which belongs to a field here.
+        """
+        reading = pc.ReadOptions(block_size=len(text) + 2, **names)
+        given = pa.BufferReader(b"\n" + text)
+        return pc.read_csv(given, read_options=reading, parse_options=self._parsing, convert_options=converting)
 
     def _lacking(self, kind: ValueType, path: str) -> Iterator[tuple[str, str]]:
         for one in kind.fields:
