@@ -30,7 +30,8 @@ class CsvRows(RowReader):
     has_header = True
 
     def __init__(self, fields: Fields, kind: str = "csv") -> None:
-        super().__init__(fields, kind)
+        super().__init__(fields)
+        self.kind = kind
         for name in (fields.op_field, fields.checkpoint_field):
             if name is not None and self._types[name] == pa.null():
                 self._types[name] = pa.string()

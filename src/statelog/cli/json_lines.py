@@ -7,7 +7,6 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.json as pj
 
-from statelog.cli.fields import Fields
 from statelog.cli.row_reader import RowReader
 from statelog.schemas.values.types import ValueType
 
@@ -19,14 +18,12 @@ _AROUND_REASON = re.compile(r"^JSON parse error: | in row \d+$")
 class JsonRows(RowReader):
     """A row is an object. Fields that no schema names have the types of the first row."""
 
+    kind = "json-lines"
     title = "JSON lines"
     blanks = b" \t\r\n"
     no_row = "it is not one JSON object (for CSV say --format csv)"
     not_one = "it holds more than one object"
-
-    def __init__(self, fields: Fields, kind: str = "json-lines") -> None:
-        super().__init__(fields, kind)
-        self._wire = pa.schema([])
+    _wire: pa.Schema | None = None
 
     def are_rows(self, text: bytes, lines: int) -> bool:
         """Whether every line begins and ends as an object does."""
@@ -34,7 +31,7 @@ class JsonRows(RowReader):
 
     def read(self, rows: bytes) -> pa.RecordBatch | str:
         """Objects as a batch; or why they cannot be read."""
-        if not self._wire.names:
+        if self._wire is None:
             self._wire = self._wire_schema(rows.partition(b"\n")[0])
         batch = _parsed(rows, self._wire, "ignore" if self._fields.ignore_unknown else "error")
         if isinstance(batch, str):

@@ -21,14 +21,14 @@ class RowReader(ABC):
     says what is wrong with a line that cannot be a row, `not_one` with lines that do not make as many rows.
     """
 
+    kind: str
     title: ClassVar[str]
     blanks: ClassVar[bytes]
     no_row: ClassVar[str]
     not_one: ClassVar[str]
     has_header: ClassVar[bool] = False
 
-    def __init__(self, fields: Fields, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, fields: Fields) -> None:
         self._fields = fields
         root = fields.value_schema.root
         self._types = {name: pa.null() for name in (fields.op_field, fields.checkpoint_field) if name is not None}

@@ -164,7 +164,7 @@ def test_rows_of_any_length_are_read() -> None:
 
 def test_a_byte_order_mark_is_no_part_of_the_header_and_stays_in_a_field() -> None:
     """UTF-8's mark at the beginning of a file is dropped; that letter in a field is kept, wherever a block begins."""
-    data = "\ufeffkey,value\n\ufeffa,1\n\ufeff\"b,2\n".encode()
+    data = '\ufeffkey,value\n\ufeffa,1\n\ufeff"b,2\n'.encode()
     for block in (1, 5, 1 << 20):
         assert [row["key"] for row in rows_of(reader(data, block_bytes=block))] == ["\ufeffa", '\ufeff"b']
 
