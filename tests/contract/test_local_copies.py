@@ -19,11 +19,10 @@ from statelog.schemas.ledger.records import CommitBody
 from statelog.storage.kafka import OffsetRange, Reader, Record
 from statelog.storage.local.copy import LocalCopy, LocalCopyReader
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka, MemoryReader
-from tests.support.rigs.log import UNSAFE, TwinRig, real_rig, twin_rig
+from tests.support.rigs.log import TwinRig, real_rig, twin_rig, where_at
 from tests.support.samples.chunks import mutations
 from tests.support.services.broker import Broker
 from tests.support.told import told
@@ -102,7 +101,7 @@ class World:
         with self.rig.open() as log:
             committed = log.describe().state.committed_positions
         kafka, store = LedgerOnly(self.cluster, committed), self.rig.store()
-        with Log.open("l", Where(kafka, store, allow_unsafe=UNSAFE)) as log:
+        with Log.open("l", where_at(kafka, store)) as log:
             return recover(log, settings=RecoverySettings(local_copies=self.directory)).to_dict()
 
     def files(self) -> list[str]:

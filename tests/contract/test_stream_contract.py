@@ -16,11 +16,11 @@ from statelog.recovery.changes import CommitFeed
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig, Reader, history_rig
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 
 _BUDGET_BYTES = 64 * 1024
@@ -36,7 +36,7 @@ def rig(request: pytest.FixtureRequest, log_name: str, tmp_path: Path) -> Iterat
     kafka = {"bootstrap.servers": cast("Broker", request.getfixturevalue("broker")).bootstrap}
     with Log.create(
         log_name,
-        Where(kafka, str(tmp_path / "root"), allow_unsafe=UNSAFE, replication_factor=1),
+        where_at(kafka, tmp_path / "root"),
         LogOptions(partitions=3, key_groups=8),
     ) as log:
         yield HistoryRig(log)

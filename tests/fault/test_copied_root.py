@@ -16,13 +16,13 @@ from statelog.recovery import recover
 from statelog.schemas.names import MANIFESTS
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Publication
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
 from statelog.storage.store.local import LocalStore
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.rigs.log import UNSAFE, settings_for
+from tests.support.rigs.log import settings_for, where_at
 
 
 class Places:
@@ -35,7 +35,7 @@ class Places:
         (directory / "scratch").mkdir()
         Log.create(
             "log",
-            Where(self.kafka, self.store("root"), allow_unsafe=UNSAFE, replication_factor=1),
+            where_at(self.kafka, self.store("root")),
             LogOptions(partitions=2),
         )
 
@@ -46,7 +46,7 @@ class Places:
 
     def open(self, root: str) -> Log:
         """As another process sees it."""
-        return Log.open("log", Where(self.kafka.join(), self.store(root), allow_unsafe=UNSAFE))
+        return Log.open("log", where_at(self.kafka.join(), self.store(root)))
 
     def commit(self) -> None:
         """Commit a change, by a job that is in the log's own root."""
@@ -155,10 +155,10 @@ def test_daemons_on_one_root_do_not_hold_each_other(tmp_path: Path) -> None:
     kafka = MemoryKafka(cluster=cluster)
     Log.create(
         "log",
-        Where(kafka, MemoryStore(disk, "log"), allow_unsafe=UNSAFE, replication_factor=1),
+        where_at(kafka, MemoryStore(disk, "log")),
         LogOptions(partitions=1),
     )
-    logs = [Log.open("log", Where(kafka.join(), MemoryStore(disk, "log"), allow_unsafe=UNSAFE)) for _ in range(2)]
+    logs = [Log.open("log", where_at(kafka.join(), MemoryStore(disk, "log"))) for _ in range(2)]
     late: tuple[int, str] | None = None
     for turn in range(8):
         with Writer(logs[0], "w") as writer:

@@ -18,21 +18,13 @@ from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_tape import append_record
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
-from statelog.storage.log.where import Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.kafka import write_all
-from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, impatient, settings_for, where_at
 from tests.support.samples.chunks import chunk_of, rows_batch
 
 COMMITS = 20
-
-
-def impatient(twin: TwinLog) -> Log:
-    """The log, opened by somebody who believes Kafka's first answer."""
-    log = twin.open()
-    log.patience_s = 0.0
-    return log
 
 
 def written(partitions: int = 1) -> TwinLog:
@@ -211,7 +203,7 @@ def test_a_log_opens_beside_its_first_truncation() -> None:
     """The mark goes with the first truncation, perhaps between the look for it and its read: nothing is lost."""
     twin = written()
     kafka = TruncatedMeanwhile(cluster=twin.cluster)
-    with Log.open("log", Where(kafka, MemoryStore(twin.disk, "log"), allow_unsafe=UNSAFE)) as log:
+    with Log.open("log", where_at(kafka, MemoryStore(twin.disk, "log"))) as log:
         assert log.kafka.offsets("log.ledger", [0])[0].start == 2
 
 

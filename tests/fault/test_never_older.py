@@ -10,11 +10,10 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
-from tests.support.rigs.log import UNSAFE, TwinLog
+from tests.support.rigs.log import TwinLog, where_at
 
 
 class OldLeader(MemoryKafka):
@@ -39,7 +38,7 @@ class OldLeader(MemoryKafka):
 def opened(twin: TwinLog) -> tuple[Log, OldLeader]:
     """The log, by a client that may ask an old leader."""
     kafka = OldLeader(twin.cluster)
-    log = Log.open(twin.name, Where(kafka, MemoryStore(twin.disk, twin.name), allow_unsafe=UNSAFE))
+    log = Log.open(twin.name, where_at(kafka, MemoryStore(twin.disk, twin.name)))
     return log, kafka
 
 

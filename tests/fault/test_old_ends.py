@@ -6,13 +6,13 @@ import pytest
 
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import TRUE, Answer, Call, old
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 
 _STATE = {b"k%d" % i: b"v" for i in range(9)}
 
@@ -52,9 +52,7 @@ def test_a_first_answer_that_is_old_is_no_loss(do: Callable[[Log], None], topic:
 
     kafka, store = place()
     with (
-        Log.create(
-            "old", Where(kafka, store, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=2)
-        ) as log,
+        Log.create("old", where_at(kafka, store), LogOptions(partitions=2)) as log,
         Writer(log, "w") as writer,
     ):
         for i, (key, value) in enumerate(_STATE.items(), 1):
@@ -62,7 +60,7 @@ def test_a_first_answer_that_is_old_is_no_loss(do: Callable[[Log], None], topic:
             writer.commit(checkpoint_id=i)
 
     kafka, store = place()
-    with Log.open("old", Where(kafka, store, allow_unsafe=UNSAFE)) as log:
+    with Log.open("old", where_at(kafka, store)) as log:
         answers.topic, answers.count = topic, 3
         do(log)
         assert answers.count < 3

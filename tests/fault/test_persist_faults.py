@@ -10,10 +10,9 @@ from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.producer.writer import Writer
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka
-from tests.support.rigs.log import UNSAFE, TwinRig, twin_rig
+from tests.support.rigs.log import TwinRig, twin_rig, where_at
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
 
@@ -300,7 +299,7 @@ def test_a_full_client_queue_is_waited_for(world: World) -> None:
     """The client takes no more than two records at a time; the rest waits here, and each is sent once."""
     kafka = MemoryKafka(cluster=world.cluster, queue_limit=2)
     world.chunks.others = Fate.DELAY
-    with Log.open("p", Where(kafka, world.rig.store(), allow_unsafe=UNSAFE)) as log, world.writer(log) as writer:
+    with Log.open("p", where_at(kafka, world.rig.store())) as log, world.writer(log) as writer:
         for i in range(4):
             writer.put(b"%d" % i, b"v")
             writer.next_sequence_number()

@@ -18,13 +18,13 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import Restart, decode
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from statelog.testing.broker import EmbeddedBroker
 from tests.support.faults.power_loss import cut_tail
-from tests.support.rigs.log import UNSAFE, keys_in, settings_for
+from tests.support.rigs.log import UNSAFE, keys_in, settings_for, where_at
 
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("power loss"), pytest.mark.timeout(280)]
 
@@ -48,13 +48,13 @@ class Struck:
         """A new log."""
         return Log.create(
             name,
-            Where(self._kafka(), self._root(), allow_unsafe=UNSAFE, replication_factor=1),
+            where_at(self._kafka(), self._root()),
             LogOptions(partitions=partitions, key_groups=8),
         )
 
     def open(self, name: str) -> Log:
         """A log, opened by somebody who asks a broker once where to ask again is of no use."""
-        log = Log.open(name, Where(self._kafka(), self._root(), allow_unsafe=UNSAFE))
+        log = Log.open(name, where_at(self._kafka(), self._root()))
         log.patience_s = 0.0
         return log
 

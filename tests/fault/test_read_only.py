@@ -8,13 +8,13 @@ from statelog.errors import StoreRefused, StoreUnavailable
 from statelog.producer.writer import Writer
 from statelog.recovery import newest_changes, plan_changes, recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.samples.folds import apply_to_dict
 from tests.support.services.s3_faulty import FaultyS3, Told, faulty_s3
 from tests.support.told import told
@@ -44,7 +44,7 @@ def _reader(rig: HistoryRig, error: Exception) -> Log:
 
     assert isinstance(rig.log.kafka, MemoryKafka)
     reading = MemoryStore(store.disk, rig.log.name, faults=refuse)
-    return Log.open(rig.log.name, Where(rig.log.kafka, reading, allow_unsafe=UNSAFE))
+    return Log.open(rig.log.name, where_at(rig.log.kafka, reading))
 
 
 def test_a_reader_without_the_right_to_write_recovers(rig: HistoryRig) -> None:
@@ -111,7 +111,7 @@ def test_s3_credentials_that_may_only_read(service: FaultyS3) -> None:
     log = history_rig().log
     assert isinstance(log.kafka, MemoryKafka)
     options = service.options
-    where = Where(log.kafka, "s3://bucket/logs", storage_options=options, allow_unsafe=UNSAFE, replication_factor=1)
+    where = where_at(log.kafka, "s3://bucket/logs", storage_options=options)
     made = Log.create("s3log", where, LogOptions(partitions=2))
     with Writer(made, "w") as writer:
         writer.put(b"a", b"1")

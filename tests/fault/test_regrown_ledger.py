@@ -10,7 +10,7 @@ from statelog.errors import AnchorMismatch, DataLoss
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
@@ -20,7 +20,7 @@ from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.kafka import write_all
-from tests.support.rigs.log import UNSAFE, TwinLog, key_in, settings_for
+from tests.support.rigs.log import TwinLog, key_in, settings_for, where_at
 
 
 def append_strange(twin: TwinLog, count: int) -> None:
@@ -119,7 +119,7 @@ def test_an_old_answer_hides_no_commit_from_settling(lie_at: int) -> None:
     kafka = OldAnswers(MemoryCluster(faults=faults))
     log = Log.create(
         "log",
-        Where(kafka, MemoryStore(MemoryDisk(lambda: 0.0), "log"), allow_unsafe=UNSAFE, replication_factor=1),
+        where_at(kafka, MemoryStore(MemoryDisk(lambda: 0.0), "log")),
         LogOptions(partitions=1),
     )
     with Writer(log, "w") as writer:

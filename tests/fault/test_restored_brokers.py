@@ -18,13 +18,13 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange, Restart
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss, append_restarts
 from statelog.testing.broker import EmbeddedBroker
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.kafka import write_all
-from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import UNSAFE, TwinLog, impatient, settings_for, where_at
 
 PARTITIONS = 4
 KEYS = 16
@@ -59,13 +59,6 @@ def put_back(tmp_path: Path) -> tuple[TwinLog, dict[str, dict[int, int]]]:
         for partition, end in ends_of.items():
             twin.cluster.lose_tail(topic, partition, end)
     return twin, ends
-
-
-def impatient(twin: TwinLog) -> Log:
-    """The log, opened by somebody who believes Kafka's first answer."""
-    log = twin.open()
-    log.patience_s = 0.0
-    return log
 
 
 def goes_on(twin: TwinLog, log: Log, tmp_path: Path) -> None:
@@ -129,7 +122,7 @@ class Place:
 
     def open(self) -> Log:
         """The log as another process sees it."""
-        log = Log.open(NAME, Where(self._kafka(), self.root, allow_unsafe=UNSAFE))
+        log = Log.open(NAME, where_at(self._kafka(), self.root))
         log.patience_s = 0.0
         return log
 
@@ -137,7 +130,7 @@ class Place:
         """Make the log."""
         Log.create(
             NAME,
-            Where(self._kafka(), self.root, allow_unsafe=UNSAFE, replication_factor=1),
+            where_at(self._kafka(), self.root),
             LogOptions(partitions=PARTITIONS, key_groups=KEYS),
         ).close()
 

@@ -20,8 +20,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 from tests.support.spark.connector import CONNECTOR, connector_jars
 from tests.support.spark.rig import SparkLog, write_numbers
@@ -41,7 +40,7 @@ def _writing(rig: SparkLog, scratch: Path, rng: random.Random) -> Generator[Call
     def write() -> None:
         settings = MaterializerSettings(scratch=scratch, retention=RetentionPolicy(keep=2, min_age_s=0.0))
         kafka, root = {"bootstrap.servers": rig.bootstrap}, str(rig.root)
-        own = Log.open(rig.log.name, Where(kafka, root, allow_unsafe=UNSAFE))
+        own = Log.open(rig.log.name, where_at(kafka, root))
         with own as log, Writer(log, "w") as writer:
             while not stop.wait(0.2):
                 changes = {key: None if rng.random() < 0.2 else rng.randrange(1000) for key in rng.sample(range(40), 8)}

@@ -14,8 +14,7 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
-from tests.support.rigs.log import UNSAFE, LogRig, real_rig, settings_for
+from tests.support.rigs.log import LogRig, real_rig, settings_for, where_at
 from tests.support.services.faulty_broker import FaultyBroker
 from tests.support.services.tcp_proxy import Deed
 
@@ -43,7 +42,7 @@ def _seen(rig: LogRig, broker: FaultyBroker, tmp_path: Path, more: Mapping[str, 
         "bootstrap.servers": broker.bootstrap,
         **more,
     }
-    with _soon(lambda: Log.open(rig.name, Where(kafka, str(tmp_path / "root"), allow_unsafe=UNSAFE))) as log:
+    with _soon(lambda: Log.open(rig.name, where_at(kafka, tmp_path / "root"))) as log:
         yield log
 
 

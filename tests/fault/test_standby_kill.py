@@ -18,7 +18,7 @@ import pytest
 from statelog.errors import Fenced
 from statelog.tables import Standby
 from tests.sim.source import COPIED
-from tests.support.processes.doomed import NEVER, table_life
+from tests.support.processes.doomed import NEVER, position_of, table_life
 from tests.support.processes.parts import start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.rigs.table import TableRig, content
@@ -38,13 +38,6 @@ def _owner(rig: LogRig, root: Path) -> "Generator[subprocess.Popen[bytes]]":
             yield process
         finally:
             process.kill()
-
-
-def _position(rig: LogRig) -> int:
-    """The progress that the log names."""
-    with rig.open() as log:
-        last = log.commits().get("table")
-    return int(last.metadata["position"]) if last else 0
 
 
 def _await_progress(standby: Standby[bytes, bytes], above: int, process: "subprocess.Popen[bytes]") -> None:
@@ -70,7 +63,7 @@ def test_a_takeover_under_load(broker: Broker, log_name: str, tmp_path: Path, is
             if is_killed:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-                position = _position(rig)
+                position = position_of(rig)
             with standby.promote() as table:
                 position, before = int(table.progress["position"]), position
                 assert position >= max(before, seen)
@@ -81,7 +74,7 @@ def test_a_takeover_under_load(broker: Broker, log_name: str, tmp_path: Path, is
                 table.commit({"position": position})
                 assert process.wait(WAIT_S) == (-signal.SIGKILL if is_killed else 1), "the owner is over"
                 assert content(table) == COPIED.fold(position)
-        assert (rig.state(), _position(rig)) == (COPIED.fold(position), position)
+        assert (rig.state(), position_of(rig)) == (COPIED.fold(position), position)
 
 
 @pytest.mark.soak

@@ -13,14 +13,14 @@ from statelog.errors import NotFound, StorageFull, StoreRefused
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
 from statelog.storage.store.local import LocalStore
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.history import history_rig
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.told import told
 
 SIZE_BYTES = 1 << 20
@@ -100,7 +100,7 @@ def test_check_of_a_full_disk_says_full(small_disk: Path) -> None:
 def _log_on(disk: Path) -> Log:
     log = Log.create(
         "orders",
-        Where(MemoryKafka(cluster=MemoryCluster()), str(disk), allow_unsafe=UNSAFE, replication_factor=1),
+        where_at(MemoryKafka(cluster=MemoryCluster()), disk),
         LogOptions(partitions=2),
     )
     with Writer(log, "w") as writer:

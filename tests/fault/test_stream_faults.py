@@ -35,26 +35,21 @@ from statelog.recovery.stream import Portion
 from statelog.schemas.ledger.place import Place
 from statelog.storage import run_reader
 from statelog.storage.claims import list_leases
-from statelog.storage.log.files import ManifestChain
-from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
-from statelog.testing.store import Fault, MemoryDisk, MemoryStore
+from statelog.testing.store import Fault, MemoryStore
 from tests.support.faults.spill import Disks
-from tests.support.rigs.history import Reader, history_rig
+from tests.support.rigs.history import HistoryTwins, Reader, history_rig
 from tests.support.told import told
 
 _KEYS = [b"key-%03d" % i for i in range(300)]
 _PATIENCE_S = 60.0
 
 
-class _Twins:
+class _Twins(HistoryTwins):
     """Two snapshots, of one run each that holds every key, and a tail; the log reaches back to the first one."""
 
     def __init__(self, directory: Path) -> None:
-        self.cluster = MemoryCluster()
-        self.disk = MemoryDisk(lambda: 1000.0)
-        self.rig = history_rig(kafka=MemoryKafka(cluster=self.cluster), store=MemoryStore(self.disk, "rig"))
-        self.log = self.rig.log
+        super().__init__()
         self.directory = directory
         self.settings = RecoverySettings(
             memory_bytes=64 * 1024, fold_bytes=64 * 1024, segment_bytes=50_000, spill_directories=(directory,)
@@ -65,17 +60,8 @@ class _Twins:
                 self.rig.snapshot(merge=True)
             self.rig.commit(writer, 3, [(key, b"tail" * 500) for key in _KEYS[::2]])
 
-    @property
-    def expected(self) -> dict[object, object]:
-        return self.rig.state_at(self.rig.end())
-
     def recover(self) -> Recovery:
         return recover(self.log, settings=self.settings)
-
-    def hooked(self, hook: Callable[[str, str], Fault | None]) -> None:
-        """Let the store ask `hook` with every method and path."""
-        self.log.store = MemoryStore(self.disk, "rig", faults=hook)
-        self.log.manifests = ManifestChain(self.log.store, self.log.descriptor)
 
     def assert_nothing_left(self) -> None:
         """No lease, no file, no thread, and no file that is open in the spill directory."""

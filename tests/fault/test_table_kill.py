@@ -18,7 +18,7 @@ import pytest
 from statelog.storage.run_writer import RunWriter
 from statelog.tables import Table
 from tests.sim.source import COPIED
-from tests.support.processes.doomed import NEVER, table_life
+from tests.support.processes.doomed import NEVER, position_of, table_life
 from tests.support.processes.parts import Lives, start
 from tests.support.rigs.log import LogRig, real_rig
 from tests.support.rigs.table import TableRig, content
@@ -30,13 +30,6 @@ POINTS_BEHIND = ("committed", "history", "applied")
 END = 3_000
 
 pytestmark = pytest.mark.broker
-
-
-def _position(rig: LogRig) -> int:
-    """The progress that the log names."""
-    with rig.open() as log:
-        last = log.commits().get("table")
-    return int(last.metadata["position"]) if last else 0
 
 
 def _arguments(rig: LogRig, directory: Path, local: str) -> list[str]:
@@ -57,7 +50,7 @@ def test_killed_at_every_named_point(broker: Broker, lives: Lives, log_name: str
         code = lives.live(table_life, *arguments, point, times, end)
         assert code in (0, -signal.SIGKILL), f"{point}: {code}"
         killed += code != 0
-        now = _position(rig)
+        now = position_of(rig)
         assert now >= position
         assert rig.state() == COPIED.fold(now)
         position = now
@@ -89,7 +82,7 @@ def test_killed_while_it_loads(
         code = lives.live(table_life, *arguments, point, times, END, "behind")
         assert code in (0, -signal.SIGKILL), f"{point}: {code}"
         killed += code != 0
-        assert rig.state() == COPIED.fold(_position(rig))
+        assert rig.state() == COPIED.fold(position_of(rig))
         if local is not None and times == 3:
             with _newest_runs_gone(rig, tmp_path):
                 assert lives.live(table_life, *arguments, "base-moved", 1, END, "behind") == -signal.SIGKILL
@@ -127,7 +120,7 @@ def test_killed_at_any_moment(broker: Broker, log_name: str, tmp_path: Path) -> 
             _await_commit(rig, position, process)
             time.sleep(chance.random() / 5)
             process.kill()
-        position = _position(rig)
+        position = position_of(rig)
         with TableRig(rig, local).open() as table:
             assert table.progress == {"position": position}
             assert content(table) == COPIED.fold(position)
@@ -137,7 +130,7 @@ def test_killed_at_any_moment(broker: Broker, log_name: str, tmp_path: Path) -> 
 def _await_commit(rig: LogRig, position: int, process: "subprocess.Popen[bytes]") -> None:
     def has_moved() -> bool:
         assert process.poll() is None
-        return _position(rig) > position
+        return position_of(rig) > position
 
     wait_for(has_moved, tick_s=0.05)
 

@@ -8,11 +8,11 @@ import pytest
 
 from statelog.errors import AlreadyExists, ConfigError, IdentityChanged, NotFound, UnsafeTopic
 from statelog.producer.writer import Writer
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.rigs.log import UNSAFE, TwinLog
+from tests.support.rigs.log import TwinLog, where_at
 from tests.support.rigs.lost_topics import BOTH, accept, anew, gone, made
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -70,7 +70,7 @@ def test_another_root_s_ledger_is_not_taken_over(twin: TwinLog) -> None:
     kafka, disk = MemoryKafka(cluster=twin.cluster), MemoryDisk(twin.clock)
     Log.create(
         "log",
-        Where(kafka, MemoryStore(disk, "log"), allow_unsafe=UNSAFE, replication_factor=1),
+        where_at(kafka, MemoryStore(disk, "log")),
         LogOptions(partitions=3, key_groups=8),
     ).close()
     with pytest.raises(AlreadyExists, match="another root"):

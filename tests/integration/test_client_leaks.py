@@ -16,7 +16,7 @@ from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import Listed
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 
 _ONE_CLIENT = 3
@@ -60,9 +60,7 @@ def test_waiting_for_a_leader_leaves_no_clients_behind(broker: Broker, topic_nam
 def test_a_log_that_is_refused_leaves_no_client_behind(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """Opened again and again, as a supervisor does, a refused log costs no threads; nor does a deleted one."""
     kafka, root = {"bootstrap.servers": broker.bootstrap}, str(tmp_path)
-    Log.create(
-        log_name, Where(kafka, root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=1)
-    ).close()
+    Log.create(log_name, where_at(kafka, root), LogOptions(partitions=1)).close()
     before = threads()
     for _ in range(5):
         with pytest.raises(UnsafeTopic):
@@ -133,7 +131,7 @@ def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic
 @pytest.mark.broker
 def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """The writer and each of the clients, as open files do; those that were closed, also by a `with`, say nothing."""
-    place = Where({"bootstrap.servers": broker.bootstrap}, str(tmp_path), allow_unsafe=UNSAFE, replication_factor=1)
+    place = where_at(broker.bootstrap, tmp_path)
     Log.create(log_name, place, LogOptions(partitions=1)).close()
 
     def forget(*, is_closed: bool) -> list[str]:

@@ -15,7 +15,7 @@ from statelog.storage.kafka.admin import AdminSession, Leaders, Request
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import ClientConfig, client_config
 from statelog.storage.kafka.native import Refused
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
@@ -68,9 +68,7 @@ def test_a_log_is_made_where_one_broker_is_late(broker: Broker, log_name: str, t
     kafka._admin = late  # pyright: ignore[reportPrivateUsage] # what a real cluster shows only now and then
     root = str(tmp_path)
     with (
-        Log.create(
-            log_name, Where(kafka, root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=2)
-        ) as log,
+        Log.create(log_name, where_at(kafka, root), LogOptions(partitions=2)) as log,
         Writer(log, "w") as writer,
     ):
         writer.put(b"k", b"v")
@@ -105,7 +103,7 @@ def test_a_topic_that_is_deleted_under_a_writer_is_told(
     broker: Broker, log_name: str, tmp_path: Path, gone: _Deletion
 ) -> None:
     """As what it is, long before the message time-out of five minutes; whoever opens the log again is told, too."""
-    place = Where({"bootstrap.servers": broker.bootstrap}, str(tmp_path), allow_unsafe=UNSAFE, replication_factor=1)
+    place = where_at(broker.bootstrap, tmp_path)
     with Log.create(log_name, place, LogOptions(partitions=1)) as log:
         with Writer(log, "w") as writer:
             writer.put(b"k", b"1")

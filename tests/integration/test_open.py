@@ -9,7 +9,7 @@ import pytest
 
 import statelog
 from statelog.errors import ConfigError, NotFound
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
@@ -20,7 +20,7 @@ _RIVALS = 4
 def where(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[statelog.Where]:
     """Where the log is and how it is made; its topics are deleted at the end."""
     root = str(tmp_path / "root")
-    place = statelog.Where({"bootstrap.servers": broker.bootstrap}, root, allow_unsafe=UNSAFE, replication_factor=1)
+    place = where_at(broker.bootstrap, root)
     yield place
     statelog.Log.delete(log_name, place)
 

@@ -13,12 +13,12 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.topic_policy import TopicRole, topic_config
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.claims import list_leases
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 from tests.support.told import told
 
@@ -30,9 +30,7 @@ _KEYS = [b"key-%d" % i for i in range(500)]
 def log(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Log]:
     """A log of four partitions, deleted at the end."""
     kafka, root = {"bootstrap.servers": broker.bootstrap}, str(tmp_path / "root")
-    with Log.create(
-        log_name, Where(kafka, root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=4, key_groups=16)
-    ) as log:
+    with Log.create(log_name, where_at(kafka, root), LogOptions(partitions=4, key_groups=16)) as log:
         yield log
         log.kafka.delete_topic(log.data_topic)
         log.kafka.delete_topic(log.ledger_topic)

@@ -15,11 +15,11 @@ from statelog.environment import Environment, start_thread
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig, Reader
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.services.broker import OwnBroker
 from tests.support.waiting import wait_for
 
@@ -35,12 +35,7 @@ def rig(own_broker: OwnBroker, log_name: str, tmp_path: Path) -> Generator[Histo
     """A log with one commit on a broker of the test's own."""
     with Log.create(
         log_name,
-        Where(
-            {"bootstrap.servers": own_broker.bootstrap},
-            str(tmp_path / "root"),
-            allow_unsafe=UNSAFE,
-            replication_factor=1,
-        ),
+        where_at(own_broker.bootstrap, tmp_path / "root"),
         LogOptions(partitions=2, key_groups=8),
     ) as log:
         rig = HistoryRig(log)
@@ -76,7 +71,7 @@ def _wait_for_no_lease(log: Log) -> None:
 def patient(rig: HistoryRig, own_broker: OwnBroker, tmp_path: Path) -> Generator[Log]:
     """The log as a process sees it whose requests wait for long."""
     kafka = {"bootstrap.servers": own_broker.bootstrap, "socket.timeout.ms": _REQUEST_TIMEOUT_MS}
-    with Log.open(rig.log.name, Where(kafka, str(tmp_path / "root"), allow_unsafe=UNSAFE)) as log:
+    with Log.open(rig.log.name, where_at(kafka, tmp_path / "root")) as log:
         yield log
 
 

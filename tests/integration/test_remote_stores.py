@@ -18,7 +18,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.store.fsspec import open_store
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
-from tests.support.rigs.log import UNSAFE, settings_for
+from tests.support.rigs.log import settings_for, where_at
 from tests.support.services.emulators import AZURE_ACCOUNT, AZURE_KEY, EmulatedStore
 from tests.support.services.hdfs import Hdfs
 
@@ -31,9 +31,9 @@ def where(request: pytest.FixtureRequest) -> Where:
     kafka = MemoryKafka(cluster=MemoryCluster())
     if request.param == "hdfs":
         hdfs: Hdfs = request.getfixturevalue("hdfs")
-        return Where(kafka, hdfs.root(f"logs/{uuid.uuid4().hex}"), allow_unsafe=UNSAFE, replication_factor=1)
+        return where_at(kafka, hdfs.root(f"logs/{uuid.uuid4().hex}"))
     store: EmulatedStore = request.getfixturevalue(request.param)
-    return Where(kafka, store.root(), storage_options=store.options, allow_unsafe=UNSAFE, replication_factor=1)
+    return where_at(kafka, store.root(), storage_options=store.options)
 
 
 def test_a_log_lives_on_a_remote_store(where: Where, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from statelog.errors import IdentityChanged, OffsetGone, UnsafeTopic
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.kafka import TopicSpec
 from statelog.storage.log.log import Log
-from tests.support.rigs.log import UNSAFE, settings_for, state_of
+from tests.support.rigs.log import settings_for, state_of, where_at
 from tests.support.samples.folds import apply_all, put_all
 from tests.support.services.broker import Broker
 
@@ -25,7 +25,7 @@ State = dict[object, object]
 
 
 def _open(broker: Broker, name: str, root: Path) -> Log:
-    return Log.open(name, Where({"bootstrap.servers": broker.bootstrap}, str(root), allow_unsafe=UNSAFE))
+    return Log.open(name, where_at(broker.bootstrap, root))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def log(broker: Broker, log_name: str, root: Path) -> Iterator[Log]:
     """A new log of four partitions."""
     with Log.create(
         log_name,
-        Where({"bootstrap.servers": broker.bootstrap}, str(root), allow_unsafe=UNSAFE, replication_factor=1),
+        where_at(broker.bootstrap, root),
         LogOptions(partitions=4, key_groups=16),
     ) as made:
         yield made

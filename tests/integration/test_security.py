@@ -24,7 +24,7 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from tests.support.canary import CANARY
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.services.s3_faulty import Told, faulty_s3
 from tests.support.services.secure_broker import (
     Right,
@@ -49,12 +49,12 @@ class Place(NamedTuple):
 
     def open(self, user: str) -> Log:
         """The log, as this user opens it."""
-        return Log.open(_LOG, Where(self.broker.client(user), self.root, allow_unsafe=UNSAFE))
+        return Log.open(_LOG, where_at(self.broker.client(user), self.root))
 
     def feed(self) -> None:
         """One more commit by the administrator, so that a round has something to do."""
         plain = {"bootstrap.servers": self.broker.plain}
-        with Log.open(_LOG, Where(plain, self.root, allow_unsafe=UNSAFE)) as log, Writer(log, "feed") as writer:
+        with Log.open(_LOG, where_at(plain, self.root)) as log, Writer(log, "feed") as writer:
             writer.put(b"fed", b"1")
             writer.commit(checkpoint_id=1 + (writer.last_commit.checkpoint.id if writer.last_commit else 0))
 
@@ -67,11 +67,9 @@ def place(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -
     broker = secure_node.serve(users)
     found = Place(broker, str(directory / "root"))
     plain = {"bootstrap.servers": broker.plain}
-    Log.create(
-        _LOG, Where(plain, found.root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=2)
-    ).close()
+    Log.create(_LOG, where_at(plain, found.root), LogOptions(partitions=2)).close()
     found.feed()
-    with Log.open(_LOG, Where(plain, found.root, allow_unsafe=UNSAFE)) as log:
+    with Log.open(_LOG, where_at(plain, found.root)) as log:
         run_round(log, MaterializerSettings(scratch=directory))
     return found
 
@@ -146,9 +144,7 @@ def _round(place: Place) -> CompletedRound:
 
 def _make(place: Place) -> None:
     kafka = place.broker.client("administrator")
-    Log.create(
-        MADE, Where(kafka, place.root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=1)
-    ).close()
+    Log.create(MADE, where_at(kafka, place.root), LogOptions(partitions=1)).close()
 
 
 def _delete(place: Place) -> None:
@@ -250,7 +246,7 @@ def test_who_is_refused_is_told_why_at_once(place: Place, settings: dict[str, st
     kafka = {name: value for name, value in place.broker.client("reader", **patient).items() if value}
     began_s = time.monotonic()
     with pytest.raises(ConfigError, match=told) as caught:
-        Log.open(_LOG, Where(kafka, place.root, allow_unsafe=UNSAFE))
+        Log.open(_LOG, where_at(kafka, place.root))
     assert time.monotonic() - began_s < 150.0, "the request time-out was waited for"
     assert CANARY not in "".join(traceback.format_exception(caught.value))
 
@@ -291,7 +287,7 @@ def test_tls_where_the_broker_speaks_none(place: Place) -> None:
     """The reverse: a client that encrypts, at the plain listener."""
     kafka = place.broker.client("reader", bootstrap_servers=place.broker.plain)
     with pytest.raises(ConfigError, match=r"SSL|TLS"):
-        Log.open(_LOG, Where(kafka, place.root, allow_unsafe=UNSAFE))
+        Log.open(_LOG, where_at(kafka, place.root))
 
 
 _IAM = {

@@ -18,7 +18,7 @@ from statelog.recovery import recover
 from statelog.spark.option_texts import address_options
 from statelog.storage import Log, LogOptions, Where
 from tests.support.canary import CANARY, files_with_canary
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import UNSAFE, where_at
 from tests.support.services.s3_faulty import faulty_s3
 from tests.support.services.secure_broker import Right, SecureBroker, reading, topic, writing
 from tests.support.services.tokens import token_server
@@ -65,7 +65,7 @@ def ran(secure_node: SecureBroker, tmp_path_factory: pytest.TempPathFactory) -> 
         token = f"{tokens.module(program, _ROBOT)}:{_ROBOT}"
         storage = {**s3.options, "secret": f"{CANARY}store"}
         kafka = {"bootstrap.servers": broker.plain}
-        place = Where(kafka, _ROOT, storage_options=storage, allow_unsafe=UNSAFE, replication_factor=1)
+        place = where_at(kafka, _ROOT, storage_options=storage)
         Log.create(_LOG, place, LogOptions(partitions=2, key_type="long", value_schema=AVSC)).close()
         broker.grant("reader", reading(_LOG))
         broker.grant("writer", writing(_LOG))

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import statelog.spark
 from statelog.producer.writer import Writer
 from statelog.storage.log.where import Where
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.rooms import SOURCE
 from tests.support.services.broker import Broker
 
@@ -51,7 +51,7 @@ def test_an_example_does_what_it_says(
     """With a session, a log of four partitions and two keys, where it is, and streaming counts at hand."""
     events = spark.readStream.format("rate").load()
     counts = events.selectExpr("CAST(CAST(value AS STRING) AS BINARY) AS key", "X'31' AS value")
-    where = Where({"bootstrap.servers": broker.bootstrap}, str(tmp_path), allow_unsafe=UNSAFE, replication_factor=1)
+    where = where_at(broker.bootstrap, tmp_path)
     with statelog.open(log_name, where, create=statelog.LogOptions(partitions=4)) as log:
         with Writer(log, "w") as writer:
             writer.put(b"alice", b"1")

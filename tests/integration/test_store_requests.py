@@ -13,13 +13,13 @@ from bench.slow_store import SlowStore, slow_store
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
-from tests.support.rigs.log import UNSAFE, settings_for
+from tests.support.rigs.log import settings_for, where_at
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_file_of_several_megabytes_is_read_and_written_whole(s3: SlowStore, st
 def test_a_run_is_read_by_its_footer_and_by_megabytes(s3: SlowStore, tmp_path: Path) -> None:
     """A recovery reads a run by one request for its footer, and one for row groups of some megabytes."""
     kafka = MemoryKafka(cluster=MemoryCluster())
-    where = Where(kafka, s3.root, storage_options=s3.storage_options, allow_unsafe=UNSAFE, replication_factor=1)
+    where = where_at(kafka, s3.root, storage_options=s3.storage_options)
     with Log.create("runs", where, LogOptions(partitions=1)) as log:
         with Writer(log, "writer") as writer:
             keys = pa.array([b"%06d" % number for number in range(100_000)])

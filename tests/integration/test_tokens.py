@@ -31,7 +31,7 @@ from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.native import make_client
 from tests.support.canary import CANARY, canary_in, files_with_canary
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import UNSAFE, where_at
 from tests.support.services.secure_broker import SecureBroker, group, publishing, rolling_up, topic, writing
 from tests.support.services.tokens import Issuer, TokenServer, token_server
 
@@ -57,7 +57,7 @@ class Place(NamedTuple):
     def where(self, token: Callable[[], tuple[str, float]] | str | None = None, **settings: str) -> Where:
         """Where it is for who logs in by a function, or by these settings, `_` for `.`."""
         given = self.broker.token_client(**{"socket_timeout_ms": "280000", **settings})
-        return Where(given, str(self.root), kafka_token=token, allow_unsafe=UNSAFE, replication_factor=1)
+        return where_at(given, self.root, kafka_token=token)
 
     def token(self) -> tuple[str, float]:
         """A token for an hour."""

@@ -16,7 +16,7 @@ from statelog.storage import LogOptions, Where
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
-from tests.support.rigs.log import UNSAFE, settings_for
+from tests.support.rigs.log import UNSAFE, settings_for, where_at
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
@@ -35,7 +35,7 @@ class Place:
 
     def open(self) -> Log:
         """In another process."""
-        return Log.open(self.name, Where(self.kafka, self.root, allow_unsafe=UNSAFE))
+        return Log.open(self.name, where_at(self.kafka, self.root))
 
     def run(self, *arguments: str) -> Result:
         """A command of ours."""
@@ -55,7 +55,7 @@ def place(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Place]:
     place = Place(broker, log_name, tmp_path)
     with Log.create(
         log_name,
-        Where(place.kafka, place.root, allow_unsafe=UNSAFE, replication_factor=1),
+        where_at(place.kafka, place.root),
         LogOptions(partitions=2, key_groups=8),
     ) as log:
         with Writer(log, "w") as writer:

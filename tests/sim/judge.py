@@ -19,12 +19,11 @@ from statelog.schemas.ledger.records import decode
 from statelog.schemas.names import DESCRIPTOR_PATH, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.sim.naive_fold import NaiveFold
 from tests.sim.world import LOG, State, World
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.samples.folds import apply_all
 
 __all__ = [
@@ -179,4 +178,4 @@ def _manifests(world: World) -> list[Manifest]:
 def _log(world: World) -> Log:
     assert world.nemesis.is_quiet
     kafka, store = MemoryKafka(cluster=world.cluster), MemoryStore(world.disk, LOG)
-    return Log.open(LOG, Where(kafka, store, allow_unsafe=UNSAFE))
+    return Log.open(LOG, where_at(kafka, store))

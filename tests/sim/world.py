@@ -29,7 +29,7 @@ from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.sim.actors import SteppedKafka, Stepper
 from tests.sim.nemesis import Nemesis
 from tests.support.rigs.engine import inline
-from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, where_at
 from tests.support.told import lines
 
 __all__ = ["AGAIN", "LOG", "Attempt", "Process", "Read", "State", "StuckError", "World"]
@@ -116,7 +116,7 @@ class Process:
 
     def table_options(self, directory: Path | None, settings: TableSettings) -> dict[str, Any]:
         """Where a table or standby of this process lives; `directory`: in RocksDB, else in a dict."""
-        where = Where(self.view(), self.store, allow_unsafe=UNSAFE, replication_factor=1)
+        where = where_at(self.view(), self.store)
         options = {"where": where, "settings": settings}
         return options if directory is None else options | {"backend": "rocksdb", "directory": directory}
 

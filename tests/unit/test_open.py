@@ -16,7 +16,7 @@ from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 
 _POINT = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}]}'
 _WIDER = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "long"}, {"name": "y", "type": "long", "default": 0}]}'  # noqa: E501 - one document
@@ -33,7 +33,7 @@ class _World:
     def open(self, faults: FaultHook | None = None, *, create: bool = True, **options: Any) -> statelog.Log:
         """As a process of its own; `create` unless told otherwise."""
         store = MemoryStore(self.disk, "visits", **({"faults": faults} if faults else {}))
-        where = Where(MemoryKafka(cluster=self.cluster), store, allow_unsafe=UNSAFE, replication_factor=1)
+        where = where_at(MemoryKafka(cluster=self.cluster), store)
         return statelog.open("visits", where, create=create and statelog.LogOptions(**options))
 
 
@@ -66,7 +66,7 @@ def test_without_create_nothing_is_made(world: _World) -> None:
 def test_a_log_that_is_deleted_leaves_no_directory_behind(world: _World, tmp_path: Path) -> None:
     """On a local root all directories of the log go with its files; what else lies there stays."""
     (tmp_path / "orders").mkdir()
-    where = Where(MemoryKafka(cluster=world.cluster), str(tmp_path), allow_unsafe=UNSAFE, replication_factor=1)
+    where = where_at(MemoryKafka(cluster=world.cluster), tmp_path)
     with statelog.open("visits", where, create=statelog.LogOptions(value_schema=_POINT)) as log:
         statelog.recover(log).to_dict()
     assert (tmp_path / "visits" / "schemas").is_dir()

@@ -19,13 +19,13 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.stream import Stream
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.handle import Handle
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
 from tests.sim.actors import Actor, Stepper
 from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.world import AGAIN, LOG, Attempt, Process, Read, StuckError, World
 from tests.support.rigs.engine import inline
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.samples.folds import apply_to_dict, put_all
 
 __all__ = ["PARTITIONS", "SCENES", "tell"]
@@ -68,7 +68,7 @@ def _create(world: World) -> None:
         try:
             Log.create(
                 LOG,
-                Where(process.kafka, process.store, allow_unsafe=UNSAFE, replication_factor=1),
+                where_at(process.kafka, process.store),
                 LogOptions(partitions=PARTITIONS, key_groups=KEY_GROUPS),
             )
         except AlreadyExists:

@@ -29,7 +29,7 @@ from statelog.spark.stream_planner import StreamPlanner
 from statelog.storage import Log
 from statelog.storage.log.producers import append_all
 from statelog.tables import Standby, Table, TableSettings
-from tests.support.rigs.log import LogRig, keys_in, settings_for
+from tests.support.rigs.log import LogRig, impatient, keys_in, settings_for
 from tests.support.samples.folds import apply_to_dict
 
 __all__ = ["CASES", "DOORS", "Case", "Door", "Loss", "Regrowth", "Snapshot", "Verdict", "World", "state_at", "verdict"]
@@ -193,13 +193,13 @@ class World:
                 self._scatter()
             case Regrowth.BARRIER:
                 for rig in (self.log, self.table):
-                    with _impatient(rig) as log, suppress(Damaged):
+                    with impatient(rig) as log, suppress(Damaged):
                         for _ in range(_MORE):
                             log.barrier()
 
     def _go_on(self, name: str, partition: int) -> None:
         for rig in (self.log, self.table):
-            with _impatient(rig) as log, suppress(Damaged), Writer(log, name, partitions=[partition]) as writer:
+            with impatient(rig) as log, suppress(Damaged), Writer(log, name, partitions=[partition]) as writer:
                 for number in range(_MORE):
                     writer.put(_key(partition, number), b"other")
                     writer.commit()
@@ -226,7 +226,7 @@ class World:
 
     def open(self) -> Log:
         """The log of the writers, as a new process opens it."""
-        return _impatient(self.log)
+        return impatient(self.log)
 
     def stand_by(self) -> Standby[Any, Any]:
         """A standby of the table, in memory."""
@@ -242,12 +242,6 @@ class World:
             directory=directory,
             partitions=[0],
         )
-
-
-def _impatient(rig: LogRig) -> Log:
-    log = rig.open()
-    log.patience_s = 0.0
-    return log
 
 
 def _key(partition: int, number: int) -> bytes:

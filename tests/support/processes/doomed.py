@@ -26,11 +26,11 @@ from statelog.storage.log.where import Where
 from statelog.tables import TableSettings
 from tests.sim.judge import InputJudge
 from tests.sim.source import COPIED
-from tests.support.rigs.log import UNSAFE, settings_for
+from tests.support.rigs.log import UNSAFE, LogRig, settings_for, where_at
 from tests.support.samples.folds import put_all
 from tests.support.waiting import wait_for
 
-__all__ = ["MERGED", "NEVER", "merging_life", "round_life", "table_life", "writer_life"]
+__all__ = ["MERGED", "NEVER", "merging_life", "position_of", "round_life", "table_life", "writer_life"]
 
 MERGED = 20
 """The commits of a `merging_life`, together with those before it."""
@@ -54,7 +54,7 @@ def _killer(point: str, times: int = 1) -> Callable[[str], None]:
 def round_life(log: str, bootstrap: str, root: str, options: str, scratch: str, point: str) -> None:
     """One round, which may be the process' last. `options` are the storage options, as JSON."""
     kafka, store = {"bootstrap.servers": bootstrap}, json.loads(options)
-    with Log.open(log, Where(kafka, root, storage_options=store, allow_unsafe=UNSAFE)) as opened:
+    with Log.open(log, where_at(kafka, root, storage_options=store)) as opened:
         Environment(crash=_killer(point)).run(run_round, opened, settings_for(Path(scratch)))
 
 
@@ -62,7 +62,7 @@ def merging_life(log: str, bootstrap: str, root: str, scratch: str, point: str, 
     """A commit and a round, again and again, with merges beside them on a thread of their own; and a last round."""
     settings = settings_for(Path(scratch), fanout=2, merge_bytes=1)
     environment = Environment(crash=_killer(point, int(times)))
-    with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
+    with Log.open(log, where_at(bootstrap, root)) as opened:
         beside = environment.run(BackgroundMerge, opened, settings, ring=lambda: None)
         for number in range(int(first), MERGED):
             with Writer(opened, "w") as writer:
@@ -98,9 +98,16 @@ def table_life(
                 opened.commit_every(0.5, {"position": now + 1})
 
 
+def position_of(rig: LogRig) -> int:
+    """The progress of the table, as its log names it."""
+    with rig.open() as log:
+        last = log.commits().get("table")
+    return int(last.metadata["position"]) if last else 0
+
+
 def writer_life(log: str, bootstrap: str, root: str, kept: str, point: str, times: str, end: str) -> None:
     """One life of a writer."""
-    with Log.open(log, Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=UNSAFE)) as opened:
+    with Log.open(log, where_at(bootstrap, root)) as opened:
         made = Environment(crash=_killer(point, int(times))).run(Writer, opened, "doomed")
         _adopt(made, Path(kept))
         _copy(made, Path(kept), int(end))

@@ -27,7 +27,7 @@ from statelog.storage.kafka.config import client_config
 from statelog.tables import InputTopic, Table
 from tests.sim.source import WORK
 from tests.support.processes.starts import quick_start
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.waiting import wait_for
 
 __all__ = ["Group", "Member", "given"]
@@ -64,7 +64,7 @@ class Group:
     def where(self) -> statelog.Where:
         """The log's place."""
         kafka = {"bootstrap.servers": self.bootstrap}
-        return statelog.Where(kafka, str(self.root), allow_unsafe=UNSAFE, replication_factor=1)
+        return where_at(kafka, self.root)
 
     @contextmanager
     def input(self) -> Generator[confluent_kafka.Producer]:

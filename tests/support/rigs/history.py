@@ -8,7 +8,7 @@ write one run, or fold all runs into one. Works on the twins and on a real broke
 
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,13 +34,13 @@ from statelog.storage.run_reader import RunReader
 from statelog.storage.store import Store
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
-from statelog.testing.store import Fault, MemoryDisk, MemoryStore
+from statelog.testing.store import FaultHook, MemoryDisk, MemoryStore
 from tests.support.rigs.kafka import read_all
 from tests.support.rigs.log import LogRig, tail_of
 from tests.support.samples.folds import Row, apply_all, apply_to_dict, put_all, rows_of
 from tests.support.samples.runs import change_table, write_run
 
-__all__ = ["KEYS", "Committed", "HistoryRig", "Reader", "SnapshotTwins", "history_rig"]
+__all__ = ["KEYS", "Committed", "HistoryRig", "HistoryTwins", "Reader", "SnapshotTwins", "history_rig"]
 
 Changes = Sequence[tuple[Any, Any]]
 
@@ -214,15 +214,32 @@ class Reader:
 KEYS = [b"key-%d" % i for i in range(60)]
 
 
-class SnapshotTwins:
-    """A rig on twins that can be damaged, with three snapshots and a tail: each key was written in every stretch."""
+class HistoryTwins:
+    """A rig on twins that can be damaged."""
 
-    def __init__(self, *, truncate: bool) -> None:
+    def __init__(self) -> None:
         self.now_s = 1000.0
         self.cluster = MemoryCluster()
         self.disk = MemoryDisk(lambda: self.now_s)
         self.rig: HistoryRig = history_rig(kafka=MemoryKafka(cluster=self.cluster), store=MemoryStore(self.disk, "rig"))
         self.log = self.rig.log
+
+    @property
+    def expected(self) -> dict[object, object]:
+        """The newest state."""
+        return self.rig.state_at(self.rig.end())
+
+    def hooked(self, hook: FaultHook) -> None:
+        """Let the recovery's store ask `hook` with every method and path."""
+        self.log.store = MemoryStore(self.disk, "rig", faults=hook)
+        self.log.manifests = ManifestChain(self.log.store, self.log.descriptor)
+
+
+class SnapshotTwins(HistoryTwins):
+    """Three snapshots and a tail: each key was written in every stretch."""
+
+    def __init__(self, *, truncate: bool) -> None:
+        super().__init__()
         with Writer(self.log, "w") as writer:
             for stretch in range(1, 4):
                 self.rig.commit(writer, stretch, [(key, b"%d" % stretch) for key in KEYS])
@@ -232,21 +249,6 @@ class SnapshotTwins:
             self.rig.drop(self.rig.manifests[0])
             self.rig.truncate(self.rig.manifests[0])
 
-    @property
-    def expected(self) -> dict[object, object]:
-        """The newest state."""
-        return self.rig.state_at(self.rig.end())
-
     def run_of(self, snapshot: int) -> str:
         """The newest run of a snapshot, by its place in the list."""
         return self.rig.manifests[snapshot].runs[-1].path
-
-    def hooked(self, hook: Callable[[str, str], None]) -> None:
-        """Let the recovery's store call `hook` with every method and path."""
-
-        def ask(method: str, path: str) -> Fault | None:
-            hook(method, path)
-            return None
-
-        self.log.store = MemoryStore(self.disk, "rig", faults=ask)
-        self.log.manifests = ManifestChain(self.log.store, self.log.descriptor)

@@ -53,6 +53,7 @@ __all__ = [
     "TwinLog",
     "TwinRig",
     "apply_tail",
+    "impatient",
     "key_in",
     "keys_in",
     "live",
@@ -64,6 +65,7 @@ __all__ = [
     "state_of_snapshot",
     "tail_of",
     "twin_rig",
+    "where_at",
 ]
 
 UNSAFE = ("replication", "min-insync")
@@ -72,6 +74,13 @@ WAIVED = parse_waivers(UNSAFE)
 State = dict[Any, Any]
 
 _STALL_TIMEOUT_S = 60.0
+
+
+def where_at(kafka: Kafka | Mapping[str, str] | str, root: Store | Path | str, **more: Any) -> Where:
+    """A place on one broker: `kafka` is a port, a client's settings, or host:port; `root` a store, a path or a URL."""
+    settings = {"bootstrap.servers": kafka} if isinstance(kafka, str) else kafka
+    root = str(root) if isinstance(root, Path) else root
+    return Where(settings, root, allow_unsafe=UNSAFE, replication_factor=1, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +252,13 @@ class TwinLog:
 
     def _rig(self) -> TwinRig:
         return twin_rig(self.name, cluster=self.cluster, disk=self.disk, replicas=self.replicas)
+
+
+def impatient(rig: LogRig | TwinLog) -> Log:
+    """The log, opened by somebody who believes Kafka's first answer."""
+    log = rig.open()
+    log.patience_s = 0.0
+    return log
 
 
 def live(name: str, where: Callable[[], Where], scratch: Path, writes: int) -> State:

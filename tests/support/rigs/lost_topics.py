@@ -9,12 +9,11 @@ from statelog.materializer.round import run_round
 from statelog.storage.kafka import Kafka
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import TopicLoss, accept_topic_loss
-from statelog.storage.log.where import Where
 from statelog.storage.store import Store
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.kafka import write_all
-from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for, where_at
 
 __all__ = ["BOTH", "KEPT", "accept", "anew", "gone", "made"]
 
@@ -80,12 +79,7 @@ def accept(
     return Environment(wall_clock=twin.clock, wait=wait).run(
         accept_topic_loss,
         "log",
-        Where(
-            kafka or MemoryKafka(cluster=twin.cluster),
-            root or MemoryStore(twin.disk, "log"),
-            allow_unsafe=UNSAFE,
-            replication_factor=1,
-        ),
+        where_at(kafka or MemoryKafka(cluster=twin.cluster), root or MemoryStore(twin.disk, "log")),
         reason=reason,
         operator=operator,
         confirm=confirm,

@@ -18,8 +18,7 @@ from confluent_kafka import admin
 from statelog.cli.program import program
 from statelog.cli.session import Session
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
-from tests.support.rigs.log import UNSAFE, TwinLog
+from tests.support.rigs.log import UNSAFE, TwinLog, where_at
 from tests.support.services.broker import Broker
 
 __all__ = ["Shell", "commands_open", "doctors_topics", "shell", "write_csv", "write_lines", "writer_row"]
@@ -86,7 +85,7 @@ class Shell:
 
     def open_log(self) -> Log:
         """The log, through the library."""
-        return Log.open(self.name, Where({"bootstrap.servers": self.bootstrap}, str(self.root), allow_unsafe=UNSAFE))
+        return Log.open(self.name, where_at(self.bootstrap, self.root))
 
     def state(self) -> dict[str, Any]:
         """The recovered state, by way of JSON lines: key to all other fields."""

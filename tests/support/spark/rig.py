@@ -18,7 +18,7 @@ from statelog.schemas.ledger.records import Commit, Open, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import UNSAFE, where_at
 from tests.support.samples.folds import apply_all, put_all
 
 __all__ = [
@@ -64,7 +64,7 @@ class SparkLog:
         settings: dict[str, Any] = {"key_type": "long", "partitions": 4, "key_groups": 16, "value_schema": AVSC}
         log = Log.create(
             name,
-            Where({"bootstrap.servers": bootstrap}, str(directory / "root"), allow_unsafe=UNSAFE, replication_factor=1),
+            where_at(bootstrap, directory / "root"),
             LogOptions(**{**settings, **overrides}),
         )
         return cls(log=log, bootstrap=bootstrap, root=directory / "root")

@@ -21,7 +21,7 @@ from statelog.storage.store.local import LocalStore
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.daemon import DaemonBench
-from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for, where_at
 
 
 class _Mount(NamedTuple):
@@ -61,7 +61,7 @@ def mount(tmp_path: Path) -> _Mount:
     scratch.mkdir()
     log = Log.create(
         "log",
-        Where(MemoryKafka(cluster=MemoryCluster()), LocalStore(root, "log"), allow_unsafe=UNSAFE, replication_factor=1),
+        where_at(MemoryKafka(cluster=MemoryCluster()), LocalStore(root, "log")),
         LogOptions(partitions=2),
     )
     return _Mount(log, root, scratch)
@@ -113,7 +113,7 @@ def test_a_directory_that_goes_away_in_mid_round_costs_no_record(point: str, mou
     mount.mount()
     # By another process: this one may have put a manifest that the volume never saw, and goes on missing it.
     store = LocalStore(mount.root, "log")
-    with Log.open("log", Where(mount.log.kafka, store, allow_unsafe=UNSAFE)) as log:
+    with Log.open("log", where_at(mount.log.kafka, store)) as log:
         assert len(recover(log).to_dict()) == 4
 
 
@@ -143,12 +143,7 @@ def test_another_logs_directory_is_refused(mount: _Mount, tmp_path: Path) -> Non
     (tmp_path / "other").mkdir()
     Log.create(
         "log",
-        Where(
-            MemoryKafka(cluster=MemoryCluster(cluster_id="another")),
-            LocalStore(tmp_path / "other", "log"),
-            allow_unsafe=UNSAFE,
-            replication_factor=1,
-        ),
+        where_at(MemoryKafka(cluster=MemoryCluster(cluster_id="another")), LocalStore(tmp_path / "other", "log")),
         LogOptions(partitions=2),
     )
     mount.commit(1)

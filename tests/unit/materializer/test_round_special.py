@@ -11,12 +11,12 @@ from statelog.materializer.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage import LogOptions, Where
+from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, state_of, state_of_snapshot
+from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot, where_at
 
 
 def _avsc(*fields: Mapping[str, str]) -> str:
@@ -31,7 +31,7 @@ def test_values_of_an_older_schema_are_rewritten_by_the_round_that_reads_them(tm
     """Delta and merge convert to the newest schema, so that every run of a merge has one shape."""
     log = Log.create(
         "typed",
-        Where(MemoryKafka(), MemoryStore(MemoryDisk(lambda: 1.0), "typed"), allow_unsafe=UNSAFE, replication_factor=1),
+        where_at(MemoryKafka(), MemoryStore(MemoryDisk(lambda: 1.0), "typed")),
         LogOptions(partitions=2, key_groups=4, value_schema=_avsc(A)),
     )
     settings = settings_for(tmp_path, fanout=2)

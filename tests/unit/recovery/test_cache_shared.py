@@ -18,7 +18,6 @@ from statelog.producer.writer import Writer
 from statelog.recovery import CacheSettings, RecoverySettings, RunOpener, recover
 from statelog.storage.claims import list_leases
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from statelog.storage.store import Store
 from statelog.storage.store.local import LocalStore
 from statelog.testing.cluster import MemoryCluster
@@ -27,7 +26,7 @@ from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.cache import janitors
 from tests.support.rigs.history import HistoryRig, history_rig
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 from tests.support.told import told
 from tests.support.waiting import wait_for
 
@@ -117,7 +116,7 @@ class _World:
 
     def open(self) -> Log:
         """The log with clients of its own."""
-        return Log.open("rig", Where(MemoryKafka(cluster=self.cluster), self.store(), allow_unsafe=UNSAFE))
+        return Log.open("rig", where_at(MemoryKafka(cluster=self.cluster), self.store()))
 
     def left(self) -> list[Path]:
         """What lies in the cache's base."""

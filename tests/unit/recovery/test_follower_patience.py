@@ -15,13 +15,12 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.targets import fill_dict
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.breaking_kafka import BreakingKafka
 from tests.support.rigs.history import HistoryRig, Reader, history_rig
-from tests.support.rigs.log import UNSAFE
+from tests.support.rigs.log import where_at
 
 _VALUE = '{"type":"record","name":"V","fields":[{"name":"n","type":"long"}]}'
 _WIDER = """{"type":"record","name":"V","fields":[{"name":"n","type":"long"},
@@ -138,7 +137,7 @@ def test_a_new_value_schema_is_waited_for_while_the_lease_stands() -> None:
     assert isinstance(cluster_view, MemoryKafka)
     follower = Log.open(
         "rig",
-        Where(cluster_view.join(), MemoryStore(disk, "rig", faults=away), allow_unsafe=UNSAFE),
+        where_at(cluster_view.join(), MemoryStore(disk, "rig", faults=away)),
     )
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"a", {"n": 1})])

@@ -16,7 +16,7 @@ from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
-from tests.support.rigs.log import UNSAFE, TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for, where_at
 from tests.support.told import told
 
 
@@ -112,9 +112,7 @@ def test_the_command_needs_no_broker(tmp_path: Path) -> None:
     kafka = MemoryKafka()
     (tmp_path / "scratch").mkdir()
     with (
-        Log.create(
-            "log", Where(kafka, root, allow_unsafe=UNSAFE, replication_factor=1), LogOptions(partitions=1)
-        ) as log,
+        Log.create("log", where_at(kafka, root), LogOptions(partitions=1)) as log,
         Writer(log, "w") as writer,
     ):
         writer.put(b"k", b"v")
