@@ -7,6 +7,7 @@ a time, so the same faults make the same story.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from statelog.environment import Environment
 from statelog.errors import AlreadyExists, Fenced, StatelogError
@@ -63,50 +64,15 @@ def tell(scratch: Path, faults: Mapping[int, Kind], accidents: Mapping[int, Scen
 # ---- the scenes
 
 
-def _create(world: World) -> None:
-    def scene(process: Process) -> None:
-        try:
-            Log.create(
-                LOG,
-                where_at(process.kafka, process.store),
-                LogOptions(partitions=PARTITIONS, key_groups=KEY_GROUPS),
-            )
-        except AlreadyExists:
-            assert process.log.descriptor.partitions == PARTITIONS
-
-    world.play("create", scene)
-
-
-def _write_three(world: World) -> None:
-    world.play("w1", lambda process: _write(process, 3))
-
-
-def _coordinate(world: World) -> None:
-    world.play("job", _commit_tasks)
-
-
-def _roll_up(world: World) -> None:
-    world.play("mat", _round)
-
-
-def _recover_newest(world: World) -> None:
-    world.play("reader", _read)
-
-
-def _write_fourth(world: World) -> None:
-    world.play("w1", lambda process: _write(process, 4))
-
-
-def _recover_checkpoint(world: World) -> None:
-    world.play("reader", lambda process: _read(process, AtCheckpoint("w", 4)))
-
-
-def _follow(world: World) -> None:
-    world.play("follower", _follow_one)
-
-
-def _take_over(world: World) -> None:
-    world.play("w2", lambda process: _write(process, 6, restore=True))
+def _create(process: Process) -> None:
+    try:
+        Log.create(
+            LOG,
+            where_at(process.kafka, process.store),
+            LogOptions(partitions=PARTITIONS, key_groups=KEY_GROUPS),
+        )
+    except AlreadyExists:
+        assert process.log.descriptor.partitions == PARTITIONS
 
 
 def _wake_up_late(world: World) -> None:
@@ -128,29 +94,9 @@ def _wake_up_late(world: World) -> None:
     world.play("w1", scene)
 
 
-def _write_seventh(world: World) -> None:
-    world.play("w2", lambda process: _write(process, 7))
-
-
-def _recover_last(world: World) -> None:
-    world.play("last", lambda process: _read(process, barrier=True))
-
-
-SCENES: tuple[Scene, ...] = (
-    _create,
-    _write_three,
-    _coordinate,
-    _roll_up,
-    _recover_newest,
-    _write_fourth,
-    _roll_up,
-    _recover_checkpoint,
-    _follow,
-    _take_over,
-    _wake_up_late,
-    _write_seventh,
-    _recover_last,
-)
+def _by(name: str, scene: Callable[..., None], *args: Any, **options: Any) -> Scene:
+    """A scene that is played by the process of this name."""
+    return lambda world: world.play(name, lambda process: scene(process, *args, **options))
 
 
 def _end(world: World) -> None:
@@ -338,3 +284,20 @@ def _step_to(process: Process, stream: Stream, hand: _Hand, position: int) -> No
 def _apply(process: Process, portion: Portion) -> None:
     apply_to_dict(portion.changes, process.state)
     process.cursor = portion.cursor
+
+
+SCENES: tuple[Scene, ...] = (
+    _by("create", _create),
+    _by("w1", _write, 3),
+    _by("job", _commit_tasks),
+    _by("mat", _round),
+    _by("reader", _read),
+    _by("w1", _write, 4),
+    _by("mat", _round),
+    _by("reader", _read, AtCheckpoint("w", 4)),
+    _by("follower", _follow_one),
+    _by("w2", _write, 6, restore=True),
+    _wake_up_late,
+    _by("w2", _write, 7),
+    _by("last", _read, barrier=True),
+)

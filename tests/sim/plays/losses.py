@@ -272,31 +272,36 @@ def _read_on(log: Log, options: StreamOptions) -> dict[str, Any]:
 # ---- the ways in: each says what it found of the six commits
 
 
-def _recover(world: World) -> object:
-    with world.open() as log:
-        return recover(log).to_dict()
+def _opened(ask: Callable[[Log, World], object]) -> Callable[[World], object]:
+    """A way in by the log of the writers, opened anew."""
+
+    def enter(world: World) -> object:
+        with world.open() as log:
+            return ask(log, world)
+
+    return enter
 
 
-def _recover_early(world: World) -> object:
+def _recover_early(log: Log, world: World) -> object:
     """A state from before what was lost: right if it is that."""
-    with world.open() as log:
-        found = recover(log, at=AtPosition(world.memory.early)).to_dict()
+    found = recover(log, at=AtPosition(world.memory.early)).to_dict()
     return state_at(_LAST) if found == state_at(_EACH) else found
 
 
-def _recover_behind_a_barrier(world: World) -> object:
-    with world.open() as log:
-        return recover(log, barrier=True).to_dict()
+def _resume(log: Log, world: World) -> object:
+    return recover(log, resume=Cursor.from_json(world.memory.cursor)).stream().apply(lambda _: None)
 
 
-def _recover_at_least(world: World) -> object:
-    with world.open() as log:
-        return recover(log, at_least=world.memory.place).to_dict()
+def _owned(log: Log, owner: type[Writer | Coordinator]) -> object:
+    """The checkpoint that a new life finds."""
+    with owner(log, "a", partitions=[0]) as opened:
+        return opened.last_commit.checkpoint.id if opened.last_commit else 0
 
 
-def _resume(world: World) -> object:
-    with world.open() as log:
-        return recover(log, resume=Cursor.from_json(world.memory.cursor)).stream().apply(lambda _: None)
+def _round(log: Log, world: World) -> object:
+    run_round(log, settings_for(world.scratch))
+    newest = log.manifests.newest()
+    return newest.state.commits["a"].checkpoint.id if newest else 0
 
 
 def _follow(world: World) -> object:
@@ -335,33 +340,11 @@ def _table_on_its_directory(world: World) -> object:
         return dict(table.items())
 
 
-def _export(world: World) -> object:
-    with world.open() as log:
-        return export(log, str(world.lake))
-
-
-def _writer(world: World) -> object:
-    with world.open() as log, Writer(log, "a", partitions=[0]) as writer:
-        return writer.last_commit.checkpoint.id if writer.last_commit else 0
-
-
-def _coordinator(world: World) -> object:
-    with world.open() as log, Coordinator(log, "a", partitions=[0]) as coordinator:
-        return coordinator.last_commit.checkpoint.id if coordinator.last_commit else 0
-
-
 def _grant_of_before(world: World) -> object:
     """A job that was started again opens nothing under its grant; whose Open is gone, or another's, is refused."""
     with suppress(Fenced), world.open() as log, Coordinator(log, "a", grant=world.memory.grant) as coordinator:
         return coordinator.last_commit
     raise Damaged("the grant is over")
-
-
-def _round(world: World) -> object:
-    with world.open() as log:
-        run_round(log, settings_for(world.scratch))
-        newest = log.manifests.newest()
-        return newest.state.commits["a"].checkpoint.id if newest else 0
 
 
 def _changes(world: World) -> object:
@@ -388,16 +371,6 @@ def _query_of_before(reader: str) -> Callable[[World], object]:
     return go_on
 
 
-def _commits(world: World) -> object:
-    with world.open() as log:
-        return log.commits()["a"].checkpoint.id
-
-
-def _describe(world: World) -> object:
-    with world.open() as log:
-        return log.describe().state.commits["a"].checkpoint.id
-
-
 class Door(NamedTuple):
     """A way in. One that `remembers` what was lost is never right: it has to be loud."""
 
@@ -406,28 +379,30 @@ class Door(NamedTuple):
 
 
 DOORS: dict[str, Door] = {
-    "recover": Door(_recover),
-    "recover an early state": Door(_recover_early),
+    "recover": Door(_opened(lambda log, _: recover(log).to_dict())),
+    "recover an early state": Door(_opened(_recover_early)),
     "changes in batch": Door(_changes),
     "a new query": Door(_new_query),
-    "commits": Door(_commits),
-    "describe": Door(_describe),
+    "commits": Door(_opened(lambda log, _: log.commits()["a"].checkpoint.id)),
+    "describe": Door(_opened(lambda log, _: log.describe().state.commits["a"].checkpoint.id)),
     "standby": Door(_standby),
-    "recover at least": Door(_recover_at_least, remembers=True),
-    "resume": Door(_resume, remembers=True),
+    "recover at least": Door(
+        _opened(lambda log, world: recover(log, at_least=world.memory.place).to_dict()), remembers=True
+    ),
+    "resume": Door(_opened(_resume), remembers=True),
     "follow": Door(_follow, remembers=True),
     "a query of before": Door(_query_of_before(""), remembers=True),
     "a query of before with a readerId": Door(_query_of_before("reader"), remembers=True),
     "a follower that lived on": Door(_living_follower, remembers=True),
     "a standby that lived on": Door(_living_standby, remembers=True),
     "a grant of before": Door(_grant_of_before, remembers=True),
-    "export": Door(_export, remembers=True),
+    "export": Door(_opened(lambda log, world: export(log, str(world.lake))), remembers=True),
     "table on its directory": Door(_table_on_its_directory, remembers=True),
-    "barrier": Door(_recover_behind_a_barrier),
-    "round": Door(_round),
+    "barrier": Door(_opened(lambda log, _: recover(log, barrier=True).to_dict())),
+    "round": Door(_opened(_round)),
     "table": Door(_table),
-    "coordinator": Door(_coordinator),
-    "writer": Door(_writer),
+    "coordinator": Door(_opened(lambda log, _: _owned(log, Coordinator))),
+    "writer": Door(_opened(lambda log, _: _owned(log, Writer))),
 }
 """In an order in which none hides from a later one what it could have seen: who writes comes last."""
 

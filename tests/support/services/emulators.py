@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 import uuid
@@ -21,8 +20,19 @@ from pathlib import Path
 from typing import Any, cast
 
 from statelog.testing.broker import cache_directory, free_port, locked, wait_until_ready
+from statelog.testing.node import check_jars, fetch_jars
+from tests.support.waiting import wait_for
 
-__all__ = ["AZURE_ACCOUNT", "AZURE_KEY", "EmulatedStore", "Unobtainable", "open_azure", "open_gcs", "open_kfake"]
+__all__ = [
+    "AZURE_ACCOUNT",
+    "AZURE_KEY",
+    "EmulatedStore",
+    "Unobtainable",
+    "kept_jars",
+    "open_azure",
+    "open_gcs",
+    "open_kfake",
+]
 
 _AZURITE = "azurite@3.35.0"
 _FAKE_GCS = "github.com/fsouza/fake-gcs-server@v1.56.1"
@@ -128,6 +138,19 @@ def _installed(name: str, pinned: str, command: Callable[[str], list[str]]) -> P
     return home
 
 
+def kept_jars(name: str, pins: Mapping[str, str]) -> Path:
+    """The directory of these jars, beside the development broker's; fetched on first use. Raises Unavailable if they
+    cannot be had, Corrupt, ConfigError.
+    """
+    jars = cache_directory() / name
+    jars.parent.mkdir(parents=True, exist_ok=True)
+    with locked(jars.parent / f"{name}.lock"):
+        if not jars.is_dir():
+            fetch_jars(jars, pins)
+    check_jars(jars, pins)
+    return jars
+
+
 def _run(command: Sequence[str], pinned: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False)
@@ -144,14 +167,15 @@ def _start(stack: ExitStack, command: Sequence[str], log: Path, port: int, more:
         subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env={**os.environ, **more})
     )
     stack.callback(process.kill)
-    until = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < until and process.poll() is None:
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text(encoding="utf-8", errors="replace")[-3000:]
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5).close()
         except urllib.error.HTTPError:
-            return
+            return True
         except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise TimeoutError(f"{command[0]} does not start: {log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
+            return False
+        return True
+
+    wait_for(answers, f"{command[0]} does not start: see {log}", tick_s=0.1)

@@ -14,8 +14,9 @@ from getpass import getuser
 from importlib.util import find_spec
 from pathlib import Path
 
-from statelog.testing.broker import cache_directory, free_port, locked
-from statelog.testing.node import check_jars, fetch_jars, find_java
+from statelog.testing.broker import free_port
+from statelog.testing.node import find_java
+from tests.support.services.emulators import kept_jars
 from tests.support.waiting import wait_for
 
 __all__ = ["Hdfs", "open_hdfs"]
@@ -80,14 +81,7 @@ def _class_path(directory: Path) -> str:
 
 def _mini_cluster(version: str) -> Path:
     """Where the jar lies, fetched on first use into the directory of the development broker's jars."""
-    pins = {f"org.apache.hadoop:hadoop-client-minicluster:{version}": _PINS[version]}
-    jars = cache_directory() / f"hdfs-{version}"
-    jars.parent.mkdir(parents=True, exist_ok=True)
-    with locked(jars.parent / "jars.lock"):
-        if not jars.is_dir():
-            fetch_jars(jars, pins)
-    check_jars(jars, pins)
-    return jars
+    return kept_jars(f"hdfs-{version}", {f"org.apache.hadoop:hadoop-client-minicluster:{version}": _PINS[version]})
 
 
 def _write_settings(path: Path, settings: Mapping[str, str]) -> None:

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from statelog.testing.broker import free_port
 from tests.support.spark.programs import PROGRAMS, Place
-from tests.support.spark.session import SPARK_SETTINGS
+from tests.support.spark.session import SPARK_SETTINGS, session_on
 from tests.support.waiting import wait_for
 
 __all__ = ["KINDS", "Kind", "main", "spark_environment", "standalone_master"]
@@ -39,11 +39,7 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 
 @contextmanager
 def _session(master: str, settings: Mapping[str, str]) -> Generator[SparkSession]:
-    builder = SparkSession.builder.master(master).appName("statelog-programs")
-    for name, value in {**SPARK_SETTINGS, **settings}.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session = session_on(master, settings)
     try:
         yield session
     finally:

@@ -6,8 +6,8 @@ together; whoever uses it says which it is.
 
 from pathlib import Path
 
-from statelog.testing.broker import cache_directory, locked
-from statelog.testing.node import check_jars, fetch_jars, parse_pins
+from statelog.testing.node import parse_pins
+from tests.support.services.emulators import kept_jars
 
 __all__ = ["CONNECTOR", "connector_jars"]
 
@@ -22,11 +22,4 @@ f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767  org.apache.spa
 
 def connector_jars() -> list[Path]:
     """The connector's jars, for `spark.jars`. Raises Unavailable if they cannot be had, Corrupt, ConfigError."""
-    directory = cache_directory()
-    directory.mkdir(parents=True, exist_ok=True)
-    jars = directory / "spark-kafka-4.2.0"
-    with locked(directory / "spark-kafka.lock"):
-        if not jars.is_dir():
-            fetch_jars(jars, _PINS)
-    check_jars(jars, _PINS)
-    return sorted(jars.iterdir())
+    return sorted(kept_jars("spark-kafka-4.2.0", _PINS).iterdir())

@@ -24,7 +24,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SPARK_SETTINGS", "archiving", "open_session", "spark"]
+__all__ = ["SPARK_SETTINGS", "archiving", "open_session", "session_on", "spark"]
 
 _HOME = Path(sys.prefix) / "spark-home"
 _ARCHIVE = _HOME / "classes.jsa"
@@ -57,11 +57,16 @@ def spark() -> "Iterator[SparkSession]":
 
 def open_session(settings: Mapping[str, str], *, master: str = "local[2]", log_level: str = "ERROR") -> "SparkSession":
     """The session of this process, with `settings` on top of those of every session."""
-    from pyspark.sql import SparkSession  # Takes a second to import, which tests without Spark need not pay.
-
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     os.environ["SPARK_HOME"] = str(_home())
+    return session_on(master, settings, log_level)
+
+
+def session_on(master: str, settings: Mapping[str, str], log_level: str = "ERROR") -> "SparkSession":
+    """The session of this process in the environment that it has."""
+    from pyspark.sql import SparkSession  # Takes a second to import, which tests without Spark need not pay.
+
     builder = SparkSession.builder.master(master).appName("statelog-tests")
     for name, value in {**SPARK_SETTINGS, **settings}.items():
         builder = builder.config(name, value)
