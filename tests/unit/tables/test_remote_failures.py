@@ -12,13 +12,13 @@ from statelog.environment import Environment
 from statelog.errors import IdentityChanged, StatelogError, StoreRefused, StoreUnavailable
 from statelog.producer.guard import Life
 from statelog.schemas.snapshot.manifest import next_manifest
-from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading, Table
 from statelog.testing.store import Fault, MemoryStore
-from tests.support.rigs.log import twin_rig
 from tests.support.rigs.table import content
 from tests.support.waiting import wait_for
-from tests.unit.tables.test_remote_tables import KEYS, Gate, Rolled
+from tests.unit.tables.test_remote_tables import KEYS, Gate, Rolled, directory, rolled
+
+__all__ = ["directory", "rolled"]
 
 
 class _Refusing:
@@ -31,19 +31,6 @@ class _Refusing:
         if self.error is not None and path.startswith("runs/"):
             raise self.error
         return None
-
-
-@pytest.fixture
-def rolled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rolled:
-    """A log with snapshots."""
-    monkeypatch.setitem(cast("dict[str, Any]", RunWriter.__init__.__kwdefaults__), "target_rows", 3)
-    return Rolled(twin_rig("log"), tmp_path)
-
-
-@pytest.fixture(params=["dict", "rocksdb"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """Where the state is kept, or None for a dict."""
-    return tmp_path / "local" if request.param == "rocksdb" else None
 
 
 def _inside(table: Table[Any, Any]) -> Any:
