@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from statelog.schemas.changes import key_order
 from statelog.schemas.changes.changes import DELETE, OPAQUE, PUT, chunk_slices, live, newest_sorted, row_sizes, split
 from statelog.schemas.key_groups import KeyType, partition_of
-from tests.support.samples.chunks import Row, rows_batch
-from tests.support.samples.folds import last_per_key, rows_of, sort_by_key
+from tests.support.samples.chunks import rows_batch
+from tests.support.samples.folds import Row, last_per_key, rows_of, sort_by_key
 
 TYPED = pa.struct([("a", pa.int64()), ("s", pa.string())])
 # Few distinct bytes, so that keys repeat, share beginnings, and differ by padding only.

@@ -13,7 +13,8 @@ from statelog.schemas.changes.chunk import VerifiedChunk, around, decode_batches
 from statelog.schemas.changes.few import FewChanges
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.place import LastRecord, Place
-from tests.support.samples.chunks import Row, chunk_of, rows_batch
+from tests.support.samples.chunks import chunk_of, rows_batch
+from tests.support.samples.folds import Row
 
 MAGIC_BYTES = 4
 KEYS: dict[KeyType, st.SearchStrategy[object]] = {

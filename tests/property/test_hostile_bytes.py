@@ -31,8 +31,8 @@ from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.run_reader import RunReader
 from statelog.storage.run_writer import RunWriter
 from tests.support.processes.starts import in_fork
-from tests.support.samples.chunks import Row, chunk_of, rows_batch
-from tests.support.samples.folds import apply_to_dict
+from tests.support.samples.chunks import chunk_of, rows_batch
+from tests.support.samples.folds import Row, apply_to_dict
 from tests.support.samples.format_examples import EXAMPLES
 from tests.support.samples.ledger_story import IDENTITY, Story
 from tests.support.samples.runs import LABEL, change_table

@@ -14,8 +14,8 @@ from statelog.schemas.snapshot.runs import RowGroupPacker, RunFile, first_unsort
 from statelog.storage.merge import merge_streams
 from statelog.storage.run_reader import RunReader, read_back
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.samples.folds import rows_of
-from tests.support.samples.runs import Change, change_table, write_run
+from tests.support.samples.folds import Row, rows_of
+from tests.support.samples.runs import change_table, write_run
 
 BYTES = st.binary(max_size=4) | st.sampled_from([b"", b"\0", b"\0\0", b"a", b"a\0", b"\xff" * 80, b"\xff" * 81])
 TEXT = st.text(max_size=3) | st.sampled_from(["", "\0", "a", "a\0", "\U0001f600", "￿", "x" * 70])
@@ -24,7 +24,7 @@ KINDS = {"bytes": (BYTES, pa.binary()), "text": (TEXT, pa.string()), "longs": (L
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[list[list[Change]], pa.DataType]:
+def runs(draw: st.DrawFn) -> tuple[list[list[Row]], pa.DataType]:
     """A few runs of changes, oldest first, each with one change per (key group, key), and their key type."""
     keys, key_type = KINDS[draw(st.sampled_from(sorted(KINDS)))]
     place = st.tuples(st.integers(0, 3), keys)
@@ -33,14 +33,14 @@ def runs(draw: st.DrawFn) -> tuple[list[list[Change]], pa.DataType]:
     return [[(g, int(v is None), k, v) for (g, k), v in run.items()] for run in made], key_type
 
 
-def _folded(all_runs: list[list[Change]], *, drop_deletes: bool) -> dict[tuple[int, object], Change]:
+def _folded(all_runs: list[list[Row]], *, drop_deletes: bool) -> dict[tuple[int, object], Row]:
     state = {(change[0], change[2]): change for run in all_runs for change in run}
     return {place: change for place, change in state.items() if not (drop_deletes and change[1])}
 
 
 @settings(deadline=None)
 @given(runs(), st.booleans())
-def test_merge_is_the_fold(given_runs: tuple[list[list[Change]], pa.DataType], drop_deletes: bool) -> None:
+def test_merge_is_the_fold(given_runs: tuple[list[list[Row]], pa.DataType], drop_deletes: bool) -> None:
     """A merge keeps exactly the newest change of every key, sorted, with or without deletes."""
     all_runs, key_type = given_runs
     merged = merge_tables([change_table(run, key_type) for run in all_runs], drop_deletes=drop_deletes)
@@ -52,7 +52,7 @@ def test_merge_is_the_fold(given_runs: tuple[list[list[Change]], pa.DataType], d
 @settings(deadline=None)
 @given(runs(), st.booleans(), st.lists(st.integers(1, 5), min_size=4, max_size=4), st.sampled_from([1, 60, 1 << 30]))
 def test_streamed_merge_is_the_merge(
-    given_runs: tuple[list[list[Change]], pa.DataType], drop_deletes: bool, steps: list[int], most_bytes: int
+    given_runs: tuple[list[list[Row]], pa.DataType], drop_deletes: bool, steps: list[int], most_bytes: int
 ) -> None:
     """Cutting the runs into pieces of any size and streaming them, so much at once, gives the rows of the whole."""
     all_runs, key_type = given_runs
@@ -70,7 +70,7 @@ def test_streamed_merge_is_the_merge(
 
 @settings(deadline=None)
 @given(runs(), st.integers(1, 6))
-def test_packing_loses_nothing(given_runs: tuple[list[list[Change]], pa.DataType], target: int) -> None:
+def test_packing_loses_nothing(given_runs: tuple[list[list[Row]], pa.DataType], target: int) -> None:
     """Row groups hold all rows in order, and a key group is in two of them only if it is larger than one."""
     table = change_table(given_runs[0][0], given_runs[1])
     packer = RowGroupPacker(target)

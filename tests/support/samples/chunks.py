@@ -9,12 +9,12 @@ from statelog.schemas.changes.chunk import EncodedChunk, encode_chunk
 from statelog.schemas.changes.few import Changes, key_groups_in
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LastRecord, Place
+from tests.support.samples.folds import Row
 
-__all__ = ["NONCE", "Row", "chunk_of", "mutations", "rows_batch"]
+__all__ = ["NONCE", "chunk_of", "mutations", "rows_batch"]
 
 KEY = bytes(range(16))
 NONCE = bytes(range(16))
-Row = tuple[int, int, object, object]
 
 
 def rows_batch(

@@ -9,10 +9,10 @@ import pyarrow as pa
 from statelog.schemas.snapshot.runs import TARGET_ROWS, RunFile, RunMetadata
 from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
+from tests.support.samples.folds import Row
 
-__all__ = ["LABEL", "Change", "change_table", "run_schema", "write_run"]
+__all__ = ["LABEL", "change_table", "run_schema", "write_run"]
 
-Change = tuple[int, int, object, object]
 LABEL = RunMetadata(log="orders", first_position=10, end_position=20, value_schema_id=0)
 
 
@@ -22,7 +22,7 @@ def run_schema(key_type: pa.DataType, value_type: pa.DataType) -> pa.Schema:
 
 
 def change_table(
-    changes: Iterable[Change], key_type: pa.DataType | None = None, value_type: pa.DataType | None = None
+    changes: Iterable[Row], key_type: pa.DataType | None = None, value_type: pa.DataType | None = None
 ) -> pa.Table:
     """Changes (key group, op, key, value), in the order of a run."""
     rows = sorted(changes, key=lambda change: (change[0], _order(change[2])))

@@ -18,7 +18,8 @@ from statelog.schemas.changes.chunk import (
 )
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import Place
-from tests.support.samples.chunks import KEY, NONCE, Row, chunk_of, rows_batch
+from tests.support.samples.chunks import KEY, NONCE, chunk_of, rows_batch
+from tests.support.samples.folds import Row
 
 SCHEMA = change_schema(KeyType.BYTES)
 BATCH = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])
