@@ -1,9 +1,6 @@
 """Spark's own Kafka connector beside statelog: as a source before our sink, and as a reader of a log's topic."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from statelog.errors import Unavailable, UncommittedChanges
 from statelog.producer.writer import Writer
 from statelog.reading.planner import plan_changes
+from tests.support.processes.parts import output
 from tests.support.services.broker import Broker
+from tests.support.spark import neighbour
 from tests.support.spark.connector import CONNECTOR, connector_jars
 from tests.support.spark.rig import SparkLog
 
@@ -32,16 +31,7 @@ def jars() -> list[str]:
 
 def run(given: dict[str, Any]) -> str:
     """What the program prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.spark.neighbour", json.dumps(given)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return output(neighbour.main, json.dumps(given), timeout_s=400)
 
 
 def test_the_kafka_source_and_our_sink_in_one_job(

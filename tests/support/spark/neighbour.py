@@ -1,7 +1,7 @@
 """A program with Spark's own Kafka connector and statelog in one session; prints what came of it as JSON.
 
-Run with a JSON object: `options` of the log, `jars` of the connector, `topic` with the records, `directory`; and once
-the log is written, `schema_hex` of its changes, `offsets` and `listed`, which say what of the data topic counts.
+A part that takes a JSON object: `options` of the log, `jars` of the connector, `topic` with the records, `directory`;
+and once the log is written `schema_hex` of its changes, `offsets` and `listed`, which say what of its topic counts.
 """
 
 import json
@@ -16,14 +16,14 @@ from pyspark.sql import SparkSession
 from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head
 from tests.support.spark.session import open_session
 
-__all__: list[str] = []
+__all__ = ["main"]
 
 _CHANGES = "partition int, offset long, row int, op int, key binary, value binary"
 
 
-def main() -> None:
-    """Do what the argument says."""
-    given = json.loads(sys.argv[1])
+def main(text: str) -> None:
+    """Do what the text says."""
+    given = json.loads(text)
     spark = open_session({"spark.jars": ",".join(given["jars"])})
     if "offsets" in given:
         sys.stdout.write(f"RESULT {json.dumps(_read_topic(spark, given))}\n")
@@ -97,7 +97,3 @@ def _changes(record: dict[str, Any], schema: pa.Schema) -> pa.RecordBatch:
         ],
         names=["partition", "offset", "row", "op", "key", "value"],
     )
-
-
-if __name__ == "__main__":
-    main()
