@@ -206,7 +206,7 @@ class RowGroupPacker:
     def add(self, table: pa.Table) -> Iterator[pa.Table]:
         """Take the next table, which starts above the last one."""
         groups = key_groups_of(table)
-        last = int(np.searchsorted(groups, groups[-1])) if len(groups) else 0
+        last = int(np.searchsorted(groups, int(groups[-1]))) if len(groups) else 0
         if last and self._has_room(table):
             # Nothing ends here, so its key groups need not be looked at one by one, which takes longer than to sort it.
             self._whole.push(self._open.take() if self._open.rows else table.slice(0, 0))
@@ -214,7 +214,7 @@ class RowGroupPacker:
             self._open.push(table.slice(last))
             self._open_key_group = int(groups[-1])
         elif last and len(groups) >= _HALVED_ROWS:
-            middle = int(np.searchsorted(groups, groups[len(groups) // 2])) or last
+            middle = int(np.searchsorted(groups, int(groups[len(groups) // 2]))) or last
             yield from self.add(table.slice(0, middle))
             yield from self.add(table.slice(middle))
         else:
