@@ -144,10 +144,10 @@ class PartitionCheck:
         self._topic = topic
         self._partition = partition
         lost = [hole for hole in plan.accepted if hole.partition == partition]
-        listed = plan.listed[partition].items()
+        self._lives = lives = plan.listed[partition]
         # Where commits are small, nearly all change sets are one chunk, which comes or not: no progress is kept of it.
-        self._single = {one[0].first_offset: one for one in listed if one[0].chunks == 1 and not lost}
-        self._sets = [_Progress(entry, life, lost) for entry, life in listed if entry.chunks > 1 or lost]
+        self._single = {entry.first_offset: entry for entry in lives if entry.chunks == 1 and not lost}
+        self._sets = [_Progress(entry, life, lost) for entry, life in lives.items() if entry.chunks > 1 or lost]
         self._awaited = {progress.next[1]: progress for progress in self._sets if progress.next is not None}
 
     def lists(self, offset: int) -> bool:
@@ -161,9 +161,9 @@ class PartitionCheck:
     def add(self, offset: int, head: ChunkHead) -> None:
         """The chunk at a listed offset. Raises IncompleteChangeSet if it is not the one that is listed there."""
         single = self._single.pop(offset, None)
-        if single is not None and _is_all_of(*single, head):
+        if single is not None and _is_all_of(single, self._lives[single], head):
             return
-        progress = self._awaited.pop(offset) if single is None else _Progress(*single, ())
+        progress = self._awaited.pop(offset) if single is None else self._begun(single)
         if not progress.takes(head):
             raise self._incomplete(progress, f"another chunk, of change set {head.sqn}, lies at offset {offset}")
         following = progress.add(head)
@@ -174,9 +174,12 @@ class PartitionCheck:
 
     def finish(self) -> None:
         """Raise IncompleteChangeSet unless every listed change set came whole."""
-        for progress in chain(self._sets, (_Progress(*single, ()) for single in self._single.values())):
+        for progress in chain(self._sets, map(self._begun, self._single.values())):
             if not progress.is_whole:
                 raise self._incomplete(progress, "chunks are missing" if progress.next else "its chunks differ")
+
+    def _begun(self, single: Entry) -> _Progress:
+        return _Progress(single, self._lives[single], ())
 
     def _incomplete(self, progress: _Progress, what: str) -> IncompleteChangeSet:
         entry = progress.entry

@@ -232,9 +232,12 @@ LedgerRecord = Open | Commit | AcceptLoss | Mark | Restart
 
 def _extents(entries: Iterable[Entry]) -> tuple[Extent, ...]:
     found: dict[int, Extent] = {}
-    for partition, _, _, _, _, first, end, _, _, _ in entries:
-        _, known_first, known_end = found.get(partition, (partition, first, end))
-        found[partition] = Extent(partition, min(first, known_first), max(end, known_end))
+    for entry in entries:
+        partition, first, end = entry.partition, entry.first_offset, entry.end_offset
+        known = found.get(partition)
+        if known is not None:
+            first, end = min(first, known.first_offset), max(end, known.end_offset)
+        found[partition] = Extent(partition, first, end)
     return tuple(found[partition] for partition in sorted(found))
 
 
