@@ -123,6 +123,13 @@ def test_links_are_for_people() -> None:
     assert [path for path in paths if bare.search(path.read_text(encoding="utf-8"))] == []
 
 
+def test_rooms_take_what_reading_offers_from_its_face() -> None:
+    """One list says what the other rooms have of it."""
+    deep = re.compile(r"^\s*(?:from|import) statelog\.reading\.", re.MULTILINE)
+    others = (path for path in _room_modules() if path.parent != SOURCE / "reading")
+    assert [path for path in others if deep.search(path.read_text(encoding="utf-8"))] == []
+
+
 def test_what_declares_names_binds_them() -> None:
     """An `__all__` is without repetitions, and its module binds every name in it. Every face has one.
 
