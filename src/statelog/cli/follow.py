@@ -19,7 +19,7 @@ from statelog.cli.which_state import From, Start, bytes_option, lease_option, pa
 from statelog.formatting import as_json, clean, in_text, show_time
 from statelog.materializer.control import Control
 from statelog.operate.rows import BytesText, json_column, read_keys, rows_of
-from statelog.reading.retained_history import RetainedHistory
+from statelog.reading import RetainedHistory
 from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, recover
 from statelog.recovery.changes import CommitFeed
 from statelog.schemas.changes.changes import DELETE

@@ -16,7 +16,7 @@ from statelog.formatting import as_json, clean, in_text
 from statelog.operate.lookup import difference, groups_of, look_up
 from statelog.operate.report import Report
 from statelog.operate.rows import BytesText, json_column, json_lines, read_keys
-from statelog.reading.plan import At
+from statelog.reading import At
 from statelog.recovery import AtPosition, AtTime, RecoverySettings
 from statelog.schemas.descriptor import HashRule
 

@@ -21,7 +21,7 @@ from statelog.formatting import show_bytes, show_duration
 from statelog.operate.drill import drill
 from statelog.operate.report import Listing, Report
 from statelog.operate.rows import BytesText, json_lines, shown_rows, whole_file
-from statelog.reading.plan import At
+from statelog.reading import At
 from statelog.recovery import Progress, Recovery, RecoverySettings, RecoveryStatistics, recover, recover_snapshot
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import HashRule

@@ -11,7 +11,7 @@ import click
 
 from statelog.errors import ConfigError
 from statelog.operate.rows import BytesText
-from statelog.reading.plan import At
+from statelog.reading import At
 from statelog.recovery import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.key_groups import read_ranges
 from statelog.storage.config_keys import duration_s

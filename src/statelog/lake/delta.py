@@ -28,8 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import AlreadyExists, ConfigError, NotFound, OffsetGone, StoreUnavailable
-from statelog.reading.plan import AtPosition, Plan
-from statelog.reading.planner import plan_changes
+from statelog.reading import AtPosition, Plan, plan_changes
 from statelog.recovery.changes import newest_changes
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings

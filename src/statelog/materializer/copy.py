@@ -41,10 +41,7 @@ from statelog.materializer.round import Delta, Round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget
 from statelog.materializer.tasks import TaskOutput
-from statelog.reading.hold import HeldPlan, Hold, Terms
-from statelog.reading.plan import AtPosition, Plan
-from statelog.reading.planner import plan_changes
-from statelog.reading.replay import Converter
+from statelog.reading import AtPosition, Converter, HeldPlan, Hold, Plan, Terms, plan_changes
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import Place

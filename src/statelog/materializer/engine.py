@@ -31,8 +31,7 @@ from statelog.environment import DiskHook, Environment, no_faults
 from statelog.errors import ConfigError, StatelogError, StoreUnavailable
 from statelog.materializer.side_by_side import side_by_side
 from statelog.materializer.tasks import FoldTask, Task, TaskOutput, only
-from statelog.reading.replay import CommittedChunk, Converter, replay
-from statelog.reading.sorted_tail import SortedTail
+from statelog.reading import CommittedChunk, Converter, SortedTail, replay
 from statelog.schemas.avro import datum_of
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.snapshot.run_ref import RunRef, lanes

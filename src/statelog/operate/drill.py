@@ -20,9 +20,7 @@ from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import Corrupt, NotFound, OffsetGone, StatelogError
 from statelog.materializer.events import Event, EventKind, error_facts
-from statelog.reading.hold import HeldPlan
-from statelog.reading.plan import AtPosition, Folding, Plan
-from statelog.reading.planner import check_plan, plan_of
+from statelog.reading import AtPosition, Folding, HeldPlan, Plan, check_plan, plan_of
 from statelog.recovery import RecoverySettings, RecoveryStatistics, recover
 from statelog.recovery.progress import OnProgress
 from statelog.recovery.recover import Recovery

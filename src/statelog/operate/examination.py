@@ -26,9 +26,7 @@ from statelog.operate import log_checks
 from statelog.operate.finding import Finding, Severity, Verdict, error_verdict
 from statelog.operate.log_checks import BadRun, Check
 from statelog.operate.versions import versions
-from statelog.reading.plan import Folding, Plan
-from statelog.reading.planner import ATTEMPTS, LogOffsets, check_reach, data_offsets, plan_of
-from statelog.reading.replay import Converter
+from statelog.reading import ATTEMPTS, Converter, Folding, LogOffsets, Plan, check_reach, data_offsets, plan_of
 from statelog.recovery.plan_reader import committed_chunks
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor

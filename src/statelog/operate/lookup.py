@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from statelog.errors import ConfigError
 from statelog.operate.rows import rows_of
-from statelog.reading.plan import At, AtPosition
+from statelog.reading import At, AtPosition
 from statelog.recovery import RecoverySettings, plan_changes, read_changes, recover
 from statelog.recovery.changes import newest_changes
 from statelog.schemas.changes.changes import DELETE

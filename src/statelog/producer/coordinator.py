@@ -27,7 +27,7 @@ from statelog.producer.epoch import Grant, TaskGrant, open_epoch, resume_grant
 from statelog.producer.guard import Guard, Guarded, Life
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
-from statelog.reading.replay import verify_handle
+from statelog.reading import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, Step, next_checkpoint_id, refuse_overlaps
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from statelog.environment import Clock, current_environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
-from statelog.reading.plan import Folding
+from statelog.reading import Folding
 from statelog.schemas.changes.changes import change_bytes_max, change_schema
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold

@@ -33,7 +33,7 @@ from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox
 from statelog.producer.pipeline import INITIAL, PendingStep, Pipeline
 from statelog.producer.settings import WriterSettings, WriterStatistics
-from statelog.reading.replay import verify_handle
+from statelog.reading import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id
 from statelog.schemas.ledger.place import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit

@@ -1,3 +1,95 @@
-"""Reading: the one way behind a position of a log. Between storage and the rooms that write, fold, recover, serve."""
+"""Reading: the one way behind a position of a log. Between storage and the rooms that write, fold, recover, serve.
 
-__all__: list[str] = []
+This is its face for the other rooms; a program meets it as `statelog.recovery`.
+"""
+
+from statelog.reading.hold import HeldPlan, Hold, Needs, Terms
+from statelog.reading.plan import (
+    At,
+    AtCheckpoint,
+    AtPosition,
+    AtTime,
+    CommitFacts,
+    CommitSpan,
+    Folding,
+    Plan,
+    RunPart,
+    commit_facts,
+    make_change_plan,
+    make_plan,
+    part_of,
+    partitions_of,
+)
+from statelog.reading.planner import (
+    ATTEMPTS,
+    LogOffsets,
+    SnapshotFailed,
+    check_manifest,
+    check_plan,
+    check_reach,
+    data_offsets,
+    plan_changes,
+    plan_of,
+    planned_anew,
+    warn_if_aged,
+)
+from statelog.reading.replay import (
+    CommittedChunk,
+    Converter,
+    Pause,
+    ReadCount,
+    RetryingReader,
+    RetryWindow,
+    newer_values,
+    replay,
+    verify_handle,
+)
+from statelog.reading.retained_history import RetainedHistory, Snapshots
+from statelog.reading.sorted_tail import MemoryTail, SortedTail, cut_to_frames, select_key_groups
+
+__all__ = [
+    "ATTEMPTS",
+    "At",
+    "AtCheckpoint",
+    "AtPosition",
+    "AtTime",
+    "CommitFacts",
+    "CommitSpan",
+    "CommittedChunk",
+    "Converter",
+    "Folding",
+    "HeldPlan",
+    "Hold",
+    "LogOffsets",
+    "MemoryTail",
+    "Needs",
+    "Pause",
+    "Plan",
+    "ReadCount",
+    "RetainedHistory",
+    "RetryWindow",
+    "RetryingReader",
+    "RunPart",
+    "SnapshotFailed",
+    "Snapshots",
+    "SortedTail",
+    "Terms",
+    "check_manifest",
+    "check_plan",
+    "check_reach",
+    "commit_facts",
+    "cut_to_frames",
+    "data_offsets",
+    "make_change_plan",
+    "make_plan",
+    "newer_values",
+    "part_of",
+    "partitions_of",
+    "plan_changes",
+    "plan_of",
+    "planned_anew",
+    "replay",
+    "select_key_groups",
+    "verify_handle",
+    "warn_if_aged",
+]

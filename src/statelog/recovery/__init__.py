@@ -1,7 +1,6 @@
 """Recovery: the state of a log, from a snapshot and the committed tail. Writes nothing but its lease."""
 
-from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime, Plan
-from statelog.reading.planner import plan_changes
+from statelog.reading import AtCheckpoint, AtPosition, AtTime, Plan, plan_changes
 from statelog.recovery.changes import newest_changes, read_changes, split_changes
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.progress import Progress, RecoveryStatistics

@@ -25,10 +25,17 @@ import pyarrow as pa
 from statelog.closing import undone_by_errors
 from statelog.environment import Environment, current_environment
 from statelog.errors import BrokerUnavailable, IdentityChanged, IncompatibleSchema, Misuse, OffsetGone
-from statelog.reading.hold import Hold, Needs
-from statelog.reading.plan import CommitFacts, CommitSpan, Plan, partitions_of
-from statelog.reading.replay import Converter, RetryWindow
-from statelog.reading.sorted_tail import SortedTail
+from statelog.reading import (
+    CommitFacts,
+    CommitSpan,
+    Converter,
+    Hold,
+    Needs,
+    Plan,
+    RetryWindow,
+    SortedTail,
+    partitions_of,
+)
 from statelog.recovery.plan_reader import PlanReader, committed_chunks
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife, plan_replay

@@ -29,10 +29,21 @@ import pyarrow as pa
 
 from statelog.environment import GRACE_S, Environment, begin
 from statelog.errors import Corrupt, CorruptRun, NotFound, StoreUnavailable, UnknownFormat
-from statelog.reading.hold import Hold
-from statelog.reading.plan import Plan, RunPart
-from statelog.reading.replay import CommittedChunk, Converter, Pause, ReadCount, RetryingReader, RetryWindow, replay
-from statelog.reading.sorted_tail import MemoryTail, SortedTail, select_key_groups
+from statelog.reading import (
+    CommittedChunk,
+    Converter,
+    Hold,
+    MemoryTail,
+    Pause,
+    Plan,
+    ReadCount,
+    RetryingReader,
+    RetryWindow,
+    RunPart,
+    SortedTail,
+    replay,
+    select_key_groups,
+)
 from statelog.recovery.runs import Job, Prefetch, RunHandles, RunOpener, run_jobs
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from statelog.errors import Misuse
-from statelog.reading.hold import HeldPlan
+from statelog.reading import HeldPlan
 from statelog.recovery.plan_reader import Phase, PlanReader
 
 

@@ -25,8 +25,7 @@ import pyarrow as pa
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.errors import ConfigError, Misuse, NotFound
-from statelog.reading.hold import HeldPlan
-from statelog.reading.plan import At, AtPosition, Plan, partitions_of
+from statelog.reading import At, AtPosition, HeldPlan, Plan, partitions_of
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.plan_reader import Beat, PlanReader
 from statelog.recovery.progress import Monitor, OnProgress, RecoveryStatistics

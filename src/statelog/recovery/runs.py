@@ -35,8 +35,7 @@ import pyarrow.parquet as pq
 from statelog.closing import Closing
 from statelog.environment import Start, begin
 from statelog.errors import ClosedError, ConfigError, CorruptRun, Misuse, NotFound, StatelogError, StorageFull
-from statelog.reading.plan import Plan, RunPart
-from statelog.reading.planner import SnapshotFailed
+from statelog.reading import Plan, RunPart, SnapshotFailed
 from statelog.recovery.run_cache import CacheDirectory, CacheSettings, CacheStatistics, RunCache
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile

@@ -8,8 +8,7 @@ from tempfile import gettempdir
 
 from statelog.environment import OpenSpillFile
 from statelog.errors import ConfigError
-from statelog.reading.hold import Terms
-from statelog.reading.planner import ATTEMPTS
+from statelog.reading import ATTEMPTS, Terms
 from statelog.recovery.run_cache import CacheSettings
 from statelog.storage.local.copy import check_directory
 from statelog.storage.local.spill_queue import SpillQueue

@@ -36,10 +36,7 @@ import pyarrow as pa
 from statelog.closing import Closing, OwnProcess
 from statelog.environment import GRACE_S, begin
 from statelog.errors import ClosedError, StorageFull, Unavailable
-from statelog.reading.hold import HeldPlan
-from statelog.reading.plan import Plan
-from statelog.reading.replay import RetryWindow
-from statelog.reading.sorted_tail import cut_to_frames
+from statelog.reading import HeldPlan, Plan, RetryWindow, cut_to_frames
 from statelog.recovery.changes import CommitFeed
 from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame, rest_of
 from statelog.recovery.plan_reader import Beat, Phase, PlanReader

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from statelog.errors import ConfigError
-from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime
+from statelog.reading import At, AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.key_groups import ranges_text, share
 from statelog.schemas.names import check_name
 from statelog.spark.option_texts import (

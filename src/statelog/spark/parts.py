@@ -29,9 +29,7 @@ from pyspark.sql.datasource import (
 )
 
 from statelog.errors import ConfigError, OffsetGone
-from statelog.reading.hold import Terms
-from statelog.reading.plan import AtPosition, Plan, part_of
-from statelog.reading.planner import SnapshotFailed
+from statelog.reading import AtPosition, Plan, SnapshotFailed, Terms, part_of
 from statelog.recovery.changes import LEAST_BYTES, split_changes
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.recover import recover

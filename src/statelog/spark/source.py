@@ -31,9 +31,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from statelog.errors import ConfigError, IdentityChanged, Misuse, NotFound, OffsetGone, StatelogError
-from statelog.reading.hold import HeldPlan, Hold
-from statelog.reading.plan import At, AtPosition, Plan
-from statelog.reading.planner import plan_changes
+from statelog.reading import At, AtPosition, HeldPlan, Hold, Plan, plan_changes
 from statelog.recovery.changes import read_changes
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings, terms_of

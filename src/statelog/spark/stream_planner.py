@@ -24,11 +24,19 @@ from dataclasses import dataclass, replace
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
-from statelog.reading.hold import Hold, Needs
-from statelog.reading.plan import AtPosition, AtTime, CommitFacts, Plan, commit_facts, partitions_of
-from statelog.reading.planner import plan_changes
-from statelog.reading.replay import newer_values
-from statelog.reading.retained_history import RetainedHistory
+from statelog.reading import (
+    AtPosition,
+    AtTime,
+    CommitFacts,
+    Hold,
+    Needs,
+    Plan,
+    RetainedHistory,
+    commit_facts,
+    newer_values,
+    partitions_of,
+    plan_changes,
+)
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import ORIGIN, Place

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from statelog.closing import undone_by_errors
-from statelog.reading.plan import Plan
+from statelog.reading import Plan
 from statelog.recovery.changes import read_changes
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import ValueSchema

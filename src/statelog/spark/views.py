@@ -14,8 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog.errors import NotFound
-from statelog.reading.plan import CommitFacts, commit_facts
-from statelog.reading.retained_history import RetainedHistory
+from statelog.reading import CommitFacts, RetainedHistory, commit_facts
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.claims import newest_files
 from statelog.spark.clients import cached_log

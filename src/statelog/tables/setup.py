@@ -15,7 +15,7 @@ from statelog.errors import ConfigError
 from statelog.producer import Writer, WriterSettings
 from statelog.producer.epoch import open_epoch
 from statelog.producer.writer import OpenedWriter
-from statelog.reading.plan import Folding
+from statelog.reading import Folding
 from statelog.recovery import RecoverySettings
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule

@@ -22,9 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, NotFound, OffsetGone
 from statelog.producer import Writer
-from statelog.reading.hold import HeldPlan
-from statelog.reading.plan import Folding, make_change_plan, make_plan
-from statelog.reading.planner import plan_of, planned_anew, warn_if_aged
+from statelog.reading import Folding, HeldPlan, make_change_plan, make_plan, plan_of, planned_anew, warn_if_aged
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest

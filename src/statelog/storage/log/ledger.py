@@ -46,15 +46,15 @@ class Ledger:
         return ledger_topic(self.descriptor.name)
 
     def range(self, *, at_least: int = 0) -> OffsetRange:
-        """The ledger's start and end now. An end below `at_least` is asked again for `patience_s`: it may be an old
-        answer.
+        """The ledger's start and end now. An end below `at_least` is asked again for `patience_s`, which begin with the
+        answer: it may be an old one, and this process may have stood still before it.
         """
+        found = self.kafka.offsets(self.topic, [0])[0]
         deadline_s = time.monotonic() + self.patience_s
-        while True:
-            found = self.kafka.offsets(self.topic, [0])[0]
-            if found.end >= at_least or time.monotonic() >= deadline_s:
-                return found
+        while found.end < at_least and time.monotonic() < deadline_s:
             time.sleep(_ASK_AGAIN_S)
+            found = self.kafka.offsets(self.topic, [0])[0]
+        return found
 
     def end(self, *, at_least: int = 0) -> int:
         """The ledger's end now, asked as `range` does."""

@@ -27,7 +27,7 @@ from statelog.environment import GRACE_S
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, IncompatibleSchema, OffsetGone
 from statelog.producer import Writer
 from statelog.producer.guard import Life
-from statelog.reading.planner import planned_anew
+from statelog.reading import planned_anew
 from statelog.recovery import recover
 from statelog.recovery.changes import CommitFeed
 from statelog.schemas.values.schema import ValueSchema

@@ -30,9 +30,7 @@ from threading import RLock
 import pyarrow as pa
 
 from statelog.errors import ClosedError, Fenced, NotFound, OffsetGone, StatelogError
-from statelog.reading.hold import Hold, Needs
-from statelog.reading.planner import SnapshotFailed, check_manifest
-from statelog.reading.retained_history import Snapshots
+from statelog.reading import Hold, Needs, SnapshotFailed, Snapshots, check_manifest
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess

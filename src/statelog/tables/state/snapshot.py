@@ -32,9 +32,7 @@ from numpy.typing import NDArray
 
 from statelog.environment import Environment
 from statelog.errors import CorruptRun, NotFound
-from statelog.reading.hold import Hold
-from statelog.reading.plan import make_plan
-from statelog.reading.replay import Converter
+from statelog.reading import Converter, Hold, make_plan
 from statelog.recovery import RecoverySettings
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.runs import RunHandles, RunOpener

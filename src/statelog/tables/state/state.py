@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from statelog.environment import GRACE_S, Environment
 from statelog.errors import ClosedError, Damaged, Fenced, NotFound, StorageFull, Unavailable
-from statelog.reading.planner import SnapshotFailed
+from statelog.reading import SnapshotFailed
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.tables.state.base import BaseSnapshot
 from statelog.tables.state.keys import KeyRule
