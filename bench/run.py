@@ -34,6 +34,7 @@ def append(setting: Setting) -> list[Figure]:
     single: list[float] = []
     plain: list[tuple[int, float]] = []
     floor: list[tuple[int, float]] = []
+    kept_bytes: int | None = None
     for _ in range(setting.rounds):
         with plain_topic(setting.bootstrap) as topic:
             plain.append((len(few), timed(lambda: topic.produce(few))))
