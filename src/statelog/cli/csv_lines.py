@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 
 from statelog.cli.fields import Fields
-from statelog.cli.row_reader import RowReader
+from statelog.cli.lines import RowReader
 from statelog.errors import InvalidChange
 from statelog.schemas.values.types import ValueType
 

@@ -7,7 +7,7 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.json as pj
 
-from statelog.cli.row_reader import RowReader
+from statelog.cli.lines import RowReader
 from statelog.schemas.values.types import ValueType
 
 _PARALLEL_BYTES = 1 << 20
