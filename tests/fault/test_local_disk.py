@@ -62,15 +62,18 @@ def _every_step(play: Callable[[Disk], object], failure: BaseException, raised: 
 
 
 @each_failure
+@pytest.mark.parametrize(("deltas", "files"), [(0, 3), (1, 2)], ids=["delta-and-merge", "merged-at-once"])
 def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
-    tmp_path: Path, failure: BaseException, raised: type[BaseException]
+    tmp_path: Path, deltas: int, files: int, failure: BaseException, raised: type[BaseException]
 ) -> None:
-    """With segments and merges in it. No run is in the store that no manifest names, and the next round is whole."""
+    """With segments and merges in it: of a delta that is a file, or that is merged while it is replayed, since the one
+    before tells its size. No run is in the store that no manifest names, and the next round is whole.
+    """
     settings = settings_for(tmp_path, fanout=2, fold_bytes=64)
     twin = TwinLog(partitions=1)
     for i in range(4):
         twin.write({b"k%d" % (i % 3): b"%d" % i * 20, b"other%d" % i: bytes(40)})
-        if i < 2:
+        if i <= deltas:
             twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     before = twin.run_paths()
 
@@ -86,7 +89,7 @@ def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
 
     steps = _every_step(play, failure, raised)
     assert (steps[0], set(steps)) == ("make", {"make", "open", "write", "verify"})
-    assert steps.count("open") > 2, "segments, a delta and a merge"
+    assert steps.count("open") == files, "segments, a delta if it is a file, and a merge"
     assert list(tmp_path.iterdir()) == []
     assert state_of(twin.open()) == twin.model
 
