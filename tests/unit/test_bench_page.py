@@ -6,6 +6,7 @@ from pathlib import Path
 from bench.figures import Figure, rate, timed
 from bench.page import write_page
 from bench.quote import rewritten
+from bench.run import BENCHMARKS
 from tests.support.documents import DOCS, ROOT
 
 
@@ -42,3 +43,9 @@ def test_the_readme_quotes_the_page() -> None:
     readme = (ROOT / "README.md").read_text("utf-8")
     assert rewritten(readme, (DOCS / "figures.md").read_text("utf-8")) == readme
     assert rewritten(readme.replace("M changes/s", "times"), (DOCS / "figures.md").read_text("utf-8")) == readme
+
+
+def test_the_page_is_of_a_run_of_all() -> None:
+    """No benchmark is left out of the page."""
+    page = (DOCS / "figures.md").read_text("utf-8")
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == list(BENCHMARKS)
