@@ -11,7 +11,7 @@ from statelog.cli.lines import Lines
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import OPAQUE, parse_value_schema
 
-__all__ = ["AVSC", "BYTES", "GOOD", "TYPED", "lines_of", "reader", "rows_of", "stream"]
+__all__ = ["AVSC", "BYTES", "GOOD", "TYPED", "lines_of", "reader", "rows_of", "stream", "take_first"]
 
 BYTES = Fields(key_type=KeyType.STRING, value_schema=OPAQUE)
 AVSC = json.dumps(
@@ -59,3 +59,14 @@ def rows_of(source: Lines | ParquetRows) -> list[dict[str, object]]:
         found += batch.to_pylist()
         source.take(batch.num_rows)
     return found
+
+
+def take_first(source: Lines, rows: int) -> None:
+    """Take so many rows, over as many batches as they need, as a run does that ends behind them."""
+    for batch in source.batches():
+        taken = min(rows, batch.num_rows)
+        if taken:
+            source.take(taken)
+        rows -= taken
+        if not rows:
+            break

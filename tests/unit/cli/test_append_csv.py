@@ -19,7 +19,7 @@ from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange
 from statelog.operate.rows import BytesText
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import parse_value_schema
-from tests.support.samples.append_rows import BYTES, rows_of, stream
+from tests.support.samples.append_rows import BYTES, rows_of, stream, take_first
 
 
 def typed(*fields: dict[str, object], **options: object) -> Fields:
@@ -73,14 +73,8 @@ def test_every_row_comes_once_and_in_order(rows: list[dict[str, str | None]], en
 def test_a_mark_resumes_exactly(rows: list[dict[str, str | None]], cut: int, blocks: tuple[int, int]) -> None:
     """Taken up to any row, and resumed from its mark with other blocks, an input gives the rest and ends alike."""
     data = b"\xef\xbb\xbf" + csv_of(rows, "\r\n")
-    first, left = reader(data, NOTES, blocks[0]), min(cut, len(rows))
-    for batch in first.batches():
-        taken = min(left, batch.num_rows)
-        if taken:
-            first.take(taken)
-        left -= taken
-        if not left:
-            break
+    first = reader(data, NOTES, blocks[0])
+    take_first(first, min(cut, len(rows)))
     second, whole = reader(data, NOTES, blocks[1]), reader(data, NOTES)
     assert second.resume(first.rows, first.read_bytes, first.digest) is None
     rows_of(whole)

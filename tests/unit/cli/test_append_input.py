@@ -16,7 +16,7 @@ from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange
 from statelog.operate.rows import BytesText
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import parse_value_schema
-from tests.support.samples.append_rows import BYTES, GOOD, TYPED, lines_of, reader, rows_of
+from tests.support.samples.append_rows import BYTES, GOOD, TYPED, lines_of, reader, rows_of, take_first
 
 FIXED = {"type": "fixed", "name": "F", "size": 2}
 RECORD = {"type": "record", "name": "I", "fields": [{"name": "d", "type": "long", "default": 1}]}
@@ -67,14 +67,7 @@ def test_a_mark_resumes_exactly(rows: list[dict[str, object]], cut: int, block: 
     data = lines_of(rows, "\r\n\n")
     data = data if final else data.rstrip(b"\r\n")
     first = reader(data)
-    left = min(cut, len(rows))
-    for batch in first.batches():
-        taken = min(left, batch.num_rows)
-        if taken:
-            first.take(taken)
-        left -= taken
-        if not left:
-            break
+    take_first(first, min(cut, len(rows)))
     second = reader(data, block_bytes=block)
     assert resumed(second, first) is None
     whole = reader(data)
