@@ -7,7 +7,10 @@ consumer is thrown away, because the client may have moved its position past rec
 belongs to one reader while it reads, or waits for the next one in `IdleConsumers`. One that a fork has copied is never
 handed out.
 
-The client fetches ahead, and unpacks all of what it fetched: an error behind a range is none of that range's.
+The client fetches ahead, and unpacks all of what it fetched: an error behind a range is none of that range's. Where it
+fetches next after a batch whose checksum is wrong is what its memory held there (librdkafka 2.16), and is refused, also
+in a later read. Such a client is astray, and thrown away. An offset that is refused although it is there is asked for
+once more, by another client.
 
 Whether a range is there is asked first only where this process has not seen its end yet. Else the read itself tells:
 the broker refuses a start that is gone, and who meets the end of the log before that of the range, or hears nothing,
@@ -144,6 +147,7 @@ class ConfluentReader:
         self._last_error = ""
         self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
         self._stuck: tuple[int, int, str] | None = None
+        self._is_astray = self._was_refused = False
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
         """Yield every record of `ranges`. Raises OffsetGone, BeyondEnd, NotFound, Unreadable, BrokerUnavailable."""
@@ -166,6 +170,7 @@ class ConfluentReader:
             return
         try:
             self._check_turn(turn)
+            self._was_refused = False
             is_asked = any(self._seen.end(self._topic, partition) < wanted.end for partition, wanted in left.items())
             if is_asked:
                 self._check_available(left)
@@ -185,6 +190,8 @@ class ConfluentReader:
                     if turn != self._turn:  # A fork is noticed by the next fetch.
                         self._check_turn(turn)
                 self._tell_unreadable(left, stall_timeout_s)
+                if self._is_astray and left:
+                    self._assign(left)
         except (GeneratorExit, Unreadable):
             self._release(turn)
             raise
@@ -206,6 +213,8 @@ class ConfluentReader:
             check_range(self._topic, partition, wanted, available[partition])
 
     def _assign(self, left: Mapping[int, OffsetRange]) -> None:
+        if self._is_astray:
+            self._discard()
         client, self._last_error, self._stuck = self._client(), "", None
         self._errors.clear()
         native(client.assign, [TopicPartition(self._topic, p, wanted.start) for p, wanted in left.items()])
@@ -229,17 +238,21 @@ class ConfluentReader:
             wanted = left.get(message.partition())
             error = message.error()
             if error is not None and error.name() in UNPACKING and (base := message.offset()) is not None:
+                self._is_astray = True
                 if wanted is not None and base < wanted.end:
                     self._stuck = (message.partition(), base, f"{error.name()}: {self._config.redact(error.str())}")
                     break  # What else was taken is read again, behind the batch.
                 left.pop(message.partition(), None)
             elif error is not None and error.name() != "_PARTITION_EOF":
                 self._note(error, message, left)
+                if self._is_astray:
+                    break
             elif wanted is not None:
                 moved |= self._advance(message, wanted, left, records)
         for partition, end in {record.partition: record.offset + 1 for record in records}.items():
             self._seen.reached(self._topic, partition, end)
         self._unassign(open_before - set(left), others=bool(left))
+        self._was_refused &= not moved
         return records, moved
 
     def _advance(
@@ -292,6 +305,7 @@ class ConfluentReader:
     def _is_behind(self, partition: int, offset: int, base: int, stall_timeout_s: float) -> bool:
         """Whether what comes from this offset on is not of the batch that begins at `base`."""
         here = {partition: OffsetRange(offset, offset + 1)}
+        self._was_refused = False
         self._assign(here)
         asked_at = self._clock()
         while True:
@@ -300,8 +314,11 @@ class ConfluentReader:
                 if error is None or error.name() == "_PARTITION_EOF":
                     return True
                 if error.name() in UNPACKING:
+                    self._is_astray = True
                     return message.offset() != base
                 self._note(error, message, here)
+            if self._is_astray:
+                self._assign(here)
             self._check_stall(self._clock() - asked_at, stall_timeout_s, here)
 
     def _note(
@@ -309,6 +326,8 @@ class ConfluentReader:
     ) -> None:
         """Raise for an error that ends the read; remember one that may pass, for the message of a stall."""
         name, text = error.name(), self._config.redact(error.str())
+        if name in REFUSED_OFFSET and message.partition() not in left:
+            return
         self._last_error = f"{name}: {text}"
         where: dict[str, Fact] = {"topic": self._topic, "partition": message.partition()}
         if name in _PERHAPS_GONE:
@@ -316,7 +335,9 @@ class ConfluentReader:
         if name in ENDING - _OF_THE_GROUP:
             needs = f"READ on topic {self._topic}"
             raise client_error(name, text, "reading", self._config.bootstrap_servers, needs=needs, **where)
-        if name in REFUSED_OFFSET or error.fatal():
+        if name in REFUSED_OFFSET and not self._was_refused:
+            self._is_astray = self._was_refused = True
+        elif name in REFUSED_OFFSET or error.fatal():
             hint = "Read again: the offset is there now, a leader may have moved while it was read"
             raise BrokerUnavailable(f"the read was refused: {text}", hint=hint, **where)
 
@@ -355,6 +376,8 @@ class ConfluentReader:
 
     def _release(self, turn: int) -> None:
         """End of a read that came out well or was abandoned: keep the connection, drop what was fetched ahead."""
+        if self._is_astray and turn == self._turn:
+            self._discard()
         if turn == self._turn and self._native is not None and not self._guard.is_foreign:
             native(self._native.unassign)
             if self._idle is not None:
@@ -363,7 +386,7 @@ class ConfluentReader:
                 self._idle.give(self._topic, IdleConsumer(client, self._errors))
 
     def _discard(self) -> None:
-        client, self._native = self._native, None
+        client, self._native, self._is_astray = self._native, None, False
         if client is not None and not self._guard.is_foreign:
             self._guard.drop()
             with suppress(confluent_kafka.KafkaException):
