@@ -25,7 +25,7 @@ from tests.support.processes.parts import output
 from tests.support.rigs.history import HistoryRig, history_rig
 
 BUDGET_BYTES = 4 << 20
-STATE_BYTES = 64 << 20
+STATE_BYTES = 128 << 20
 VALUE_BYTES = 16 << 10
 _STREAMED_BYTES = 4096
 _ROWS = (1 << 20) // VALUE_BYTES
@@ -43,10 +43,18 @@ def _begin() -> int:
 
 
 def stream_memory(how: str) -> None:
-    """A recovery in one of three ways: `stream`, `parquet` or `table`. Prints the bytes of the state first."""
-    rig = _filled()
-    settings = RecoverySettings(memory_bytes=BUDGET_BYTES, fold_bytes=BUDGET_BYTES)
+    """A recovery in one of three ways, `stream`, `parquet` or `table`, after one of a small state. Prints the bytes of
+    the state first.
+    """
+    _recover(_filled(2 * BUDGET_BYTES), how)  # What is loaded and kept at the first time is not what a recovery takes.
+    rig = _filled(STATE_BYTES)
     before = _begin()
+    size_bytes = _recover(rig, how)
+    sys.stdout.write(f"{size_bytes} {_peak_bytes() - before}\n")
+
+
+def _recover(rig: HistoryRig, how: str) -> int:
+    settings = RecoverySettings(memory_bytes=BUDGET_BYTES, fold_bytes=BUDGET_BYTES)
     if how == "stream":
         with recover(rig.log, settings=settings).stream() as stream:
             size_bytes = 0
@@ -59,15 +67,15 @@ def stream_memory(how: str) -> None:
             size_bytes = rows * _STREAMED_BYTES
     else:
         size_bytes = recover(rig.log).to_arrow(ordered=True).nbytes
-    sys.stdout.write(f"{size_bytes} {_peak_bytes() - before}\n")
+    return size_bytes
 
 
-def _filled() -> HistoryRig:
+def _filled(state_bytes: int) -> HistoryRig:
     """The whole state is in the log, which the twin holds in memory before the measurement begins."""
     rig, rng = history_rig(), random.Random(0)
     with Writer(rig.log, "w") as writer:
         for number in range(1, 9):
-            for key in range(STATE_BYTES // _STREAMED_BYTES // 8):
+            for key in range(state_bytes // _STREAMED_BYTES // 8):
                 writer.put(b"%d-%d" % (number, key), rng.randbytes(_STREAMED_BYTES))
             writer.commit(checkpoint_id=number)
     return rig
@@ -115,10 +123,10 @@ def _chunks(mib: int) -> Iterator[CommittedChunk]:
 
 @pytest.mark.parametrize("how", ["stream", "parquet", "table"])
 def test_a_stream_takes_a_few_budgets_and_a_table_takes_the_state(how: str) -> None:
-    """A stream into a slow reader, or a file, takes less than half of a state of sixteen budgets; a table all."""
+    """A stream into a slow reader, or a file, takes less than half of a state of thirty-two budgets; a table all."""
     printed = output(stream_memory, how)
     size_bytes, grown_bytes = (int(number) for number in printed.split())
-    assert size_bytes >= STATE_BYTES >= 16 * BUDGET_BYTES
+    assert size_bytes >= STATE_BYTES >= 32 * BUDGET_BYTES
     assert (grown_bytes < STATE_BYTES // 2) == (how != "table")
 
 

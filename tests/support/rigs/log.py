@@ -7,6 +7,7 @@ The reader is as simple as can be: all runs of a manifest, then the committed ta
 the other. It uses neither the recovery room nor anything of the materializer.
 """
 
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -139,6 +140,16 @@ class LogRig:
         resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic, incremental_configs=operations)
         client = admin.AdminClient({"bootstrap.servers": self.bootstrap})
         client.incremental_alter_configs([resource])[resource].result(timeout=60)
+        end_s = time.monotonic() + 60.0
+        while not self._has(client, topic, config):  # The broker answers before it keeps to them.
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+
+    @staticmethod
+    def _has(client: admin.AdminClient, topic: str, config: Mapping[str, str]) -> bool:
+        resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic)
+        shown = client.describe_configs([resource])[resource].result(timeout=60)
+        return all(shown[name].value == value for name, value in config.items())
 
 
 @dataclass(frozen=True, slots=True)

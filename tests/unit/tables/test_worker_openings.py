@@ -148,9 +148,10 @@ def test_a_partition_that_goes_while_it_opens() -> None:
 
 def test_an_interrupt_while_openings_are_waited_for() -> None:
     """Ctrl-C breaks it off; what opens later is closed all the same, by the thread that opens it."""
-    world, broken, threads = WorkersWorld(), threading.Event(), list[threading.Thread]()
+    world, begun, broken, threads = WorkersWorld(), threading.Event(), threading.Event(), list[threading.Thread]()
 
     def interrupt() -> None:
+        begun.set()
         while not _waits(concurrent.futures.wait.__code__):
             time.sleep(0.001)
         end_s = time.monotonic() + _LIMIT_S
@@ -163,7 +164,7 @@ def test_an_interrupt_while_openings_are_waited_for() -> None:
     def stop(*_: object) -> None:
         raise ZeroDivisionError
 
-    worker, doors = _start(world, {1: interrupt}, hooks=WorkerHooks(on_open=stop))
+    worker, doors = _start(world, {0: _wait(begun), 1: interrupt}, hooks=WorkerHooks(on_open=stop))
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt), worker:
         try:
@@ -172,6 +173,8 @@ def test_an_interrupt_while_openings_are_waited_for() -> None:
             threads += set(threading.enumerate()) - before
     broken.set()
     for thread in threads:
+        while thread.ident is None:  # Another thread was about to start it.
+            time.sleep(0.001)
         thread.join(_LIMIT_S)
     lives = {one: table.life for one, table in doors.tables.items()}
     assert {0, 1} <= set(lives)  # The third has not begun if the first was open before its turn came.
