@@ -10,12 +10,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from statelog.errors import Fenced
+from statelog.errors import Fenced, Unreadable
 from statelog.storage.kafka import member as members
 from statelog.storage.kafka.group import Taken, group_settings
 from statelog.storage.kafka.member import ConfluentMember
 from statelog.storage.kafka.native import native
 from tests.support.processes.starts import quick_start
+from tests.support.services import stranger
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
@@ -116,21 +117,21 @@ class _Reading(_Listener):
     def __init__(self, bootstrap: str, topic: str, **consumer: str) -> None:
         super().__init__([])
         self._chance = random.Random()
-        self._new: set[int] = set()
+        self.new: set[int] = set()
         self.places: dict[int, int] = {}
         self.times_revoked = 0
         self.member = _member(bootstrap, topic, self, **consumer)
 
     def assigned(self, partitions: Sequence[int]) -> None:
         """Read them soon."""
-        self._new.update(partitions)
+        self.new.update(partitions)
 
     def revoked(self, partitions: Sequence[int]) -> None:
         """Forget them."""
         self.times_revoked += len(partitions)
         for one in partitions:
             self.places.pop(one, None)
-            self._new.discard(one)
+            self.new.discard(one)
 
     lost = revoked
 
@@ -139,16 +140,16 @@ class _Reading(_Listener):
         self._take(self.member.poll(0.05))
         for _ in range(self._chance.randrange(20)):
             self._take(self.member.at_hand())
-        places = {one: self._chance.randrange(1_000) for one in self._new}
+        places = {one: self._chance.randrange(1_000) for one in self.new}
         if places:
-            self._new.clear()
+            self.new.clear()
             self.places.update(places)
             self.member.read_from(places)
         if self.places and self._chance.random() < 0.2:
             gone = self._chance.choice(list(self.places))
             del self.places[gone]
             self.member.stop([gone])
-            self._new.add(gone)
+            self.new.add(gone)
 
     def _take(self, taken: Taken | None) -> None:
         if taken is not None:
@@ -190,6 +191,32 @@ def test_partitions_that_go_and_come_in_the_middle_of_a_batch(strategy: str, bro
     finally:
         for one in (reading.member, *rivals):
             one.close()
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+def test_what_cannot_be_unpacked_is_not_passed_over(behind: int, broker: Broker, topic: str) -> None:
+    """It comes out with its offset, behind the record before it; it does not count as an end, nor what follows it."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(topic, b"before", partition=0)
+    producer.flush(60)
+    stranger.send(broker.bootstrap, topic, 0, stranger.junk_behind_a_frame(b"x" * 50))
+    for _ in range(behind):
+        producer.produce(topic, b"behind", partition=0)
+        producer.flush(60)
+    reading = _Reading(broker.bootstrap, topic)
+    deadline_s = time.monotonic() + 60
+    try:
+        while len(reading.new) < 4:
+            assert time.monotonic() < deadline_s
+            assert reading.member.poll(0.05) is None
+        reading.member.read_from({0: 0})
+        with pytest.raises(Unreadable, match="cannot be unpacked") as told:
+            while (taken := reading.member.poll(0.05)) is None or taken[2] == 0:
+                assert time.monotonic() < deadline_s
+        assert (told.value.facts["partition"], told.value.facts["start_offset"]) == (0, 1)
+        assert "accept that loss" in told.value.hint
+    finally:
+        reading.member.close()
 
 
 def test_a_name_that_another_takes(broker: Broker, topic: str) -> None:

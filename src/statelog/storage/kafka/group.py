@@ -61,7 +61,8 @@ class GroupMember(Protocol):
     def poll(self, timeout_s: float) -> Taken | None:
         """The next record, or None if none came in that time. The listener hears meanwhile what the group decides.
 
-        Raises what the listener raised; ConfigError, NotFound, Fenced or BrokerUnavailable for what ends the member.
+        Raises what the listener raised; ConfigError, NotFound, Unreadable, Fenced or BrokerUnavailable for what ends
+        the member.
         """
         ...
 

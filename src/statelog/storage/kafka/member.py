@@ -15,6 +15,8 @@ Invariants:
   thread goes on, and no signal is heard (seen with librdkafka 2.16; its issue 4884).
 - Records are taken from the client many at once, and given one by one. Those that wait are dropped if their partition
   is taken back, stopped, or fetched anew: what is given follows what was given before, or the named place.
+- What cannot be unpacked ends the member: where the client reads on behind a wrong checksum is nobody's decision
+  (see `reader`), so it might pass over records, or say that the end was reached.
 - Callbacks of the group are Python, as no other callback here: the group waits for the listener. What is raised there,
   by a signal's handler too, is noted, the client gets its answer all the same, and it comes out of the call.
 """
@@ -30,7 +32,8 @@ from confluent_kafka import Message, TopicPartition
 
 from statelog.closing import undone_by_errors
 from statelog.errors import BrokerUnavailable, Fact, Fenced, NotFound
-from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, client_error
+from statelog.storage.kafka import OffsetRange
+from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, UNPACKING, client_error, unreadable
 from statelog.storage.kafka.group import GroupListener, GroupSettings, Taken
 from statelog.storage.kafka.native import ProcessGuard, kafka_error, make_client, native
 
@@ -41,6 +44,10 @@ _FATAL, _INSTANCE = frozenset({"_FATAL", "FENCED_INSTANCE_ID"}), "group.instance
 """What no client goes on from, though librdkafka does not call the first of them fatal; and what its text names if it
 is that another member has the name.
 """
+_GO_ON = (
+    "Another replica may have them whole: make it the leader, or restore the broker's disk. To go on without them, "
+    "delete the topic's records up to behind them, and accept that loss of the input"
+)
 _HEAR_S, _HEAR_POLL_S = 5.0, 0.02
 """How long a member that ends hears the group out, and how long it is silent then."""
 _Parts = list[TopicPartition]
@@ -76,8 +83,8 @@ class ConfluentMember:
             )
 
     def poll(self, timeout_s: float) -> Taken | None:
-        """The next record, or None. Raises what the listener raised; ConfigError, NotFound, Fenced or BrokerUnavailable
-        for what ends the member.
+        """The next record, or None. Raises what the listener raised; ConfigError, NotFound, Unreadable, Fenced or
+        BrokerUnavailable for what ends the member.
         """
         if self._guard.is_closed:
             self._guard.check()
@@ -236,6 +243,11 @@ class ConfluentMember:
             if partition in self._places and offset is not None:
                 self._places[partition] = offset
                 self._listener.ended(partition, offset)
+        elif name in UNPACKING and offset is not None:
+            if partition in self._places:
+                first = max(offset, self._places[partition])
+                lost = OffsetRange(first, first + 1)
+                raise unreadable(self._topic, partition, lost, f"{name}: {text}").restated(hint=_GO_ON)
         elif name in REFUSED_OFFSET:
             self._listener.refused(partition, text)
         elif name in ABSENT or name in ENDING or name in _FATAL or error.fatal():
