@@ -17,15 +17,18 @@ Invariants:
 - Rounds on several threads may share what was verified: one that was given up may still run when the next one begins.
 """
 
+import math
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
-from statelog.environment import CrashPoint, Environment
+from statelog.environment import CrashPoint, Environment, Start
 from statelog.errors import CorruptManifest, CorruptRun, NotFound, StatelogError
 from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.side_by_side import side_by_side
 from statelog.schemas.names import MANIFESTS, TRUNCATIONS
 from statelog.schemas.snapshot.claims import newest_files, over_cap, superseded_paths
 from statelog.schemas.snapshot.manifest import Manifest, check_chain
@@ -65,9 +68,13 @@ class CleanupPlan:
     condemned: tuple[str, ...]
     truncates: bool
     """Whether the materializer does; else Kafka deletes records, by their age."""
+    subscriptions: StoredSubscriptions
+    """Those that there were. What may be truncated is decided by those that there are then."""
 
 
 _MOST_BYTES = 32 << 20
+_SWEEP_EVERY_S = 3600.0
+"""A sweep lists everything there is, and what it looks for is a day old."""
 
 
 class VerifiedRuns:
@@ -75,11 +82,13 @@ class VerifiedRuns:
     file, up to 32 MiB of files; other manifests are read again.
 
     Runs are immutable, so one reading vouches for the content ever after. That a file is still there, with its size, is
-    asked of the store every time. `may_truncate` says that the right to delete records was proved.
+    asked of the store every time. `may_truncate` says that the right to delete records was proved, `swept_s` when the
+    store was swept, by its own clock.
     """
 
     def __init__(self) -> None:
         self.may_truncate = False
+        self.swept_s = -math.inf
         self._runs: dict[str, bytes] = {}
         self._manifests: dict[FileInfo, Manifest] = {}
         self._lock = threading.Lock()
@@ -89,8 +98,9 @@ class VerifiedRuns:
         with self._lock:
             self._runs.update({run.path: run.sha256 for run in runs})
 
-    def check(self, store: Store, runs: Iterable[RunRef]) -> None:
+    def check(self, store: Store, runs: Iterable[RunRef], threads: int, start: Start) -> None:
         """Raise CorruptRun unless every run is there and whole; StoreUnavailable if that cannot be checked."""
+        unread: list[RunRef] = []
         sizes = {info.path: info.size_bytes for info in store.list("runs/")}
         for run in runs:
             if sizes.get(run.path) != run.size_bytes:
@@ -102,8 +112,13 @@ class VerifiedRuns:
                     hint="Restore the file from a copy of the store, or recover from another snapshot",
                 )
             if self._runs.get(run.path) != run.sha256:
-                read_back(store, run)
-                self.add([run])
+                unread.append(run)
+
+        def verify(run: RunRef, _: object) -> None:
+            read_back(store, run)
+            self.add([run])
+
+        side_by_side([partial(verify, run) for run in unread], threads, lambda: None, start)
 
     def manifests(
         self, chain: ManifestChain, listed: Mapping[int, FileInfo], numbers: Collection[int]
@@ -149,11 +164,11 @@ def plan_cleanup(
     listed = {number: info for info in files if (number := MANIFESTS.number(info.path)) is not None}
     put_s = {number: info.modified_s for number, info in listed.items()}
     now_s = log.store.now_s()
-    leases = list_leases(log.store)
+    leases = list_leases(log.store, [info for info in files if info.path.startswith("leases/")])
     live = living(leases, now_s, settings.lease_cap_s)
     held = [one.lease for one in live]
     kept = kept_numbers(superseded_times(put_s, own.number, now_s), settings.retention, held, now_s)
-    subscriptions = list_subscriptions(log.store)
+    subscriptions = list_subscriptions(log.store, listed=files)
     if holds := claims_of(log, live, subscriptions):
         others = verified.manifests(log.manifests, listed, listed.keys() - kept)
         kept |= stood_at(others, holds)
@@ -168,6 +183,7 @@ def plan_cleanup(
             *condemned([info.path for info in files], own, beside, over),
             *superseded_paths(subscriptions.files),
         ),
+        subscriptions=subscriptions,
     )
 
 
@@ -184,8 +200,12 @@ def run_cleanup(
 ) -> Cleanup:
     """Remove what `cleanup_plan` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
     kept = verified.manifests(log.manifests, log.manifests.listed(), cleanup_plan.kept)
-    subscriptions = list_subscriptions(log.store)
-    held_back = _check_oldest(log, own, kept, verified) or check_links(kept) or _check_readable(subscriptions)
+    subscriptions = cleanup_plan.subscriptions
+    held_back = (
+        _check_oldest(log, own, kept, verified, settings.threads_used, environment.start)
+        or check_links(kept)
+        or _check_readable(subscriptions)
+    )
     environment.crash("after-check")
     if held_back:
         return Cleanup(held_back=held_back)
@@ -207,7 +227,9 @@ def run_cleanup(
         truncated = _truncate(log, floor, environment.crash) if cleanup_plan.truncates else 0
     for path in cleanup_plan.condemned:
         log.store.delete(path)
-    log.store.sweep(now_s)
+    if now_s - verified.swept_s >= _SWEEP_EVERY_S:
+        log.store.sweep(now_s)
+        verified.swept_s = now_s
     environment.crash("after-delete")
     verified.forget_all_but(kept, cleanup_plan.kept)
     there = log.data_offsets()
@@ -269,7 +291,9 @@ def _end_over_cap(
     return tuple(capped)
 
 
-def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: VerifiedRuns) -> str:
+def _check_oldest(
+    log: Log, own: Manifest, kept: list[Manifest], verified: VerifiedRuns, threads: int, start: Start
+) -> str:
     """Why the oldest kept snapshot cannot be relied on, or an empty string if it can.
 
     A run that our own manifest names, too, is damage; one that only an old manifest names may belong to a manifest
@@ -278,7 +302,7 @@ def _check_oldest(log: Log, own: Manifest, kept: list[Manifest], verified: Verif
     if not kept or kept[-1].nonce != own.nonce:
         return _OUTRUN
     try:
-        verified.check(log.store, kept[0].runs)
+        verified.check(log.store, kept[0].runs, threads, start)
     except (NotFound, CorruptRun) as error:
         if log.manifests.numbers()[-1:] != [own.number]:
             return _OUTRUN

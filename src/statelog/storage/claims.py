@@ -67,23 +67,28 @@ class StoredSubscriptions:
     unreadable: tuple[UnreadableSubscription, ...]
 
 
-def list_subscriptions(store: Store, reader: str | None = None) -> StoredSubscriptions:
-    """All subscriptions that lie on the store, or those of one reader. Raises StoreUnavailable, InvalidName."""
+def list_subscriptions(
+    store: Store, reader: str | None = None, listed: Iterable[FileInfo] | None = None
+) -> StoredSubscriptions:
+    """All subscriptions that lie on the store, or those of one reader; `listed` is what was just listed of them, if it
+    was. Raises StoreUnavailable, InvalidName.
+    """
     folder = _FOLDER if reader is None else subscription_path(reader, 1).removesuffix(f"{1:020d}.avro")
     for _ in range(_LOOKS):
-        found = _read_all(store, folder, reader)
+        # Twice: a listing in no order can miss the file before a move and the one after it; moves are seconds apart.
+        found = _read_all(store, (*(store.list(folder) if listed is None else listed), *store.list(folder)), reader)
         if found is not None:
             return found
+        listed = None
     raise StoreUnavailable(
         "subscriptions are listed, and then are not there", store=store.url, hint="Check the store, then retry"
     )
 
 
-def _read_all(store: Store, folder: str, reader: str | None) -> StoredSubscriptions | None:
+def _read_all(store: Store, found: Iterable[FileInfo], reader: str | None) -> StoredSubscriptions | None:
     """All files, or None if one is gone and no later one of its reader was listed."""
     listed: dict[tuple[str, int], FileInfo] = {}
-    # Twice: a listing in no order can miss the file before a move and the one after it; moves are seconds apart.
-    for info in (*store.list(folder), *store.list(folder)):
+    for info in found:
         slot = subscription_slot(info.path)
         if slot is not None and reader in (None, slot[0]):
             listed[slot] = info

@@ -3,7 +3,8 @@
 Invariants:
 - No byte is decoded before its checksum in the index was verified: row groups and the footer alike.
 - What does not match is CorruptRun with the path; what is not there is NotFound; neither is ever skipped.
-- Memory holds one row group at a time and a few megabytes of the file, besides what the caller keeps.
+- Memory holds one row group at a time and a few megabytes of the file, 16 while it is verified, besides what the
+  caller keeps.
 """
 
 import errno
@@ -32,6 +33,8 @@ from statelog.schemas.snapshot.runs import (
 from statelog.storage.store import RangeReader, Store
 
 _PIECE_BYTES = 4 << 20
+_VERIFIED_PIECE_BYTES = 16 << 20
+"""Whoever reads a run to verify it waits for each request, and keeps nothing."""
 
 
 class KeyBounds(NamedTuple):
@@ -107,7 +110,7 @@ class RunReader(Closing):
         digest = hashlib.sha256()
         last: pa.Table | None = None
         digest.update(self._read(0, self._data_start()))
-        for number, data in self._bytes_of(range(len(self.run.index.row_groups))):
+        for number, data in self._bytes_of(range(len(self.run.index.row_groups)), _VERIFIED_PIECE_BYTES):
             digest.update(data)
             table = self._decode(number, data)
             joined = table if last is None else pa.concat_tables([last, table])
@@ -156,9 +159,9 @@ class RunReader(Closing):
             raise self._corrupt("it has other columns than a run", columns=", ".join(columns.names))
         return metadata
 
-    def _bytes_of(self, numbers: Sequence[int]) -> Iterator[tuple[int, memoryview]]:
+    def _bytes_of(self, numbers: Sequence[int], piece_bytes: int = _PIECE_BYTES) -> Iterator[tuple[int, memoryview]]:
         """The verified bytes of each of some row groups; what lies side by side is read in pieces."""
-        for piece in pieces(self.run.index.row_groups, numbers):
+        for piece in pieces(self.run.index.row_groups, numbers, piece_bytes):
             spans = [self.run.index.row_groups[number] for number in piece]
             start = spans[0].offset
             data = memoryview(self._read(start, _end(spans[-1]) - start))
@@ -232,11 +235,13 @@ def read_back(store: Store, run: RunFile) -> None:
         reader.verify()
 
 
-def pieces(spans: Sequence[RowGroupSpan], numbers: Sequence[int]) -> Iterator[list[int]]:
-    """Row groups that one request reads: they lie side by side, and are a few megabytes together, or one alone."""
+def pieces(
+    spans: Sequence[RowGroupSpan], numbers: Sequence[int], piece_bytes: int = _PIECE_BYTES
+) -> Iterator[list[int]]:
+    """Row groups that one request reads: they lie side by side, and have so many bytes together, or are one alone."""
     piece: list[int] = []
     for number in numbers:
-        if piece and (number != piece[-1] + 1 or _end(spans[number]) - spans[piece[0]].offset > _PIECE_BYTES):
+        if piece and (number != piece[-1] + 1 or _end(spans[number]) - spans[piece[0]].offset > piece_bytes):
             yield piece
             piece = []
         piece.append(number)
