@@ -211,7 +211,7 @@ def _damage_end(twins: _Twins, snapshot: int) -> None:
 
 def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that came out are not repeated: an older snapshot and a longer tail go on behind them, in the same state."""
-    monkeypatch.setattr(run_reader, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(run_reader, "PIECE_BYTES", 1)
     _damage_end(twins, 1)
     reader, expected = Reader(), twins.expected
     with told():
@@ -228,7 +228,7 @@ def test_a_snapshot_that_fails_half_way_is_gone_around(twins: _Twins, monkeypatc
 
 def test_a_state_without_a_way_around_says_how_far_it_went(twins: _Twins, monkeypatch: pytest.MonkeyPatch) -> None:
     """If nothing replaces a damaged run, its error ends the stream, and the place says that the state is not whole."""
-    monkeypatch.setattr(run_reader, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(run_reader, "PIECE_BYTES", 1)
     _damage_end(twins, 1)
     twins.rig.drop(twins.rig.manifests[0])
     twins.rig.truncate(twins.rig.manifests[0])

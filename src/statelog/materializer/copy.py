@@ -57,7 +57,7 @@ from statelog.storage.log.loss import append_restarts
 from statelog.storage.log.making import make_log
 from statelog.storage.log.topics import record_at
 from statelog.storage.log.where import opened_ports
-from statelog.storage.run_reader import open_run
+from statelog.storage.run_reader import stored
 
 _LOG = logging.getLogger("statelog.storage")
 _TERMS = Terms("statelog copy", 300.0)
@@ -321,10 +321,12 @@ class LogCopy(Round):
         assert self._source is not None, "a plan is the source's"
         source, converter = self._source, Converter(self._source, value_schema_id)
         tail = delta_tables(source, plan.replay, converter, self._work, drop_deletes=False)
-        runs, opening = [part.run for part in plan.runs], partial(open_run, source.store)
+        runs, start = [part.run for part in plan.runs], self._environment.start
         try:
             with closing(tail):
-                for table in merged_runs(runs, _ALL, converter, opening, [tail], drop_deletes=drop_deletes):
+                for table in merged_runs(
+                    runs, _ALL, converter, stored(source.store), start, [tail], drop_deletes=drop_deletes
+                ):
                     if self._hold is not None:
                         self._hold.renew()
                     yield table
@@ -358,8 +360,9 @@ class LogCopy(Round):
         plan = self._state(source, AtPosition(position))
         with closing(self._read(plan, schema.id, drop_deletes=True)) as tables:
             expected = _digest_of(tables, source, schema.id)
-        own, opening = Converter(self._log, schema.id), partial(open_run, self._log.store)
-        with closing(merged_runs(self._runs, _ALL, own, opening, drop_deletes=True)) as tables:
+        own, opening = Converter(self._log, schema.id), stored(self._log.store)
+        start = self._environment.start
+        with closing(merged_runs(self._runs, _ALL, own, opening, start, drop_deletes=True)) as tables:
             found = _digest_of(tables, self._log, schema.id)
         if found != expected:
             raise Corrupt(

@@ -13,21 +13,23 @@ Invariants:
   there. A caller that stops earlier must publish nothing.
 - Every run gets a name that was never used before, so work that is done twice leaves files that no manifest names.
 - Memory holds about three times `fold_bytes` in a fold (`reading.sorted_tail`), whatever the number and the size of the
-  commits and of their values, or a row group for each lane of a merge: nothing grows with the state. Folds that go on
+  commits and of their values, or a few megabytes of row groups for each lane of a merge, which
+  the next ones are read ahead of: nothing grows with the state. Folds that go on
   at the same time share it.
 """
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from statelog.environment import DiskHook, Environment, no_faults
+from statelog.environment import DiskHook, Environment, Start, no_faults
 from statelog.errors import ConfigError, StatelogError, StoreUnavailable
 from statelog.materializer.side_by_side import side_by_side
 from statelog.materializer.tasks import FoldTask, Task, TaskOutput, only
@@ -35,14 +37,14 @@ from statelog.reading import CommittedChunk, Converter, SortedTail, replay
 from statelog.schemas.avro import datum_of
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.snapshot.run_ref import RunRef, lanes
-from statelog.schemas.snapshot.runs import RunFile, RunMetadata
+from statelog.schemas.snapshot.runs import RunFile, RunMetadata, row_groups_for
 from statelog.storage.kafka import STALL_TIMEOUT_S
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own
 from statelog.storage.local.spill import NamelessFile
 from statelog.storage.log.log import Log
-from statelog.storage.merge import merge_streams
-from statelog.storage.run_reader import RunReader, open_local, open_run, read_back
+from statelog.storage.merge import Lane, LanePart, merge_streams
+from statelog.storage.run_reader import PIECE_BYTES, OpenRun, open_local, read_back
 from statelog.storage.run_writer import RunWriter, WrittenRun, upload_run, write_cut
 
 FOLD_BYTES = 64 << 20
@@ -78,10 +80,6 @@ class RoundWork:
     environment: Environment
     threads: int = 1
     fold_bytes: int = FOLD_BYTES
-
-
-OpenRun = Callable[[RunRef], RunReader]
-"""Opens a run for reading, wherever it is by now."""
 
 
 class Engine(Protocol):
@@ -163,9 +161,9 @@ class LocalEngine:
         self._local.update({one.run.path: one.written for one in found})
         return Written(runs=tuple(one.run for one in found), seconds=seconds, rows=rows)
 
-    def _open(self, run: RunRef) -> RunReader:
+    def _open(self, run: RunFile) -> AbstractContextManager[BinaryIO]:
         written = self._local.get(run.path)
-        return RunReader(open_local(written.local, run.path), run) if written else open_run(self._log.store, run)
+        return open_local(written.local, run.path) if written else self._log.store.open(run.path)
 
     def _in_threads(self, do: Callable[[P, RoundWork], T], parts: Sequence[P]) -> tuple[list[T], float]:
         """What `do` returns for each, and the seconds that they took, one after the other."""
@@ -312,7 +310,15 @@ def _tables(task: Task, work: RoundWork, opening: OpenRun, replayed: Replayed) -
             drop_deletes = output.drop_deletes and not runs
             found = delta_tables(work.log, task.replay, converter, work, drop_deletes=drop_deletes)
             tails = [replayed.counted(stack.enter_context(closing(found)), work.environment.wall_clock)]
-        yield from merged_runs(runs, output.key_groups, converter, opening, tails, drop_deletes=output.drop_deletes)
+        yield from merged_runs(
+            runs,
+            output.key_groups,
+            converter,
+            opening,
+            work.environment.start,
+            tails,
+            drop_deletes=output.drop_deletes,
+        )
 
 
 def merged_runs(
@@ -320,6 +326,7 @@ def merged_runs(
     key_groups: range,
     converter: Converter,
     opening: OpenRun,
+    start: Start,
     newer: Sequence[Iterable[pa.Table]] = (),
     *,
     drop_deletes: bool,
@@ -328,17 +335,30 @@ def merged_runs(
     them. Raises Damaged, NotFound, Unavailable, and what the streams raise.
     """
     with ExitStack() as opened:
-        streams = [opened.enter_context(closing(_lane(lane, key_groups, converter, opening))) for lane in lanes(runs)]
+        streams = [_lane(lane, key_groups, converter, opening, start, opened) for lane in lanes(runs)]
         yield from merge_streams([*streams, *newer], drop_deletes=drop_deletes)
 
 
-def _lane(lane: Iterable[RunRef], key_groups: range, converter: Converter, opening: OpenRun) -> Generator[pa.Table]:
-    """The rows of runs one after the other, each open only while it is read."""
-    for run in lane:
-        is_whole = key_groups.start <= run.first_key_group and run.end_key_group <= key_groups.stop
-        with opening(run) as reader:
-            for table in reader.tables(None if is_whole else key_groups):
-                yield converter.table(table, run.value_schema_id)
+def _lane(
+    runs: Sequence[RunRef], key_groups: range, converter: Converter, opening: OpenRun, start: Start, opened: ExitStack
+) -> Iterator[pa.Table]:
+    """The rows of runs one after the other, each open only while it is read; a piece is read ahead, from now on."""
+    parts = [_part(run, key_groups) for run in runs]
+    lane = Lane(parts, opening, start, Future.result, most=1, most_bytes=PIECE_BYTES)
+    opened.callback(lambda: wait(lane.close()))
+    return (
+        converter.table(table, run.value_schema_id)
+        for run, tables in zip(runs, lane, strict=True)
+        for table in tables
+        if table.num_rows
+    )
+
+
+def _part(run: RunRef, key_groups: range) -> LanePart:
+    is_whole = key_groups.start <= run.first_key_group and run.end_key_group <= key_groups.stop
+    if is_whole:
+        return LanePart(run, range(len(run.index.row_groups)), None)
+    return LanePart(run, row_groups_for(run.index, key_groups), key_groups)
 
 
 def _going_on(tables: Iterable[pa.Table], work: RoundWork) -> Iterator[pa.Table]:

@@ -6,6 +6,7 @@ Runs and a sorted tail merge row group by row group, whatever the target: so bes
 tail and a few row groups. A tail without runs is folded by partition, and not sorted for targets that need no order.
 
 Invariants:
+- Only changes of wanted key groups come out, with their value in the one schema that was asked for.
 - Nothing comes out before the tail has ended and all its checks have passed.
 - Callbacks and lease renewals happen in the caller's thread only, between two steps; a failure there, or in any other
   thread, stops the others and is raised.
@@ -20,7 +21,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing
 from enum import StrEnum
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import TypeVar
@@ -44,7 +45,7 @@ from statelog.reading import (
     replay,
     select_key_groups,
 )
-from statelog.recovery.runs import Job, Prefetch, RunHandles, RunOpener, run_jobs
+from statelog.recovery.runs import RunOpener
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.snapshot.run_ref import lanes
@@ -52,7 +53,7 @@ from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.storage.kafka import Reader
 from statelog.storage.local.copy import LocalCopyReader
 from statelog.storage.log.log import Log
-from statelog.storage.merge import merge_streams
+from statelog.storage.merge import Job, Lane, LanePart, Prefetch, merge_streams
 
 _LOG = logging.getLogger("statelog.recovery")
 _WAIT_S = 0.05
@@ -195,35 +196,28 @@ class PlanReader:
         """The tables of some runs, one run after the other, of which row groups are read from now on, as far as that is
         allowed: `of` lanes share it.
         """
-        handles = [RunHandles(part.run, self._opener.open) for part in parts]
-        jobs = [run_jobs(self.plan, part, files) for part, files in zip(parts, handles, strict=True)]
-        ahead = Prefetch(
-            chain.from_iterable(jobs),
+        wanted = _wanted(self.plan)
+        lane = Lane(
+            (LanePart(part.run, part.row_groups, wanted) for part in parts),
+            self._opener.open,
             self.environment.start,
             lambda result: self._await(result, Phase.READ),
             most=max(2, _AHEAD // of),
             most_bytes=_AHEAD_BYTES // of,
         )
-        for files in handles:
-            opened.callback(files.close)
-        opened.callback(lambda: self._wait_shortly(ahead.close()))
-        return chain.from_iterable(
-            self._tables_of(part, files, islice(ahead, len(mine)))
-            for part, files, mine in zip(parts, handles, jobs, strict=True)
-        )
+        opened.callback(lambda: self._wait_shortly(lane.close()))
+        return chain.from_iterable(self._tables_of(part, tables) for part, tables in zip(parts, lane, strict=True))
 
-    def _tables_of(self, part: RunPart, handles: RunHandles, results: Iterator[list[pa.Table]]) -> Iterator[pa.Table]:
-        """What a run's jobs give in the target's value schema, counted. Raises SnapshotFailed, StoreUnavailable."""
+    def _tables_of(self, part: RunPart, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+        """What is read of a run in the target's value schema, counted. Raises SnapshotFailed, StoreUnavailable."""
         spans = [part.run.index.row_groups[number] for number in part.row_groups]
         try:
-            for span, table in zip(spans, chain.from_iterable(results), strict=True):
+            for span, table in zip(spans, tables, strict=True):
                 self.runs_read.add(span.rows, span.size_bytes)
                 if table.num_rows:
                     yield self.converter.table(table, part.run.value_schema_id)
         except (CorruptRun, NotFound) as error:
             raise self._opener.failed(part.run, error, self.plan.manifest_number) from error
-        finally:
-            handles.close()
 
     def _read_tail(self, fold: MemoryTail | SortedTail) -> None:
         chunks = committed_chunks(
@@ -266,6 +260,15 @@ class PlanReader:
         started_s = time.monotonic()
         wait(futures, self._grace_s)
         self._grace_s = max(0.0, self._grace_s - (time.monotonic() - started_s))
+
+
+def _wanted(plan: Plan) -> Collection[int] | None:
+    """The wanted key groups; adjacent ones as a range, which a run is cut to without a copy."""
+    if not plan.key_groups:
+        return plan.key_groups
+    first, last = min(plan.key_groups), max(plan.key_groups)
+    adjacent = last - first + 1 == len(plan.key_groups)
+    return range(first, last + 1) if adjacent else sorted(plan.key_groups)
 
 
 # ---- patiently, from wherever it is

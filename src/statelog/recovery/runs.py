@@ -1,6 +1,5 @@
-"""How the runs of a plan are opened and read: on the log's store, or as local copies in a cache, one per log and
-process, opened by its first user and closed by its last; and ahead of their consumer, by row group, so that several
-requests to the store are in flight at once, and a row group is decoded while the one before is used. Never folds.
+"""How the runs of a plan are opened: on the log's store, or as local copies in a cache, one per log and process, opened
+by its first user and closed by its last. Never folds.
 
     settings = RecoverySettings(cache=CacheSettings(directory=Path("/var/cache/statelog")))
     with RunOpener(log, settings.cache):  # holds the cache over all recoveries inside
@@ -11,36 +10,22 @@ Invariants:
 - Get-or-make, and leaving, are one critical section each. What its last user left is in no map any more.
 - A log's users in one process agree on the settings of its cache.
 - A fork starts without any cache; it never touches its parent's.
-- Only changes of wanted key groups come out, with their value in the one schema that was asked for.
 - A run that is missing or damaged is SnapshotFailed, which tells it apart from anything else that can be missing.
-- A file serves one thread at a time; it is kept for the next one that asks. After `close` none stays open: one that is
-  in use is closed by the thread that uses it.
-- Begun ahead are only as many jobs, and of as many bytes, as each lane of runs may: a lane that could take what another
-  needs would wait for each of its requests. The job whose result is needed next is begun in any case.
 """
 
 import logging
 import os
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from functools import partial
 from threading import Lock
-from typing import BinaryIO, Generic, NamedTuple, Self, TypeVar
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import BinaryIO, NamedTuple, Self
 
 from statelog.closing import Closing
-from statelog.environment import Start, begin
-from statelog.errors import ClosedError, ConfigError, CorruptRun, Misuse, NotFound, StatelogError, StorageFull
-from statelog.reading import Plan, RunPart, SnapshotFailed
+from statelog.errors import ConfigError, CorruptRun, Misuse, NotFound, StatelogError, StorageFull
+from statelog.reading import SnapshotFailed
 from statelog.recovery.run_cache import CacheDirectory, CacheSettings, CacheStatistics, RunCache
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.log.log import Log
-from statelog.storage.run_reader import KeyBounds, RunReader, pieces
 
 _LOG = logging.getLogger("statelog.recovery")
 
@@ -190,143 +175,3 @@ def _start_anew() -> None:
 
 
 os.register_at_fork(after_in_child=_start_anew)
-
-
-# ---- read ahead
-
-
-T = TypeVar("T")
-
-
-class RunHandles:
-    """The open files of a run, which `opening` opens. Thread-safe; closed by its maker."""
-
-    def __init__(self, run: RunFile, opening: Callable[[RunFile], AbstractContextManager[BinaryIO]]) -> None:
-        self._run = run
-        self._opening = opening
-        self._lock = Lock()
-        self._idle: list[RunReader] = []
-        self._first = Lock()
-        self._footer: pq.FileMetaData | None = None
-        self._is_closed = False
-
-    def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None) -> list[pa.Table]:
-        """The changes of the wanted key groups (None: all) of some row groups, a table for each, verified.
-
-        Raises CorruptRun, NotFound, StoreUnavailable, ClosedError.
-        """
-        reader = self._take()
-        try:
-            return list(reader.row_groups(numbers, wanted))
-        finally:
-            self._put_back(reader)
-
-    def key_bounds(self) -> list[KeyBounds | None]:
-        """The bounds of the keys of each row group, as the verified footer has them. Raises CorruptRun, NotFound,
-        StoreUnavailable, ClosedError.
-        """
-        reader = self._take()
-        try:
-            return reader.key_bounds()
-        finally:
-            self._put_back(reader)
-
-    def close(self) -> None:
-        """Close what is open. Idempotent."""
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-        for reader in idle:
-            reader.close()
-
-    def _take(self) -> RunReader:
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError("a run was read after it was closed")
-            if self._idle:
-                return self._idle.pop()
-        with self._first:  # Whoever comes first reads the footer for all.
-            if self._footer is None:
-                reader = RunReader(self._opening(self._run), self._run)
-                self._footer = reader.footer
-                return reader
-        return RunReader(self._opening(self._run), self._run, self._footer)
-
-    def _put_back(self, reader: RunReader) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(reader)
-                return
-        reader.close()
-
-
-class Job(NamedTuple, Generic[T]):
-    """Some work, and about how many bytes its result holds."""
-
-    size_bytes: int
-    work: Callable[[], T]
-
-
-class Prefetch(Iterator[T]):
-    """The results of `jobs`, of which at most so many, of so many bytes together, are begun ahead. `wait` waits for
-    one, and raises its error.
-    """
-
-    def __init__(
-        self,
-        jobs: Iterable[Job[T]],
-        start: Start,
-        wait: "Callable[[Future[T]], T]",
-        *,
-        most: int,
-        most_bytes: int = 0,
-    ) -> None:
-        self._left = deque(jobs)
-        self._start = start
-        self._wait = wait
-        self._most = most
-        self._most_bytes = most_bytes
-        self._under_way: deque[tuple[int, Future[T]]] = deque()
-        self._begin_ahead()
-
-    def __next__(self) -> T:
-        if self._under_way:
-            size_bytes, result = self._under_way.popleft()
-            self._most_bytes += size_bytes
-        elif self._left:
-            result = begin(self._start, self._left.popleft().work)
-        else:
-            raise StopIteration
-        self._begin_ahead()
-        return self._wait(result)
-
-    def close(self) -> "list[Future[T]]":
-        """Begin no more, and drop what is under way, which ends by itself, and is returned. Idempotent."""
-        self._left.clear()
-        dropped = [future for _, future in self._under_way]
-        self._under_way.clear()
-        return dropped
-
-    def _begin_ahead(self) -> None:
-        while self._left and len(self._under_way) < self._most and self._left[0].size_bytes <= self._most_bytes:
-            size_bytes, work = self._left.popleft()
-            self._most_bytes -= size_bytes
-            self._under_way.append((size_bytes, begin(self._start, work)))
-
-
-def run_jobs(plan: Plan, part: RunPart, handles: RunHandles) -> list[Job[list[pa.Table]]]:
-    """What is read of one run: the wanted changes, sorted, a table for each row group; each job is one request."""
-    wanted, index = _wanted(plan), part.run.index.row_groups
-    return [
-        Job(sum(index[number].size_bytes for number in piece), partial(handles.row_groups, piece, wanted))
-        for piece in pieces(index, part.row_groups)
-    ]
-
-
-def _wanted(plan: Plan) -> Collection[int] | None:
-    """The wanted key groups; adjacent ones as a range, which a run is cut to without a copy."""
-    if not plan.key_groups:
-        return plan.key_groups
-    first, last = min(plan.key_groups), max(plan.key_groups)
-    adjacent = last - first + 1 == len(plan.key_groups)
-    return range(first, last + 1) if adjacent else sorted(plan.key_groups)

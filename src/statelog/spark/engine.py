@@ -19,7 +19,6 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -48,7 +47,7 @@ from statelog.spark.option_texts import LogAddress, address_options, log_address
 from statelog.spark.reported import error_of, reported
 from statelog.spark.session import require_spark
 from statelog.storage import Log, Where
-from statelog.storage.run_reader import open_run, read_back
+from statelog.storage.run_reader import read_back, stored
 from statelog.storage.run_writer import upload_run
 
 _LOOK_S = 0.5
@@ -109,7 +108,7 @@ class TaskWork:
         environment = current_environment()
         with scratch_directory(self.scratch, environment) as scratch:
             work = RoundWork(log=log, scratch=scratch, go_on=_go_on, environment=environment)
-            found, replayed = write_runs(task, work, partial(open_run, log.store))
+            found, replayed = write_runs(task, work, stored(log.store))
             for one in found:
                 upload_run(log.store, one.written)
         uploaded_s = time.monotonic()

@@ -1,22 +1,35 @@
-"""Merges sorted streams, such as the row groups of runs, into one, in bounded memory.
+"""Reads runs ahead of their user, lane by lane, and merges sorted streams, such as lanes, into one, in bounded memory.
 
-A cursor walks each stream in order. In every step all cursors give the changes up to one bound, the lowest end of what
-they have loaded; `merge_tables` merges those. So memory holds about one table of each stream, also when a single key
-group is larger than memory. Never decides which runs to merge or whether deletes may go.
+A `Lane` reads runs that have no key group in common, one after the other, so that several requests to the store are in
+flight at once, and a row group is decoded while the one before is used. A cursor walks each stream in order. In every
+step all cursors give the changes up to one bound, the lowest end of what they have loaded; `merge_tables` merges those.
+So memory holds about one table of each stream, and what is read ahead, also when a single key group is larger than
+memory. Never decides which runs to merge or whether deletes may go.
 
-Invariant: one step merges at most `MOST_BYTES`, however much is loaded, unless single rows exceed that: a column of
-Arrow's ends at 2 GiB.
+Invariants:
+- One step merges at most `MOST_BYTES`, however much is loaded, unless single rows exceed that: a column of Arrow's ends
+  at 2 GiB.
+- Begun ahead are only as many jobs, and of as many bytes, as each lane may: a lane that could take what another needs
+  would wait for each of its requests. The job whose result is needed next is begun in any case.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import chain, islice
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from statelog.environment import Start, begin
 from statelog.schemas.changes.changes import merge_tables
-from statelog.schemas.snapshot.runs import key_groups_of
+from statelog.schemas.snapshot.runs import RunFile, key_groups_of
+from statelog.storage.run_reader import OpenRun, RunHandles, pieces
+
+T = TypeVar("T")
 
 MOST_BYTES = 1 << 30
 
@@ -92,3 +105,111 @@ def _rows_through(table: pa.Table, bound: _Place) -> int:
     start, end = (int(i) for i in np.searchsorted(key_groups_of(table), [key_group, key_group + 1]))
     keys = table.column("key")
     return start + bisect_right(range(start, end), key, key=lambda row: keys[row].as_py())
+
+
+# ---- read ahead
+
+
+class Job(NamedTuple, Generic[T]):
+    """Some work, and about how many bytes its result holds."""
+
+    size_bytes: int
+    work: Callable[[], T]
+
+
+class Prefetch(Iterator[T]):
+    """The results of `jobs`, of which at most so many, of so many bytes together, are begun ahead. `wait` waits for
+    one, and raises its error.
+    """
+
+    def __init__(
+        self,
+        jobs: Iterable[Job[T]],
+        start: Start,
+        wait: "Callable[[Future[T]], T]",
+        *,
+        most: int,
+        most_bytes: int = 0,
+    ) -> None:
+        self._left = deque(jobs)
+        self._start = start
+        self._wait = wait
+        self._most = most
+        self._most_bytes = most_bytes
+        self._under_way: deque[tuple[int, Future[T]]] = deque()
+        self._begin_ahead()
+
+    def __next__(self) -> T:
+        if self._under_way:
+            size_bytes, result = self._under_way.popleft()
+            self._most_bytes += size_bytes
+        elif self._left:
+            result = begin(self._start, self._left.popleft().work)
+        else:
+            raise StopIteration
+        self._begin_ahead()
+        return self._wait(result)
+
+    def close(self) -> "list[Future[T]]":
+        """Begin no more, and drop what is under way, which ends by itself, and is returned. Idempotent."""
+        self._left.clear()
+        dropped = [future for _, future in self._under_way]
+        self._under_way.clear()
+        return dropped
+
+    def _begin_ahead(self) -> None:
+        while self._left and len(self._under_way) < self._most and self._left[0].size_bytes <= self._most_bytes:
+            size_bytes, work = self._left.popleft()
+            self._most_bytes -= size_bytes
+            self._under_way.append((size_bytes, begin(self._start, work)))
+
+
+class LanePart(NamedTuple):
+    """Row groups of a run, and the key groups that are wanted of them (None: all)."""
+
+    run: RunFile
+    row_groups: Sequence[int]
+    wanted: Collection[int] | None
+
+
+class Lane:
+    """Parts of runs, read in their order from now on. Iterating gives the tables of each part, one for each row group;
+    those of one before those of the next. Errors of the tables: CorruptRun, NotFound, StoreUnavailable, and what `wait`
+    raises.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[LanePart],
+        opening: OpenRun,
+        start: Start,
+        wait: "Callable[[Future[list[pa.Table]]], list[pa.Table]]",
+        *,
+        most: int,
+        most_bytes: int,
+    ) -> None:
+        self._handles: list[RunHandles] = []
+        self._jobs: list[list[Job[list[pa.Table]]]] = []
+        for run, row_groups, wanted in parts:
+            files, spans = RunHandles(run, opening), run.index.row_groups
+            self._handles.append(files)
+            self._jobs.append(
+                [
+                    Job(sum(spans[number].size_bytes for number in piece), partial(files.row_groups, piece, wanted))
+                    for piece in pieces(spans, row_groups)
+                ]
+            )
+        jobs = chain.from_iterable(self._jobs)
+        self._ahead = Prefetch(jobs, start, wait, most=most, most_bytes=most_bytes)
+
+    def __iter__(self) -> Iterator[Iterator[pa.Table]]:
+        for files, mine in zip(self._handles, self._jobs, strict=True):
+            yield chain.from_iterable(islice(self._ahead, len(mine)))
+            files.close()
+
+    def close(self) -> "list[Future[list[pa.Table]]]":
+        """Read no more. Returns what is under way, which ends by itself, and leaves no file open. Idempotent."""
+        dropped = self._ahead.close()
+        for files in self._handles:
+            files.close()
+        return dropped

@@ -5,13 +5,16 @@ Invariants:
 - What does not match is CorruptRun with the path; what is not there is NotFound; neither is ever skipped.
 - Memory holds one row group at a time and a few megabytes of the file, 16 while it is verified, besides what the
   caller keeps.
+- A file serves one thread at a time; it is kept for the next one that asks. After `close` none stays open: one that is
+  in use is closed by the thread that uses it.
 """
 
 import errno
 import hashlib
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
@@ -19,7 +22,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from statelog.closing import Closing, undone_by_errors
-from statelog.errors import CorruptRun, Fact, NotFound, StoreUnavailable
+from statelog.errors import ClosedError, CorruptRun, Fact, NotFound, StoreUnavailable
 from statelog.schemas.changes.chunk import DECODING_ERRORS
 from statelog.schemas.snapshot.runs import (
     RowGroupSpan,
@@ -32,7 +35,11 @@ from statelog.schemas.snapshot.runs import (
 )
 from statelog.storage.store import RangeReader, Store
 
-_PIECE_BYTES = 4 << 20
+OpenRun = Callable[[RunFile], AbstractContextManager[BinaryIO]]
+"""Opens the file of a run, wherever it is. Raises NotFound, StoreUnavailable."""
+
+PIECE_BYTES = 4 << 20
+"""So much of a run is read by one request."""
 _VERIFIED_PIECE_BYTES = 16 << 20
 """Whoever reads a run to verify it waits for each request, and keeps nothing."""
 
@@ -159,7 +166,7 @@ class RunReader(Closing):
             raise self._corrupt("it has other columns than a run", columns=", ".join(columns.names))
         return metadata
 
-    def _bytes_of(self, numbers: Sequence[int], piece_bytes: int = _PIECE_BYTES) -> Iterator[tuple[int, memoryview]]:
+    def _bytes_of(self, numbers: Sequence[int], piece_bytes: int | None = None) -> Iterator[tuple[int, memoryview]]:
         """The verified bytes of each of some row groups; what lies side by side is read in pieces."""
         for piece in pieces(self.run.index.row_groups, numbers, piece_bytes):
             spans = [self.run.index.row_groups[number] for number in piece]
@@ -221,9 +228,9 @@ class RunReader(Closing):
         return CorruptRun(message, hint=hint, path=self.run.path, **facts)
 
 
-def open_run(store: Store, run: RunFile) -> RunReader:
-    """A run for reading, where it lies in the store. Raises CorruptRun, NotFound, StoreUnavailable."""
-    return RunReader(store.open(run.path), run)
+def stored(store: Store) -> OpenRun:
+    """Opens runs where they lie in the store."""
+    return lambda run: store.open(run.path)
 
 
 def read_back(store: Store, run: RunFile) -> None:
@@ -231,17 +238,82 @@ def read_back(store: Store, run: RunFile) -> None:
 
     Raises CorruptRun, NotFound, StoreUnavailable.
     """
-    with open_run(store, run) as reader:
+    with RunReader(store.open(run.path), run) as reader:
         reader.verify()
 
 
+# ---- by several threads
+
+
+class RunHandles:
+    """The open files of a run, which `opening` opens. Thread-safe; closed by its maker."""
+
+    def __init__(self, run: RunFile, opening: OpenRun) -> None:
+        self._run = run
+        self._opening = opening
+        self._lock = Lock()
+        self._idle: list[RunReader] = []
+        self._first = Lock()
+        self._footer: pq.FileMetaData | None = None
+        self._is_closed = False
+
+    def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None) -> list[pa.Table]:
+        """The changes of the wanted key groups (None: all) of some row groups, a table for each, verified.
+
+        Raises CorruptRun, NotFound, StoreUnavailable, ClosedError.
+        """
+        reader = self._take()
+        try:
+            return list(reader.row_groups(numbers, wanted))
+        finally:
+            self._put_back(reader)
+
+    def key_bounds(self) -> list[KeyBounds | None]:
+        """The bounds of the keys of each row group, as the verified footer has them. Raises CorruptRun, NotFound,
+        StoreUnavailable, ClosedError.
+        """
+        reader = self._take()
+        try:
+            return reader.key_bounds()
+        finally:
+            self._put_back(reader)
+
+    def close(self) -> None:
+        """Close what is open. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for reader in idle:
+            reader.close()
+
+    def _take(self) -> RunReader:
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("a run was read after it was closed")
+            if self._idle:
+                return self._idle.pop()
+        with self._first:  # Whoever comes first reads the footer for all.
+            if self._footer is None:
+                reader = RunReader(self._opening(self._run), self._run)
+                self._footer = reader.footer
+                return reader
+        return RunReader(self._opening(self._run), self._run, self._footer)
+
+    def _put_back(self, reader: RunReader) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._idle.append(reader)
+                return
+        reader.close()
+
+
 def pieces(
-    spans: Sequence[RowGroupSpan], numbers: Sequence[int], piece_bytes: int = _PIECE_BYTES
+    spans: Sequence[RowGroupSpan], numbers: Sequence[int], piece_bytes: int | None = None
 ) -> Iterator[list[int]]:
     """Row groups that one request reads: they lie side by side, and have so many bytes together, or are one alone."""
-    piece: list[int] = []
+    most_bytes, piece = piece_bytes or PIECE_BYTES, list[int]()
     for number in numbers:
-        if piece and (number != piece[-1] + 1 or _end(spans[number]) - spans[piece[0]].offset > piece_bytes):
+        if piece and (number != piece[-1] + 1 or _end(spans[number]) - spans[piece[0]].offset > most_bytes):
             yield piece
             piece = []
         piece.append(number)

@@ -220,7 +220,7 @@ def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
 
 def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one request for a run is not answered yet, another one is on its way."""
-    monkeypatch.setattr(run_reader, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(run_reader, "PIECE_BYTES", 1)
     another, waited, opened = threading.Event(), list[bool](), list[str]()
 
     def wait_for_another(method: str, path: str) -> None:

@@ -43,7 +43,7 @@ def test_slices_are_read_from_the_plan_alone(count: int) -> None:
     assert _read(rig, plan, count) == expected
     newest = rig.manifests[-1].runs[0].path
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_reader, "_PIECE_BYTES", 1)  # So that some row groups come out before the damaged one.
+        patch.setattr(run_reader, "PIECE_BYTES", 1)  # So that some row groups come out before the damaged one.
         data = bytearray(rig.log.store.read(newest))
         span = plan.runs[-1].run.index.row_groups[len(plan.runs[-1].run.index.row_groups) // 2]
         data[span.offset + 2] ^= 1

@@ -35,14 +35,14 @@ from statelog.errors import CorruptRun, NotFound
 from statelog.reading import Converter, Hold, make_plan
 from statelog.recovery import RecoverySettings
 from statelog.recovery.plan_reader import PlanReader
-from statelog.recovery.runs import RunHandles, RunOpener
+from statelog.recovery.runs import RunOpener
 from statelog.schemas.arrays import binary_column
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage import Log
 from statelog.storage.merge import merge_streams
-from statelog.storage.run_reader import KeyBounds
+from statelog.storage.run_reader import KeyBounds, RunHandles
 
 T = TypeVar("T")
 SortableKey = Any
