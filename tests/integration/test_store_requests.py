@@ -10,7 +10,9 @@ import pytest
 from docker.errors import DockerException
 
 from bench.slow_store import SlowStore, slow_store
-from statelog.materializer.round import run_round
+from statelog.materializer.cleanup import VerifiedRuns
+from statelog.materializer.outcome import CompletedRound
+from statelog.materializer.round import Round, run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.storage import LogOptions
@@ -77,3 +79,20 @@ def test_a_run_is_read_by_its_footer_and_by_megabytes(s3: SlowStore, tmp_path: P
             s3.slow_down(0.0)
             assert len(recovery.to_dict()) == 100_000
         assert s3.asked["GET"] == 3  # The manifest, again once the lease was there; the footer; all row groups.
+
+
+def test_a_round_asks_what_it_has_to(s3: SlowStore, tmp_path: Path) -> None:
+    """As a daemon makes it, which remembers what it verified: the clock by a file of its own, listings, what it writes
+    and reads back; nothing that grows with what is kept.
+    """
+    kafka, verified = MemoryKafka(cluster=MemoryCluster()), VerifiedRuns()
+    where = where_at(kafka, s3.root, storage_options=s3.storage_options)
+    with Log.create("rounds", where, LogOptions(partitions=1)) as log:
+        with Writer(log, "writer") as writer:
+            for number in range(6):
+                writer.put(b"a", b"%d" % number)
+                writer.commit()
+                s3.slow_down(0.0)
+                outcome = Round(log, settings_for(tmp_path, fanout=100), verified=verified).run()
+                assert isinstance(outcome, CompletedRound)
+        assert s3.asked == Counter(LIST=10, GET=7, PUT=3, HEAD=1, DELETE=2)

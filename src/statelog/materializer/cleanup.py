@@ -70,6 +70,8 @@ class CleanupPlan:
     """Whether the materializer does; else Kafka deletes records, by their age."""
     subscriptions: StoredSubscriptions
     """Those that there were. What may be truncated is decided by those that there are then."""
+    now_s: float
+    """The store's clock, for all that is judged by its age: what reaches it only just now is left to the next round."""
 
 
 _MOST_BYTES = 32 << 20
@@ -184,6 +186,7 @@ def plan_cleanup(
             *superseded_paths(subscriptions.files),
         ),
         subscriptions=subscriptions,
+        now_s=now_s,
     )
 
 
@@ -200,36 +203,34 @@ def run_cleanup(
 ) -> Cleanup:
     """Remove what `cleanup_plan` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
     kept = verified.manifests(log.manifests, log.manifests.listed(), cleanup_plan.kept)
-    subscriptions = cleanup_plan.subscriptions
     held_back = (
         _check_oldest(log, own, kept, verified, settings.threads_used, environment.start)
         or check_links(kept)
-        or _check_readable(subscriptions)
+        or _check_readable(cleanup_plan.subscriptions)
     )
     environment.crash("after-check")
     if held_back:
         return Cleanup(held_back=held_back)
-    capped = _end_over_cap(log, own, subscriptions, settings, environment)
+    capped = _end_over_cap(log, own, cleanup_plan, settings, environment)
     environment.crash("after-cap")
     for number in cleanup_plan.dropped:
         log.store.delete(MANIFESTS.path(number))
     environment.crash("after-drop")
     truncated, floor, oldest = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by=""), None
-    now_s = log.store.now_s()
     if len(kept) >= settings.retention.keep:
         subscriptions = list_subscriptions(log.store)
         if held_back := _check_readable(subscriptions):
             return Cleanup(held_back=held_back, manifests_dropped=len(cleanup_plan.dropped), capped=capped)
-        live = living(list_leases(log.store), now_s, settings.lease_cap_s)
+        live = living(list_leases(log.store), cleanup_plan.now_s, settings.lease_cap_s)
         floor = truncation_floor(kept, claims_of(log, live, subscriptions))
         log.manifests.check_place()
         oldest = aging_need(log, own, kept, floor, environment.wall_clock())
         truncated = _truncate(log, floor, environment.crash) if cleanup_plan.truncates else 0
     for path in cleanup_plan.condemned:
         log.store.delete(path)
-    if now_s - verified.swept_s >= _SWEEP_EVERY_S:
-        log.store.sweep(now_s)
-        verified.swept_s = now_s
+    if cleanup_plan.now_s - verified.swept_s >= _SWEEP_EVERY_S:
+        log.store.sweep(cleanup_plan.now_s)
+        verified.swept_s = cleanup_plan.now_s
     environment.crash("after-delete")
     verified.forget_all_but(kept, cleanup_plan.kept)
     there = log.data_offsets()
@@ -275,17 +276,15 @@ def _check_readable(subscriptions: StoredSubscriptions) -> str:
 def _end_over_cap(
     log: Log,
     own: Manifest,
-    subscriptions: StoredSubscriptions,
+    cleanup_plan: CleanupPlan,
     settings: MaterializerSettings,
     environment: Environment,
 ) -> tuple[CappedSubscription, ...]:
-    """End the subscriptions that are over the cap. One that its reader moves just now goes on."""
+    """End the subscriptions that are over the cap. One that its reader moved meanwhile goes on."""
     capped: list[CappedSubscription] = []
-    now_s = log.store.now_s()
-    for reader, newest in newest_files(subscriptions.files).items():
-        reason = over_cap(
-            newest, settings.subscriptions, position=own.position, next_offsets=own.next_offsets, now_s=now_s
-        )
+    cap, now_s = settings.subscriptions, cleanup_plan.now_s
+    for reader, newest in newest_files(cleanup_plan.subscriptions.files).items():
+        reason = over_cap(newest, cap, position=own.position, next_offsets=own.next_offsets, now_s=now_s)
         if reason and end_subscription(log.store, newest.subscription, reason, environment):
             capped.append(CappedSubscription(reader=reader, reason=reason))
     return tuple(capped)

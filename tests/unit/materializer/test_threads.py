@@ -135,6 +135,29 @@ def test_runs_are_written_at_the_same_time(tmp_path: Path) -> None:
     assert state_of(twin.open()) == twin.model
 
 
+def test_a_merge_reads_its_runs_at_the_same_time(tmp_path: Path) -> None:
+    """While one run's first request is not answered, another run's is on its way, whatever the number of tasks."""
+    twin, another, waited, merged = TwinLog(), threading.Event(), list[bool](), list[int]()
+
+    def wait_for_another(method: str, path: str) -> None:
+        if method != "open" or len(merged) < 2:
+            return
+        if waited:
+            another.set()
+        else:
+            waited.append(False)
+            waited[0] = another.wait(_LIMIT_S)
+
+    for number in range(3):
+        twin.write({b"%d" % number: b"1"})
+        settings = settings_for(tmp_path, threads=1, fanout=3)
+        outcome = twin.environment.run(run_round, twin.open(faults=wait_for_another), settings)
+        assert isinstance(outcome, CompletedRound)
+        merged.append(outcome.runs_merged)
+    assert (merged, waited) == ([0, 0, 3], [True])
+    assert state_of(twin.open()) == twin.model
+
+
 @pytest.mark.parametrize(("merge_bytes", "merged"), [(8 << 30, [0, 4, 6]), (1, [0, 2, 3])])
 def test_a_round_leaves_merges_to_the_next_one(tmp_path: Path, merge_bytes: int, merged: list[int]) -> None:
     """Two columns of files are full at once. With room for one merge they take turns, and who waited merges more."""
