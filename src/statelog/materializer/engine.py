@@ -20,7 +20,7 @@ Invariants:
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -344,7 +344,7 @@ def _lane(
 ) -> Iterator[pa.Table]:
     """The rows of runs one after the other, each open only while it is read; a piece is read ahead, from now on."""
     parts = [_part(run, key_groups) for run in runs]
-    lane = Lane(parts, opening, start, Future.result, most=1, most_bytes=PIECE_BYTES)
+    lane = Lane(parts, opening, start, lambda found: found.result(), most=1, most_bytes=PIECE_BYTES)
     opened.callback(lambda: wait(lane.close()))
     return (
         converter.table(table, run.value_schema_id)
