@@ -85,7 +85,7 @@ def _instructions(bootstrap: str, root: str) -> str:
     names = ", ".join(f'"{name}"' for name in ONE_BROKER)
     return f"""For this shell:
   export STATELOG_BOOTSTRAP={bootstrap} STATELOG_ROOT={root}
-  export STATELOG_REPLICATION_FACTOR=1 STATELOG_ALLOWONE_BROKER={",".join(ONE_BROKER)}
+  export STATELOG_REPLICATION_FACTOR=1 STATELOG_ALLOW_UNSAFE={",".join(ONE_BROKER)}
 Or in ./statelog.toml:
   bootstrap = "{bootstrap}"
   root = "{root}"

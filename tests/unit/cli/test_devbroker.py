@@ -9,11 +9,14 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from statelog.cli import dev as dev_commands
 from statelog.errors import BrokerUnavailable, ConfigError, Corrupt, Unavailable
+from statelog.storage.log.where import Where
 from statelog.testing import dev, node, process
 from statelog.testing.broker import cache_directory, free_port, locked, wait_until_ready
-from statelog.testing.dev import DevSettings, RunningBroker
+from statelog.testing.dev import DevBroker, DevSettings, RunningBroker
 from statelog.testing.node import (
     KAFKA_VERSION,
     Listeners,
@@ -276,3 +279,23 @@ def test_the_cache_directory_follows_the_environment(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", "/h")
     assert cache_directory() == Path("/h/.cache/statelog/dev")
+
+
+def test_what_start_prints_is_where_the_broker_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `statelog dev start` prints to paste, variables or file, is the `Where` of its broker."""
+    started = DevBroker(
+        bootstrap="127.0.0.1:4001",
+        pid=1,
+        kafka_version=KAFKA_VERSION,
+        directory=tmp_path,
+        log_path=tmp_path / "broker.log",
+    )
+    monkeypatch.setattr(dev_commands, "start", lambda *_, **__: started)
+    printed = CliRunner().invoke(dev_commands.command, ["start", "--directory", str(tmp_path)]).output
+    exports, settings = printed.partition("For this shell:\n")[2].split("Or in ./statelog.toml:\n")
+    variables = dict(word.split("=", 1) for line in exports.splitlines() for word in line.split()[1:])
+    file = tmp_path / "statelog.toml"
+    file.write_text(settings, encoding="utf-8")
+    where = Where.local(f"file://{tmp_path / 'logs'}", "127.0.0.1:4001")
+    assert Where.from_env(variables) == where
+    assert Where.from_env({"STATELOG_CONFIG": str(file)}) == where
