@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,8 @@ from tests.support.rigs.table import TableRig
 
 MIB = 1 << 20
 OVERHEAD = 2 + 1 + 4 + 4  # key group, op, and an offset each for key and value
-WIDE = {"type": "record", "name": "W", "fields": [{"name": f"f{i}", "type": "string"} for i in range(400)]}
+COLUMNS = [{"name": f"f{i}", "type": "string"} for i in range(400)]
+WIDE = {"type": "record", "name": "W", "fields": COLUMNS}
 
 
 @pytest.fixture(params=[1, 8], ids=lambda mib: f"{mib}MiB")
@@ -93,6 +95,32 @@ def test_a_table_keeps_to_it(limit: int, rig: LogRig) -> None:
         table[b"l"] = b"v"
         table.commit({"at": "é" * (progress - 2)})
     assert rig.state().keys() == {b"k", b"l"}
+
+
+NOTES = {
+    "type": "record",
+    "name": "N",
+    "fields": [
+        {"name": "text", "type": "string"},
+        {"name": "texts", "type": {"type": "array", "items": "string"}},
+        {"name": "wide", "type": {"type": "array", "items": ["null", {**WIDE, "fields": COLUMNS[:40]}]}},
+    ],
+}
+NOTE: dict[str, Any] = {"text": "", "texts": [], "wide": []}
+
+
+@pytest.mark.parametrize(
+    ("field", "item", "item_bytes"), [("text", "\U0001f600", 4), ("texts", [""], 4), ("wide", [None], 160)]
+)
+def test_typed_values_are_refused_where_they_come_in(
+    limit: int, rig: LogRig, field: str, item: Any, item_bytes: int
+) -> None:
+    """By what they take in the log, not by how many characters and items there are: what was taken can be committed."""
+    with TableRig(rig, None).open(value_schema=json.dumps(NOTES)) as table:
+        with pytest.raises(ValueTooLarge):
+            table[b"k"] = {**NOTE, field: item * (limit // item_bytes)}
+        table[b"k"] = {**NOTE, field: item * (limit // 2 // item_bytes)}
+        table.commit({"n": 1})
 
 
 def test_wide_values_leave_room_for_their_columns(limit: int, rig: LogRig) -> None:

@@ -1,5 +1,6 @@
 """The loop around a worker: which messages are processed, how it ends, and who may touch it."""
 
+import math
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -136,6 +137,17 @@ def test_somebody_outside_of_the_group(world: WorkersWorld) -> None:
                 worker.idle_s = 0.0
             worker.commit_every(0.0)
     assert 2 <= fences < 20
+
+
+@pytest.mark.parametrize("interval_s", ["1", None, math.nan])
+def test_an_interval_that_is_none(world: WorkersWorld, interval_s: Any) -> None:
+    """It would never be over. The worker goes on, and the message is not processed yet."""
+    with _worker(world) as worker:
+        next(worker)
+        with pytest.raises(Misuse, match="number of seconds"):
+            worker.commit_every(interval_s)
+        assert worker.life is Life.OPEN
+    assert sum(_progress(world)) == 0
 
 
 def test_one_thread(world: WorkersWorld) -> None:

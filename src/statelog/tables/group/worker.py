@@ -29,6 +29,7 @@ from statelog.storage.log.options import K, V
 from statelog.tables.group.assignment import Assignment
 from statelog.tables.group.context import WorkerContext
 from statelog.tables.group.schedule import AssignedPartition, PartitionStatistics
+from statelog.tables.scheduler import check_interval
 from statelog.tables.standbys.standby import Standby
 from statelog.tables.table import Table
 
@@ -184,8 +185,9 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         behind.
 
         From then on the worker also does so while it waits for messages. A table whose commit fails is opened again a
-        little later, from its progress, here or in another process. Raises ConfigError, Damaged, Fenced, NotFound;
-        PersistFailed, OutcomeUnknown and Unavailable if trying again a few times does not help.
+        little later, from its progress, here or in another process. Raises Misuse for no number of seconds;
+        ConfigError, Damaged, Fenced, NotFound; PersistFailed, OutcomeUnknown and Unavailable if trying again a few
+        times does not help.
         """
         if interval_s == self._interval_s and self._clock() < self._turn_s and get_ident() == self._guard.user:
             self._is_processed = True  # And all else is done where the loop asks for the next message.
@@ -194,6 +196,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     @Guarded.turn
     def _commit_if_due(self, interval_s: float) -> None:
+        check_interval(interval_s)
         with self._guard:
             self._settle()
             self._interval_s = interval_s

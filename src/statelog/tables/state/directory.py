@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from statelog.closing import Closing
+from statelog.closing import Closing, undone_by_errors
 from statelog.environment import Environment
 from statelog.errors import LogInUse
 from statelog.storage.local.disk import local_disk, make_parents, sync
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("statelog.tables")
 _ASIDES = 2
+_UNLOCKED = -1
+_UNKNOWN = "unknown"
 _open: "WeakSet[StateDirectory]" = WeakSet()
 
 
@@ -45,6 +47,7 @@ class StateDirectory(Closing):
     """The directory of one table, locked. Raises LogInUse if another table is in it, StoreUnavailable."""
 
     def __init__(self, directory: str | PathLike[str], log: str, writer: str) -> None:
+        self._lock = _UNLOCKED
         self.path = Path(directory).absolute() / log / writer
         self.database = self.path / "db"
         self.unfinished = self.path / "making"
@@ -57,27 +60,30 @@ class StateDirectory(Closing):
                 self.path.mkdir(mode=0o700, exist_ok=True)  # RocksDB's own files follow the umask.
                 sync(self.path.parent)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _open.add(self)
+            with undone_by_errors(self.unlock):
+                self._take()
+
+    def _take(self) -> None:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
+        except BlockingIOError as error:
             raise LogInUse(
                 "another table has this directory open",
                 path=str(self.path),
-                hint="Stop the other process first, or give this one a directory of its own",
+                hint="Close it, or stop its process; or give this table a directory of its own",
             ) from error
-        _open.add(self)
 
     @property
     def damage(self) -> str:
         """What was found wrong with the database by the life before; empty if nothing was."""
-        with local_disk(self.path):
-            return self._damaged.read_text("utf-8") if self._damaged.exists() else ""
+        with local_disk(self.path):  # On a full disk there may be no text: that the file is there says enough.
+            return self._damaged.read_text("utf-8", "replace") or _UNKNOWN if self._damaged.exists() else ""
 
     def note_damage(self, problem: str) -> None:
         """Let the next life set the database aside."""
         with local_disk(self.path):
-            self._damaged.write_text(problem or "unknown", "utf-8")
+            self._damaged.write_text(problem or _UNKNOWN, "utf-8")
             sync(self._damaged)
             sync(self.path)
 
@@ -101,7 +107,8 @@ class StateDirectory(Closing):
     def is_of_boot(self, boot_id: str) -> bool:
         """Whether this very database, and no copy, was last used in this boot. False if that cannot be determined."""
         with local_disk(self.path):
-            return bool(boot_id) and self._boot.exists() and self._boot.read_text("utf-8") == self._use(boot_id)
+            noted = self._boot.read_text("utf-8", "replace") if self._boot.exists() else ""
+            return bool(boot_id) and noted == self._use(boot_id)
 
     def _use(self, boot_id: str) -> str:
         if not self.database.exists():
@@ -168,9 +175,14 @@ class StateDirectory(Closing):
 
     def unlock(self) -> None:
         """Release the lock alone. Idempotent."""
-        if self in _open:
-            _open.discard(self)
-            os.close(self._lock)
+        _open.discard(self)
+        lock, self._lock = self._lock, _UNLOCKED
+        if lock != _UNLOCKED:
+            os.close(lock)
+
+    def __del__(self) -> None:
+        """As a file that is dropped unclosed: the same process may open it again."""
+        self.unlock()
 
 
 def _forget_parents() -> None:

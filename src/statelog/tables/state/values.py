@@ -11,7 +11,7 @@ Invariants:
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import fastavro
@@ -24,7 +24,10 @@ from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema, rows_to_struct
 from statelog.schemas.values.types import ValueType
 
-_SCALAR_BYTES = 8
+_SCALAR_BYTES = 16
+"""Of a decimal; the other scalars take half of it, or less."""
+_OFFSET_BYTES = 4
+_MOST_UTF8 = 4
 _INT_MAX = {"int": (1 << 31) - 1, "long": (1 << 63) - 1}
 _SCALARS: Mapping[str, type] = {
     "boolean": bool,
@@ -49,6 +52,7 @@ class ValueRule:
         self._fields: dict[str, ValueType] = {} if root is None else {one.name: one.type for one in root.fields}
         self._mended = _mender(root) if root is not None else None
         self._parsed = None if root is None else fastavro.parse_schema(_without_uuid(json.loads(schema.avsc)))
+        self._null_bytes = 0 if root is None else max(_null_sizes(root))
         self.copy: Callable[[Any], Any] = _copier(root)
         """What is handed out for a value that is held."""
 
@@ -74,16 +78,23 @@ class ValueRule:
         given = cast("Mapping[str, object]", value)
         return dict(given) if self._is_plain(given) else self.of_column(rows_to_struct([given], self.schema))[0]
 
-    @staticmethod
-    def size(value: Any) -> int:
-        """About how many bytes of text and bytes an admitted value has."""
-        if isinstance(value, bytes | str):
-            return len(value)
-        if isinstance(value, dict):
-            named = cast("dict[str, Any]", value)
-            return _SCALAR_BYTES + sum(map(len, named)) + sum(map(ValueRule.size, named.values()))
-        inner = cast("Sequence[Any]", value) if isinstance(value, list) else ()
-        return _SCALAR_BYTES + sum(map(ValueRule.size, inner))
+    def size(self, value: Any) -> int:
+        """At most how many bytes an admitted value has in the log, as `row_sizes` counts them; and about as many."""
+        match value:
+            case str():
+                return _OFFSET_BYTES + len(value) * (1 if value.isascii() else _MOST_UTF8)
+            case bytes():
+                return _OFFSET_BYTES + len(value)
+            case dict():
+                named = cast("dict[str, Any]", value)
+                names_bytes = self.size("".join(named)) + _OFFSET_BYTES * len(named)
+                return _SCALAR_BYTES + names_bytes + sum(map(self.size, named.values()))
+            case list():
+                return _SCALAR_BYTES + sum(map(self.size, cast("Sequence[Any]", value)))
+            case None:
+                return self._null_bytes
+            case _:
+                return _SCALAR_BYTES
 
     def column(self, values: Sequence[Any]) -> pa.Array:
         """Admitted values as a column of the log; None, a delete's, is null. Raises InvalidChange."""
@@ -140,6 +151,17 @@ def _is_plain(value: object, kind: ValueType) -> bool:
             return value.isascii()
         case _:
             return True
+
+
+def _null_sizes(kind: ValueType) -> Iterator[int]:
+    """How many bytes a null takes of this type, and of those inside: that of a record has all of its fields."""
+    yield _null_bytes(kind)
+    for inner in (*(one.type for one in kind.fields), *([kind.items] if kind.items is not None else [])):
+        yield from _null_sizes(inner)
+
+
+def _null_bytes(kind: ValueType) -> int:
+    return _SCALAR_BYTES + kind.size + sum(_null_bytes(one.type) for one in kind.fields)
 
 
 # ---- copies
