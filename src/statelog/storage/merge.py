@@ -10,7 +10,8 @@ Invariants:
 - One step merges at most `MOST_BYTES`, however much is loaded, unless single rows exceed that: a column of Arrow's ends
   at 2 GiB.
 - Begun ahead are only as many jobs, and of as many bytes, as each lane may: a lane that could take what another needs
-  would wait for each of its requests. The job whose result is needed next is begun in any case.
+  would wait for each of its requests. The job whose result is needed next is begun in any case. Bytes are those of the
+  file; what they decode to is bounded by the number of row groups.
 """
 
 from bisect import bisect_right
@@ -32,6 +33,8 @@ from statelog.storage.run_reader import OpenRun, RunHandles, pieces
 T = TypeVar("T")
 
 MOST_BYTES = 1 << 30
+_MOST_ROW_GROUPS = 2
+"""Of a piece that is read ahead: all of it is decoded before any of it is used, and may have compressed well."""
 
 _Place = tuple[int, Any]
 
@@ -196,7 +199,7 @@ class Lane:
             self._jobs.append(
                 [
                     Job(sum(spans[number].size_bytes for number in piece), partial(files.row_groups, piece, wanted))
-                    for piece in pieces(spans, row_groups)
+                    for piece in pieces(spans, row_groups, most=_MOST_ROW_GROUPS)
                 ]
             )
         jobs = chain.from_iterable(self._jobs)

@@ -308,12 +308,15 @@ class RunHandles:
 
 
 def pieces(
-    spans: Sequence[RowGroupSpan], numbers: Sequence[int], piece_bytes: int | None = None
+    spans: Sequence[RowGroupSpan], numbers: Sequence[int], piece_bytes: int | None = None, most: int | None = None
 ) -> Iterator[list[int]]:
-    """Row groups that one request reads: they lie side by side, and have so many bytes together, or are one alone."""
+    """Row groups that one request reads, `most` of them: they lie side by side, and have so many bytes together, or are
+    one alone.
+    """
     most_bytes, piece = piece_bytes or PIECE_BYTES, list[int]()
     for number in numbers:
-        if piece and (number != piece[-1] + 1 or _end(spans[number]) - spans[piece[0]].offset > most_bytes):
+        is_full = len(piece) == most
+        if piece and (is_full or number != piece[-1] + 1 or _end(spans[number]) - spans[piece[0]].offset > most_bytes):
             yield piece
             piece = []
         piece.append(number)

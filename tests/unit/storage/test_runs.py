@@ -12,6 +12,7 @@ import pytest
 
 from statelog.errors import CorruptManifest, CorruptRun, NotFound, StorageFull, UnknownFormat
 from statelog.schemas.snapshot.runs import (
+    TARGET_BYTES,
     TARGET_ROWS,
     RowGroupPacker,
     RowGroupSpan,
@@ -22,11 +23,12 @@ from statelog.schemas.snapshot.runs import (
     row_groups_for,
 )
 from statelog.schemas.values.schema import parse_value_schema, rows_to_struct
-from statelog.storage.merge import merge_streams
-from statelog.storage.run_reader import RunReader, open_local, read_back
+from statelog.storage.merge import Lane, LanePart, merge_streams
+from statelog.storage.run_reader import PIECE_BYTES, RunReader, open_local, read_back, stored
 from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
 from statelog.testing.store import MemoryDisk, MemoryStore
+from tests.support.rigs.engine import inline
 from tests.support.samples.runs import LABEL, change_table, run_schema, write_run
 
 CHANGES = [(group, 0, b"key-%d" % i, b"v" * 40) for group in range(16) for i in range(50)]
@@ -343,3 +345,20 @@ def test_merge_bounds_what_it_loads(store: Store, tmp_path: Path) -> None:
     key = merged.column("key").to_numpy()
     assert rows == merged.num_rows == len(set(range(0, count * 2, 2)) | set(range(0, count, 3)))
     assert (merged.column("value").to_numpy() == np.where((key % 3 == 0) & (key < count), 2, 1)).all()
+
+
+def test_what_compresses_well_is_decoded_a_few_row_groups_at_a_time(store: Store, tmp_path: Path) -> None:
+    """A request's worth of a file may decode to any amount: a lane holds a few row groups of it, as of any other."""
+    tables = [change_table([(group, 0, b"k", bytes(TARGET_BYTES))]) for group in range(16)]
+    run = write_run(store, tmp_path, tables)
+    assert len(run.index.row_groups) == 16
+    assert run.size_bytes < PIECE_BYTES
+    before, held = pa.total_allocated_bytes(), list[int]()
+    lane = Lane(
+        [LanePart(run, range(16), None)], stored(store), inline, lambda it: it.result(), most=1, most_bytes=PIECE_BYTES
+    )
+    for part in lane:
+        held += [pa.total_allocated_bytes() - before for _ in part]
+    lane.close()
+    assert len(held) == 16
+    assert max(held) < 6 * TARGET_BYTES
