@@ -55,7 +55,7 @@ def test_the_memory_of_a_task_follows_neither_backlog_nor_state(
     of the larger log take about what those of the smaller one take, by what the kernel counts.
     """
     peaks = {mib: _peaks_mib(spark, broker, f"{log_name}-{mib}", tmp_path, mib) for mib in (96, 384)}
-    for kind in ("FoldTask", "MergeTask"):
+    for kind in ("fold", "merge"):
         small, large = peaks[96][kind], peaks[384][kind]
         assert large < 1.5 * small, (kind, peaks)
         assert large < _WORKER_MIB + 8 * FOLD_BYTES / (1 << 20), (kind, peaks)

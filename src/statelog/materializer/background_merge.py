@@ -23,7 +23,7 @@ from statelog.errors import NotFound, RoundGivenUp
 from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.engine import LocalEngine, RoundWork, Written, scratch_directory
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.tasks import MergeTask
+from statelog.materializer.tasks import Task
 from statelog.schemas.snapshot.run_ref import Merge, RunRef, in_place
 from statelog.storage.log.log import Log
 
@@ -55,7 +55,7 @@ class MergedRuns(Closing):
 @dataclass(slots=True, eq=False)
 class _Job:
     merge: Merge
-    tasks: Sequence[MergeTask]
+    tasks: Sequence[Task]
     work: BackgroundTask[MergedRuns] | None = None
     """None until it is begun."""
 
@@ -102,7 +102,7 @@ class BackgroundMerge(Closing):
         job = self._job
         return None if job is None else job.merge
 
-    def leave(self, merge: Merge, tasks: Sequence[MergeTask]) -> None:
+    def leave(self, merge: Merge, tasks: Sequence[Task]) -> None:
         """A merge of runs that a manifest names. Void while there is another."""
         with self._lock:
             if self._job is None and not self._is_closed:

@@ -32,7 +32,7 @@ import pyarrow as pa
 from statelog.environment import DiskHook, Environment, Start, no_faults
 from statelog.errors import ConfigError, StatelogError, StoreUnavailable
 from statelog.materializer.side_by_side import side_by_side
-from statelog.materializer.tasks import FoldTask, Task, TaskOutput, only
+from statelog.materializer.tasks import Task, TaskOutput, only
 from statelog.reading import CommittedChunk, Converter, SortedTail, replay
 from statelog.schemas.avro import datum_of
 from statelog.schemas.changes.replay_plan import ReplayPlan
@@ -300,9 +300,8 @@ def not_whole(error: StatelogError) -> StoreUnavailable:
 
 
 def _tables(task: Task, work: RoundWork, opening: OpenRun, replayed: Replayed) -> Generator[pa.Table]:
-    output = task.output
+    output, runs = task.output, task.runs
     converter = Converter(work.log, output.value_schema_id)
-    runs = () if isinstance(task, FoldTask) else task.runs
     with ExitStack() as stack:
         tails: list[Iterator[pa.Table]] = []
         if task.replay is not None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from statelog.materializer.background_merge import BackgroundMerge, MergedRuns
 from statelog.materializer.engine import Engine, Written, tasks_for
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.tasks import Task, TaskOutput, expected_deltas, fold_tasks, merge_tasks
+from statelog.materializer.tasks import TaskOutput, expected_deltas, fold_tasks, merge_tasks
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.snapshot.run_ref import (
     Merge,
@@ -61,7 +61,7 @@ class Merging:
         folds = fold_tasks(plan, self._starts, runs, delta, engine.tasks_for(plan.size_bytes))
         joint = self._joint_merges(engine, plan, runs, expected_deltas(plan, folds, runs))
         gone = [run for merge in joint for run in merge.runs]
-        tasks: list[Task] = [
+        tasks = [
             task
             for merge in joint
             for task in merge_tasks(merge, self._starts, runs, delta, engine.tasks_for(merge.size_bytes), plan)

@@ -33,31 +33,19 @@ class TaskOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldTask:
-    """Replay some partitions, and keep the last change of every key."""
-
-    output: TaskOutput
-    replay: ReplayPlan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergeTask:
-    """Merge the output's key groups of some runs, which are in manifest order; and with them, as the newest, what a
-    replay of some partitions comes to.
+class Task:
+    """Some runs to write: the last change of every key of the output's key groups, of `runs`, which are in manifest
+    order, and, as the newest, of what a replay of some partitions comes to.
     """
 
     output: TaskOutput
-    runs: tuple[RunRef, ...]
+    runs: tuple[RunRef, ...] = ()
     replay: ReplayPlan | None = None
-
-
-Task = FoldTask | MergeTask
-"""Some runs to write."""
 
 
 def fold_tasks(
     plan: ReplayPlan, starts: Sequence[int], runs: Sequence[RunRef], output: TaskOutput, most_tasks: int
-) -> tuple[FoldTask, ...]:
+) -> tuple[Task, ...]:
     """The replay of a plan, which lists something, as at most so many tasks of about the same bytes.
 
     `starts` are the first key group of each partition, `runs` those below, and `output` covers all key groups.
@@ -67,7 +55,7 @@ def fold_tasks(
     firsts = [output.key_groups.start, *(starts[part[0]] for part in parts[1:])]
     ranges = _ranges(firsts, output.key_groups.stop)
     return tuple(
-        FoldTask(output=_covering(output, key_groups, runs), replay=only(plan, part))
+        Task(output=_covering(output, key_groups, runs), replay=only(plan, part))
         for part, key_groups in zip(parts, ranges, strict=True)
     )
 
@@ -79,7 +67,7 @@ def merge_tasks(
     delta: TaskOutput,
     most_tasks: int,
     replay: ReplayPlan | None = None,
-) -> tuple[MergeTask, ...]:
+) -> tuple[Task, ...]:
     """A merge as at most so many tasks of about the same bytes; `runs` are all of the snapshot, written as its `delta`.
 
     Cut between partitions, which begin at `starts`, as folds are, so that the same key groups stay together; within
@@ -101,7 +89,7 @@ def merge_tasks(
     )
     firsts = [merge.first_key_group, *(part[0] for part in _parts(sizes, most_tasks)[1:])]
     return tuple(
-        MergeTask(
+        Task(
             output=_covering(output, key_groups, runs),
             runs=tuple(run for run in merge.runs if not is_expected(run)),
             replay=_within(replay, starts, key_groups),
@@ -110,7 +98,7 @@ def merge_tasks(
     )
 
 
-def expected_deltas(plan: ReplayPlan, folds: Sequence[FoldTask], runs: Sequence[RunRef]) -> tuple[RunRef, ...]:
+def expected_deltas(plan: ReplayPlan, folds: Sequence[Task], runs: Sequence[RunRef]) -> tuple[RunRef, ...]:
     """The runs that folds of a plan will come to, as far as those before tell: none if no delta is left of these.
 
     Together they are as large as the newest delta, but not larger than what is replayed. Rather too small: then too few
@@ -127,7 +115,7 @@ def expected_deltas(plan: ReplayPlan, folds: Sequence[FoldTask], runs: Sequence[
             fold.output.key_groups,
             level=0,
             name=f"delta{number}",
-            size_bytes=int(fold.replay.size_bytes * share),
+            size_bytes=int(fold.replay.size_bytes * share) if fold.replay else 0,
         )
         for number, fold in enumerate(folds)
     )

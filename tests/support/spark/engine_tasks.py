@@ -99,7 +99,9 @@ class MeasuredWork(TaskWork):
         done = super()._do(task)
         status = Path("/proc/self/status").read_text("ascii")
         peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-        (self.directory / f"{type(task).__name__}-{done.runs[0].path.rpartition('/')[2]}").write_text(str(peak_kib))
+        (self.directory / f"{'merge' if task.runs else 'fold'}-{done.runs[0].path.rpartition('/')[2]}").write_text(
+            str(peak_kib)
+        )
         return done
 
 

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from statelog.materializer.tasks import FoldTask, TaskOutput
+from statelog.materializer.tasks import Task, TaskOutput
 from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.snapshot.run_ref import Cuts
@@ -32,7 +32,7 @@ def test_tasks_travel_whole_and_small() -> None:
         drop_deletes=True,
         cuts=Cuts(max_bytes=1 << 30),
     )
-    task = FoldTask(output=output, replay=ReplayPlan(ranges={3: ((0, _SETS),)}, listed={3: listed}, accepted=()))
+    task = Task(output=output, replay=ReplayPlan(ranges={3: ((0, _SETS),)}, listed={3: listed}, accepted=()))
     where = LogAddress("planes", Where({"bootstrap.servers": "127.0.0.1:9"}, "/nowhere"))
     work = TaskWork.of(where, Path("/nowhere"), [task, task])
     assert work.task(1) == task
