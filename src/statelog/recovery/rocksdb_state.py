@@ -35,7 +35,7 @@ from statelog.errors import (
 from statelog.schemas.descriptor import HashRule, check_hashing
 from statelog.schemas.key_groups import KeyType, key_bytes, key_group_of
 from statelog.schemas.ledger.place import LogIdentity, Metadata, Place
-from statelog.storage.local.disk import local_disk_error
+from statelog.storage.local.disk import local_disk, local_disk_error
 
 STATE_FAMILY = "statelog"
 STATE_KEY = b"state"
@@ -185,12 +185,9 @@ _TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EACCES)  
 def rocksdb_disk(path: Path, step: str = "", disk: DiskHook = no_faults) -> Generator[None]:
     """As `storage.local.disk`. RocksDB's failures are plain `Exception` with a text."""
     try:
-        if step:
-            disk(step, path)
-        yield
+        with local_disk(path, step, disk):
+            yield
     except Exception as error:
-        if isinstance(error, OSError):
-            raise local_disk_error(error, path) from error
         if type(error) is not Exception:
             raise
         raise rocksdb_error(error, path) from error
