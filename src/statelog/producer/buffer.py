@@ -40,7 +40,7 @@ buffered."""
 
 
 class Unquick:
-    """The class of no key: none goes without a further look."""
+    """The class of no key, and of no value: none goes without a further look."""
 
 
 class ChangeLists:

@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, Misuse
+from statelog.producer.buffer import Unquick
 from statelog.schemas.arrays import column_of, column_of_rows
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import MAX_KEY_GROUPS, KeyType, key_bytes, ranges_text
-from statelog.tables.state.values import NoClass
 
 _LAST_CHARACTER = "\U0010ffff"
 _SURROGATES = range(0xD800, 0xE000)
@@ -54,7 +54,7 @@ class KeyRule:
         """The class of keys that need no further look."""
         is_anybody = self.owned is None or self.one is not None
         is_plain = self.descriptor.key_type is KeyType.BYTES and is_anybody and not self.is_paired
-        return bytes if is_plain else NoClass
+        return bytes if is_plain else Unquick
 
     @property
     def is_paired(self) -> bool:

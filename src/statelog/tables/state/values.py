@@ -18,6 +18,7 @@ import fastavro
 import pyarrow as pa
 
 from statelog.errors import InvalidChange
+from statelog.producer.buffer import Unquick
 from statelog.recovery.targets import values_of
 from statelog.schemas.arrays import column_of_rows
 from statelog.schemas.values.avro import avro_values
@@ -37,10 +38,6 @@ _SCALARS: Mapping[str, type] = {
     "string": str,
     "bytes": bytes,
 }
-
-
-class NoClass:
-    """The class of nothing: comparing with it asks `admit` each time."""
 
 
 class ValueRule:
@@ -64,7 +61,7 @@ class ValueRule:
     @property
     def quick_class(self) -> type:
         """The class of values that need no further look."""
-        return bytes if self.is_opaque else NoClass
+        return bytes if self.is_opaque else Unquick
 
     def admit(self, value: object) -> Any:
         """The value as the table holds it. Raises InvalidChange."""
