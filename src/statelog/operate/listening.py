@@ -7,13 +7,13 @@ is compared in constant time, and is in no repr and in no error.
 import base64
 import binascii
 import hmac
-import ipaddress
 import socket
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from statelog.errors import ConfigError
+from statelog.storage.kafka.config import is_loopback
 from statelog.storage.secret_files import read_secret
 
 _HINT = "Write HOST:PORT, as 127.0.0.1:9400 or [::1]:9400"
@@ -92,7 +92,7 @@ def listening_at(
     if token and len(token) < _LEAST_TOKEN_CHARS:
         hint = "Make one with: openssl rand -hex 32"
         raise ConfigError(f"the token has fewer than {_LEAST_TOKEN_CHARS} characters", hint=hint, file=str(token_file))
-    if not _is_loopback(host) and not (certificate and token):
+    if not is_loopback(host) and not (certificate and token):
         raise ConfigError(
             "others than this machine reach this address, and it has no certificate, or no token",
             listen=address,
@@ -110,10 +110,3 @@ def _address(text: str) -> tuple[str, int]:
     elif ":" in host:
         raise ConfigError(f"{text!r} is no address to listen on", hint=_HINT)
     return host, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

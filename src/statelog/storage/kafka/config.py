@@ -249,7 +249,7 @@ def check_password_in_clear(config: ClientConfig) -> None:
     if settings.get("security.protocol") != "sasl_plaintext" or mechanism not in _IN_CLEAR:
         return
     hosts = [server.strip().rpartition("://")[2].rpartition(":")[0] for server in config.bootstrap_servers.split(",")]
-    remote = [host for host in hosts if not _is_loopback(host)]
+    remote = [host for host in hosts if not is_loopback(host)]
     if remote:
         raise ConfigError(
             f"the mechanism {mechanism.upper()} would send the {_IN_CLEAR[mechanism]} as it is over the network",
@@ -258,7 +258,8 @@ def check_password_in_clear(config: ClientConfig) -> None:
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches this host."""
     try:
         return host.lower() == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
