@@ -133,15 +133,11 @@ class VerifiedRuns:
         for number in sorted(numbers & listed.keys()):
             info = listed[number]
             known = self._manifests.get(info)
-            if known is None:
-                try:
-                    known = chain.read(number)
-                except NotFound:
-                    continue
+            if known is None and (known := chain.find(number)) is not None:
                 with self._lock:
                     if sum(one.size_bytes for one in self._manifests) + info.size_bytes <= _MOST_BYTES:
                         self._manifests[info] = known
-            found.append(known)
+            found += [known] if known else []
         return found
 
     def forget_all_but(self, kept: Collection[Manifest], numbers: Collection[int]) -> None:

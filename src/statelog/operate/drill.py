@@ -112,14 +112,8 @@ def _other_plans(log: Log, plan: Plan) -> Iterator[Plan]:
 
 def _older(log: Log, number: int) -> Iterator[Manifest]:
     """The snapshots before this one, oldest first."""
-    for one in log.manifests.numbers():
-        if one < number:
-            try:
-                manifest = log.manifests.read(one)
-            except NotFound:
-                continue
-            if manifest.identity == log.descriptor.identity:
-                yield manifest
+    found = (log.manifests.find(one) for one in log.manifests.numbers() if one < number)
+    return (one for one in found if one is not None and one.identity == log.descriptor.identity)
 
 
 class Drills(Closing):

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from statelog.errors import NotFound
 from statelog.formatting import show_duration
 from statelog.materializer.settings import MaterializerSettings
 from statelog.operate.report import Listing
@@ -117,7 +116,7 @@ def held(
     """
     listed = log.manifests.listed()
     now_s = log.store.now_s() if now_s is None else now_s
-    manifests = [one for number in sorted(listed)[:most_snapshots] if (one := _read(log, number))]
+    manifests = [one for number in sorted(listed)[:most_snapshots] if (one := log.manifests.find(number))]
     live = living(leases, now_s, settings.lease_cap_s)
     holds = claims_of(log, live, subscriptions)
     bounds = bounds_of(manifests, holds)
@@ -144,13 +143,6 @@ def held(
         ledger=log.kafka.offsets(log.ledger_topic, [0])[0],
         held_back=_held_back(log, len(listed), settings, subscriptions),
     )
-
-
-def _read(log: Log, number: int) -> Manifest | None:
-    try:
-        return log.manifests.read(number)
-    except NotFound:
-        return None  # A round dropped it since it was listed.
 
 
 def _held_back(log: Log, count: int, settings: MaterializerSettings, subscriptions: StoredSubscriptions) -> str:

@@ -272,11 +272,8 @@ def check_plan(log: Log, plan: Plan) -> None:
 
 def check_manifest(log: Log, manifest: Manifest) -> None:
     """Whether a snapshot is still there. Raises OffsetGone if it was cleaned up."""
-    try:
-        found = log.manifests.read(manifest.number).nonce
-    except NotFound:
-        found = b""
-    if found != manifest.nonce:
+    found = log.manifests.find(manifest.number)
+    if found is None or found.nonce != manifest.nonce:
         raise OffsetGone(
             "the snapshot was superseded and cleaned up while the recovery was planned",
             log=log.name,

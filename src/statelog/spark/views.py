@@ -13,7 +13,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from statelog.errors import NotFound
 from statelog.reading import CommitFacts, RetainedHistory, commit_facts
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.claims import newest_files
@@ -46,23 +45,19 @@ class View(NamedTuple):
 
 def _snapshots(log: Log, _: int) -> Iterator[Rows]:
     """The kept snapshots, oldest first; `rows` and `size_bytes` are those of their runs."""
-    rows: Rows = []
-    for number in log.manifests.numbers():
-        try:
-            manifest = log.manifests.read(number)
-        except NotFound:
-            continue  # Superseded and cleaned up since it was listed.
-        rows.append(
-            {
-                "number": number,
-                "position": manifest.position,
-                "created": int(manifest.created_s * 1_000_000),
-                "runs": len(manifest.runs),
-                "rows": sum(run.rows for run in manifest.runs),
-                "size_bytes": sum(run.size_bytes for run in manifest.runs),
-            }
-        )
-    yield rows
+    found = (log.manifests.find(number) for number in log.manifests.numbers())
+    yield [
+        {
+            "number": one.number,
+            "position": one.position,
+            "created": int(one.created_s * 1_000_000),
+            "runs": len(one.runs),
+            "rows": sum(run.rows for run in one.runs),
+            "size_bytes": sum(run.size_bytes for run in one.runs),
+        }
+        for one in found
+        if one is not None
+    ]
 
 
 def _commits(log: Log, position: int) -> Iterator[Rows]:

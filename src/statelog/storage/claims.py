@@ -221,11 +221,8 @@ class HeldSubscription:
         no round has asked.
         """
         listed = self._log.manifests.listed()
-        try:
-            oldest = self._log.manifests.read(min(listed)).position if listed else 0
-        except NotFound:
-            oldest = written.position + 1  # It was dropped just now.
-        self.is_sure = oldest <= written.position
+        oldest = self._log.manifests.find(min(listed)) if listed else None
+        self.is_sure = not listed or (oldest is not None and oldest.position <= written.position)
         start = self._log.kafka.offsets(self._log.ledger_topic, [0])[0].start
         if start > written.position:
             raise OffsetGone(

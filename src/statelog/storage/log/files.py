@@ -228,6 +228,12 @@ class ManifestChain:
         self._read = (found, now_s)
         return found
 
+    def find(self, number: int) -> Manifest | None:
+        """As `read`; None if it is gone, cleaned up since it was listed, say."""
+        with suppress(NotFound):
+            return self.read(number)
+        return None
+
     def newest(self, *, max_age_s: float = 0.0) -> Manifest | None:
         """The newest manifest, or None before the first; as it was less than `max_age_s` ago, if it was read then.
 
