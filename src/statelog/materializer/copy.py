@@ -359,11 +359,11 @@ class LogCopy(Round):
         schema = self._log.value_schemas.newest()
         plan = self._state(source, AtPosition(position))
         with closing(self._read(plan, schema.id, drop_deletes=True)) as tables:
-            expected = _digest_of(tables, source, schema.id)
+            expected = StateDigest.of(tables, source.value_schemas.get(schema.id))
         own, opening = Converter(self._log, schema.id), stored(self._log.store)
         start = self._environment.start
         with closing(merged_runs(self._runs, _ALL, own, opening, start, drop_deletes=True)) as tables:
-            found = _digest_of(tables, self._log, schema.id)
+            found = StateDigest.of(tables, schema)
         if found != expected:
             raise Corrupt(
                 "the copy has another state than the log",
@@ -405,10 +405,3 @@ def is_begun_copy(log: Log) -> bool:
     except OffsetGone:
         return False
     return isinstance(first, Restart) and first.operator == COPIER
-
-
-def _digest_of(tables: Iterable[pa.Table], log: Log, value_schema_id: int) -> StateDigest:
-    schema, digest = log.value_schemas.get(value_schema_id), StateDigest()
-    for table in tables:
-        digest = digest.of_more(table, schema)
-    return digest

@@ -70,9 +70,7 @@ def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
 
 def fill_digest(reader: PlanReader) -> tuple[StateDigest, int]:
     """Nothing is kept of the rows but their digest."""
-    digest = StateDigest()
-    for table in reader.sorted_tables():
-        digest = digest.of_more(table, reader.converter.target)
+    digest = StateDigest.of(reader.sorted_tables(), reader.converter.target)
     return digest, digest.rows
 
 

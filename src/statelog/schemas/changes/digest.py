@@ -8,7 +8,9 @@ Invariants:
 - Values are compared in one value schema: whoever reads converts them first.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +31,11 @@ class StateDigest:
     rows: int = 0
     first: int = 0
     second: int = 0
+
+    @classmethod
+    def of(cls, tables: Iterable[pa.Table], schema: ValueSchema) -> "StateDigest":
+        """Of the rows of these tables, as `of_more`."""
+        return reduce(lambda digest, table: digest.of_more(table, schema), tables, cls())
 
     def of_more(self, table: pa.Table, schema: ValueSchema) -> "StateDigest":
         """With the rows of a table of live changes, whose values have this schema."""
