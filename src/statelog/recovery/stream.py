@@ -297,13 +297,10 @@ class Stream(Closing):
         """Whether the last portion was taken."""
         return self._has_ended
 
-    @property
-    def is_fetched(self) -> bool:
-        """Whether the whole state was read, and the log and the store are not needed for it any more."""
-        return self._read_ahead.fetched.is_set()
-
     def wait_fetched(self, timeout_s: float | None = None) -> bool:
-        """Wait until that is so, or fetching failed; False if it takes longer."""
+        """Wait until the whole state was read, and log and store are not needed for it any more, or fetching failed;
+        False if it takes longer.
+        """
         return self._ahead.fetched.wait(timeout_s)
 
     def statistics(self) -> SpillStatistics:

@@ -35,7 +35,7 @@ def test_an_empty_log_is_one_empty_portion() -> None:
     with recover(rig.log).stream() as stream:
         (portion,) = stream
         assert (portion.changes.num_rows, portion.changes.schema.names) == (0, ["key_group", "op", "key", "value"])
-        assert (stream.cursor, stream.has_ended, stream.is_fetched) == (portion.cursor, True, True)
+        assert (stream.cursor, stream.has_ended, stream.wait_fetched(0)) == (portion.cursor, True, True)
         assert stream.take() is None
 
 
