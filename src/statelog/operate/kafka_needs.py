@@ -142,10 +142,6 @@ def _of_topics(answers: KafkaAnswers) -> Verdict | None:
     return Verdict(Severity.OK, " and ".join(names)) if names else None
 
 
-def _of_cluster_id(answers: KafkaAnswers) -> Verdict:
-    return Verdict(Severity.OK, answers.cluster_id)
-
-
 def _by_policy(need: Need) -> Callable[[KafkaAnswers], Verdict | None]:
     def judge(answers: KafkaAnswers) -> Verdict | None:
         if answers.topics is None:
@@ -287,7 +283,7 @@ def times(latencies_s: Sequence[float]) -> dict[str, Fact]:
 
 _JUDGES: Mapping[Need, Callable[[KafkaAnswers], Verdict | None]] = {
     Need.TOPICS: _of_topics,
-    Need.CLUSTER_ID: _of_cluster_id,
+    Need.CLUSTER_ID: lambda answers: Verdict(Severity.OK, answers.cluster_id),
     **{need: _by_policy(need) for need in (Need.DESCRIBE, Need.TOPIC_IDS, Need.KEPT, Need.REPLICAS)},
     Need.SPARE: _of_spare,
     Need.IDEMPOTENCE: _of_sent,

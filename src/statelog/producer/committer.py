@@ -16,7 +16,6 @@ Invariants:
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 
 from statelog.environment import current_environment
 from statelog.errors import (
@@ -148,7 +147,10 @@ class Committer:
         """The outcome of the pending Commit. Raises Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable."""
         assert self._under_way is not None, "nothing is under way"
         sent, self._under_way = self._under_way, None
-        amount = partial(_amount, sent.handles)
+
+        def amount() -> tuple[int, int]:
+            return sum(one.changes for one in sent.handles), sum(one.size_bytes for one in sent.handles)
+
         with self._environment.step("commit", self._log.name, sent.sent_s, amount=amount):
             return self._finish(sent, settle=settle)
 
@@ -299,11 +301,6 @@ class GrantHolder:
     def accepted_losses(self) -> tuple[LossRange, ...]:
         """The ranges of the log that a person gave up, below `position`."""
         return self._committer.opened.ledger.fold.accepted
-
-
-def _amount(handles: Sequence[Handle]) -> tuple[int, int]:
-    """How many changes they list, and in how many bytes."""
-    return sum(one.changes for one in handles), sum(one.size_bytes for one in handles)
 
 
 def make_commit(

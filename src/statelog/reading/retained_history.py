@@ -28,7 +28,7 @@ from statelog.errors import (
 from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, partitions_of
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Reader, Record
+from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Record
 from statelog.storage.ledger_client import Folded, LedgerBase
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
@@ -220,7 +220,7 @@ class RetainedHistory:
         with closing(self._log.kafka.reader(self._log.ledger_topic)) as reader:
             while low < high:
                 middle = (low + high) // 2
-                found = _first_record(reader, middle, high)
+                found = next(reader.read({0: OffsetRange(middle, high)}, stall_timeout_s=STALL_TIMEOUT_S), None)
                 if found is None or self._time_of(found) >= timestamp_ms:
                     high = middle
                 else:
@@ -244,10 +244,6 @@ class RetainedHistory:
                 hint="Ask by position or checkpoint; the topic's message.timestamp.type is not LogAppendTime",
             )
         return record.timestamp_ms
-
-
-def _first_record(reader: Reader, start: int, end: int) -> Record | None:
-    return next(reader.read({0: OffsetRange(start, end)}, stall_timeout_s=STALL_TIMEOUT_S), None)
 
 
 class Snapshots:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +34,8 @@ from statelog.schemas.snapshot.runs import (
     row_groups_for,
 )
 from statelog.storage.store import RangeReader, Store
+
+T = TypeVar("T")
 
 OpenRun = Callable[[RunFile], AbstractContextManager[BinaryIO]]
 """Opens the file of a run, wherever it is. Raises NotFound, StoreUnavailable."""
@@ -262,21 +264,13 @@ class RunHandles:
 
         Raises CorruptRun, NotFound, StoreUnavailable, ClosedError.
         """
-        reader = self._take()
-        try:
-            return list(reader.row_groups(numbers, wanted))
-        finally:
-            self._put_back(reader)
+        return self._ask(lambda reader: list(reader.row_groups(numbers, wanted)))
 
     def key_bounds(self) -> list[KeyBounds | None]:
         """The bounds of the keys of each row group, as the verified footer has them. Raises CorruptRun, NotFound,
         StoreUnavailable, ClosedError.
         """
-        reader = self._take()
-        try:
-            return reader.key_bounds()
-        finally:
-            self._put_back(reader)
+        return self._ask(RunReader.key_bounds)
 
     def close(self) -> None:
         """Close what is open. Idempotent."""
@@ -285,6 +279,17 @@ class RunHandles:
             idle, self._idle = self._idle, []
         for reader in idle:
             reader.close()
+
+    def _ask(self, question: Callable[[RunReader], T]) -> T:
+        reader = self._take()
+        try:
+            return question(reader)
+        finally:
+            with self._lock:
+                is_kept = not self._is_closed
+                self._idle += [reader] * is_kept
+            if not is_kept:
+                reader.close()
 
     def _take(self) -> RunReader:
         with self._lock:
@@ -298,13 +303,6 @@ class RunHandles:
                 self._footer = reader.footer
                 return reader
         return RunReader(self._opening(self._run), self._run, self._footer)
-
-    def _put_back(self, reader: RunReader) -> None:
-        with self._lock:
-            if not self._is_closed:
-                self._idle.append(reader)
-                return
-        reader.close()
 
 
 def pieces(

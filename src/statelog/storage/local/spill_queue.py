@@ -227,17 +227,14 @@ class SpillQueue:
             except StorageFull as error:
                 full = error
             else:
-                self._seal_last(segment)
+                if self._disk:
+                    with undone_by_errors(segment.release):
+                        self._disk[-1].seal()
                 self._disk.append(segment)
                 self._segments += 1
                 return
         assert full is not None, "there is at least one directory"
         raise full
-
-    def _seal_last(self, following: SpillSegment) -> None:
-        if self._disk:
-            with undone_by_errors(following.release):
-                self._disk[-1].seal()
 
     def _new_segment(self, data: memoryview) -> SpillSegment:
         segment = SpillSegment(next(self._next_directory), self._open_file)
