@@ -32,7 +32,6 @@ from enum import Enum
 from functools import partial, wraps
 from inspect import currentframe
 from threading import get_ident
-from types import TracebackType
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 from weakref import WeakSet
 
@@ -208,9 +207,7 @@ class Guard:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.fail()
 
@@ -271,9 +268,7 @@ class Guarded(Closing):
 
         return alone
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._guard.fail()
         self.close()

@@ -25,7 +25,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Lock
-from types import TracebackType
 from typing import BinaryIO, NamedTuple
 
 from statelog.closing import Closing, OwnProcess, undone_by_errors
@@ -177,9 +176,7 @@ class CachedRun:
     def __enter__(self) -> BinaryIO:
         return self._file
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
 
 
