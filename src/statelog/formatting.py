@@ -2,6 +2,11 @@
 
 import datetime
 import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+_JSON = json.JSONEncoder(default=str, ensure_ascii=False, allow_nan=False)
 
 
 def show_count(number: float) -> str:
@@ -37,8 +42,24 @@ def show_time(seconds: float, timespec: str = "seconds") -> str:
 
 
 def as_json(value: object) -> str:
-    """One line of JSON; what JSON lacks becomes text."""
-    return json.dumps(value, default=str, ensure_ascii=False)
+    """One line of JSON; what JSON lacks becomes text, as NaN and the infinities do."""
+    try:
+        return _JSON.encode(value)
+    except ValueError:
+        return _JSON.encode(_spelt(value))
+
+
+def _spelt(value: object) -> object:
+    """With the names of the numbers that JSON lacks, as JavaScript and Spark spell them."""
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case Mapping():
+            return {name: _spelt(one) for name, one in cast("Mapping[object, object]", value).items()}
+        case list() | tuple():
+            return [_spelt(one) for one in cast("Sequence[object]", value)]
+        case _:
+            return value
 
 
 def clean(text: str) -> str:

@@ -163,6 +163,8 @@ def test_key_groups_named_by_the_caller(rig: LogRig) -> None:
         writer.append_batch(pa.table({"key": [b"m"], "value": [b"batch"], "key_group": pa.array([3], pa.int32())}))
         with pytest.raises(KeyGroupMismatch):
             writer.append_batch(pa.table({"key": [b"m"], "value": [b"batch"]}))
+        with pytest.raises(InvalidChange, match="nulls"):
+            writer.append_batch(pa.table({"key": [b"m"], "value": [b"b"], "key_group": pa.array([None], pa.int32())}))
         writer.commit(checkpoint_id=1)
 
     assert rig.state() == {b"k": b"in 0", b"k2": b"in 15", b"m": b"batch"}

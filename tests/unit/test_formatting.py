@@ -1,6 +1,9 @@
 """Quantities as people read them, on screens and in log lines."""
 
-from statelog.formatting import show_bytes, show_count, show_duration
+import json
+import math
+
+from statelog.formatting import as_json, show_bytes, show_count, show_duration
 
 
 def test_quantities_are_shown_for_people() -> None:
@@ -9,3 +12,17 @@ def test_quantities_are_shown_for_people() -> None:
     assert show_count(1234567.2) == "1,234,567"
     assert [show_duration(one) for one in (0.0, 0.00043, 0.0042)] == ["0 ms", "0.43 ms", "4.2 ms"]
     assert [show_duration(one) for one in (0.0123, 61.04, 125, 7260)] == ["12 ms", "61.0 s", "2 min 5 s", "2 h 1 min"]
+
+
+def test_numbers_that_json_lacks_are_texts() -> None:
+    """Any reader of JSON reads every line, wherever a NaN or an infinity stands; the rest is as it is."""
+
+    def no_json(text: str) -> None:
+        raise AssertionError(text)
+
+    value = {"x": math.nan, "list": [math.inf, (-math.inf, 1.5, "a", None, True)], "fine": {"n": 1}}
+    assert json.loads(as_json(value), parse_constant=no_json) == {
+        "x": "NaN",
+        "list": ["Infinity", ["-Infinity", 1.5, "a", None, True]],
+        "fine": {"n": 1},
+    }

@@ -266,6 +266,7 @@ class Appender:
             raise self._mismatch(problem, before=before, now=now)
         # Known now, and true whatever the comparison finds: it may take long, and Ctrl-C asks what counts.
         self._done.rows_before = rows
+        self._unseen.pop("--op-field", None)  # Else nothing was committed by this mapping.
         is_kind = kind == self._source.kind
         difference = self._source.resume(rows, read_bytes, digest) if is_kind else f"it was {kind}"
         if difference is not None:

@@ -123,9 +123,9 @@ def diff(session: Session, name: str, start: str, end: str | None, bytes_text: B
     for key, old, new in zip(keys, before, after, strict=True):
         kind = "added" if old is None else "removed" if new is None else "changed"
         counts[kind] += 1
-        text = " -> ".join(in_text(one) for one in (old, new) if one is not None).replace("\n", "\\n")
-        fields = {"event": kind, "key": key, "before": old, "after": new}
-        session.output.event(f"{_SIGNS[kind]} {in_text(key)} {text}", fields)
+        values = " -> ".join(in_text(one) for one in (old, new) if one is not None)
+        text = f"{_SIGNS[kind]} {in_text(key)} {values}".replace("\n", "\\n")
+        session.output.event(text, {"event": kind, "key": key, "before": old, "after": new})
     facts = {"start_position": found.start_position, "end_position": found.end_position}
     facts |= {kind: counts[kind] for kind in _SIGNS}
     if session.output.as_json:

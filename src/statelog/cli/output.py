@@ -131,11 +131,16 @@ def _is_terminal() -> bool:
 
 
 def _plain_lines(report: Report) -> list[str]:
-    lines = [f"{words(name)}: {shown(name, value)}" for name, value in report.facts.items()]
+    lines = [f"{words(name)}: {_in_line(name, value)}" for name, value in report.facts.items()]
     for one in report.listings:
         lines += ["", f"{words(one.name)}:", "\t".join(one.columns)]
-        lines += ["\t".join(map(shown, one.columns, row)) for row in one.rows]
+        lines += ["\t".join(map(_in_line, one.columns, row)) for row in one.rows]
     return lines
+
+
+def _in_line(name: str, value: object) -> str:
+    """A value that ends neither its line nor its column, whatever a key holds."""
+    return shown(name, value).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _show_rich(report: Report, *, to_stderr: bool) -> None:

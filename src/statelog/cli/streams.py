@@ -2,6 +2,8 @@
 
 Invariants:
 - JSON is UTF-8, whatever the locale; text that a terminal cannot show is escaped, never an error.
+- A stream that was closed when the command began is /dev/null: no file or socket that the command opens has its number,
+  into which a library might print.
 - That Ctrl-C was pressed is known, even if a library that was being imported made another error of it.
 - A reader that goes away is no failure: what stands beside the result is lost without a word.
 """
@@ -13,6 +15,7 @@ import select
 import signal
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
@@ -42,7 +45,12 @@ class Interrupt:
 
 
 def fit_streams(*, as_json: bool) -> None:
-    """Let standard output and standard error take any text."""
+    """Let standard output and standard error take any text. One that is closed, as by `2>&-`, takes it to nowhere."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            nowhere = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - for life; it takes the free number
+            setattr(sys, name, nowhere)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8" if as_json else None, errors="backslashreplace")

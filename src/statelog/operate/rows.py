@@ -7,7 +7,6 @@ import base64
 import binascii
 import datetime
 import decimal
-import json
 import os
 import re
 import uuid
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import InvalidChange
+from statelog.formatting import as_json
 from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.schemas.values.schema import columns_of
 from statelog.storage.local.disk import local_disk, sync
@@ -47,7 +47,7 @@ def json_lines(table: pa.Table, bytes_text: BytesText, *, with_groups: bool) -> 
         columns = _columns(batch, bytes_text, with_groups=with_groups)
         names = list(columns)
         for row in zip(*columns.values(), strict=True):
-            yield json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False)
+            yield as_json(dict(zip(names, row, strict=True)))
 
 
 def shown_rows(table: pa.Table, rows: int) -> list[tuple[object, ...]]:

@@ -244,6 +244,8 @@ def _deletes(values: pa.Array) -> NDArray[np.uint8]:
 
 
 def _small_ints(column: pa.Array, end: int) -> NDArray[np.uint16]:
+    if column.null_count:
+        raise InvalidChange("a column of small integers has nulls", nulls=column.null_count)
     try:
         numbers = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:

@@ -337,6 +337,8 @@ def read_ranges(text: str, what: str) -> tuple[int, ...]:
         if not first.isdecimal() or (mark and not last.isdecimal()):
             raise ConfigError(f"{what} is {text!r}", hint="Give numbers and ranges, such as 0:64,70 or 0-63,70")
         end = int(last) + (mark == "-") if mark else int(first) + 1
+        if end > MAX_KEY_GROUPS:
+            raise ConfigError(f"{what} is {text!r}", hint=f"The highest number is {MAX_KEY_GROUPS - 1}")
         if end <= int(first):
             raise ConfigError(f"{what} has an empty range: {part}", hint="The end of a range with a colon is not in it")
         found.update(range(int(first), end))

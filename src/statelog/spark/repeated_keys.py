@@ -53,6 +53,8 @@ class NewestRows:
             raise InvalidChange(
                 "a row has no sequence", hint="Fill it, or leave such rows out", column=self._sequence, nulls=nulls
             )
+        if not rows.num_rows:
+            return
         self._held.append(rows)
         self._held_bytes += rows.nbytes
         if self._held_bytes > self._budget_bytes:
@@ -70,7 +72,7 @@ class NewestRows:
         ranking = _rank(held, self._sequence)
         tied = np.flatnonzero(ranking.is_newest & ~ranking.is_last)
         one, other = ranking.rows[tied], ranking.rows[ranking.last[tied]]
-        if not held.take(pa.array(one)).equals(held.take(pa.array(other))):
+        if not _are_same(held.take(pa.array(one)), held.take(pa.array(other))):
             raise InvalidChange(
                 "different rows of a key have the same sequence, so none is the last",
                 hint="Choose a sequenceBy that grows with every change of a key, such as an offset or a version",
@@ -78,6 +80,14 @@ class NewestRows:
                 tied_rows=len(tied),
             )
         return held.take(pa.array(ranking.rows[ranking.is_last]))
+
+
+def _are_same(some: pa.RecordBatch, others: pa.RecordBatch) -> bool:
+    """Whether rows are the same. Arrow's comparison says of none with a NaN that it is."""
+    return all(
+        one.equals(other) or repr(one.to_pylist()) == repr(other.to_pylist())
+        for one, other in zip(some.columns, others.columns, strict=True)
+    )
 
 
 class _Ranking(NamedTuple):

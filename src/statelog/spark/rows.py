@@ -167,6 +167,9 @@ def _renamed(batch: pa.RecordBatch, mapping: RowMapping) -> pa.RecordBatch:
     keys = rows.column(place)
     if keys.null_count:
         raise InvalidChange("a key is null", hint="Every change needs a key", nulls=keys.null_count)
+    nulls = rows.column("key_group").null_count if "key_group" in mapping.names.columns else 0
+    if nulls:
+        raise InvalidChange("a key group is null", hint="Every change needs the key group of its key", nulls=nulls)
     if keys.type != mapping.key_type.arrow_type:
         rows = rows.set_column(place, "key", _cast(keys, mapping.key_type))
     if not mapping.null_deletes and "op" not in mapping.names.columns and "value" in mapping.names.columns:
@@ -189,7 +192,7 @@ def _cast(keys: pa.Array, key_type: KeyType) -> pa.Array:
 
 
 def _key_groups(rows: pa.RecordBatch) -> "np.ndarray[tuple[int], np.dtype[np.uint16]]":
-    return rows.column("key_group").fill_null(0).to_numpy(zero_copy_only=False).astype(np.uint16)
+    return rows.column("key_group").to_numpy(zero_copy_only=False).astype(np.uint16)
 
 
 def has_key(given: Sequence[str]) -> bool:

@@ -194,3 +194,14 @@ def test_unknown_columns_are_refused_unless_waived() -> None:
         BYTES.to_changes(batch)
     assert caught.value.facts["fields"] == "x"
     assert replace(BYTES, ignore_unknown=True).to_changes(batch).schema.names == ["key", "op", "value"]
+
+
+def test_what_an_input_has_grown_by_may_lack_the_op_field() -> None:
+    """That a row had it is known from the commit that is gone on from; another option's field is not."""
+    fields = replace(BYTES, op_field="op", delete_value="D", checkpoint_field="day", ignore_unknown=True)
+    begun = appender(reader(GOOD, fields), fields)
+    with pytest.raises(InvalidChange, match="'op'"):
+        begun.require_seen()
+    begun.skip(appender(reader(b"", fields), fields).mark())
+    with pytest.raises(InvalidChange, match="'day'"):
+        begun.require_seen()

@@ -83,6 +83,15 @@ def test_from_the_beginning_and_of_nothing(twin: TwinLog) -> None:
     assert (end["added"], end["removed"], end["changed"]) == (0, 0, 0)
 
 
+def test_a_difference_is_a_line(twin: TwinLog) -> None:
+    """Whatever lines a key or a value has."""
+    before = run(0).stdout.count("\n")
+    twin.write({b"two\n+ lines": b"a\nb"})
+    printed = run(0).stdout
+    assert printed.count("\n") == before + 1
+    assert "+ two\\n+ lines a\\nb\n" in printed
+
+
 def test_what_cannot_be_compared(twin: TwinLog, tmp_path: Path) -> None:
     """No state, an end before the beginning, and what the log holds no more."""
     assert run("oldest").exit_code == MISUSE

@@ -157,6 +157,12 @@ def test_a_report_is_plain_lines_or_json(capsys: pytest.CaptureFixture[str]) -> 
     }  # fmt: skip
 
 
+def test_no_text_ends_its_line_or_its_column(capsys: pytest.CaptureFixture[str]) -> None:
+    """A key or a value of two lines is a row all the same."""
+    Output(as_json=False).report(Report("t", {"log": "a\nb"}, (Listing("rows", ("key", "value"), [("k\nx", "v\t1")]),)))
+    assert capsys.readouterr().out.splitlines() == ["log: a\\nb", "", "rows:", "key\tvalue", "k\\nx\tv\\t1"]
+
+
 def test_control_characters_do_not_reach_a_terminal() -> None:
     """Text of logs and inputs is shown with its control characters escaped."""
     assert clean("a\x1b]0;x\x07\nb\tc é") == "a\\x1b]0;x\\x07\nb\tc é"

@@ -70,6 +70,35 @@ def test_standard_error_that_nobody_reads_changes_no_exit_code() -> None:
         assert process.wait(timeout=60) == 3
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed_changes_nothing(closed: str, tmp_path: Path) -> None:
+    """As a supervisor may leave it: the work is done, the code says how it went, and no file has a stream's number,
+    into which a library prints.
+    """
+    program = f"""
+import os, sys
+from statelog.cli.streams import check_stdout, fit_streams, settle_stderr, tell
+fit_streams(as_json=False)
+check_stdout()
+with open({str(tmp_path / "file")!r}, "w") as file:
+    os.write(2, b"a library's line")
+    file.write("written" + sys.stdin.read())
+print("result")
+tell("beside")
+settle_stderr()
+sys.exit(3)
+"""
+    given = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=given, check=False, timeout=60
+    )
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stdout == ("" if " >&-" in f" {closed}" else "result\n")
+    assert ended.stderr == ("" if "2>&-" in closed else "a library's linebeside\n")
+    assert (tmp_path / "file").read_text() == "written"
+
+
 @pytest.mark.parametrize(("settle", "code"), [("settle_stderr()", 3), ("", 120)])
 @pytest.mark.parametrize("printed", ["sys.stderr.write('before')", ""])
 def test_what_a_library_prints_changes_no_exit_code(settle: str, code: int, printed: str) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
 from statelog.schemas.arrays import binary_column
 from statelog.schemas.key_groups import (
+    MAX_KEY_GROUPS,
     KeyType,
     bitmaps_overlap,
     check_counts,
@@ -266,6 +267,7 @@ def test_ranges_are_read_as_they_are_written() -> None:
     for numbers in ((0,), (0, 1, 2, 3, 6), (1, 3, 5)):
         assert read_ranges(ranges_text(numbers), "it") == numbers
     assert read_ranges("70, 0-3,2:5", "it") == (0, 1, 2, 3, 4, 70)
-    for text in ("", " , ", "x", "1:x", "-1", "4:4", "5-4"):
+    assert read_ranges(f"0:{MAX_KEY_GROUPS}", "it")[-1] == MAX_KEY_GROUPS - 1
+    for text in ("", " , ", "x", "1:x", "-1", "4:4", "5-4", f"0:{10**12}", f"0-{MAX_KEY_GROUPS}", str(10**30)):
         with pytest.raises(ConfigError, match=r"^it (is|has)"):
             read_ranges(text, "it")

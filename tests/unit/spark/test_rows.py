@@ -1,6 +1,7 @@
 """Rows on their way into a log: names, types, nulls, and keys that come twice. Without Spark's JVM."""
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 
@@ -283,6 +284,48 @@ def test_a_tie_of_different_rows_is_refused() -> None:
                 newest(order, budget_bytes)
     with pytest.raises(InvalidChange, match="no sequence"):
         NewestRows("seq").add(pa.RecordBatch.from_pydict({"key": [1], "seq": pa.array([None], pa.int64())}))
+
+
+def test_equal_rows_with_a_nan_are_one() -> None:
+    """A row that came twice is one row, whatever its value has; a NaN beside a number is another row."""
+
+    def newest(*values: object) -> int:
+        kept = NewestRows("seq")
+        kept.add(pa.RecordBatch.from_pydict({"key": [1, 1], "value": list(values), "seq": [1, 1]}))
+        found = kept.take()
+        return found.num_rows if found is not None else 0
+
+    assert newest(math.nan, math.nan) == newest({"x": [math.nan]}, {"x": [math.nan]}) == 1
+    for others in ((math.nan, 1.0), (math.nan, None), ({"x": [math.nan]}, {"x": [math.nan, 2.0]})):
+        with pytest.raises(InvalidChange, match="same sequence"):
+            newest(*others)
+
+
+def test_a_batch_without_rows_is_none() -> None:
+    """By itself, and beside others."""
+    none = pa.RecordBatch.from_pydict({"key": pa.array([], pa.int64()), "seq": pa.array([], pa.int64())})
+    kept = NewestRows("seq")
+    kept.add(none)
+    assert kept.take() is None
+    for one in (none, pa.RecordBatch.from_pydict({"key": [1], "seq": [1]}), none):
+        kept.add(one)
+    found = kept.take()
+    assert found is not None
+    assert found.num_rows == 1
+
+
+@pytest.mark.parametrize("option", [{}, {"sequenceBy": "seq"}, {"uniqueKeys": "true"}])
+def test_a_key_group_that_is_null_is_refused(option: dict[str, str]) -> None:
+    """By name, whatever becomes of keys that come twice: a missing group is no group."""
+    with twin_rig("placed").create(key_type="long", hash_rule="caller") as log:
+        placed = log.descriptor
+    schema = columns(key=LongType(), key_group=IntegerType(), value=BinaryType())
+    rows = {"key": [1, 1], "key_group": pa.array([None, 1], pa.int32()), "value": [b"a", b"b"]}
+    if "sequenceBy" in option:
+        schema, rows = schema.add("seq", LongType()), {**rows, "seq": [1, 2]}
+    plan = row_mapping(schema, options(**option), placed, OPAQUE)
+    with pytest.raises(InvalidChange, match="a key group is null"):
+        written(plan, pa.RecordBatch.from_pydict(rows))
 
 
 def test_what_is_held_is_bounded_by_the_keys() -> None:
