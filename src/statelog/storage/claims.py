@@ -6,7 +6,8 @@ plan, moved as it commits, and ended by one more file.
 
 Invariants:
 - The next file of a subscription is put if absent, and its nonce says whose it is. Only older ones from a listing taken
-  before that put are deleted: never the newest, and never the only one that holds.
+  before that put are deleted: never the newest, and never the only one that holds. An end that was put below another
+  file, into a slot that was free again, is none, and is deleted.
 - If a listed file is gone and none after it was listed, the reader has moved meanwhile, and the listing is repeated.
 - A subscription that cannot be read is reported, never left out, because truncation must not pass it. A lease that
   cannot be read holds nothing back, with a log line: its reader may have to plan again.
@@ -243,7 +244,16 @@ def end_subscription(store: Store, newest: Subscription, reason: str, environmen
 
     Raises StoreRefused, Unavailable.
     """
-    return _put(store, replace(newest, number=newest.number + 1, nonce=environment.nonce(), ended=reason))
+    ended = replace(newest, number=newest.number + 1, nonce=environment.nonce(), ended=reason)
+    if not _put(store, ended):
+        return False
+    # Who moved it more than once has deleted what stood in this slot: then it was free again, and a later file counts.
+    found = list_subscriptions(store, newest.reader)
+    numbers = [one.subscription.number for one in found.files] + [one.number for one in found.unreadable]
+    if max(numbers, default=0) > ended.number:
+        store.delete(ended.path)
+        return False
+    return True
 
 
 def remove_subscription(log: Log, reader: str, reason: str) -> Subscription:

@@ -229,8 +229,11 @@ def test_the_cap_ends_a_subscription_loudly_and_its_reader_is_told(
         held.hold(written.state, None)
 
 
-def test_a_reader_that_moves_just_now_is_not_ended(tmp_path: Path) -> None:
-    """The round looked, the reader moved, and the round's end finds its slot taken."""
+@pytest.mark.parametrize("moves", [1, 2, 3])
+def test_a_reader_that_moves_just_now_is_not_ended(tmp_path: Path, moves: int) -> None:
+    """The round looked, the reader moved, and the round's end finds its slot taken; or free again, below a later file,
+    while it verified what it keeps: then it counts as little, and does not stay.
+    """
     twin = _written(2)
     log = twin.open()
     held = _held(log)
@@ -239,7 +242,8 @@ def test_a_reader_that_moves_just_now_is_not_ended(tmp_path: Path) -> None:
 
     def move(name: str) -> None:
         if name == "after-check":
-            held.hold(_state(log), None)
+            for _ in range(moves):
+                held.hold(_state(log), None)
 
     environment = replace(twin.environment, crash=move)
     twin.write({b"k": b"3"})
@@ -248,7 +252,27 @@ def test_a_reader_that_moves_just_now_is_not_ended(tmp_path: Path) -> None:
     )
     assert isinstance(outcome, CompletedRound)
     assert outcome.cleanup.capped == ()
+    assert _paths(twin) == [subscription_path("lake", 1 + moves)]
     assert held.hold(_state(log), None).ended == ""
+
+
+def test_who_removes_a_subscription_removes_what_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader moves twice between the look and the put: the first end counts for nothing, the second one ends it."""
+    log = _written(1).open()
+    held = _held(log)
+    held.hold(_state(log), None, take_up=True)
+    put, moves = log.store.put_if_absent, [2]
+
+    def move_first(path: str, data: bytes) -> None:
+        while moves[0]:
+            moves[0] -= 1
+            held.hold(_state(log), None)
+        put(path, data)
+
+    monkeypatch.setattr(log.store, "put_if_absent", move_first)
+    assert remove_subscription(log, "lake", "by hand").number == 3
+    with pytest.raises(SubscriptionEnded, match="by hand"):
+        held.hold(_state(log), None)
 
 
 def test_what_cannot_be_read_holds_everything_back(tmp_path: Path) -> None:
