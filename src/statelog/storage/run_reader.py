@@ -1,7 +1,8 @@
 """Reads runs, whole or by row group, from a store or a local copy, and verifies them.
 
 Invariants:
-- No byte is decoded before its checksum in the index was verified: row groups and the footer alike.
+- No byte is decoded before its checksum in the index was verified: row groups and the footer alike. Those of Parquet's
+  pages are compared once, by `verify`, before a manifest names the run: the file may have changed before it had others.
 - What does not match is CorruptRun with the path; what is not there is NotFound; neither is ever skipped.
 - Memory holds one row group at a time and a few megabytes of the file, 16 while it is verified, besides what the
   caller keeps.
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -121,7 +122,7 @@ class RunReader(Closing):
         digest.update(self._read(0, self._data_start()))
         for number, data in self._bytes_of(range(len(self.run.index.row_groups)), _VERIFIED_PIECE_BYTES):
             digest.update(data)
-            table = self._decode(number, data)
+            table = self._decode(number, data, checks_pages=True)
             joined = table if last is None else pa.concat_tables([last, table])
             if first_unsorted(joined) is not None:
                 raise self._corrupt("changes out of order", row_group=number)
@@ -180,10 +181,11 @@ class RunReader(Closing):
                     raise self._corrupt("a row group's checksum differs", offset=span.offset)
                 yield number, mine
 
-    def _decode(self, number: int, data: memoryview) -> pa.Table:
+    def _decode(self, number: int, data: memoryview, *, checks_pages: bool = False) -> pa.Table:
         span = self.run.index.row_groups[number]
         with self._decoding():
-            table = self._parquet(data, span.offset).read_row_group(number).replace_schema_metadata(None)
+            opened = self._parquet(data, span.offset, checks_pages=checks_pages)
+            table = opened.read_row_group(number, use_threads=False).replace_schema_metadata(None)
             table.validate(full=True)
             groups = key_groups_of(table)
         if table.num_rows != span.rows:
@@ -192,16 +194,16 @@ class RunReader(Closing):
             raise self._corrupt("a row group holds a key group outside its span", row_group=number)
         return table
 
-    def _parquet(self, data: memoryview, offset: int) -> pq.ParquetFile:
+    def _parquet(self, data: memoryview, offset: int, *, checks_pages: bool = False) -> pq.ParquetFile:
         """The file as Parquet, of which only the verified bytes from `offset` can be read: others are an error."""
 
         def verified(start: int, end: int | None) -> bytes:
             if start < offset or end is None or end > offset + len(data):
                 raise OSError(errno.EIO, f"bytes outside the row group: from {start} to {end}")
-            return bytes(data[start - offset : end - offset])
+            return cast("bytes", data[start - offset : end - offset])  # Arrow takes any buffer, without a copy.
 
         source = pa.PythonFile(RangeReader(verified, lambda: self.run.size_bytes), mode="r")
-        return pq.ParquetFile(source, metadata=self.footer, pre_buffer=False, page_checksum_verification=True)
+        return pq.ParquetFile(source, metadata=self.footer, pre_buffer=False, page_checksum_verification=checks_pages)
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
         with self._reading():

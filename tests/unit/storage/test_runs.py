@@ -23,6 +23,7 @@ from statelog.schemas.snapshot.runs import (
     row_groups_for,
 )
 from statelog.schemas.values.schema import parse_value_schema, rows_to_struct
+from statelog.storage import run_writer
 from statelog.storage.merge import Lane, LanePart, merge_streams
 from statelog.storage.run_reader import PIECE_BYTES, RunReader, open_local, read_back, stored
 from statelog.storage.run_writer import RunWriter, upload_run
@@ -126,6 +127,25 @@ def test_only_key_groups_is_the_same_for_ranges_and_sets() -> None:
 
     assert only_key_groups(table, range(3, 6)).equals(only_key_groups(table, {3, 4, 5}).combine_chunks())
     assert only_key_groups(table, range(9, 3)).num_rows == 0
+
+
+def test_bytes_that_changed_before_they_were_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that harms the local file before it has its checksums: who reads it back compares those of the pages."""
+    describe = run_writer._facts  # pyright: ignore[reportPrivateUsage]  # harmed between two of its steps
+
+    def describe_harmed(local: Path, spans: list[tuple[int, int, int]]) -> run_writer.WrittenRun:
+        data = bytearray(local.read_bytes())
+        data[data.index(b"a value that stands alone") + 5] ^= 1
+        local.write_bytes(data)
+        return describe(local, spans)
+
+    monkeypatch.setattr(run_writer, "_facts", describe_harmed)
+    table = change_table([(1, 0, b"k", b"a value that stands alone")])
+    with RunWriter(tmp_path / "run", table.schema, LABEL) as writer:
+        writer.append(table)
+        written = writer.finish()
+    with RunReader(open_local(written.local, "run"), written.file) as reader, pytest.raises(CorruptRun):
+        reader.verify()
 
 
 def test_whole_and_pruned_reads(store: Store, tmp_path: Path) -> None:
