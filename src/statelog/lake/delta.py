@@ -22,7 +22,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -99,8 +99,8 @@ def export(
     delta-rs merges in this process and spills as it sees fit.
 
     Raises AlreadyExists for a table that is no export of this log, or that others changed since, BeyondEnd if the log
-    ends below the table's position, ConfigError (values with times of day, too: Delta Lake has no such type),
-    StoreUnavailable, Damaged, Unavailable.
+    ends below the table's position, ConfigError (values with times of day, too, for which Delta Lake has no type, and
+    columns whose names differ in case alone), StoreUnavailable, Damaged, Unavailable.
     """
     if find_spec("deltalake") is None:
         hint = "Install the extra: pip install 'statelog[delta]'"
@@ -186,7 +186,23 @@ class _Export:
                     given=str(field.type),
                     hint="Write the table yourself, from spark.read.format('statelog') with a cast to text",
                 )
+        for one, other in _alike(found):
+            raise ConfigError(
+                f"Delta Lake does not tell the columns {one} and {other} apart",
+                hint="Write the table yourself, from spark.read.format('statelog') with other names",
+            )
         return found
+
+
+def _alike(fields: Iterable[pa.Field]) -> Iterator[tuple[str, str]]:
+    """Names beside one another, at any depth, that differ in case alone."""
+    seen: dict[str, str] = {}
+    for field in fields:
+        same = seen.setdefault(field.name.lower(), field.name)
+        if same != field.name:
+            yield same, field.name
+        parts = cast("pa.StructType", field.type)  # Or a list, or a map.
+        yield from _alike(parts.field(place) for place in range(parts.num_fields))
 
 
 def _merge_rows(tables: Iterable[pa.Table], columns: pa.Schema) -> Generator[pa.RecordBatch]:

@@ -131,6 +131,31 @@ def test_times_of_day_are_refused_before_anything_is_written(tmp_path: Path) -> 
     assert not (tmp_path / "table").exists()
 
 
+_TWINS = """{"type": "record", "name": "Twins", "fields": [
+    {"name": "seen", "type": "int"}, {"name": "Seen", "type": "int"}]}"""
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ('{"name": "Key", "type": "int"}', "key and Key"),
+        (f'{{"name": "x", "type": {_TWINS}}}', "seen and Seen"),
+        (f'{{"name": "x", "type": {{"type": "array", "items": {_TWINS}}}}}', "seen and Seen"),
+        (f'{{"name": "x", "type": {{"type": "map", "values": {_TWINS}}}}}', "seen and Seen"),
+    ],
+    ids=["beside the key", "record", "array", "map"],
+)
+def test_names_that_differ_in_case_alone_are_refused(tmp_path: Path, field: str, named: str) -> None:
+    """Delta Lake takes them for one column: the error names both. One name at two depths is two columns."""
+    schema = _VISITS.replace("]}", f", {field}]}}")
+    with (
+        twin_rig("visits").create(key_type=KeyType.STRING, value_schema=schema) as log,
+        pytest.raises(ConfigError, match=f"columns {named} apart"),
+    ):
+        export(log, str(tmp_path / "table"))
+    assert not (tmp_path / "table").exists()
+
+
 def test_keys_of_callers_key_groups_are_told_apart(tmp_path: Path) -> None:
     """One key in two key groups is two rows, and a change is merged into its own."""
     rig, table = twin_rig("placed"), tmp_path / "table"
