@@ -11,12 +11,14 @@ Invariants:
   numbers after positive ones.
 """
 
+import ctypes
 import errno
 import json
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
@@ -140,9 +142,20 @@ _opened_in: set[int] = set()
 
 def opens_rocksdb() -> None:
     """This process opens a database now: in a fork of it the library's threads are not there, and whoever needs them
-    waits for ever.
+    waits for ever, or falls over what is left of them. So does the library itself at the end of the process.
     """
+    if not _opened_in:
+        os.register_at_fork(after_in_child=partial(_skip_exit, ctypes.CDLL(None)))
     _opened_in.add(os.getpid())
+
+
+def _skip_exit(c: ctypes.CDLL) -> None:
+    """In a forked child: once Python has ended, end the process with its status, before the library's own end comes.
+
+    What is registered last is called first. Where the C library cannot pass the status on, nothing is done.
+    """
+    if hasattr(c, "on_exit"):
+        c.on_exit(c._exit, None)
 
 
 def require_rocksdict() -> None:
