@@ -247,3 +247,16 @@ def test_a_topic_in_the_way_is_told(world: _World) -> None:
     kafka.create_topic(TopicSpec(name="visits", partitions=1, replication_factor=1))
     with pytest.raises(AlreadyExists, match="not an empty one of this shape"):
         world.open()
+
+
+def test_a_log_below_another_root_is_told(world: _World) -> None:
+    """Whoever makes a log with the wrong root hears that there is one, whether or not it has changes by now."""
+    with world.open() as log:
+        for changes in range(2):
+            elsewhere = MemoryStore(MemoryDisk(lambda: 1_000.0), "visits")
+            where = where_at(MemoryKafka(cluster=world.cluster), elsewhere)
+            with pytest.raises(AlreadyExists, match="belongs to a log of this name below another root"):
+                statelog.open("visits", where, create=True)
+            with statelog.Writer(log, "web") as writer:
+                writer.put(b"alice", b"%d" % changes)
+                writer.commit()

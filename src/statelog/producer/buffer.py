@@ -142,7 +142,7 @@ class ChangeBuffer:
                 raise self._refused_value(key, "a mapping of its fields", value)
             return self._push(key, value, _typed_bytes(value.values()))
         if not isinstance(value, bytes):
-            raise self._refused_value(key, "bytes", value, hint=_delete_hint(value))
+            raise self._refused_value(key, "bytes", value, hint=hint_for_value(value))
         return self._push(key, value, len(value))
 
     def delete(self, key: Key) -> bool:
@@ -181,7 +181,10 @@ class ChangeBuffer:
         Raises InvalidChange, KeyGroupMismatch, ValueTooLarge at once, before any of it is buffered.
         """
         if not isinstance(table, pa.Table | pa.RecordBatch):
-            raise InvalidChange(f"append_batch takes an Arrow table or record batch, not {type(table).__name__}")
+            raise InvalidChange(
+                f"append_batch takes an Arrow table or record batch, not {type(table).__name__}",
+                hint="From pandas, pa.Table.from_pandas(frame, preserve_index=False); from Polars, frame.to_arrow()",
+            )
         self._roll_lists()
         ready = deque(self._maker.of_batch(piece) for piece in cut(table, self._settings.roll_bytes))
         return self._keep_all(ready)
@@ -291,8 +294,11 @@ class ChangeBuffer:
         self._batch_bytes += about_bytes(batch)
 
 
-def _delete_hint(value: object) -> str:
-    return "To remove a key, delete it" if value is None else ""
+def hint_for_value(value: object) -> str:
+    """What to do about a value that is not the bytes that the log takes."""
+    if value is None:
+        return "To remove a key, delete it"
+    return "Encode it: text.encode(), b'%d' % number; or make the log with a value_schema, whose values are dicts"
 
 
 def _typed_bytes(fields: Iterable[object]) -> int:

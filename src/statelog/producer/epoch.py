@@ -16,7 +16,7 @@ Invariants:
 - On success the fold ends right behind our Open, and only we can change the state of our partitions from there.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from statelog.environment import Clock, current_environment
@@ -29,7 +29,7 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, St
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, given_up, not_given_up
 from statelog.schemas.ledger.state import LiveEpoch
-from statelog.schemas.names import check_writer_name
+from statelog.schemas.names import check_kind, check_writer_name
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
@@ -129,6 +129,7 @@ def open_epoch(
 
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
+    check_kind("log", log, Log, example="statelog.open(name, where)")
     check_writer_name(writer)
     taken, environment = _partitions(log, partitions), current_environment()
     issued = None if ours is None and judged is None else set(ours or ())
@@ -273,11 +274,20 @@ def _open(
 
 def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
     count = log.descriptor.partitions
+    if partitions is not None:
+        check_kind("partitions", partitions, Iterable, example="partitions=[0, 1]")
     taken = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
-    if not taken or taken[0] < 0 or taken[-1] >= count:
+    if not taken:
         raise ConfigError(
             "a writer needs at least one partition of its log",
             hint="A partition takes one writer at a time; a worker with an empty share has nothing to write",
+            partitions=str(partitions),
+            log_partitions=count,
+        )
+    if taken[0] < 0 or taken[-1] >= count:
+        raise ConfigError(
+            "the log has no such partition",
+            hint=f"Its partitions are 0 to {count - 1}",
             partitions=str(partitions),
             log_partitions=count,
         )

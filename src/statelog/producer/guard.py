@@ -107,7 +107,7 @@ class Guard:
         if self._is_overtaken and self.life is Life.FAILED and not self.is_inherited:
             raise Fenced("another writer took over behind the last commit", writer=self._writer, hint=self._again)
         if self.life is not Life.OPEN and not self.is_inherited:
-            what = f"the {self._what} is {self.life.value}"
+            what = f"the {self._what} {'has failed' if self.life is Life.FAILED else 'is closed'}"
             raise ClosedError(what, writer=self._writer, hint=self._again) from self._reason
 
     def check_owner(self) -> None:

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.errors import ConfigError, Misuse, NotFound
-from statelog.reading import At, AtPosition, HeldPlan, Plan, partitions_of
+from statelog.reading import At, AtCheckpoint, AtPosition, AtTime, HeldPlan, Plan, partitions_of
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.plan_reader import Beat, PlanReader
 from statelog.recovery.progress import Monitor, OnProgress, RecoveryStatistics
@@ -38,6 +38,7 @@ from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.names import check_kind
 from statelog.storage.log.log import Log, open_snapshots
 from statelog.storage.log.where import Where
 
@@ -73,6 +74,9 @@ def recover(
 
     Raises NotFound if the log does not hold the state asked for, KeyGroupMismatch, Damaged, Unavailable.
     """
+    check_kind("log", log, Log, example="statelog.open(name, where)")
+    if at is not None:
+        check_kind("at", at, AtPosition, AtCheckpoint, AtTime, example='AtPosition(7), or AtCheckpoint("web", 41)')
     if barrier and at_least:
         raise Misuse("a barrier includes every position", hint="Leave at_least out")
     wanted = None if key_groups is None else frozenset(key_groups)

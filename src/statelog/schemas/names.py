@@ -128,6 +128,15 @@ def subscription_slot(path: str) -> tuple[str, int] | None:
     return (match.group(1), number) if 1 <= number <= _LARGEST else None
 
 
+def check_kind(name: str, value: object, *kinds: type, example: str) -> None:
+    """Raise ConfigError for an argument, which the caller knows as `name`, that is of none of these kinds: a URL where
+    a `Where` belongs, say. The value itself stays out of the message, because it may hold a password.
+    """
+    if not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(f"{name} is of type {type(value).__name__}, and not {wanted}", hint=f"Give {example}")
+
+
 E = TypeVar("E", bound=StrEnum)
 
 

@@ -9,10 +9,10 @@ the operator waives it by its name. What a broker does not tell is unknown, and 
 DESCRIBE on the readers' group. Names are Kafka's own. Pure.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from statelog.errors import ConfigError, CorruptDescriptor, UnsafeTopic
 from statelog.schemas.avro import Datum, FileCodec
@@ -76,6 +76,8 @@ Objection = tuple[str, Waiver | None]
 
 def parse_waivers(names: Collection[str]) -> frozenset[Waiver]:
     """The waivers of these names. Raises ConfigError for a name that there is not."""
+    if isinstance(names, str) or not isinstance(cast("object", names), Iterable):
+        raise ConfigError(f"allow_unsafe is {names!r}", hint=f"Give a list of names, out of {', '.join(Waiver)}")
     return frozenset(parse_enum(Waiver, "allow_unsafe", name) for name in names)
 
 
@@ -188,7 +190,7 @@ def retention_s(*configs: Mapping[str, str]) -> float | None:
 
 def _unsafe(replication_factor: int, config: Mapping[str, str], topic_id: str) -> Iterator[Objection]:
     if replication_factor < 3:
-        yield f"the topic has {replication_factor} replicas, fewer than 3", Waiver.REPLICATION
+        yield f"the topic's replication factor is {replication_factor}, below 3", Waiver.REPLICATION
     if int(config.get("min.insync.replicas", "2")) < 2:
         yield "min.insync.replicas is below 2", Waiver.MIN_INSYNC
     if config.get("unclean.leader.election.enable", "false") != "false":

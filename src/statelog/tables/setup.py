@@ -4,7 +4,7 @@
 Invariant: what is owned can be owned apart: whole partitions, and so all of their key groups.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from os import PathLike
@@ -20,7 +20,7 @@ from statelog.recovery import RecoverySettings
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of
-from statelog.schemas.names import check_name, parse_enum
+from statelog.schemas.names import check_kind, check_name, parse_enum
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.ledger_client import LedgerBase
@@ -134,6 +134,9 @@ class TableSetup(Closing):
         Raises NotFound, ConfigError, LogInUse, Damaged, Unavailable.
         """
         _check_directory(backend, directory)
+        check_kind("settings", settings, TableSettings, example="TableSettings(cache_bytes=...)")
+        if partitions is not None:
+            check_kind("partitions", partitions, Iterable, example="partitions=[0, 1]")
         log = open_log(name, where, create=create)
         with undone_by_errors(log.close):
             taken, keys = _owned(log.descriptor, partitions, key_group)

@@ -17,7 +17,7 @@ from statelog.storage.kafka import TopicSpec
 SOURCE = Path(__file__).parents[3] / "src" / "statelog"
 ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "operate", "cli")
 _PARAMETER = re.compile(r"\b[a-z_]+=")
-OF_PROGRAMS = {"checkpoint_id=", "kafka=", "grant=", "directory_mode=", "start="}
+OF_PROGRAMS = {"checkpoint_id=", "kafka=", "grant=", "directory_mode=", "preserve_index=", "start="}
 """In hints that a command never meets, or names of a store's own options."""
 
 

@@ -259,7 +259,8 @@ def _check_types(rows: Sequence[object], kind: ValueType, path: str) -> None:
         refused = (*refused, datetime.datetime)
     for found in set(map(type, rows)) - {type(None)}:
         if not issubclass(found, accepted) or issubclass(found, refused):
-            raise _refused(f"a {found.__name__} where the schema has {kind}", path)
+            article = "an" if found.__name__.startswith(("i", "o")) else "a"
+            raise _refused(f"{article} {found.__name__} where the schema has {kind}", path)
 
 
 def _plain(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:

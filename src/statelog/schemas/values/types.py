@@ -17,6 +17,7 @@ from typing import cast
 import pyarrow as pa
 
 from statelog.errors import ConfigError
+from statelog.schemas.names import check_kind
 
 _MAX_DEPTH = 64
 _MAX_NODES = 10_000
@@ -109,6 +110,7 @@ def parse_value_type(avsc: str) -> ValueType:
 
 
 def _loads(avsc: str) -> object:
+    check_kind("value_schema", avsc, str, example="the text of an .avsc file; that of a dict is json.dumps(schema)")
     if len(avsc) > _MAX_TEXT:
         raise _refused(f"a value schema of more than {_MAX_TEXT} characters", "value", "Shorten it")
     try:

@@ -13,6 +13,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from statelog.errors import ConfigError
 from statelog.storage.kafka.token import TokenFunction, name_of, token_by_name
@@ -223,8 +224,11 @@ def _with_token(settings: Mapping[str, str], token: TokenFunction | str) -> Clie
 
 def _validated(settings: Mapping[str, str]) -> ClientConfig:
     servers = settings.get("bootstrap.servers", "") or settings.get("metadata.broker.list", "")
+    if not isinstance(cast("object", servers), str):
+        raise ConfigError("bootstrap.servers is not text", hint='Write "broker-1:9092,broker-2:9092"')
     if not servers.strip():
-        raise ConfigError("bootstrap.servers is missing", hint="Name at least one broker as host:port")
+        told = "; librdkafka's names have dots, not underscores" if "bootstrap_servers" in settings else ""
+        raise ConfigError("bootstrap.servers is missing", hint=f"Name at least one broker as host:port{told}")
     if "metadata.broker.list" in settings:
         raise _refused("metadata.broker.list", "its other name, bootstrap.servers, is the only one that is read")
     for name, value in settings.items():

@@ -369,7 +369,7 @@ def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log: 
     Raises NotFound without `create`; ConfigError, which names the options that differ; IdentityChanged, UnsafeTopic,
     UnsafeStore, InvalidName, CorruptDescriptor, UnknownFormat, Unavailable.
     """
-    options = create if isinstance(create, LogOptions) else LogOptions()
+    options = LogOptions.of(create)
     with opened_ports(name, where) as (client, store, _):
         here = replace(where, kafka=client, kafka_token=None, root=store, storage_options={})
         return _open_or_create(name, here, options) if create else Log.open(name, here)

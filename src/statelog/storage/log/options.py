@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, over
 from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
-from statelog.schemas.names import parse_enum
+from statelog.schemas.names import check_kind, parse_enum
 from statelog.schemas.topic_policy import Truncation
 from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 
@@ -96,6 +96,12 @@ class LogOptions(Generic[K, V]):
             self, *, key_type: KeyType | str | None = None, value_schema: str | None = None, **_: Unpack[_Others]
         ) -> None: ...
         def __init__(self, **_: Any) -> None: ...
+
+    @staticmethod
+    def of(create: "bool | LogOptions") -> "LogOptions":
+        """What `create` says of a log. Raises ConfigError if it is neither a bool nor options."""
+        check_kind("create", create, bool, LogOptions, example="create=True, or create=LogOptions(partitions=32)")
+        return create if isinstance(create, LogOptions) else LogOptions()
 
     def given(self) -> set[str]:
         """The names of the options that say something."""

@@ -27,7 +27,7 @@ from statelog.errors import (
 from statelog.schemas.descriptor import Descriptor, verify
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import LedgerRecord, Mark, Restart, decode
-from statelog.schemas.names import data_topic, ledger_topic
+from statelog.schemas.names import data_topic, is_log_name, ledger_topic
 from statelog.schemas.topic_policy import (
     LEAST_NEEDS,
     NO_TOPIC_ID,
@@ -154,16 +154,27 @@ def _find(client: Kafka, store: Store, name: str, topic: str) -> TopicDescriptio
 def _require_empty(client: Kafka, topic: str, partitions: int) -> None:
     found = client.describe_topic(topic)
     count = found.partitions if found else 0
-    used = any(end > 0 for _, end in client.offsets(topic, range(count)).values())
-    if used and count == partitions == 1 and owner_of(client, topic) is not None:
+    used = _is_used(client, topic, count)
+    if used and _is_owned(client, ledger_topic(topic) if is_log_name(topic) else topic):
         raise owned_elsewhere(topic)
     if used or count != partitions:
         raise AlreadyExists(
             "a topic of this name is there, and it is not an empty one of this shape",
             topic=topic,
             partitions=count,
-            hint="Perhaps a log below another root owns it. Choose another name, or delete it if it is not needed",
+            hint="It may be another program's input, or belong to a log below another root. Choose another name for"
+            " this log, or delete the topic if nobody needs it",
         )
+
+
+def _is_used(client: Kafka, topic: str, partitions: int) -> bool:
+    return any(end > 0 for _, end in client.offsets(topic, range(partitions)).values())
+
+
+def _is_owned(client: Kafka, ledger: str) -> bool:
+    found = client.describe_topic(ledger)
+    is_one = found is not None and found.partitions == 1 and _is_used(client, ledger, 1)
+    return is_one and owner_of(client, ledger) is not None
 
 
 def identity_of(cluster_id: str, data: TopicDescription, ledger: TopicDescription) -> LogIdentity:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
+from os import PathLike, fspath
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, cast
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse
-from statelog.schemas.names import check_log_name, is_log_name
+from statelog.schemas.names import check_kind, check_log_name, is_log_name
 from statelog.schemas.topic_policy import Waiver, parse_waivers
 from statelog.storage.config import DEFAULT_REPLICATION_FACTOR, Config, merge, named_layers
 from statelog.storage.kafka import Kafka, OffsetRange, Reader, Record
@@ -31,8 +32,9 @@ from statelog.storage.store.url import mask_options, mask_url
 
 KafkaSource = Kafka | Mapping[str, str]
 """A port, or librdkafka's settings for one."""
-StoreSource = Store | Callable[[str], Store] | str
-"""A port, what makes one for the log of this name, or the root URL of one."""
+StoreSource = Store | Callable[[str], Store] | str | PathLike[str]
+"""A port, what makes one for the log of this name, or the root URL or path of one."""
+_EXAMPLE = 'Where({"bootstrap.servers": "127.0.0.1:9092"}, root)'
 ONE_BROKER = ("replication", "min-insync")
 """The checks that one broker alone cannot pass."""
 
@@ -46,11 +48,11 @@ class Where:
             ...
 
     `kafka` are librdkafka's settings (`bootstrap.servers` and what TLS or SASL need), None where there is no Kafka any
-    more, for `recover_snapshot`; `root` is the URL below which the directories of logs lie, with `storage_options` for
-    fsspec. `kafka_token` gives the tokens to log in with, where the cluster takes those: a function, or its name,
-    "package.module:function", which returns a token and when it expires, in seconds since 1970 (docs/kafka.md).
-    `allow_unsafe` names the checks that this cluster is excused from, and `replication_factor` is that of the
-    topics of logs that are made here. It is hashable, and pickles unless it has a port instead of settings, or a
+    more, for `recover_snapshot`; `root` is the path or URL below which the directories of logs lie, with
+    `storage_options` for fsspec. `kafka_token` gives the tokens to log in with, where the cluster takes those: a
+    function, or its name, "package.module:function", which returns a token and when it expires, in seconds since 1970
+    (docs/kafka.md). `allow_unsafe` names the checks that this cluster is excused from, and `replication_factor` is that
+    of the topics of logs that are made here. It is hashable, and pickles unless it has a port instead of settings, or a
     `kafka_token` that others cannot import.
 
     Raises ConfigError for a setting or a waiver that is refused.
@@ -74,11 +76,12 @@ class Where:
         elif self.kafka_token is not None:
             raise ConfigError("kafka_token goes with settings of the Kafka client", hint="A port logs in by itself")
         parse_waivers(self.allow_unsafe)
+        object.__setattr__(self, "root", _checked_root(self.root))
         object.__setattr__(self, "storage_options", MappingProxyType(dict(self.storage_options)))
         object.__setattr__(self, "allow_unsafe", tuple(self.allow_unsafe))
 
     @staticmethod
-    def local(root: str, bootstrap: str = "127.0.0.1:9092") -> "Where":
+    def local(root: str | PathLike[str], bootstrap: str = "127.0.0.1:9092") -> "Where":
         """The broker of `statelog dev start`, excused from what one broker cannot do, and a directory for the logs."""
         return Where({"bootstrap.servers": bootstrap}, root, allow_unsafe=ONE_BROKER, replication_factor=1)
 
@@ -93,8 +96,7 @@ class Where:
     def client_config(self) -> ClientConfig:
         """What a Kafka client of this process is made with. Raises ConfigError if it has a port, or none."""
         if not isinstance(self.kafka, Mapping):
-            hint = 'Where({"bootstrap.servers": "127.0.0.1:9092"}, root)'
-            raise ConfigError("settings of the Kafka client are needed here", hint=hint)
+            raise ConfigError("settings of the Kafka client are needed here", hint=_EXAMPLE)
         return client_config(self.kafka, self.kafka_token)
 
     def kafka_settings(self) -> dict[str, str]:
@@ -128,6 +130,20 @@ class Where:
         return f"Where({kafka!r}, {root!r}, {more}, replication_factor={self.replication_factor})"
 
 
+def check_where(where: object) -> None:
+    """Raise ConfigError for what is no `Where`: an address or a root alone, say."""
+    check_kind("where", where, Where, example=_EXAMPLE)
+
+
+def _checked_root(root: object) -> StoreSource:
+    if isinstance(root, PathLike):
+        root = fspath(cast("PathLike[str]", root))
+    if not isinstance(root, str | Store) and not callable(root):
+        hint = 'Where(kafka, "/path"), or Where(kafka, "s3://bucket/logs")'
+        raise ConfigError(f"root is of type {type(root).__name__}, and not a path or a URL", hint=hint)
+    return cast("StoreSource", root)
+
+
 def configured_where(config: Config) -> Where:
     """What a configuration says. Raises ConfigError if it leaves out the brokers or the root."""
     return Where(
@@ -156,6 +172,7 @@ def opened_ports(name: str, where: Where, *, keeps: bool = True) -> Generator[Po
 
     A client that was made here is closed if the block raises, or if no log `keeps` it. Raises ConfigError, InvalidName.
     """
+    check_where(where)
     waived = parse_waivers(where.allow_unsafe)
     check_log_name(name)
     if where.kafka is None:
@@ -191,10 +208,13 @@ def opened_store(name: str, where: Where) -> Store:
 
 def _opened_store(name: str, where: Where, told: str) -> Store:
     """Whoever watches is told that it is of the log `told`."""
-    if isinstance(where.root, str):
-        store = open_store(where.root, name, where.storage_options)
+    check_where(where)
+    if isinstance(where.root, Store):
+        store = where.root
+    elif callable(where.root):
+        store = where.root(name)
     else:
-        store = where.root(name) if callable(where.root) else where.root
+        store = open_store(fspath(where.root), name, where.storage_options)
     observers = current_environment().observers
     return MeasuredStore(store, told, observers) if observers and not isinstance(store, MeasuredStore) else store
 

@@ -64,13 +64,24 @@ def open_store(root_url: str, log: str, storage_options: Mapping[str, object] | 
 
     Raises ConfigError for a URL or options that are not allowed, or if the package for the protocol is missing.
     """
-    root = parse_root(root_url, cwd=Path.cwd())
+    root = parse_root(_from_home(root_url), cwd=Path.cwd())
     options = dict(storage_options or {})
     check_options(root, options)
     if root.local is not None:
         return LocalStore(root.local, log, directory_mode=parse_directory_mode(options))
     _require_package(root)
     return FsspecStore(root, log, options)
+
+
+def _from_home(root_url: str) -> str:
+    """The path of a root that begins at a home directory, which no shell expands in a file or a variable."""
+    if not root_url.startswith("~"):
+        return root_url
+    try:
+        return str(Path(root_url).expanduser())
+    except RuntimeError as error:
+        hint = "Write the whole path"
+        raise ConfigError(f"Root {root_url!r} names a home directory that is not known", hint=hint) from error
 
 
 def _require_package(root: RootUrl) -> None:

@@ -6,17 +6,18 @@ Invariants:
 - Whatever fails on the way, nothing stays open.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound
 from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.names import check_kind
 from statelog.storage import Kafka, Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.kafka.client import ConfluentKafka
@@ -25,7 +26,7 @@ from statelog.storage.kafka.member import ConfluentMember
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own, sweep
 from statelog.storage.log.options import K, V
-from statelog.storage.log.where import one_client
+from statelog.storage.log.where import check_where, one_client
 from statelog.tables.group.context import (
     DescribedInput,
     InputTopic,
@@ -83,6 +84,9 @@ def worker(
     Raises NotFound for the topic, and for the log without `create`; ConfigError for a setting, and for a log that does
     not fit the input; and the errors of `statelog.open`.
     """
+    check_where(where)
+    check_kind("topic", topic, str, InputTopic, example='topic="words", one topic for each worker')
+    check_kind("hooks", hooks or WorkerHooks(), WorkerHooks, example="WorkerHooks(on_tick=function, tick_s=10.0)")
     source = InputTopic(topic) if isinstance(topic, str) else topic
     chosen, machine = settings or TableSettings(), current_environment()
     with ExitStack() as failing:
@@ -164,7 +168,7 @@ def _wanted(standbys: Collection[int] | Literal["all"], found: DescribedInput) -
     """The partitions to keep standbys for. Raises ConfigError for one that is not there."""
     if standbys == "all":
         return range(found.partitions)
-    if isinstance(standbys, str):
+    if isinstance(standbys, str) or not isinstance(cast("object", standbys), Iterable):
         raise ConfigError(f"standbys is {standbys!r}", hint='Give "all", or numbers of partitions')
     for one in standbys:
         if one not in range(found.partitions):
@@ -177,7 +181,7 @@ def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogO
 
     Raises NotFound, ConfigError, Damaged, Unsafe, Unavailable.
     """
-    said = create if isinstance(create, LogOptions) else LogOptions()
+    said = LogOptions.of(create)
     if not said.given() <= {"key_type", "value_schema", "truncation", "retention_days"}:
         raise ConfigError("the input says how many partitions and key groups its log has", hint="Leave them out")
     count = found.partitions

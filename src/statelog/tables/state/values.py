@@ -18,7 +18,7 @@ import fastavro
 import pyarrow as pa
 
 from statelog.errors import InvalidChange
-from statelog.producer.buffer import Unquick
+from statelog.producer.buffer import Unquick, hint_for_value
 from statelog.recovery.targets import values_of
 from statelog.schemas.arrays import column_of_rows
 from statelog.schemas.values.avro import avro_values
@@ -67,11 +67,11 @@ class ValueRule:
         """The value as the table holds it. Raises InvalidChange."""
         if self.is_opaque:
             if not isinstance(value, bytes):
-                hint = "To remove a key, delete it" if value is None else ""
-                raise InvalidChange("a value has to be bytes", found=type(value).__name__, hint=hint)
+                raise InvalidChange("a value has to be bytes", found=type(value).__name__, hint=hint_for_value(value))
             return bytes(memoryview(value))
         if not isinstance(value, Mapping):
-            raise InvalidChange("a value has to be a mapping of its fields", found=type(value).__name__)
+            hint = hint_for_value(value) if value is None else ""
+            raise InvalidChange("a value has to be a mapping of its fields", found=type(value).__name__, hint=hint)
         given = cast("Mapping[str, object]", value)
         return dict(given) if self._is_plain(given) else self.of_column(rows_to_struct([given], self.schema))[0]
 

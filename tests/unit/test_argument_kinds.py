@@ -1,0 +1,131 @@
+"""What people pass by mistake: an address where a `Where` belongs, a dict where options do. The error says so."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import statelog
+from statelog.errors import ConfigError, InvalidChange
+from statelog.storage.log.where import Where, log_names
+from statelog.tables import InputTopic
+from statelog.testing import Twin
+
+_SCHEMA = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "int"}]}'
+
+
+def untyped(value: object) -> Any:
+    """For calls that a type checker would refuse."""
+    return value
+
+
+@pytest.fixture
+def log(statelog_twin: Twin) -> statelog.Log:
+    """A log of bytes, in memory."""
+    return statelog.open("visits", statelog_twin.where(), create=True)
+
+
+_DOORS: list[Callable[[Any], object]] = [
+    lambda where: statelog.open("visits", where),
+    lambda where: statelog.table("visits", where),
+    lambda where: statelog.standby("visits", where),
+    lambda where: statelog.worker("visits", where, topic="words"),
+    lambda where: statelog.recover_snapshot("visits", where),
+    lambda where: statelog.Log.delete("visits", where),
+    log_names,
+]
+
+
+@pytest.mark.parametrize("call", _DOORS)
+@pytest.mark.parametrize("where", ["secret:9092", {"bootstrap.servers": "secret:9092"}, None])
+def test_where_is_a_where(call: Callable[[Any], object], where: object) -> None:
+    """Every door says what it takes, and shows nothing of what it was given."""
+    with pytest.raises(ConfigError, match=r"where is of type \w+, and not Where") as refused:
+        call(where)
+    assert "secret" not in str(refused.value)
+    assert "Where(" in refused.value.hint
+
+
+_REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
+    (lambda _, where: statelog.open("other", where, create=untyped({"partitions": 2})), "create is of type dict"),
+    (lambda _, where: statelog.table("other", where, create=untyped("yes")), "create is of type str"),
+    (lambda _, where: statelog.worker("other", where, topic=untyped(["words"])), "topic is of type list"),
+    (lambda _, where: statelog.worker("other", where, topic="words", hooks=untyped(print)), "hooks is of type"),
+    (
+        lambda _, where: statelog.worker("x", where, topic="words", create=True, standbys=untyped(True)),
+        "standbys is T",
+    ),
+    (lambda _, where: statelog.table("visits", where, settings=untyped({"cache_bytes": 1})), "settings is of type"),
+    (lambda _, where: statelog.table("visits", where, partitions=untyped(3)), "partitions is of type int"),
+    (lambda log, _: statelog.Writer(log, "web", partitions=untyped(3)), "partitions is of type int"),
+    (lambda log, _: statelog.Writer(log, "web", partitions=[99]), "the log has no such partition"),
+    (lambda _, __: statelog.Writer(untyped("visits"), "web"), "log is of type str, and not Log"),
+    (lambda _, __: statelog.recover(untyped("visits")), "log is of type str, and not Log"),
+    (lambda log, _: statelog.recover(log, at=untyped("10min")), "at is of type str, and not AtPosition"),
+    (lambda log, _: log.evolve_value_schema(untyped({"type": "record"})), "value_schema is of type dict"),
+    (lambda _, where: Where(where.kafka, untyped(None)), "root is of type NoneType, and not a path"),
+    (lambda _, where: Where(where.kafka, "/logs", allow_unsafe="replication"), "allow_unsafe is 'replication'"),
+    (lambda _, where: Where(where.kafka, "/logs", allow_unsafe=untyped(True)), "allow_unsafe is True"),
+    (lambda _, __: Where({"bootstrap.servers": untyped(["kafka:9092"])}, "/logs"), "bootstrap.servers is not text"),
+    (lambda _, __: Where({"bootstrap_servers": "kafka:9092"}, "/logs"), "dots, not underscores"),
+]
+
+
+@pytest.mark.parametrize(("call", "told"), _REFUSED)
+def test_the_argument_of_another_kind_is_named(
+    statelog_twin: Twin, log: statelog.Log, call: Callable[[statelog.Log, Where], object], told: str
+) -> None:
+    """No AttributeError from somewhere within: the argument, what it is, and what belongs there."""
+    statelog_twin.create_topic("words", partitions=2)
+    with log, pytest.raises(ConfigError, match=told) as refused:
+        call(log, statelog_twin.where())
+    assert refused.value.hint
+
+
+def test_a_root_may_be_a_path(tmp_path: Path) -> None:
+    """It is the same place as its text, so it is the same key of a cache."""
+    assert Where.local(tmp_path) == Where.local(str(tmp_path))
+    assert Where.local(tmp_path).root == str(tmp_path)
+
+
+def test_a_root_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statelog_twin: Twin) -> None:
+    """No shell expands what a file or a variable says, and no log belongs into a directory called `~`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    where = Where(statelog_twin.where().kafka, "~/logs", allow_unsafe=statelog_twin.where().allow_unsafe)
+    with statelog.open("visits", where, create=True):
+        assert [one.name for one in tmp_path.iterdir()] == ["home"]
+        assert log_names(where) == ["visits"]
+    with pytest.raises(ConfigError, match="a home directory that is not known"):
+        statelog.open("visits", Where(where.kafka, "~nobody-is-called-so/logs"))
+
+
+def test_a_value_of_another_type_says_what_to_do(statelog_twin: Twin, log: statelog.Log) -> None:
+    """Text for bytes: encode it. None: delete the key. A data frame: what makes it a table of Arrow."""
+    with log, statelog.Writer(log, "web") as writer:
+        for value, hint in (("1", "Encode it"), (1, "Encode it"), (None, "delete it")):
+            with pytest.raises(InvalidChange, match=hint):
+                writer.put(b"alice", untyped(value))
+        with pytest.raises(InvalidChange, match=r"from_pandas\(frame, preserve_index=False\)"):
+            writer.append_batch(untyped({"key": [b"alice"]}))
+        writer.append_batch(pa.table({"key": [b"alice"], "value": [b"1"]}))
+        writer.commit()
+    with statelog.table("visits", statelog_twin.where()) as table:
+        for value, hint in (("1", "Encode it"), (None, "delete it")):
+            with pytest.raises(InvalidChange, match=hint):
+                table[b"alice"] = untyped(value)
+    typed = statelog.LogOptions(value_schema=_SCHEMA)
+    with statelog.table("points", statelog_twin.where(), create=typed) as points:
+        with pytest.raises(InvalidChange, match="an object where the schema has int"):
+            points[b"origin"] = {"x": object()}
+        with pytest.raises(InvalidChange, match="delete it"):
+            points[b"origin"] = untyped(None)
+
+
+def test_what_a_worker_takes(statelog_twin: Twin) -> None:
+    """A topic by its name or as an InputTopic."""
+    statelog_twin.create_topic("words", partitions=2)
+    with statelog.worker("counts", statelog_twin.where(), topic=InputTopic("words"), create=True) as worker:
+        assert worker
