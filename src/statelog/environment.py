@@ -42,6 +42,7 @@ __all__ = [
     "current_environment",
     "no_faults",
     "random_nonce",
+    "repeated",
     "start_thread",
     "watch",
 ]
@@ -103,6 +104,24 @@ def random_nonce() -> bytes:
 def start_thread(work: Callable[[], None]) -> None:
     """Do the work on a new thread, in the same environment, which the end of the process does not wait for."""
     threading.Thread(target=copy_context().run, args=(work,), name="statelog", daemon=True).start()
+
+
+@contextmanager
+def repeated(work: Callable[[], object], every_s: float, name: str) -> Generator[None]:
+    """Do the work each time that so many seconds have passed, on a thread of this name, until the block is left."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(every_s):
+            work()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def boot_id() -> str:

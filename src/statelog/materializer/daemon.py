@@ -98,7 +98,7 @@ class Materializer:
         self.watchdog = Watchdog(
             log.name, settings.alarm_age_s, age_s=lambda: self.statistics().age_s, clock=self._clock, on_alarm=on_event
         )
-        """Tells of changes that stay out of every snapshot: as a context manager on its own thread, or when asked."""
+        """Tells of changes that stay out of every snapshot: on a thread of its own, or when asked."""
         # Another engine's runs are in the store before anything names them, where a round would delete them.
         is_local = make_engine is LocalEngine
         self._merge = BackgroundMerge(log, settings, ring=self._control.ring) if is_local else None
@@ -184,7 +184,7 @@ class Materializer:
         """
         self.begin(ask_first_delay_s(self._log, self._settings))
         try:
-            with self.watchdog:
+            with self.watchdog.watching():
                 while not self.is_over:
                     wait_s = self.turn()
                     if wait_s is not None:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from statelog.environment import current_environment
+from statelog.environment import current_environment, repeated
 from statelog.errors import NotFound, StatelogError
 from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
 from statelog.materializer.control import BackgroundTask, Control, begin_task
@@ -129,15 +129,13 @@ class Fleet:
 
     def run(self) -> None:
         """Drive all until stopped, and their rounds are over."""
-        over = threading.Event()
-        threading.Thread(target=self._watch, args=(over,), name="statelog-watchdogs", daemon=True).start()
         try:
-            while not (self._control.is_stopped and all(one.is_over for one in self._members.values())):
-                wait_s = self._turn()
-                self._awaited_s = self._clock() + wait_s
-                self._control.wait(wait_s)
+            with repeated(self._watch, _WATCH_S, "statelog-watchdogs"):
+                while not (self._control.is_stopped and all(one.is_over for one in self._members.values())):
+                    wait_s = self._turn()
+                    self._awaited_s = self._clock() + wait_s
+                    self._control.wait(wait_s)
         finally:
-            over.set()
             self._awaited_s = math.inf
 
     def _turn(self) -> float:
@@ -198,11 +196,10 @@ class Fleet:
             is_named=is_named,
         )
 
-    def _watch(self, over: threading.Event) -> None:
+    def _watch(self) -> None:
         """Tell of what stays out of every snapshot, on a thread of its own, which does not depend on the other."""
-        while not over.wait(_WATCH_S):
-            for one in self._members.values():
-                one.check_age()
+        for one in self._members.values():
+            one.check_age()
 
 
 class _Member:

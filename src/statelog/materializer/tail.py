@@ -16,10 +16,10 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Self
 
-from statelog.environment import Environment, current_environment
+from statelog.environment import Environment, current_environment, repeated
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
 from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.events import Event, EventKind
@@ -248,7 +248,7 @@ _CHECKS_PER_ALARM = 10
 class Watchdog:
     """Alarms when `age_s()` reaches `alarm_age_s`, and again with each further `alarm_age_s`, until it is below again.
 
-    As a context manager it watches on its own thread. `clock` is monotonic.
+    `clock` is monotonic.
     """
 
     def __init__(
@@ -266,8 +266,6 @@ class Watchdog:
         self._clock = clock
         self._on_alarm = on_alarm
         self._next_age_s = alarm_age_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="statelog-watchdog", daemon=True)
 
     def check(self) -> None:
         """Alarm if it is time to."""
@@ -279,14 +277,6 @@ class Watchdog:
             facts = {"age_s": age_s}
             self._on_alarm(Event(kind=EventKind.LOG_AGE_ALARM, log=self._log, at_s=self._clock(), facts=facts))
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(self._alarm_age_s / _CHECKS_PER_ALARM):
-            self.check()
+    def watching(self) -> AbstractContextManager[None]:
+        """Watch on a thread of its own."""
+        return repeated(self.check, self._alarm_age_s / _CHECKS_PER_ALARM, "statelog-watchdog")

@@ -12,7 +12,6 @@ Invariants:
 """
 
 import pickle
-import threading
 import time
 import uuid
 import zlib
@@ -26,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
-from statelog.environment import current_environment
+from statelog.environment import current_environment, repeated
 from statelog.errors import ConfigError, CorruptRun, NotFound, RoundGivenUp, StatelogError, Unavailable
 from statelog.materializer.engine import (
     EngineMaker,
@@ -242,24 +241,19 @@ class SparkEngine:
 @contextmanager
 def _interruptible(spark: SparkSession, go_on: Callable[[], None]) -> Generator[None]:
     """Around a job of this thread: it is interrupted once the round is given up."""
-    tag, over = f"statelog-{uuid.uuid4().hex}", threading.Event()
+    tag = f"statelog-{uuid.uuid4().hex}"
 
     def look() -> None:
-        while not over.wait(_LOOK_S):
-            try:
-                go_on()
-            except RoundGivenUp:
-                spark.interruptTag(tag)
-                return
+        try:
+            go_on()
+        except RoundGivenUp:
+            spark.interruptTag(tag)
 
-    looker = threading.Thread(target=look, name="statelog-spark-engine", daemon=True)
     spark.addTag(tag)
-    looker.start()
     try:
-        yield
+        with repeated(look, _LOOK_S, "statelog-spark-engine"):
+            yield
     finally:
-        over.set()
-        looker.join()
         spark.removeTag(tag)
 
 

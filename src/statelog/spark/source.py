@@ -21,7 +21,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from threading import Event, Thread
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -30,6 +29,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from statelog.environment import repeated
 from statelog.errors import ConfigError, IdentityChanged, Misuse, NotFound, OffsetGone, StatelogError
 from statelog.reading import At, AtPosition, HeldPlan, Hold, Plan, plan_changes
 from statelog.recovery.changes import read_changes
@@ -360,28 +360,14 @@ def state(
     terms = terms_of(RecoverySettings(holder="spark-state", lease_ttl_s=lease_s))
     with closing(open_log(read.where)) as log, HeldPlan(log, terms, read.at, read.key_groups) as held:
         plan = held.take()
-        with _renewed(held, lease_s):
-            fixed = {name: value for name, value in given.items() if name.lower() not in (*_AT, "leaseseconds")}
-            frame = spark.read.format("statelog").options(**fixed)
-            yield frame.options(atPosition=str(plan.position), leaseSeconds="0").load()
 
-
-@contextmanager
-def _renewed(held: Hold, lease_s: float) -> Generator[None]:
-    """Renew the lease on a thread of its own, every third of its time."""
-    stop = Event()
-
-    def renew() -> None:
-        while not stop.wait(lease_s / _LOOKS_PER_TTL):
+        def renew() -> None:
             try:
                 held.renew()
             except StatelogError as error:
                 _LOG.warning("the state of a DataFrame is no longer held: %s", error)
 
-    thread = Thread(target=renew, name="statelog-spark-state", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+        with repeated(renew, lease_s / _LOOKS_PER_TTL, "statelog-spark-state"):
+            fixed = {name: value for name, value in given.items() if name.lower() not in (*_AT, "leaseseconds")}
+            frame = spark.read.format("statelog").options(**fixed)
+            yield frame.options(atPosition=str(plan.position), leaseSeconds="0").load()
