@@ -25,28 +25,6 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from statelog.observing import Observer, TimedStep
 
-__all__ = [
-    "CURRENT",
-    "GRACE_S",
-    "Clock",
-    "CrashPoint",
-    "DiskHook",
-    "Environment",
-    "NewNonce",
-    "OpenSpillFile",
-    "SpillFile",
-    "Start",
-    "Wait",
-    "begin",
-    "boot_id",
-    "current_environment",
-    "no_faults",
-    "random_nonce",
-    "repeated",
-    "start_thread",
-    "watch",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -12,8 +12,6 @@ them. An observer must be quick and thread-safe, must not raise, and never chang
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-__all__ = ["Observer", "Request", "TimedStep"]
-
 
 class Request(NamedTuple):
     """One call of a port. `error` is the name of the error that it ended with, empty if it ended well."""

@@ -10,8 +10,6 @@ from typing import Generic, NoReturn, TypeVar
 
 from statelog.errors import Misuse, StatelogError, Unavailable
 
-__all__ = ["Pending"]
-
 T = TypeVar("T")
 
 

@@ -162,9 +162,7 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]  #
 
     @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """Commit the batch, beside the driver. Raises CheckpointMismatch, OverlappingTasks, Misuse, Fenced,
-        CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
-        """
+        """Commit the batch, beside the driver, as `commit_batch`."""
         commit_batch(self.options, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
@@ -178,9 +176,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as abo
 
     @reported()
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the rows of all tasks, beside the driver. Raises CheckpointMismatch, OverlappingTasks, Misuse, Fenced,
-        CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
-        """
+        """Commit the rows of all tasks, beside the driver. Raises as `commit_batch`."""
         if self.options.batch_id is not None:
             commit_batch(self.options, messages, self.options.batch_id)
         elif not commit_write(self.options, messages):
@@ -217,9 +213,7 @@ def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage |
 
 
 def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> bool:
-    """Commit a plain batch write; False if it was a replay. Raises CheckpointMismatch, OverlappingTasks, Misuse,
-    Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
-    """
+    """Commit a plain batch write; False if it was a replay. Raises as `commit_batch`."""
     rule = partial(
         decide_write,
         writer=options.writer,
