@@ -19,7 +19,7 @@ from typing import NamedTuple
 import xxhash
 
 from statelog.errors import ConfigError, Corrupt, CorruptLedger, Misuse, UnknownFormat
-from statelog.schemas.avro import Datum, RecordCodec, datum_of
+from statelog.schemas.avro import Datum, RecordCodec, datum_of, parsed
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
 from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place
@@ -297,16 +297,10 @@ def _open_to_datum(record: Open) -> Datum:
 def _decode_open(payload: bytes) -> Open:
     if len(payload) > _MOST_OPEN_BYTES:
         raise Corrupt("an Open names more partitions than a log can have", size_bytes=len(payload))
-    datum = _OPENS.decode_whole(payload)
-    return Open(
-        writer=datum["writer"],
-        partitions=tuple(datum["partitions"]),
-        nonce=datum["nonce"],
-        prior=datum["prior"],
-        last=Checkpoint(datum["last_id"], datum["last_nonce"]),
-        identity=LogIdentity(**datum["identity"]),
-        witness=Place.of_fields(datum["witness"], datum.get("witness_offset", -1), datum.get("witness_hash", b"")),
-    )
+    datum = Checkpoint.from_fields(_OPENS.decode_whole(payload), "last")
+    witness = Place.of_fields(datum["witness"], datum.pop("witness_offset", -1), datum.pop("witness_hash", b""))
+    others = {"partitions": tuple(datum["partitions"]), "identity": LogIdentity(**datum["identity"])}
+    return Open(**parsed(datum, **others, witness=witness))
 
 
 def _head_of(commit: Commit) -> bytes:
