@@ -58,6 +58,8 @@ class _Job:
     tasks: Sequence[Task]
     work: BackgroundTask[MergedRuns] | None = None
     """None until it is begun."""
+    stepped_s: float = 0.0
+    """When it began, or last asked whether to go on."""
 
     @property
     def is_over(self) -> bool:
@@ -76,6 +78,7 @@ class BackgroundMerge(Closing):
         self._environment = current_environment()
         self._lock = Lock()
         self._job: _Job | None = None
+        self._begun: _Job | None = None
         self._is_closed = False
 
     @property
@@ -84,11 +87,15 @@ class BackgroundMerge(Closing):
         job = self._job
         return job is not None and job.work is None
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether one is going on."""
+    def is_at_work(self, since_s: float) -> bool:
+        """Whether one is going on that began, or wrote a table, at that time or later: else it may hang."""
         job = self._job
-        return job is not None and job.work is not None and not job.is_over
+        return job is not None and job.work is not None and not job.is_over and job.stepped_s >= since_s
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no merge is going on any more, not even one that was given up."""
+        return self._begun is None or self._begun.is_over
 
     @property
     def is_over(self) -> bool:
@@ -112,6 +119,7 @@ class BackgroundMerge(Closing):
         """Begin the merge that is due."""
         job = self._job
         if job is not None and job.work is None:
+            self._begun, job.stepped_s = job, self._environment.clock()
             job.work = begin_task(self._environment, lambda: self._merge(job), lambda _: self._ring())
 
     def take(self, runs: Sequence[RunRef]) -> MergedRuns | None:
@@ -150,7 +158,7 @@ class BackgroundMerge(Closing):
                 RoundWork(
                     log=self._log,
                     scratch=scratch,
-                    go_on=self._go_on,
+                    go_on=lambda: self._go_on(job),
                     environment=self._environment,
                     threads=self._settings.threads_beside,
                 )
@@ -159,7 +167,8 @@ class BackgroundMerge(Closing):
             self._environment.crash("merged-beside")
             return MergedRuns(merge=job.merge, written=written, engine=engine, directory=stack.pop_all())
 
-    def _go_on(self) -> None:
+    def _go_on(self, job: _Job) -> None:
+        job.stepped_s = self._environment.clock()
         if self._is_closed:
             raise RoundGivenUp("the daemon ended before the merge beside its rounds")
 

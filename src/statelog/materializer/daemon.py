@@ -219,13 +219,13 @@ class Materializer:
         late_s, look_s = self._clock() - patience_s, self._tail_watch.looking_since_s
         is_at_it = self._round is not None and self._stepped_s >= late_s
         is_looking = look_s is not None and look_s >= late_s
-        is_merging = self._merge is not None and self._merge.is_under_way
+        is_merging = self._merge is not None and self._merge.is_at_work(late_s)
         return [Work.ROUND] * is_at_it + [Work.LOOK] * is_looking + [Work.MERGE] * is_merging
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no round is under way any more, not even one that was given up."""
-        return not self._working
+        """Whether no round and no merge is under way any more, not even one that was given up."""
+        return not self._working and (self._merge is None or self._merge.is_quiet)
 
     def turn(self) -> float | None:
         """Collect what ended, and begin what is due; waits for nothing. Returns for how long nothing will be due, and

@@ -11,8 +11,8 @@ first, and waits for nothing else. Logs are opened, closed, looked for, looked a
 
 Invariants:
 - What becomes of one log is no other's trouble: every error of a log stays with it.
-- A log whose rounds hang is not opened a second time while they do. So threads are as many as are admitted, and those
-  that hang: no more for each log than its daemon tolerates.
+- A log whose rounds or merges hang is not opened a second time while they do. So threads are as many as are admitted,
+  and those that hang: no more for each log than its daemon tolerates.
 - Memory is that of the rounds at work, each with the budget of its log, and of what is remembered of each ledger.
 """
 
@@ -280,7 +280,7 @@ class _Member:
         if is_busy or self.is_gone or self.control.is_stopped:
             return math.inf
         if self._former is not None and not self._former.is_quiet:
-            return math.inf  # Its rounds hang; they ring when they end.
+            return math.inf  # Its rounds, or what it merges beside them, hang; they ring when they end.
         left_s = self._open_due_s - self._clock()
         if left_s <= 0 and self._admit(Work.LOOK):
             self._opening = begin_task(self._environment, self._open, self._ring)

@@ -200,7 +200,7 @@ def test_its_end_leaves_no_file(is_over: bool, tmp_path: Path) -> None:
         assert closed.wait(60)
     else:
         assert writing.wait(60)
-        assert beside.is_under_way
+        assert beside.is_at_work(0.0)
     beside.close()
     closed.set()
     wait_for(lambda: list(one.scratch.iterdir()) == [], "the directory is gone")
@@ -209,9 +209,9 @@ def test_its_end_leaves_no_file(is_over: bool, tmp_path: Path) -> None:
 
 
 def test_a_daemon_merges_beside_its_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds follow each other while it is under way, and it counts as work of its own."""
+    """Rounds follow each other while it is under way, and it counts as work of its own until it is silent for long."""
     bench = DaemonBench(tmp_path, fanout=2, merge_bytes=1)
-    found, held, inline, begin = list[Work](), list[Callable[[], None]](), bench.start, BackgroundMerge.begin
+    found, held, inline, begin = list[list[Work]](), list[Callable[[], None]](), bench.start, BackgroundMerge.begin
 
     def begin_later(merge: BackgroundMerge) -> None:
         bench.start = held.append
@@ -221,12 +221,36 @@ def test_a_daemon_merges_beside_its_rounds(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(BackgroundMerge, "begin", begin_later)
     for number in range(5):
         bench.at(number * INTERVAL_S + 1, partial(bench.twin.write, {b"a": b"%d" % number}))
-    bench.at(4.5 * INTERVAL_S, lambda: found.extend(bench.daemon.works_on(1.0)), lambda: held.pop()())  # noqa: PLW0108 - it is there only then
+    looks = [
+        lambda: found.append(bench.daemon.works_on(4 * INTERVAL_S)),
+        lambda: found.append(bench.daemon.works_on(1.0)),
+    ]
+    bench.at(4.5 * INTERVAL_S, *looks, lambda: held.pop()())  # noqa: PLW0108 - it is there only then
     bench.run(until_s=6.5 * INTERVAL_S)
-    assert found == [Work.MERGE]
+    assert found == [[Work.MERGE], []]
     assert bench.kinds.count("round-completed") == 5
     assert [event.outcome.runs_merged for event in bench.events if isinstance(event.outcome, CompletedRound)][-1] == 2
     assert state_of(bench.log) == bench.twin.model
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_daemon_that_ended_is_not_quiet_while_it_merges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So whoever opens its log again waits for a merge that hangs, as for a round that does: none is left beside it."""
+    bench = DaemonBench(tmp_path, fanout=2, merge_bytes=1)
+    begin = BackgroundMerge.begin
+
+    def begin_and_hang(merge: BackgroundMerge) -> None:
+        bench.hold()
+        begin(merge)
+        bench.go_on()
+
+    monkeypatch.setattr(BackgroundMerge, "begin", begin_and_hang)
+    for number in range(2):
+        bench.at(number * INTERVAL_S + 1, partial(bench.twin.write, {b"a": b"%d" % number}))
+    bench.run(until_s=2.5 * INTERVAL_S)
+    assert not bench.daemon.is_quiet
+    bench.release()
+    assert bench.daemon.is_quiet
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,6 +14,7 @@ from statelog.errors import StoreUnavailable
 from statelog.materializer import Control, Event, EventKind
 from statelog.materializer.engine import LocalEngine
 from statelog.materializer.fleet import Fleet, FleetSettings, Kit, MemberState
+from statelog.materializer.outcome import CompletedRound
 from statelog.producer import Writer
 from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
@@ -67,6 +68,11 @@ class FleetBench:
     def rounds(self, name: str) -> int:
         """How many rounds of a log put a manifest."""
         return self.told(EventKind.ROUND_COMPLETED, name)
+
+    def merged(self, name: str) -> int:
+        """How many of them named runs in place of others."""
+        outcomes = (one.outcome for one in list(self.events) if one.log == name)
+        return sum(isinstance(outcome, CompletedRound) and outcome.runs_merged > 0 for outcome in outcomes)
 
     def told(self, kind: EventKind, name: str) -> int:
         """How many events of a kind a log has."""
@@ -160,6 +166,32 @@ def test_rounds_that_hang_keep_no_other_log_from_its_rounds(bench: FleetBench, m
         assert state.statistics.silent_s > 0.1
         over.set()
         wait_for(lambda: all(bench.rounds(name) for name in hanging))
+
+
+def test_merges_that_hang_keep_no_other_log_from_its_merges(bench: FleetBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many logs hang in what they merge beside their rounds as may merge at once, and another one merges."""
+    monkeypatch.setattr("statelog.materializer.fleet._PATIENCE_S", 0.1)
+    bench.settings = FleetSettings(rounds=1, retry_s=0.05, find_s=0.05)
+    names, over, hung = ["hangs", "well"], threading.Event(), set[str]()
+    bench.of_log = {name: {"fanout": 2, "merge_bytes": 1} for name in names}
+    bench.make(*names)
+
+    def hang(log: str, method: str) -> Fault | None:
+        if log == "hangs" and method == "open" and bench.rounds(log) == 2:
+            hung.add(log)
+            over.wait(300)
+        return None
+
+    bench.calls = hang
+    with bench.running(*names):
+        wait_for(lambda: bench.rounds("hangs") == 1)
+        bench.write("hangs")
+        wait_for(lambda: "hangs" in hung)
+        wait_for(lambda: bench.rounds("well") == 1)
+        bench.write("well")
+        wait_for(lambda: bench.merged("well") > 0)
+        over.set()
+        wait_for(lambda: bench.merged("hangs") > 0)
 
 
 def test_few_rounds_go_on_at_once(bench: FleetBench) -> None:
