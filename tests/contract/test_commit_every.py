@@ -92,6 +92,26 @@ def test_what_was_put_off_is_not_committed_with_later_changes(tables: TableRig) 
         assert (table.progress, content(table)) == ({}, {})
 
 
+def test_a_transaction_that_is_rolled_back_changes_nothing(tables: TableRig) -> None:
+    """However it ends: the state is that of the progress that was named before it."""
+    with tables.open() as table:
+        table[b"k"] = b"1"
+        table.commit_every(1e9, {"offset": 1})
+        with table.transaction():
+            table[b"k"] = b"2"
+            with table.transaction():
+                table[b"l"] = b"2"
+            table.rollback()
+    with tables.open() as table:
+        assert (table.progress, content(table)) == ({"offset": 1}, {b"k": b"1"})
+        with table.transaction():
+            table.rollback()
+            table[b"k"] = b"3"
+        with pytest.raises(Misuse, match="changed since"):
+            table.commit()
+        table.rollback()
+
+
 def test_an_error_in_the_block_commits_nothing(tables: TableRig) -> None:
     """Neither what was put off, nor what was changed; and the error comes out as it is."""
     with pytest.raises(RuntimeError, match="mine"), tables.open() as table:

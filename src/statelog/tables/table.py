@@ -356,6 +356,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         if self.life is not Life.OPEN or not begun:
             return
         with self._failing(), self._commits.refusing():
+            is_void = not keep or not self._layers.active.changes
             try:
                 self._layers.end(begun.pop(), keep=keep)
             except Misuse:
@@ -363,6 +364,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
                 raise
             if not keep:
                 self._count += 1
+            if is_void:
                 self._commits.undone_since(count, self._count)
 
     # ---- end
