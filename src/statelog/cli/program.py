@@ -63,6 +63,22 @@ _HOMES = {
     "version": "shell:print_versions",
 }
 """The modules that hold more than one command, each under its name, or the one behind the colon."""
+MEANT = {
+    "create": "init",
+    "consume": "follow",
+    "tail": "follow",
+    "produce": "append",
+    "export": "recover",
+    "restore": "recover",
+    "compact": "materialize",
+    "snapshot": "materialize",
+    "status": "describe",
+    "show": "describe",
+    "ls": "list",
+    "remove": "delete",
+    "rm": "delete",
+}
+"""What other tools call it."""
 
 
 class Program(click.Group):
@@ -78,6 +94,21 @@ class Program(click.Group):
             return None
         home, _, named = _HOMES.get(cmd_name, f"{cmd_name.replace('-', '_')}:command").partition(":")
         return cast("click.Command", getattr(import_module(f"statelog.cli.{home}"), named or cmd_name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, and name the nearest command for one that there is not."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches  # Only a run that fails waits for it.
+
+            near = get_close_matches(args[0], [*COMMANDS, *MEANT], n=1, cutoff=0.75)
+            if not near:
+                raise
+            meant = f"{error.message} Did you mean '{MEANT.get(near[0], near[0])}'?"
+            raise click.UsageError(meant, ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """The overview, without loading any command."""

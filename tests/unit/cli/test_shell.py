@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from statelog.cli.program import COMMANDS, program
+from statelog.cli.program import COMMANDS, MEANT, program
 
 CALL = "import sys; from statelog.cli import main; sys.argv[0] = 'statelog'; main()"
 
@@ -57,3 +57,25 @@ def test_every_command_and_option_has_its_page(tmp_path: Path) -> None:
         assert all(option in page for one in options for option in one.opts)
     requests = {line.split(" ")[0] for page in pages.values() for line in page.splitlines() if re.match(r"[.']", line)}
     assert requests == {".TH", ".SH", ".PP", ".TP", ".B"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("descibe", "No such command 'descibe'. Did you mean 'describe'?"),
+        ("create", "No such command 'create'. Did you mean 'init'?"),
+        ("restor", "No such command 'restor'. Did you mean 'recover'?"),
+        ("frobnicate", "No such command 'frobnicate'.\n"),
+    ],
+)
+def test_the_nearest_command_is_named(typed: str, told: str) -> None:
+    """For one that is misspelt, or that other tools have; nothing is guessed from afar."""
+    found = CliRunner().invoke(program, [typed])
+    assert found.exit_code == 2
+    assert told in found.output
+
+
+def test_what_others_call_a_command_is_no_command() -> None:
+    """So each of those words leads to one that there is."""
+    assert set(MEANT.values()) <= COMMANDS.keys()
+    assert not MEANT.keys() & COMMANDS.keys()
