@@ -128,10 +128,12 @@ class Fields:
 
 def column_of(batch: pa.RecordBatch, name: str, what: str) -> pa.Array:
     """A column without dictionary encoding, which Parquet files of other programs may have. Raises InvalidChange."""
-    if name not in batch.schema.names:
+    names = batch.schema.names
+    if names.count(name) != 1:
         problem = f"the input has no field {name!r} for the {what}"
-        raise InvalidChange(problem, hint=_SEE, fields=", ".join(batch.schema.names))
-    column = batch.column(batch.schema.get_field_index(name))
+        problem = f"the input has the field {name!r} twice" if name in names else problem
+        raise InvalidChange(problem, hint=_SEE, fields=", ".join(names))
+    column = batch.column(names.index(name))
     if pa.types.is_dictionary(column.type):
         return column.cast(cast("pa.DictionaryType", column.type).value_type)
     return column

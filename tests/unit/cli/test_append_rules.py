@@ -205,3 +205,14 @@ def test_what_an_input_has_grown_by_may_lack_the_op_field() -> None:
     begun.skip(appender(reader(b"", fields), fields).mark())
     with pytest.raises(InvalidChange, match="'day'"):
         begun.require_seen()
+
+
+def test_a_column_that_is_there_twice_is_refused() -> None:
+    """Which of them is meant nobody knows. One that is dropped may be there twice."""
+    columns = [pa.array([text]) for text in ("a", "1", "2", "3")]
+    with pytest.raises(InvalidChange, match="'value' twice"):
+        replace(BYTES, ignore_unknown=True).to_changes(
+            pa.RecordBatch.from_arrays(columns, ["key", "value", "value", "more"])
+        )
+    dropped = pa.RecordBatch.from_arrays(columns, ["key", "value", "more", "more"])
+    assert replace(BYTES, ignore_unknown=True).to_changes(dropped).column("value").to_pylist() == ["1"]
