@@ -86,8 +86,13 @@ class CsvRows(RowReader):
         return self._fitted(table.combine_chunks().to_batches()[0])
 
     def _is_open(self, line: bytes) -> bool:
-        """Whether a quote is open at the end of a line, which Arrow closes without a word: twice, it is one row."""
-        return self._parsed(line + line, autogenerate_column_names=True).num_rows == 1
+        """Whether a quote is open at the end of a line, which Arrow closes without a word: twice, it is one row, or
+        Arrow finds the end of none.
+        """
+        try:
+            return self._parsed(line + line, autogenerate_column_names=True).num_rows == 1
+        except pa.ArrowInvalid:
+            return True
 
     def _parsed(self, text: bytes, converting: pc.ConvertOptions | None = None, **names: Any) -> pa.Table:
         """In one block: at the seam of two, a field that goes on in the next line looks like two rows. Behind a blank

@@ -113,6 +113,8 @@ def test_the_header_is_part_of_the_mark() -> None:
         (b"b,2,3", "Expected 2 columns, got 3"),
         (b'b,"2', "a quote that it does not close"),
         (b'b,"2\n3"', "a quote that it does not close"),
+        (b'"b","2', "a quote that it does not close"),
+        (b'"b","2\n3"', "a quote that it does not close"),
         (b'b,"2\r\n3"', "a quote that it does not close"),
         (b'b,"2\r3"', "carriage return"),
         (b"b,2\rc,3", "carriage return"),
