@@ -94,6 +94,37 @@ def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
     assert state_of(twin.open()) == twin.model
 
 
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(b"a value that stands alone") + 5] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(("step", "harm"), [("verify", _flip), ("open", Path.unlink)])
+def test_a_delta_that_the_disk_harms_before_it_is_merged_is_written_again(
+    tmp_path: Path, step: str, harm: Callable[[Path], None]
+) -> None:
+    """Its bytes change before they have checksums, or the file goes: nothing of it gets into a snapshot, and since no
+    manifest names it, it is no damage of the log.
+    """
+    settings, twin, files = settings_for(tmp_path, fanout=2), TwinLog(partitions=1), list[Path]()
+    twin.write({b"a": b"1"})
+    twin.environment.run(run_round, twin.open(), settings)
+    twin.write({b"b": b"a value that stands alone"})
+
+    def disk(now: str, path: Path) -> None:
+        if files and now == step:
+            harm(files[0])
+        files.extend([path] * (now == "open"))
+
+    with pytest.raises(StoreUnavailable, match="did not arrive whole"):
+        replace(twin.environment, disk=disk).run(run_round, twin.open(), settings)
+    assert list(tmp_path.iterdir()) == []
+    outcome = twin.environment.run(run_round, twin.open(), settings)
+    assert isinstance(outcome, CompletedRound)
+    assert (outcome.runs_merged, state_of(twin.open())) == (2, twin.model)
+
+
 def _rows(path: Path) -> dict[object, object]:
     table = pq.read_table(path)
     return dict(zip(table.column("key").to_pylist(), table.column("value").to_pylist(), strict=True))

@@ -30,7 +30,7 @@ from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 
 from statelog.environment import DiskHook, Environment, Start, no_faults
-from statelog.errors import ConfigError, StatelogError, StoreUnavailable
+from statelog.errors import ConfigError, CorruptRun, NotFound, StatelogError, StoreUnavailable
 from statelog.materializer.side_by_side import side_by_side
 from statelog.materializer.tasks import Task, TaskOutput, only
 from statelog.reading import CommittedChunk, Converter, SortedTail, replay
@@ -126,11 +126,16 @@ class LocalEngine:
         return tasks_for(size_bytes, self._work.threads)
 
     def write(self, tasks: Sequence[Task]) -> Written:
-        """Do the tasks; their runs are local files."""
+        """Do the tasks; their runs are local files. One of those that was lost or harmed since is no damage."""
         fold_bytes = max(1, self._work.fold_bytes // min(self._work.threads, max(1, len(tasks))))
-        done, _ = self._in_threads(
-            lambda task, work: write_runs(task, replace(work, fold_bytes=fold_bytes), self._open), tasks
-        )
+        try:
+            done, _ = self._in_threads(
+                lambda task, work: write_runs(task, replace(work, fold_bytes=fold_bytes), self._open), tasks
+            )
+        except (CorruptRun, NotFound) as error:
+            if error.facts.get("path") in self._local:
+                raise not_whole(error) from error
+            raise
         return self._kept(
             [one for task in done for one in task.runs],
             sum(task.replayed.seconds for task in done),
@@ -291,7 +296,9 @@ def fold(
 
 
 def not_whole(error: StatelogError) -> StoreUnavailable:
-    """The failure of a run that was uploaded and cannot be read back. Nobody names it, so it is no damage."""
+    """The failure of a run that was written, or uploaded, and cannot be read back. Nobody names it, so it is no
+    damage.
+    """
     return StoreUnavailable(
         f"a run did not arrive whole: {error.message}",
         hint="No manifest names it: the next round writes it again. If this repeats, check network and disks",
@@ -343,7 +350,15 @@ def _lane(
 ) -> Iterator[pa.Table]:
     """The rows of runs one after the other, each open only while it is read; a piece is read ahead, from now on."""
     parts = [_part(run, key_groups) for run in runs]
-    lane = Lane(parts, opening, start, lambda found: found.result(), most=1, most_bytes=PIECE_BYTES)
+    lane = Lane(
+        parts,
+        opening,
+        start,
+        lambda found: found.result(),
+        most=1,
+        most_bytes=PIECE_BYTES,
+        checks_pages=True,  # What the round wrote itself is never read back if it is merged.
+    )
     opened.callback(lambda: wait(lane.close()))
     return (
         converter.table(table, run.value_schema_id)

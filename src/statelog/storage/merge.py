@@ -190,11 +190,13 @@ class Lane:
         *,
         most: int,
         most_bytes: int,
+        checks_pages: bool = False,
     ) -> None:
+        """`checks_pages` as `RunReader` takes it."""
         self._handles: list[RunHandles] = []
         self._jobs: list[list[Job[list[pa.Table]]]] = []
         for run, row_groups, wanted in parts:
-            files, spans = RunHandles(run, opening), run.index.row_groups
+            files, spans = RunHandles(run, opening, checks_pages=checks_pages), run.index.row_groups
             self._handles.append(files)
             self._jobs.append(
                 [

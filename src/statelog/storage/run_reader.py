@@ -3,6 +3,7 @@
 Invariants:
 - No byte is decoded before its checksum in the index was verified: row groups and the footer alike. Those of Parquet's
   pages are compared once, by `verify`, before a manifest names the run: the file may have changed before it had others.
+  Whoever reads a run that was not read back yet, to merge it, compares them then.
 - What does not match is CorruptRun with the path; what is not there is NotFound; neither is ever skipped.
 - Memory holds one row group at a time and a few megabytes of the file, 16 while it is verified, besides what the
   caller keeps.
@@ -71,12 +72,18 @@ class RunReader(Closing):
     """
 
     def __init__(
-        self, opened: AbstractContextManager[BinaryIO], run: RunFile, footer: pq.FileMetaData | None = None
+        self,
+        opened: AbstractContextManager[BinaryIO],
+        run: RunFile,
+        footer: pq.FileMetaData | None = None,
+        *,
+        checks_pages: bool = False,
     ) -> None:
         """`opened` is the run's file, seekable; it is entered here, and left by `close`. A `footer` that another reader
-        of the same run has verified is not read again.
+        of the same run has verified is not read again. `checks_pages` is for a run that may never have been read back.
         """
         self.run = run
+        self._checks_pages = checks_pages
         self._context = opened
         self._file = self._context.__enter__()
         with undone_by_errors(self.close):
@@ -107,7 +114,7 @@ class RunReader(Closing):
     def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None = None) -> Iterator[pa.Table]:
         """The changes of the wanted key groups (None: all) of some row groups, in order, a table for each."""
         for number, data in self._bytes_of(numbers):
-            table = self._decode(number, data)
+            table = self._decode(number, data, checks_pages=self._checks_pages)
             yield table if wanted is None else only_key_groups(table, wanted)
 
     def table(self, wanted: Collection[int] | None = None) -> pa.Table:
@@ -181,7 +188,7 @@ class RunReader(Closing):
                     raise self._corrupt("a row group's checksum differs", offset=span.offset)
                 yield number, mine
 
-    def _decode(self, number: int, data: memoryview, *, checks_pages: bool = False) -> pa.Table:
+    def _decode(self, number: int, data: memoryview, *, checks_pages: bool) -> pa.Table:
         span = self.run.index.row_groups[number]
         with self._decoding():
             opened = self._parquet(data, span.offset, checks_pages=checks_pages)
@@ -252,9 +259,11 @@ def read_back(store: Store, run: RunFile) -> None:
 class RunHandles:
     """The open files of a run, which `opening` opens. Thread-safe; closed by its maker."""
 
-    def __init__(self, run: RunFile, opening: OpenRun) -> None:
+    def __init__(self, run: RunFile, opening: OpenRun, *, checks_pages: bool = False) -> None:
+        """`checks_pages` as `RunReader` takes it."""
         self._run = run
         self._opening = opening
+        self._checks_pages = checks_pages
         self._lock = Lock()
         self._idle: list[RunReader] = []
         self._first = Lock()
@@ -301,10 +310,10 @@ class RunHandles:
                 return self._idle.pop()
         with self._first:  # Whoever comes first reads the footer for all.
             if self._footer is None:
-                reader = RunReader(self._opening(self._run), self._run)
+                reader = RunReader(self._opening(self._run), self._run, checks_pages=self._checks_pages)
                 self._footer = reader.footer
                 return reader
-        return RunReader(self._opening(self._run), self._run, self._footer)
+        return RunReader(self._opening(self._run), self._run, self._footer, checks_pages=self._checks_pages)
 
 
 def pieces(
