@@ -23,7 +23,7 @@ from statelog.errors import InvalidChange
 from statelog.formatting import as_json
 from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.schemas.values.schema import columns_of
-from statelog.storage.local.disk import local_disk, sync
+from statelog.storage.local.disk import local_disk, require_file, sync
 
 _BATCH_ROWS = 10_000
 _NUMBER = re.compile(r"[+-]?[0-9]+")
@@ -94,7 +94,10 @@ def _read_key(text: str, key_type: KeyType, bytes_text: BytesText) -> Any:
 
 @contextmanager
 def whole_file(path: Path) -> Generator[TextIO]:
-    """A text file that appears under its name whole or not at all. Raises StorageFull, StoreUnavailable."""
+    """A text file that appears under its name whole or not at all. Raises AlreadyExists for what is no file,
+    StorageFull, StoreUnavailable.
+    """
+    require_file(path)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
         with local_disk(path):

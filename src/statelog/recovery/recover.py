@@ -33,12 +33,13 @@ from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.recovery.runs import RunOpener
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.recovery.stream import ReadAhead, Stream
-from statelog.recovery.targets import Target, fill_dict, fill_digest, fill_parquet, fill_table, require_file
+from statelog.recovery.targets import Target, fill_dict, fill_digest, fill_parquet, fill_table
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import check_kind
+from statelog.storage.local.disk import require_file
 from statelog.storage.log.log import Log, open_snapshots
 from statelog.storage.log.where import Where
 
@@ -178,7 +179,7 @@ class Recovery(Closing):
         Memory, beside that of the clients: about three times `fold_bytes` while a tail is sorted, which goes to
         `spill_directories` above that, however large it is; then, decoded, a row group of every run and what is read
         ahead (a dozen of four megabytes, up to 64 MB in their files). The file appears whole or not at all, replacing
-        an older one. Raises AlreadyExists for a directory, StorageFull, Damaged, Unavailable.
+        an older one. Raises AlreadyExists for what is no file, StorageFull, Damaged, Unavailable.
         """
         require_file(Path(path))
         return self._fill(partial(fill_parquet, path=Path(path)))

@@ -14,12 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.environment import DiskHook, Environment
-from statelog.errors import AlreadyExists
 from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.values.schema import columns_of
-from statelog.storage.local.disk import local_disk, make_parents, sync
+from statelog.storage.local.disk import local_disk, make_parents, require_file, sync
 from statelog.storage.local.own_directory import make_own
 
 _STATE_COLUMNS = ["key_group", "key", "value"]
@@ -96,19 +95,13 @@ def fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
     return rows, rows
 
 
-def require_file(path: Path) -> None:
-    """Raise AlreadyExists if there is a directory: a file is replaced, nothing else."""
-    if path.is_dir():
-        raise AlreadyExists("a directory is there already", path=str(path), hint="Name a file, also in this directory")
-
-
 def write_parquet(
     tables: Iterable[pa.Table], schema: pa.Schema, path: Path, environment: Environment | None = None
 ) -> int:
     """Write sorted tables of live changes; returns the rows. An existing file is replaced at the end, atomically.
 
-    Directories above that are missing are made. Raises AlreadyExists for a directory, StorageFull, StoreUnavailable for
-    the local disk, and whatever reading the tables raises.
+    Directories above that are missing are made. Raises AlreadyExists for what is no file, StorageFull, StoreUnavailable
+    for the local disk, and whatever reading the tables raises.
     """
     require_file(path)
     environment = environment or Environment()

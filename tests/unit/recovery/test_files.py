@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import AlreadyExists, StoreUnavailable
+from statelog.operate.rows import whole_file
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.targets import write_parquet
@@ -92,6 +93,22 @@ def test_a_directory_in_the_way_is_refused_before_anything_is_read(
     with pytest.raises(AlreadyExists):
         _fill(recovery, target, tmp_path / "state")
     assert list_leases(rig.log.store) == []
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "whole_file"])
+def test_what_is_no_file_stays(rig: HistoryRig, tmp_path: Path, target: str) -> None:
+    """A pipe, or a device as /dev/null, is not replaced by a file, and nothing lies beside it; nor is a link to one."""
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        with pytest.raises(AlreadyExists):
+            if target == "whole_file":
+                with whole_file(path) as file:
+                    file.write("text")
+            else:
+                _fill(recover(rig.log), target, path)
+    assert (pipe.is_fifo(), link.is_symlink(), len(list(tmp_path.iterdir()))) == (True, True, 2)
 
 
 @pytest.mark.parametrize("target", TARGETS)

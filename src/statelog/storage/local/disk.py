@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from statelog.environment import DiskHook, no_faults
-from statelog.errors import StorageFull, StoreUnavailable
+from statelog.errors import AlreadyExists, StorageFull, StoreUnavailable
 
 _FULL = frozenset({"ENOSPC", "EDQUOT"})
 NO_MORE_FILES = frozenset({"EMFILE", "ENFILE"})
@@ -41,6 +41,13 @@ def local_disk_error(error: OSError, path: Path, *, full_hint: str = "") -> Stor
     kind = StorageFull if code in _FULL else StoreUnavailable
     hint = full_hint if full_hint and code in _FULL else _HINTS.get(code or "", _OTHERWISE)
     return kind(f"the local disk failed: {error}", hint=hint, path=str(path), code=code)
+
+
+def require_file(path: Path) -> None:
+    """Raise AlreadyExists if there is anything else, as a directory, a pipe or /dev/null: only a file is replaced."""
+    if path.exists() and not path.is_file():
+        what = "a directory is there already" if path.is_dir() else "what is there is no file"
+        raise AlreadyExists(what, path=str(path), hint="Name a file, also in this directory")
 
 
 def sync(path: Path) -> None:
