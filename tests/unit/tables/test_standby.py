@@ -1,7 +1,7 @@
 """A standby in trouble: what it is made anew for, what it bears, what ends it, and how a promotion fails."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,9 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.storage.kafka import OffsetRange, TopicDescription
 from statelog.storage.log.loss import accept_data_loss
 from statelog.tables import Standby, Table, TableSettings
+from statelog.tables.standbys import follower
 from statelog.testing.kafka import MemoryKafka, MemoryProducer
+from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import told
@@ -121,6 +123,37 @@ def test_truncated_past_it(tables: TableRig, tmp_path: Path, when: str) -> None:
                 table.commit({"n": 14})
                 assert standby.refresh()
                 assert standby[b"k0"] == b"on"
+
+
+def test_a_state_that_nobody_wants_any_more(tables: TableRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closed while it makes its state anew, which may take hours, it soon ends, and leaves its directory as it was."""
+    kafka, begun, goes_on = _away(tables), threading.Event(), threading.Event()
+    points, threads = list[str](), list[threading.Thread]()
+
+    def slow(_: str, path: str) -> None:
+        if "runs/" in path:
+            begun.set()
+            goes_on.wait(60)
+
+    def start(work: Callable[[], None]) -> None:
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+
+    assert isinstance(tables.rig, TwinRig)
+    monkeypatch.setattr(follower, "GRACE_S", 0.01)
+    root, environment = MemoryStore(tables.rig.disk, "log", faults=slow), Environment(crash=points.append, start=start)
+    with _filled(tables) as table, told("made anew"):
+        standby = tables.standby(kafka=kafka, root=root, settings=UNHELD, poll_s=0.01, environment=environment)
+        kafka.is_away = True
+        _truncate(tables, tmp_path, table)
+        points.clear()
+        kafka.is_away = False
+        assert begun.wait(60)
+        standby.close()
+        goes_on.set()
+        for thread in threads:
+            thread.join(60)
+    assert {"rebuilt", "set-aside"}.isdisjoint(points)
 
 
 def test_its_lease_holds_the_log(tables: TableRig, tmp_path: Path) -> None:

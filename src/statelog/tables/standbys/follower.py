@@ -176,7 +176,8 @@ class Follower:
             self.state.view = moved
 
     def _check_wanted(self) -> None:
-        if self.state.life is Life.CLOSED:
+        """Raise ClosedError once it was told to end: a state may take hours to make."""
+        if self._stop.is_set():
             raise ClosedError("the standby was closed")
 
     # ---- a state is made
@@ -187,6 +188,7 @@ class Follower:
         old = self.state.view
         self._feed.close()
         self._feed, placed = self._made(max(at_least, old.place.position), schema, is_beside=True)
+        self._check_wanted()
         with self.state.moving():
             old.state.close()
             self.state.view = placed(reason)
@@ -204,19 +206,24 @@ class Follower:
     def _begun(self, at_least: int, values: ValueRule, *, is_beside: bool) -> tuple[CommitFeed, _Placed]:
         setup, level_s = self.setup, self._environment.clock()
         feed: CommitFeed  # Of what the recovery leaves, and so made behind it.
+
+        def beat(*_: object) -> None:
+            self._check_wanted()
+            feed.renew()
+
         recovery = setup.environment.run(
             recover,
             setup.log,
             key_groups=setup.keys.owned,
             at_least=at_least,
-            on_progress=lambda _: feed.renew(),
+            on_progress=beat,
             settings=replace(setup.settings.recovery, value_schema_id=values.schema.id),
         )
         plan = recovery.plan
         feed = CommitFeed(setup.log, plan, setup.keys.owned, setup.settings.recovery, setup.environment)
         with undone_by_errors(feed.close):
             place = StatePlace(plan.place, len(plan.state.accepted))
-            opening = StateOpener(setup, beat=feed.renew)
+            opening = StateOpener(setup, beat=beat)
             wanted = Wanted(place=place, values=values, recovery=recovery)
             opened: tuple[State, OpenReport] | None = None
             with recovery:
