@@ -106,7 +106,8 @@ class ChangeBuffer:
         self._descriptor = descriptor
         self._settings = settings
         self._maker = ChangeMaker(descriptor, value_schema, owned)
-        self._owns_all = self._maker.owns_all
+        mine = self._maker.owned
+        self._owns_all = mine is None
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
         self._key_class = _KEY_CLASS[descriptor.key_type]
@@ -114,7 +115,7 @@ class ChangeBuffer:
         is_quick = is_quick and (self._owns_all or descriptor.prefix_bytes is None)
         self.lists = ChangeLists(
             bytes if is_quick else Unquick,
-            self._maker.owned,
+            mine,
             roll_rows=settings.roll_rows,
             list_bytes=settings.list_bytes,
             large_bytes=min(LARGE, descriptor.record_bytes_max // 2),

@@ -61,11 +61,6 @@ class ChangeMaker:
         self._opaque = value_schema.id == 0
 
     @property
-    def owns_all(self) -> bool:
-        """Whether every key group is the writer's."""
-        return self._foreign is None
-
-    @property
     def owned(self) -> bytes | None:
         """By key group, 1 if it is the writer's, else 0; None if all are."""
         return None if self._foreign is None else (~self._foreign).tobytes()

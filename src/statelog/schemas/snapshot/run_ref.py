@@ -283,14 +283,9 @@ class Cuts:
     at: tuple[int, ...] = ()
 
     @property
-    def worth_bytes(self) -> int:
-        """What is worth a file of its own."""
-        return max(1, self.max_bytes // _PIECES)
-
-    @property
     def least_bytes(self) -> int:
-        """No file is cut before it has so many bytes."""
-        return self.worth_bytes if self.at else self.max_bytes
+        """No file is cut before it has so many bytes: what is worth one of its own, if runs below begin in between."""
+        return max(1, self.max_bytes // _PIECES) if self.at else self.max_bytes
 
     def before(self, key_group: int, last_key_group: int, size_bytes: int) -> int | None:
         """Where to cut a file of `size_bytes` that ends with `last_key_group`, before its next one, or None."""

@@ -253,5 +253,4 @@ def _close_found(looking: "Future[RemoteSnapshot | None]") -> None:
 
 def _behind(table: pa.Table, passed: pa.Table) -> pa.Table:
     """The rows of a sorted table behind the one of `passed`."""
-    rows, last = RowGroup(table), RowGroup(passed)
-    return table.slice(rows.rows_through(*last.first_place))
+    return table.slice(RowGroup(table).rows_through(RowGroup(passed)))

@@ -90,14 +90,9 @@ class RowGroup:
         high = behind if end is None else bisect_left(self._keys, end, low, behind)
         return range(low, high)
 
-    @property
-    def first_place(self) -> tuple[int, SortableKey]:
-        """The key group and the key of the first row."""
-        return int(self._groups[0]), self._keys[0]
-
-    def rows_through(self, key_group: int, key: SortableKey) -> int:
-        """How many rows lie at this key or before it."""
-        return bisect_right(self._keys, key, *self._bounds(key_group))
+    def rows_through(self, passed: "RowGroup") -> int:
+        """How many rows lie at the key of the first row of `passed`, or before it."""
+        return bisect_right(self._keys, passed._keys[0], *self._bounds(int(passed._groups[0])))
 
     def is_delete(self, row: int) -> bool:
         """Whether the row says that its key was removed."""
