@@ -1,5 +1,6 @@
 """A client that met a batch which it cannot unpack reads on from anywhere: no later read takes it."""
 
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, nullcontext
 from typing import Any, cast
@@ -8,7 +9,7 @@ import confluent_kafka
 import pytest
 
 from statelog.errors import BrokerUnavailable, Unreadable
-from statelog.storage.kafka import Kafka, OffsetRange, reader
+from statelog.storage.kafka import Kafka, OffsetRange, native, reader
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.positions import HighWater
 
@@ -130,3 +131,28 @@ def test_an_offset_is_asked_for_twice(
     with pytest.raises(BrokerUnavailable, match="the read was refused"):
         list(mine.read({0: OffsetRange(4, _END)}, stall_timeout_s=1.0))
     assert len(clients) == 2
+
+
+def test_one_that_never_ends_is_left_alone(
+    mine: reader.ConfluentReader,
+    clients: list[_Client],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A client that waits for itself in its close does not keep the reader."""
+    may_end, ended = threading.Event(), threading.Event()
+
+    def close(client: _Client) -> None:
+        may_end.wait(10.0)
+        client.is_closed = True
+        ended.set()
+
+    monkeypatch.setattr(_Client, "close", close)
+    monkeypatch.setattr(native, "GRACE_S", 0.05)
+    with pytest.raises(Unreadable):
+        list(mine.read({0: OffsetRange(2, 3)}, stall_timeout_s=1.0))
+    assert clients
+    assert not any(one.is_closed for one in clients)
+    assert "a consumer did not end" in caplog.text
+    may_end.set()
+    assert ended.wait(10.0)

@@ -16,19 +16,23 @@ it, with a ResourceWarning: its threads and connections would stay indefinitely.
 import ctypes
 import logging
 import os
+import time
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import wait
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import confluent_kafka
 from confluent_kafka import admin
 
 from statelog.closing import OwnProcess
+from statelog.environment import GRACE_S, begin, start_thread
 from statelog.errors import ClosedError, ConfigError
 from statelog.storage.kafka.config import ClientConfig
-from statelog.storage.kafka.errors import client_error
+from statelog.storage.kafka.errors import REFUSED_OFFSET, client_error
 from statelog.storage.kafka.token import TokenSource
 
 # Else Python itself would write what the client says, such as a broker that went away, to the program's stderr.
@@ -39,6 +43,8 @@ T = TypeVar("T")
 C = TypeVar("C", admin.AdminClient, confluent_kafka.Consumer, confluent_kafka.Producer)
 
 _LOG = logging.getLogger("statelog.kafka")
+_REFUSED_S, _REFUSED_POLL_S = 0.1, 0.02
+"""A broker answers by then that it does not have an offset."""
 
 
 class Refused(Exception):
@@ -85,6 +91,26 @@ def make_client(
         raise client_error(name, text, f"making {what}", config.bootstrap_servers) from None
     except (ImportError, ValueError) as refused:  # It looks by itself for what AWS's tokens need.
         raise ConfigError(f"the Kafka client refuses its settings: {config.redact(str(refused))}") from None
+
+
+def close_consumer(client: confluent_kafka.Consumer, *, was_astray: bool = False) -> None:
+    """Close it, whatever it says. One whose fetch is refused meanwhile never comes back from its close: librdkafka 2.16
+    waits for a lock that it holds itself. So one that `was_astray` hears first that it is refused, if it is; and one
+    that has not ended within `GRACE_S` is left alone, with its thread and a log line.
+    """
+    closing = begin(start_thread, lambda: _end(client, time.monotonic() + was_astray * _REFUSED_S))
+    if wait([closing], GRACE_S).not_done:
+        _LOG.warning("a consumer did not end within %g s; its threads and connections stay with the process", GRACE_S)
+
+
+def _end(client: confluent_kafka.Consumer, until_s: float) -> None:
+    with suppress(confluent_kafka.KafkaException):
+        while time.monotonic() < until_s:
+            message = native(client.poll, _REFUSED_POLL_S)
+            error = message.error() if message is not None else None
+            if error is not None and error.name() in REFUSED_OFFSET:
+                break
+    native(client.close)
 
 
 def kafka_error(exception: confluent_kafka.KafkaException, config: ClientConfig) -> tuple[str, str]:

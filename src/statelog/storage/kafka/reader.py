@@ -19,7 +19,6 @@ asks then.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -38,7 +37,7 @@ from statelog.storage.kafka.errors import (
     client_error,
     unreadable,
 )
-from statelog.storage.kafka.native import ProcessGuard, last_error, make_client, native
+from statelog.storage.kafka.native import ProcessGuard, close_consumer, last_error, make_client, native
 from statelog.storage.kafka.positions import HighWater
 
 _BATCH = 16
@@ -71,8 +70,7 @@ class _Waiting(NamedTuple):
     def close(self) -> None:
         if not self.guard.is_foreign:
             self.guard.close()
-            with suppress(confluent_kafka.KafkaException):
-                native(self.idle.client.close)
+            close_consumer(self.idle.client)
 
 
 class IdleConsumers:
@@ -386,11 +384,10 @@ class ConfluentReader:
                 self._idle.give(self._topic, IdleConsumer(client, self._errors))
 
     def _discard(self) -> None:
-        client, self._native, self._is_astray = self._native, None, False
+        client, self._native, was_astray, self._is_astray = self._native, None, self._is_astray, False
         if client is not None and not self._guard.is_foreign:
             self._guard.drop()
-            with suppress(confluent_kafka.KafkaException):
-                native(client.close)
+            close_consumer(client, was_astray=was_astray)
 
 
 def _stamp_ms(message: confluent_kafka.Message) -> int:
