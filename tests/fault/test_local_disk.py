@@ -1,6 +1,7 @@
 """The local disk fails, or the process dies, at each step that a round or a target takes on it: nothing wrong stays."""
 
 import errno
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -123,6 +124,53 @@ def test_a_delta_that_the_disk_harms_before_it_is_merged_is_written_again(
     outcome = twin.environment.run(run_round, twin.open(), settings)
     assert isinstance(outcome, CompletedRound)
     assert (outcome.runs_merged, state_of(twin.open())) == (2, twin.model)
+
+
+def test_a_delta_that_goes_once_it_is_merged_is_missed_by_nobody(tmp_path: Path) -> None:
+    """A cleaner was faster than the round, which would have removed it next."""
+    settings, twin, opened = settings_for(tmp_path, fanout=2), TwinLog(partitions=1), list[Path]()
+    twin.write({b"a": b"1"})
+    twin.environment.run(run_round, twin.open(), settings)
+    twin.write({b"b": b"2"})
+
+    def disk(step: str, path: Path) -> None:
+        opened.extend([path] * (step == "open"))
+        if step == "verify" and len(opened) == 2:
+            opened[0].unlink()
+
+    outcome = replace(twin.environment, disk=disk).run(run_round, twin.open(), settings)
+    assert isinstance(outcome, CompletedRound)
+    assert (outcome.runs_merged, state_of(twin.open())) == (2, twin.model)
+
+
+def test_a_scratch_directory_that_is_wiped_under_a_round_fails_it_at_most(tmp_path: Path) -> None:
+    """Whenever a cleaner takes it: the failure is one that daemons tolerate, or the files were not needed any more."""
+    settings, ends = settings_for(tmp_path, fanout=2, fold_bytes=200), list[bool]()
+    for at in range(MOST_STEPS):
+        twin = TwinLog(partitions=1)
+        for number in range(2):
+            twin.write({b"%d-%d" % (number, i): bytes(30) for i in range(20)})
+            if not number:
+                twin.environment.run(run_round, twin.open(), settings)
+        disk = Disk(at, None)
+
+        def wiped(step: str, path: Path, disk: Disk = disk, at: int = at) -> None:
+            for one in tmp_path.iterdir() if len(disk.told) == at else ():
+                shutil.rmtree(one)
+            disk(step, path)
+
+        try:
+            outcome = replace(twin.environment, disk=wiped).run(run_round, twin.open(), settings)
+        except StoreUnavailable:
+            ends.append(False)
+        else:
+            ends.append(isinstance(outcome, CompletedRound))
+        assert list(tmp_path.iterdir()) == []
+        assert state_of(twin.open()) == twin.model
+        if len(disk.told) < at:
+            break
+    assert set(ends) == {True, False}
+    assert ends[-1]
 
 
 def _rows(path: Path) -> dict[object, object]:

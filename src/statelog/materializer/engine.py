@@ -153,7 +153,7 @@ class LocalEngine:
         for run in runs:
             written = self._local.pop(run.path, None)
             if written is not None:
-                written.local.unlink()
+                written.local.unlink(missing_ok=True)
 
     def publish(self, runs: Sequence[RunRef]) -> Written:
         """Upload the local files among the runs, then read them back."""

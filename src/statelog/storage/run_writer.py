@@ -82,8 +82,12 @@ class RunWriter(Closing):
 
     @property
     def size_bytes(self) -> int:
-        """About how large the file will be: what is written, and what waits in memory to be a row group."""
-        return self._local.stat().st_size + self._pending_bytes
+        """About how large the file will be: what is written, and what waits in memory to be a row group.
+
+        Raises StoreUnavailable.
+        """
+        with local_disk(self._local):
+            return self._local.stat().st_size + self._pending_bytes
 
     def append(self, table: pa.Table) -> None:
         """Add changes that come after all earlier ones by (key group, key).

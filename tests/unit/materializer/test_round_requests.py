@@ -72,6 +72,19 @@ def test_a_winner_sweeps_what_killed_uploads_left(tmp_path: Path) -> None:
     assert left == {"log/runs/.tmp-young"}
 
 
+def test_a_process_sweeps_once_an_hour(tmp_path: Path) -> None:
+    """By the store's clock: one that was days ahead for a moment does not keep it from sweeping for days."""
+    twin, known, swept = TwinLog(), VerifiedRuns(), list[bool]()
+    for now_s in (10 * STALE_AFTER_S + after_s for after_s in (0, 3599, 3600, 9 * STALE_AFTER_S, 7200)):
+        twin.now_s = 0.0
+        twin.disk.write("log/runs/.tmp-old", b"half an upload", absent=False)
+        twin.now_s = now_s
+        twin.write({b"a": str(now_s).encode()})
+        twin.environment.run(Round, twin.open(), settings_for(tmp_path), verified=known).run()
+        swept.append(not any("/.tmp-" in info.path for info in twin.disk.files("log/")))
+    assert swept == [True, False, True, True, True]
+
+
 def _write_with_metadata(twin: TwinLog, commits: int) -> None:
     with twin.open() as log, Writer(log, "talker") as writer:
         for checkpoint in range(1, commits + 1):
