@@ -129,8 +129,36 @@ def json_column(column: pa.Array, bytes_text: BytesText | None) -> list[object]:
     escapes. Raises InvalidChange for such bytes otherwise.
     """
     shown = _shower(column.type, bytes_text)
-    values = column.to_pylist()
+    values = _values(column)
     return values if shown is None else [None if one is None else shown(one) for one in values]
+
+
+def _values(column: pa.Array) -> list[object]:
+    """The values as Python has them. A time of a year that it lacks is its number, as in Arrow."""
+    try:
+        return column.to_pylist()
+    except (OverflowError, ValueError):
+        if len(column) > 1:
+            half = len(column) // 2
+            return [*_values(column.slice(0, half)), *_values(column.slice(half))]
+        if not pa.types.is_struct(column.type):
+            return column.cast(_with_numbers(column.type)).to_pylist()
+        fields = columns_of(column)
+        return [{name: _values(one)[0] for name, one in zip(fields.schema.names, fields.columns, strict=True)}]
+
+
+def _with_numbers(kind: pa.DataType) -> pa.DataType:
+    """The type with a number in place of each time."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _with_numbers(one.type)) for one in cast("pa.StructType", kind)])
+    if pa.types.is_map(kind):
+        mapping = cast("pa.MapType", kind)
+        return pa.map_(mapping.key_type, _with_numbers(mapping.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_with_numbers(cast("pa.ListType", kind).value_type))
+    if str(kind).startswith(("date32", "time32")):
+        return pa.int32()
+    return pa.int64() if str(kind).startswith("time") else kind
 
 
 def _shower(kind: pa.DataType, bytes_text: BytesText | None) -> Shown | None:
@@ -146,6 +174,8 @@ def _shower(kind: pa.DataType, bytes_text: BytesText | None) -> Shown | None:
         return lambda value: [_one(inner, entry) for inner in cast("list[object]", value)]
     if str(kind) == "binary" or pa.types.is_fixed_size_binary(kind):
         return _BYTES_SHOWERS[bytes_text]
+    if str(kind).startswith(("timestamp[ms", "time32[ms")):
+        return _in_milliseconds
     if str(kind).startswith(("date", "time", "decimal")):
         return _scalar
     return None
@@ -175,6 +205,13 @@ def _escaped(value: object) -> str:
 
 
 _BYTES_SHOWERS: Mapping[BytesText | None, Shown] = {BytesText.BASE64: _base64, BytesText.UTF8: _utf8, None: _escaped}
+
+
+def _in_milliseconds(value: object) -> str:
+    """With three digits of a second at most, which is what `append` reads in such a field."""
+    if isinstance(value, datetime.datetime | datetime.time) and value.microsecond:
+        return value.isoformat(timespec="milliseconds")
+    return _scalar(value)
 
 
 def _scalar(value: object) -> str:
