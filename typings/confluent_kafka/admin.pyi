@@ -115,6 +115,7 @@ class TopicMetadata:
     partitions: dict[int, PartitionMetadata]
 
 class ClusterMetadata:
+    cluster_id: str | None
     brokers: dict[int, object]
     topics: dict[str, TopicMetadata]
 

@@ -46,8 +46,10 @@ Answers = Mapping[Any, "concurrent.futures.Future[Any]"]
 Request = Callable[[admin.AdminClient, float], Sequence[Answers]]
 """Sends requests that may take so many seconds; returns the client's mappings to futures."""
 
-DROPPED = frozenset({"_DESTROY_BROKER", "_UNKNOWN_BROKER"})
-"""Answers at once, instead of after all the time: the client heard meanwhile that the cluster has other brokers."""
+DROPPED = frozenset({"_DESTROY_BROKER", "_UNKNOWN_BROKER", "_PARTIAL"})
+"""Answers at once, instead of after all the time: the client heard meanwhile that the cluster has other brokers, or
+asked one that knows of none yet.
+"""
 LOST = frozenset({
     "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_DESTROY", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_WAIT_COORD",
     "NOT_CONTROLLER", "BROKER_NOT_AVAILABLE", "NETWORK_EXCEPTION", *DROPPED,

@@ -17,12 +17,14 @@ from functools import partial
 from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
+    KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
     admin,
 )
 
+from statelog.environment import begin, start_thread
 from statelog.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound
 from statelog.storage.kafka import OffsetRange, TopicDescription, TopicSpec
 from statelog.storage.kafka.admin import AdminSession, Answers, Leaders, Retries
@@ -39,6 +41,8 @@ _MOVING = _ABSENT | {
     "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "_NOENT",
 }  # fmt: skip
 """Answers about a partition that a moving leader or a topic just made can give, as well as a missing one."""
+_SOME_TOPIC = "__consumer_offsets"
+_TIMED_OUT = -185
 _INCLUDED = "READ, WRITE and DELETE include it"
 _LONGER_S = 600.0
 """A request to a group may take so much longer than it is waited for: the client is gone by then."""
@@ -62,7 +66,23 @@ def _ask_topics(client: admin.AdminClient, topics: Sequence[str], limit_s: float
 
 
 def _ask_cluster(client: admin.AdminClient, limit_s: float) -> Answers:
-    return {"": client.describe_cluster(request_timeout=limit_s)}
+    """What the cluster says of itself beside a topic, which there need not be, and is not made by this.
+
+    `describe_cluster` asks for brokers alone. Where the one that answers knows of none yet, for it was just started,
+    librdkafka ends the process (2.16: `rd_kafka_admin_response_parse: Assertion 'rko_result' failed`).
+    """
+
+    def ask() -> admin.ClusterMetadata:
+        began_s = time.monotonic()
+        try:
+            return client.list_topics(_SOME_TOPIC, timeout=limit_s)
+        except KafkaException as refused:
+            # So it calls it, too, that no broker was reached in all of the time, or nearly all by another clock.
+            if refused.args[0].name() == "_TRANSPORT" and time.monotonic() - began_s >= limit_s * 0.9:
+                raise KafkaException(KafkaError(_TIMED_OUT, "no broker was reached")) from None
+            raise
+
+    return {"": begin(start_thread, ask)}
 
 
 class ConfluentKafka:
@@ -103,7 +123,7 @@ class ConfluentKafka:
             raise self._error(refused, "asking for the cluster id") from None
         return self._cluster_id(answers)
 
-    def _cluster_id(self, answers: Mapping[str, admin.DescribeClusterResult]) -> str:
+    def _cluster_id(self, answers: Mapping[str, admin.ClusterMetadata]) -> str:
         cluster_id = answers[""].cluster_id
         if not cluster_id:
             raise BrokerUnavailable("the cluster has no id yet", bootstrap_servers=self._config.bootstrap_servers)

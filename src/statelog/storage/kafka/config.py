@@ -128,6 +128,7 @@ _ADMIN = {
     # Questions go to the controller that the last metadata named. If that broker is dead, a client that connects on
     # demand alone knocks at it a thousand times a second, on all of a core, and learns of another one too late.
     "enable.sparse.connections": "false",
+    "allow.auto.create.topics": "false",
 }
 _READERS = "statelog-reader"
 _PRODUCER_TUNING = (
