@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 import statelog
-from statelog.errors import ConfigError, InvalidChange
+from statelog.errors import ClosedError, ConfigError, InvalidChange
+from statelog.storage.kafka.native import ProcessGuard
 from statelog.storage.log.where import Where, log_names
 from statelog.tables import InputTopic
 from statelog.testing import Twin
@@ -60,6 +61,10 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda _, where: statelog.table("visits", where, settings=untyped({"cache_bytes": 1})), "settings is of type"),
     (lambda _, where: statelog.table("visits", where, partitions=untyped(3)), "partitions is of type int"),
     (lambda log, _: statelog.Writer(log, "web", partitions=untyped(3)), "partitions is of type int"),
+    (
+        lambda _, where: statelog.table("visits", where, backend="rocksdb", directory="s3://bucket/state"),
+        "a path on the local disk is needed here",
+    ),
     (lambda log, _: statelog.Writer(log, "web", partitions=[99]), "the log has no such partition"),
     (lambda _, __: statelog.Writer(untyped("visits"), "web"), "log is of type str, and not Log"),
     (lambda _, __: statelog.recover(untyped("visits")), "log is of type str, and not Log"),
@@ -129,3 +134,11 @@ def test_what_a_worker_takes(statelog_twin: Twin) -> None:
     statelog_twin.create_topic("words", partitions=2)
     with statelog.worker("counts", statelog_twin.where(), topic=InputTopic("words"), create=True) as worker:
         assert worker
+
+
+def test_a_client_is_closed_with_its_log() -> None:
+    """Who reads a recovery behind the block of its log hears what closed the client."""
+    guard = ProcessGuard("Kafka client")
+    guard.close()
+    with pytest.raises(ClosedError, match="inside of its `with` block"):
+        guard.check()

@@ -13,6 +13,7 @@ from statelog.schemas.values.types import ValueType
 _PARALLEL_BYTES = 1 << 20
 _SCALARS = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
 _AROUND_REASON = re.compile(r"^JSON parse error: | in row \d+$")
+_CHANGED = re.compile(r"^Column\(/(.+)\) changed from (\w+) to (\w+)$")
 
 
 class JsonRows(RowReader):
@@ -82,7 +83,7 @@ def _parsed(
     except (pa.ArrowException, ValueError) as error:
         if "straddling" in str(error) and block_bytes <= len(text):
             return _parsed(text, schema, unexpected, len(text) + 1)  # It has a row that is longer than Arrow's blocks.
-        return _AROUND_REASON.sub("", str(error))
+        return _CHANGED.sub(r"the field '\1' is of JSON's type \3, and not \2", _AROUND_REASON.sub("", str(error)))
     return table.combine_chunks().to_batches()[0]
 
 

@@ -18,7 +18,6 @@ Invariants:
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from os import PathLike
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -39,7 +38,7 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import check_kind
-from statelog.storage.local.disk import require_file
+from statelog.storage.local.disk import local_path, require_file
 from statelog.storage.log.log import Log, open_snapshots
 from statelog.storage.log.where import Where
 
@@ -179,10 +178,11 @@ class Recovery(Closing):
         Memory, beside that of the clients: about three times `fold_bytes` while a tail is sorted, which goes to
         `spill_directories` above that, however large it is; then, decoded, a row group of every run and what is read
         ahead (a dozen of four megabytes, up to 64 MB in their files). The file appears whole or not at all, replacing
-        an older one. Raises AlreadyExists for what is no file, StorageFull, Damaged, Unavailable.
+        an older one. Raises AlreadyExists for what is no file, ConfigError, StorageFull, Damaged, Unavailable.
         """
-        require_file(Path(path))
-        return self._fill(partial(fill_parquet, path=Path(path)))
+        target = local_path(path)
+        require_file(target)
+        return self._fill(partial(fill_parquet, path=target))
 
     def to_rocksdb(self, path: str | PathLike[str], *, sst_bytes: int = 64 << 20) -> int:
         """Make a RocksDB database on the local disk; returns the rows. Needs the extra `statelog[rocksdb]`.
@@ -199,8 +199,9 @@ class Recovery(Closing):
 
         if sst_bytes < 1:
             raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
-        require_absent(Path(path))
-        return self._fill(partial(fill_rocksdb, path=Path(path), sst_bytes=sst_bytes))
+        target = local_path(path)
+        require_absent(target)
+        return self._fill(partial(fill_rocksdb, path=target, sst_bytes=sst_bytes))
 
     def digest(self) -> StateDigest:
         """Read all of it, verify it and keep nothing: how many rows there are, and a digest of them in no order.

@@ -24,6 +24,7 @@ from statelog.schemas.names import check_kind, check_name, parse_enum
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.ledger_client import LedgerBase
+from statelog.storage.local.disk import local_path
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
 
@@ -219,5 +220,6 @@ def _check_directory(backend: BackendKind | str, directory: str | PathLike[str] 
         require_rocksdict()
         if directory is None:
             raise ConfigError("a table in RocksDB needs a directory", hint="Give directory=..., on a local disk")
+        local_path(directory)
     elif directory is not None:
         raise ConfigError("a table in a dict has no directory", hint='Leave it out, or give backend="rocksdb"')

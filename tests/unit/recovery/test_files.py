@@ -10,7 +10,7 @@ from typing import BinaryIO
 import pyarrow as pa
 import pytest
 
-from statelog.errors import AlreadyExists, StoreUnavailable
+from statelog.errors import AlreadyExists, ConfigError, StoreUnavailable
 from statelog.operate.rows import whole_file
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import Recovery, recover
@@ -52,6 +52,18 @@ def test_a_file_is_made_beside_its_name(tmp_path: Path) -> None:
     assert write_parquet(tables(), table.schema, path) == 1
     assert path.read_bytes()[:4] == b"PAR1"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/state", "file:///tmp/state", "s3:/bucket/state"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_url_is_no_path(
+    rig: HistoryRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, url: str
+) -> None:
+    """It is refused, and no directory `s3:` is made here: not even of the `Path` that lost a slash."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="a path on the local disk is needed here"):
+        _fill(recover(rig.log), target, Path(url))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -168,7 +168,8 @@ class ProcessGuard:
     def check(self) -> None:
         """Raise ClosedError after close, and in a fork of the process that made the handle."""
         if self._closed:
-            raise ClosedError(f"the {self._name} is closed", hint="Make a new one")
+            hint = "Make a new one. A log's is closed with the log: read and write inside of its `with` block"
+            raise ClosedError(f"the {self._name} is closed", hint=hint)
         if self._handle is not None:
             self._owner.check()
 

@@ -5,12 +5,13 @@ The store has its own translation (`store_errors`): what helps there, such as cr
 
 import errno
 import os
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 from statelog.environment import DiskHook, no_faults
-from statelog.errors import AlreadyExists, StorageFull, StoreUnavailable
+from statelog.errors import AlreadyExists, ConfigError, StorageFull, StoreUnavailable
 
 _FULL = frozenset({"ENOSPC", "EDQUOT"})
 NO_MORE_FILES = frozenset({"EMFILE", "ENFILE"})
@@ -21,7 +22,19 @@ _HINTS = {
     **dict.fromkeys(("EISDIR", "ENOTEMPTY", "EEXIST"), "Something else is there: name another path"),
     **dict.fromkeys(("EACCES", "EPERM", "EROFS"), "Let this user write there, or name another path"),
 }
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _OTHERWISE = "Check this machine's disk and its mounts, then run again"
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """The path of what is written to the local disk. Raises ConfigError for a URL, of which a directory called after
+    its protocol would be made.
+    """
+    if _URL.match(os.fspath(path)):
+        raise ConfigError(
+            "a path on the local disk is needed here, and this is a URL", hint="Write it there, and copy it"
+        )
+    return Path(path)
 
 
 @contextmanager
