@@ -9,6 +9,7 @@ import statelog
 from statelog.environment import Environment, current_environment
 from statelog.testing import Crash, StillClock, Twin, crash_at, environment
 from tests.support.rigs.engine import inline
+from tests.support.told import told
 
 
 def _count(twin: Twin) -> None:
@@ -52,6 +53,24 @@ def test_two_workers_share_the_partitions() -> None:
         second.close()
         first.close()
     assert set(owners.values()) == {None}
+
+
+def test_a_table_that_ended_is_opened_again() -> None:
+    """The worker waits a while before that, which passes on the clock as all of its waiting does."""
+    twin = Twin()
+    twin.send("words", b"to", b"be")
+    with twin.environment(), told("is opened again"):
+        with statelog.worker("counts", twin.where(), topic="words", create=True) as worker:
+            twin.when_idle = worker.stop
+            for message, table in worker:
+                if message.offset() == 0 and not table.get(b"fenced"):
+                    with statelog.table("counts", twin.where(), writer="counts-0", key_group=0) as zombie:
+                        zombie[b"fenced"] = b"yes"
+                        zombie.commit(zombie.progress)
+                table[message.value() or b""] = b"1"
+                worker.commit_every(0.0)
+        with statelog.table("counts", twin.where(), writer="counts-0", key_group=0) as found:
+            assert dict(found) == {b"fenced": b"yes", b"to": b"1", b"be": b"1"}
 
 
 def test_a_program_may_end_by_a_signal() -> None:
