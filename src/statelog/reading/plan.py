@@ -33,6 +33,8 @@ from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import row_groups_for
 from statelog.storage.ledger_client import Folded, LedgerBase, ValidCommit
 
+_LAST_MS = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1000 + 999
+
 
 class RunPart(NamedTuple):
     """The row groups (by number in its index) that are read of one run."""
@@ -351,7 +353,8 @@ class AtCheckpoint:
 class AtTime:
     """The state right before the first record of the ledger that a broker took at this time or later.
 
-    `timestamp_ms`: milliseconds since 1970, by the brokers' clocks. Raises Misuse if it is negative.
+    `timestamp_ms`: milliseconds since 1970, by the brokers' clocks. Raises Misuse for a time before that, or behind the
+    year 9999, as one in microseconds is.
     """
 
     timestamp_ms: int
@@ -359,6 +362,12 @@ class AtTime:
     def __post_init__(self) -> None:
         if self.timestamp_ms < 0:
             raise Misuse("a time lies before 1970", timestamp_ms=self.timestamp_ms)
+        if self.timestamp_ms > _LAST_MS:
+            raise Misuse(
+                "a time lies behind the year 9999",
+                timestamp_ms=self.timestamp_ms,
+                hint="Give milliseconds since 1970, not microseconds",
+            )
 
     def __str__(self) -> str:
         return f"time {datetime.fromtimestamp(self.timestamp_ms / 1000, UTC).isoformat(timespec='milliseconds')}"

@@ -56,10 +56,16 @@ class CacheSettings:
     max_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        _check_directory(self.directory)
         if not (math.isfinite(self.idle_s) and self.idle_s >= 0):
             raise ConfigError(f"idle_s is {self.idle_s} and must be a number of seconds, 0 or more")
         if self.max_bytes is not None and self.max_bytes < 0:
             raise ConfigError(f"max_bytes is {self.max_bytes} and must be 0 or more")
+
+
+def _check_directory(directory: object) -> None:
+    if not isinstance(directory, Path):
+        raise ConfigError(f"the cache's directory is {directory!r} and must be a pathlib.Path")
 
 
 class CacheDirectory:

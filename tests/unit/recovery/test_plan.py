@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.errors import BeyondEnd, KeyGroupMismatch, OffsetGone
-from statelog.reading.plan import Plan, make_plan, wanted_key_groups
+from statelog.errors import BeyondEnd, KeyGroupMismatch, Misuse, OffsetGone
+from statelog.reading.plan import AtTime, Plan, make_plan, wanted_key_groups
 from statelog.reading.planner import LogOffsets, check_reach
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition
@@ -172,3 +172,12 @@ def test_an_end_below_what_is_committed_is_beyond_the_end() -> None:
     check_reach(_plan(lost=(LossRange(0, 7, 8),)), short, "log")
     with pytest.raises(BeyondEnd):
         check_reach(_plan(lost=(LossRange(0, 6, 7), LossRange(1, 7, 8))), short, "log")
+
+
+def test_a_time_is_one_that_has_a_name() -> None:
+    """What is behind all names is one in microseconds: by it the newest state would be meant."""
+    assert str(AtTime(0)) == "time 1970-01-01T00:00:00.000+00:00"
+    assert str(AtTime(253_402_300_799_999)).startswith("time 9999-12-31T23:59:59.")
+    for strange in (-1, 253_402_300_800_000, 1_769_860_800_000_000):
+        with pytest.raises(Misuse):
+            AtTime(strange)
