@@ -112,13 +112,18 @@ def test_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_error_of_one() -> None:
     """It comes out once it is its turn; what is open by then is closed, and so is what opens later."""
-    world, closing = WorkersWorld(), threading.Event()
+    world, begun, closing = WorkersWorld(), threading.Event(), threading.Event()
 
     def damaged() -> None:
+        _wait(begun)()
         raise Damaged("mine")
 
+    def late() -> None:
+        begun.set()
+        _wait(closing)()
+
     hooks = WorkerHooks(on_close=lambda _, __: closing.set())
-    worker, doors = _start(world, {1: damaged, 2: _wait(closing)}, hooks=hooks)
+    worker, doors = _start(world, {1: damaged, 2: late}, hooks=hooks)
     with pytest.raises(Damaged, match="mine"), worker:
         _open_all(worker, [0, 1, 2])
     assert {one: table.life for one, table in doors.tables.items()} == {0: Life.CLOSED, 2: Life.CLOSED}
