@@ -83,7 +83,7 @@ def key_texts(text: str) -> tuple[str, ...]:
         except ValueError:
             parsed = None
         keys = cast("list[object]", parsed) if isinstance(parsed, list) else [None]
-        if not all(isinstance(key, str | int) for key in keys):
+        if not all(isinstance(key, str | int) and not isinstance(key, bool) for key in keys):
             raise ConfigError("the option keys is no JSON list of keys", hint='Give keys such as ["a", "b"], or a,b')
         found = tuple(str(key) for key in keys)
     if not found:

@@ -106,7 +106,7 @@ def test_keys_are_read_by_the_type_of_the_log() -> None:
     for text, kind in (("x", KeyType.LONG), ("0xz", KeyType.BYTES)):
         with pytest.raises(ConfigError, match="no key of type"):
             selected(_log(kind), None, [text])
-    for text in ("", "[1", "[{}]", "[]"):
+    for text in ("", "[1", "[{}]", "[]", "[true]"):
         with pytest.raises(ConfigError, match="option keys"):
             state_options({**WHERE, "keys": text})
 
