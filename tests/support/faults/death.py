@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from statelog.storage.store import Store
 from statelog.testing import Crash
 
 __all__ = ["Death", "dying"]
@@ -49,3 +50,6 @@ class _Dying:
             return dying(result, self._death) if name in {"producer", "reader"} else result
 
         return call
+
+
+Store.register(_Dying)  # `Where` takes no root that is neither an address nor a store.
