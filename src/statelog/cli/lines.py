@@ -242,16 +242,18 @@ class Lines:
     def _texts(self) -> Iterator[bytes]:
         """Texts of whole rows. Blank lines behind the last one come before the next text's."""
         self._begin()
-        rest, blanks = b"", self._reader.blanks
+        pieces, blanks = list[bytes](), self._reader.blanks
         while data := self._stream.read1(self._block_bytes):
-            rest += data
+            pieces.append(data)
+            rest = b"".join(pieces) if b"\n" in data else b""  # A long line comes in many pieces, of which few end one.
             kept = len(rest[: rest.rfind(b"\n") + 1].rstrip(blanks))
             end = rest.find(b"\n", kept) + 1 if kept else 0
             if end:
                 yield rest[:end]
-                rest = rest[end:]
+                pieces = [rest[end:]]
             else:
-                self._check_length(rest)
+                self._check_length(sum(map(len, pieces)))
+        rest = b"".join(pieces)
         if rest.strip(blanks):
             yield rest
 
@@ -271,7 +273,7 @@ class Lines:
             self._take_bytes(self._stream.read(len(_BOM)))  # It is no part of the first line.
         if first and self._reader.has_header:
             header = self._stream.readline(_MAX_LINE_BYTES + 1)
-            self._check_length(header)
+            self._check_length(len(header))
             try:
                 self._reader.begin(header.removesuffix(b"\n").removesuffix(b"\r"))
             except InvalidChange as error:
@@ -279,10 +281,10 @@ class Lines:
             self._take_bytes(header)
             self._lines = 1
 
-    def _check_length(self, line: bytes) -> None:
-        if len(line) > _MAX_LINE_BYTES:
+    def _check_length(self, line_bytes: int) -> None:
+        if line_bytes > _MAX_LINE_BYTES:
             problem = "a line is too long for a change"
-            raise ValueTooLarge(problem, input=self._name, line=self._lines + 1, size_bytes=len(line))
+            raise ValueTooLarge(problem, input=self._name, line=self._lines + 1, size_bytes=line_bytes)
 
     def _broken(self, row: int) -> InvalidChange:
         place, (start, end) = self.place(row - self._taken), self._block.ends[[row, row + 1]]
