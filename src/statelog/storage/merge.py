@@ -33,7 +33,7 @@ from statelog.storage.run_reader import OpenRun, RunHandles, pieces
 T = TypeVar("T")
 
 MOST_BYTES = 1 << 30
-_MOST_ROW_GROUPS = 2
+_MOST_ROW_GROUPS = 8
 """Of a piece that is read ahead: all of it is decoded before any of it is used, and may have compressed well."""
 
 _Place = tuple[int, Any]

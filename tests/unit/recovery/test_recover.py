@@ -1,6 +1,7 @@
 """Recovery on the twins: kinds of keys and values, targets, facts, and what is refused."""
 
 import threading
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,6 @@ from statelog.recovery.progress import Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage import run_reader
-from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.faults.spill import Disks
 from tests.support.rigs.history import HistoryRig, history_rig
 
@@ -221,20 +221,20 @@ def test_keys_of_a_caller_hashed_log_are_told_apart_by_group() -> None:
 def test_row_groups_are_read_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one request for a run is not answered yet, another one is on its way."""
     monkeypatch.setattr(run_reader, "PIECE_BYTES", 1)
-    another, waited, opened = threading.Event(), list[bool](), list[str]()
+    another, waited, read = threading.Event(), list[bool](), run_reader.RunReader.row_groups
 
-    def wait_for_another(method: str, path: str) -> None:
-        if method == "open" and path.startswith("runs/"):
-            opened.append(path)
-            if len(opened) == 1:  # It reads the footer, for all who come behind it.
-                return
-            if waited:
-                another.set()
-            else:
-                waited.append(False)
-                waited[0] = another.wait(_PATIENCE_S)
+    def wait_for_another(
+        reader: run_reader.RunReader, numbers: Sequence[int], wanted: Collection[int] | None = None
+    ) -> Iterator[pa.Table]:
+        if waited:
+            another.set()
+        else:
+            waited.append(False)
+            waited[0] = another.wait(_PATIENCE_S)
+        return read(reader, numbers, wanted)
 
-    rig = history_rig(store=MemoryStore(MemoryDisk(lambda: 1000.0), "rig", faults=wait_for_another))
+    monkeypatch.setattr(run_reader.RunReader, "row_groups", wait_for_another)
+    rig = history_rig()
     with Writer(rig.log, "w") as writer:
         rig.commit(writer, 1, [(b"key-%d" % i, b"1") for i in range(100)])
     rig.snapshot()
