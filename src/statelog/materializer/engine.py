@@ -357,6 +357,7 @@ def _lane(
         lambda found: found.result(),
         most=1,
         most_bytes=PIECE_BYTES,
+        most_row_groups=2,
         checks_pages=True,  # What the round wrote itself is never read back if it is merged.
     )
     opened.callback(lambda: wait(lane.close()))

@@ -59,6 +59,8 @@ _LOG = logging.getLogger("statelog.recovery")
 _WAIT_S = 0.05
 _AHEAD = 12
 _AHEAD_BYTES = 64 << 20
+_AT_ONCE = 8
+"""So many row groups one request reads: a small run is opened once."""
 T = TypeVar("T")
 
 
@@ -204,6 +206,7 @@ class PlanReader:
             lambda result: self._await(result, Phase.READ),
             most=max(2, _AHEAD // of),
             most_bytes=_AHEAD_BYTES // of,
+            most_row_groups=_AT_ONCE,
         )
         opened.callback(lambda: self._wait_shortly(lane.close()))
         return chain.from_iterable(self._tables_of(part, tables) for part, tables in zip(parts, lane, strict=True))

@@ -33,9 +33,6 @@ from statelog.storage.run_reader import OpenRun, RunHandles, pieces
 T = TypeVar("T")
 
 MOST_BYTES = 1 << 30
-_MOST_ROW_GROUPS = 8
-"""Of a piece that is read ahead: all of it is decoded before any of it is used, and may have compressed well."""
-
 _Place = tuple[int, Any]
 
 
@@ -190,9 +187,12 @@ class Lane:
         *,
         most: int,
         most_bytes: int,
+        most_row_groups: int,
         checks_pages: bool = False,
     ) -> None:
-        """`checks_pages` as `RunReader` takes it."""
+        """One request reads `most_row_groups`: all of them are decoded before any of them is used, and may have
+        compressed well. `checks_pages` as `RunReader` takes it.
+        """
         self._handles: list[RunHandles] = []
         self._jobs: list[list[Job[list[pa.Table]]]] = []
         for run, row_groups, wanted in parts:
@@ -201,7 +201,7 @@ class Lane:
             self._jobs.append(
                 [
                     Job(sum(spans[number].size_bytes for number in piece), partial(files.row_groups, piece, wanted))
-                    for piece in pieces(spans, row_groups, most=_MOST_ROW_GROUPS)
+                    for piece in pieces(spans, row_groups, most=most_row_groups)
                 ]
             )
         jobs = chain.from_iterable(self._jobs)

@@ -375,10 +375,16 @@ def test_what_compresses_well_is_decoded_a_few_row_groups_at_a_time(store: Store
     assert run.size_bytes < PIECE_BYTES
     before, held = pa.total_allocated_bytes(), list[int]()
     lane = Lane(
-        [LanePart(run, range(40), None)], stored(store), inline, lambda it: it.result(), most=1, most_bytes=PIECE_BYTES
+        [LanePart(run, range(40), None)],
+        stored(store),
+        inline,
+        lambda it: it.result(),
+        most=1,
+        most_bytes=PIECE_BYTES,
+        most_row_groups=2,
     )
     for part in lane:
         held += [pa.total_allocated_bytes() - before for _ in part]
     lane.close()
     assert len(held) == 40
-    assert max(held) < 18 * TARGET_BYTES
+    assert max(held) < 6 * TARGET_BYTES
