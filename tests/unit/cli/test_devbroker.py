@@ -290,7 +290,11 @@ def test_what_start_prints_is_where_the_broker_is(tmp_path: Path, monkeypatch: p
         directory=tmp_path,
         log_path=tmp_path / "broker.log",
     )
-    monkeypatch.setattr(dev_commands, "start", lambda *_, **__: started)
+
+    def start(*_: object, **__: object) -> DevBroker:
+        return started
+
+    monkeypatch.setattr(dev_commands, "start", start)
     printed = CliRunner().invoke(dev_commands.command, ["start", "--directory", str(tmp_path)]).output
     exports, settings = printed.partition("For this shell:\n")[2].split("Or in ./statelog.toml:\n")
     variables = dict(word.split("=", 1) for line in exports.splitlines() for word in line.split()[1:])
