@@ -17,7 +17,7 @@ from tests.sim.world import World
 pytestmark = pytest.mark.usefixtures("impatient", "collected")
 
 BLOCK = 45
-BLOCKS = range(0, 405, BLOCK)
+BLOCKS = range(0, 360, BLOCK)
 SINGLE = (
     Kind.BEFORE, Kind.AFTER, Kind.OLD, Kind.CRASH_BEFORE, Kind.CRASH_AFTER, Kind.FATAL, Kind.LATE
 )  # fmt: skip
