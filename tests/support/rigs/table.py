@@ -15,7 +15,7 @@ from statelog.storage import LogOptions
 from statelog.tables import Loading, Standby, Table, TableSettings
 from tests.support.rigs.log import LogRig, settings_for
 
-__all__ = ["TableRig", "content", "stalling"]
+__all__ = ["STATE", "TableRig", "content", "home", "kept_table", "stalling"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +91,21 @@ def stalling(crash: CrashPoint, key_groups: int) -> CrashPoint:
 def content(table: Mapping[Any, Any]) -> dict[Any, Any]:
     """All of it, from one pass."""
     return dict(table.items())
+
+
+STATE = {b"k%d" % i: b"%d" % i for i in range(50)}
+
+
+def kept_table(rig: LogRig, directory: Path) -> TableRig:
+    """A table with this directory, which holds STATE."""
+    tables = TableRig(rig, directory)
+    with tables.open() as table:
+        table.update(STATE)
+        table.commit({"n": 1})
+    return tables
+
+
+def home(tables: TableRig) -> Path:
+    """Where its database is."""
+    assert tables.directory is not None
+    return tables.directory / "log" / "table"

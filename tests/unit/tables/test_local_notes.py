@@ -10,26 +10,14 @@ import pytest
 
 from statelog.errors import StoreUnavailable
 from tests.support.rigs.log import twin_rig
-from tests.support.rigs.table import TableRig, content
+from tests.support.rigs.table import STATE, TableRig, content, home, kept_table
 from tests.support.told import told
-
-STATE = {b"k%d" % i: b"%d" % i for i in range(50)}
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> TableRig:
     """A table with a directory that holds STATE."""
-    tables = TableRig(twin_rig("log"), tmp_path / "local")
-    with tables.open() as table:
-        table.update(STATE)
-        table.commit({"n": 1})
-    return tables
-
-
-def home(tables: TableRig) -> Path:
-    """Where its database is."""
-    assert tables.directory is not None
-    return tables.directory / "log" / "table"
+    return kept_table(twin_rig("log"), tmp_path / "local")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xfe\x00"])

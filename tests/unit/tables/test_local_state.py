@@ -19,11 +19,9 @@ from statelog.tables import TableSettings
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.store import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, StatePlace, place_from_json, place_to_json
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
-from tests.support.rigs.table import TableRig, content
+from tests.support.rigs.table import STATE, TableRig, content, home, kept_table
 from tests.support.samples.folds import put_all
 from tests.support.told import lines, told
-
-STATE = {b"k%d" % i: b"%d" % i for i in range(50)}
 
 
 @pytest.fixture
@@ -35,17 +33,7 @@ def rig() -> TwinRig:
 @pytest.fixture
 def kept(rig: TwinRig, tmp_path: Path) -> TableRig:
     """A table with a directory that holds STATE."""
-    tables = TableRig(rig, tmp_path / "local")
-    with tables.open() as table:
-        table.update(STATE)
-        table.commit({"n": 1})
-    return tables
-
-
-def home(tables: TableRig) -> Path:
-    """Where its database is."""
-    assert tables.directory is not None
-    return tables.directory / "log" / "table"
+    return kept_table(rig, tmp_path / "local")
 
 
 def test_a_home_is_its_owners_alone(kept: TableRig, tmp_path: Path) -> None:
