@@ -13,8 +13,8 @@ Invariants:
   there. A caller that stops earlier must publish nothing.
 - Every run gets a name that was never used before, so work that is done twice leaves files that no manifest names.
 - Memory holds about three times `fold_bytes` in a fold (`reading.sorted_tail`), whatever the number and the size of the
-  commits and of their values, or a few megabytes of row groups for each lane of a merge, which
-  the next ones are read ahead of: nothing grows with the state. Folds that go on
+  commits and of their values, or a few megabytes of row groups for each lane of a merge, with
+  what is read ahead: nothing grows with the state. Folds that go on
   at the same time share it.
 """
 
