@@ -131,8 +131,12 @@ def test_an_error_of_one() -> None:
 
 def test_a_partition_that_goes_while_it_opens() -> None:
     """The group hears that it is given up once its table is closed, and nobody ever had it."""
-    world, revoked = WorkersWorld(), threading.Event()
+    world, begun, revoked = WorkersWorld(), threading.Event(), threading.Event()
     lives: list[Life] = []
+
+    def slow() -> None:
+        begun.set()
+        _wait(revoked)()
 
     def note(point: str) -> None:
         if point == "revoked":
@@ -144,7 +148,7 @@ def test_a_partition_that_goes_while_it_opens() -> None:
         assert partition != 1
         world.group.give(1, None, waits=True)
 
-    worker, doors = _start(world, {1: _wait(revoked)}, hooks=WorkerHooks(on_open=take), crash=note)
+    worker, doors = _start(world, {0: _wait(begun), 1: slow}, hooks=WorkerHooks(on_open=take), crash=note)
     with worker:
         _open_all(worker, [0, 2])
         assert lives == [Life.CLOSED]
