@@ -16,11 +16,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 import statelog
+from statelog.testing import cluster
 
 __all__ = ["at_line", "handled"]
 
 _PACKAGE = str(Path(statelog.__file__).parent)
-_ELSEWHERE = ("memory_cluster.py", "memory_partition.py")
+_ELSEWHERE = cluster.__file__
 
 
 @contextmanager
@@ -46,7 +47,7 @@ def at_line(at: int, work: Callable[[], object], number: int = signal.SIGUSR1) -
     def count(frame: FrameType, event: str, _: object) -> Any:
         nonlocal left
         file = frame.f_code.co_filename
-        if left < 0 or not file.startswith(_PACKAGE) or file.endswith(_ELSEWHERE):
+        if left < 0 or not file.startswith(_PACKAGE) or file == _ELSEWHERE:
             return None
         if event == "line" and frame.f_lasti not in _ends_of_with(frame.f_code):
             left -= 1
