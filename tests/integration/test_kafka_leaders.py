@@ -77,20 +77,16 @@ _PARTITIONS = 4
 class _Told:
     """What one client was told of leaders, and which partitions it had to look for itself."""
 
-    led: set[tuple[str, int]] = field(default_factory=set[tuple[str, int]])
+    answers: list[Future[admin.TopicDescription]] = field(default_factory=list[Future[admin.TopicDescription]])
     questions: int = 0
     sought: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
 
-    def hear(self, answer: Future[admin.TopicDescription]) -> None:
-        """A topic was described."""
-        if answer.exception() is None:
-            topic = answer.result()
-            self.led.update((topic.name, place.id) for place in topic.partitions if place.leader is not None)
-
     def seek(self, places: Iterable[TopicPartition]) -> None:
         """A request goes to the leaders of these."""
+        topics = [answer.result() for answer in self.answers if answer.done() and answer.exception() is None]
+        led = {(topic.name, one.id) for topic in topics for one in topic.partitions if one.leader is not None}
         named = [(place.topic, place.partition) for place in places]
-        self.sought += [place for place in named if place not in self.led]
+        self.sought += [place for place in named if place not in led]
 
 
 @pytest.fixture
@@ -115,8 +111,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[int, _Told]:
 
     def described(one: _Told, _: Any, answers: dict[str, Future[admin.TopicDescription]]) -> None:
         one.questions += 1
-        for answer in answers.values():
-            answer.add_done_callback(one.hear)
+        one.answers += answers.values()
 
     watch("describe_topics", described)
     watch("list_offsets", lambda one, asked, _: one.seek(asked))

@@ -111,8 +111,8 @@ class Process:
         return self.environment().run(Log.open, self.world.name, where)
 
     def environment(self, nonce: NewNonce | None = None) -> Environment:
-        """Its clock, and ids that never come twice."""
-        return Environment(clock=self.tick, wall_clock=self.clock, nonce=nonce or self.world.nonce)
+        """Its clock, ids that never come twice, and no thread beside: when that asks would differ from run to run."""
+        return Environment(clock=self.tick, wall_clock=self.clock, nonce=nonce or self.world.nonce, start=inline)
 
     def table_options(self, directory: Path | None, settings: TableSettings) -> dict[str, Any]:
         """Where a table or standby of this process lives; `directory`: in RocksDB, else in a dict."""
@@ -122,10 +122,7 @@ class Process:
 
     def table_environment(self, crash: CrashPoint) -> Environment:
         """What a table or standby of this process takes from outside."""
-        disk = self.world.nemesis.disk_hook
-        return Environment(
-            clock=self.tick, wall_clock=self.clock, nonce=self.world.nonce, crash=crash, start=inline, disk=disk
-        )
+        return replace(self.environment(), crash=crash, disk=self.world.nemesis.disk_hook)
 
     def roll_up(self) -> CompletedRound | SkippedRound:
         """A round, by the daemon's rule: what is in the way is borne, everything else ends it."""
