@@ -2,15 +2,16 @@
 
 The tests of a file go to one process, because they share fixtures of their module; so do all that need the Spark
 session, or a broker of a kind of which there is to be one. A test that is long and alone says so by
-an `xdist_group` of its own. The groups that take longest come first. What a group has started for itself alone ends
-with it, for an idle broker costs a fiftieth of a core. Without xdist none of this does anything.
+an `xdist_group` of its own. The groups that take longest come first, and those that mostly wait for brokers are dealt
+among those that keep a processor busy. What a group has started for itself alone ends with it, for an idle broker costs
+a fiftieth of a core. Without xdist none of this does anything.
 
 Invariant: the processes tell the first one the group of every test through a file. Nothing rests on names of tests,
 which only some versions of pytest let xdist change.
 """
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,6 +49,7 @@ _LONGEST = (
     "faulty broker",
     "tests/property/test_story_sweep.py",
     "tests/contract/test_store_contract.py",
+    "tests/fault/test_restored_brokers.py",
     "tests/integration/test_compose.py",
     "tests/unit/test_sdist.py",
     "tests/integration/test_site.py",
@@ -62,6 +64,8 @@ _LONGEST = (
     "tests/unit/tables/test_worker_loop.py",
 )
 """Groups that a run begins with, the longest first, so that none of them is alone at its end."""
+_WAITING = ("tests/contract/", "tests/fault/", "tests/integration/")
+"""Groups that wait for brokers and processes more than they compute."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,8 +82,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if _GROUPS not in given:
         return
     groups = {item.nodeid: _group(item) for item in items}
-    ranks = {group: rank for rank, group in enumerate(_LONGEST)}
-    items.sort(key=lambda item: ranks.get(groups[item.nodeid], len(ranks)))
+    ranks = {group: rank for rank, group in enumerate(_in_order(groups.values()))}
+    items.sort(key=lambda item: ranks[groups[item.nodeid]])
     Path(given[_GROUPS]).write_text(json.dumps(groups), "utf-8")
 
 
@@ -87,6 +91,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tell the first process which brokers this one has used."""
     told: dict[str, object] = getattr(session.config, "workeroutput", {})
     told[_BROKERS] = list(brokers.choices)
+
+
+def _in_order(groups: Iterable[str]) -> list[str]:
+    """The longest first; then the others of either kind, each kind spread evenly over the run."""
+    others = [one for one in dict.fromkeys(groups) if one not in _LONGEST]
+    waiting = [one for one in others if one.startswith(_WAITING)]
+    busy = [one for one in others if not one.startswith(_WAITING)]
+    dealt = sorted((number / len(kind), one) for kind in (waiting, busy) for number, one in enumerate(kind))
+    return [*_LONGEST, *(one for _, one in dealt)]
 
 
 def _group(item: pytest.Item) -> str:
