@@ -321,7 +321,7 @@ def _tables(task: Task, work: RoundWork, opening: OpenRun, replayed: Replayed) -
             output.key_groups,
             converter,
             opening,
-            work.environment.start,
+            None if work.log.store.url.startswith("file:") else work.environment.start,
             tails,
             drop_deletes=output.drop_deletes,
         )
@@ -332,13 +332,13 @@ def merged_runs(
     key_groups: range,
     converter: Converter,
     opening: OpenRun,
-    start: Start,
+    start: Start | None,
     newer: Sequence[Iterable[pa.Table]] = (),
     *,
     drop_deletes: bool,
 ) -> Generator[pa.Table]:
     """Sorted tables with the newest change of every key, of runs in manifest order and `newer` sorted streams behind
-    them. Raises Damaged, NotFound, Unavailable, and what the streams raise.
+    them. `start` reads ahead, as a `Lane` takes it. Raises Damaged, NotFound, Unavailable, and what the streams raise.
     """
     with ExitStack() as opened:
         streams = [_lane(lane, key_groups, converter, opening, start, opened) for lane in lanes(runs)]
@@ -346,7 +346,12 @@ def merged_runs(
 
 
 def _lane(
-    runs: Sequence[RunRef], key_groups: range, converter: Converter, opening: OpenRun, start: Start, opened: ExitStack
+    runs: Sequence[RunRef],
+    key_groups: range,
+    converter: Converter,
+    opening: OpenRun,
+    start: Start | None,
+    opened: ExitStack,
 ) -> Iterator[pa.Table]:
     """The rows of runs one after the other, each open only while it is read; a piece is read ahead, from now on."""
     parts = [_part(run, key_groups) for run in runs]

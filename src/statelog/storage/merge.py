@@ -172,6 +172,10 @@ class LanePart(NamedTuple):
     wanted: Collection[int] | None
 
 
+def _in_place(work: Callable[[], None]) -> None:
+    work()
+
+
 class Lane:
     """Parts of runs, read in their order from now on. Iterating gives the tables of each part, one for each row group;
     those of one before those of the next. Errors of the tables: CorruptRun, NotFound, StoreUnavailable, and what `wait`
@@ -182,7 +186,7 @@ class Lane:
         self,
         parts: Iterable[LanePart],
         opening: OpenRun,
-        start: Start,
+        start: Start | None,
         wait: "Callable[[Future[list[pa.Table]]], list[pa.Table]]",
         *,
         most: int,
@@ -191,7 +195,8 @@ class Lane:
         checks_pages: bool = False,
     ) -> None:
         """One request reads `most_row_groups`: all of them are decoded before any of them is used, and may have
-        compressed well. `checks_pages` as `RunReader` takes it.
+        compressed well. `checks_pages` as `RunReader` takes it. Without a `start` nothing is read ahead: a local file
+        answers at once, and another thread for each of its pieces costs more than it hides.
         """
         self._handles: list[RunHandles] = []
         self._jobs: list[list[Job[list[pa.Table]]]] = []
@@ -205,7 +210,7 @@ class Lane:
                 ]
             )
         jobs = chain.from_iterable(self._jobs)
-        self._ahead = Prefetch(jobs, start, wait, most=most, most_bytes=most_bytes)
+        self._ahead = Prefetch(jobs, start or _in_place, wait, most=most if start else 0, most_bytes=most_bytes)
 
     def __iter__(self) -> Iterator[Iterator[pa.Table]]:
         for files, mine in zip(self._handles, self._jobs, strict=True):

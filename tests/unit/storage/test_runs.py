@@ -1,8 +1,9 @@
 """Runs: their layout, what a writer refuses, what a reader notices, and that strangers can read them."""
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import duckdb
 import numpy as np
@@ -16,6 +17,7 @@ from statelog.schemas.snapshot.runs import (
     TARGET_ROWS,
     RowGroupPacker,
     RowGroupSpan,
+    RunFile,
     RunIndex,
     RunMetadata,
     first_unsorted,
@@ -388,3 +390,28 @@ def test_what_compresses_well_is_decoded_a_few_row_groups_at_a_time(store: Store
     lane.close()
     assert len(held) == 40
     assert max(held) < 6 * TARGET_BYTES
+
+
+def test_a_lane_without_a_start_reads_nothing_ahead(store: Store, tmp_path: Path) -> None:
+    """Each piece is read by who asks for it, and then."""
+    runs = [write_run(store, tmp_path, [change_table([(group, 0, b"k", b"v")])]) for group in range(6)]
+    opened: list[RunFile] = []
+
+    def opening(run: RunFile) -> AbstractContextManager[BinaryIO]:
+        opened.append(run)
+        return store.open(run.path)
+
+    lane = Lane(
+        [LanePart(run, [0], None) for run in runs],
+        opening,
+        None,
+        lambda it: it.result(),
+        most=9,
+        most_bytes=PIECE_BYTES,
+        most_row_groups=2,
+    )
+    for number, tables in enumerate(lane):
+        assert opened == runs[:number]
+        assert [table.num_rows for table in tables] == [1]
+    assert lane.close() == []
+    assert opened == runs
