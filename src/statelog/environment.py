@@ -84,6 +84,11 @@ def start_thread(work: Callable[[], None]) -> None:
     threading.Thread(target=copy_context().run, args=(work,), name="statelog", daemon=True).start()
 
 
+def inline(work: Callable[[], None]) -> None:
+    """Do the work before whoever begins it goes on, on no other thread."""
+    work()
+
+
 @contextmanager
 def repeated(work: Callable[[], object], every_s: float, name: str) -> Generator[None]:
     """Do the work each time that so many seconds have passed, on a thread of this name, until the block is left."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.environment import Environment
+from statelog.environment import Environment, inline
 from statelog.errors import CorruptRun, NotFound, OffsetGone, StatelogError, StoreUnavailable, SubscriptionEnded
 from statelog.materializer import cleanup
 from statelog.materializer.background_merge import BackgroundMerge
@@ -34,7 +34,7 @@ from statelog.storage.log.log import Log
 from tests.sim.actors import Actor
 from tests.sim.nemesis import Nemesis
 from tests.sim.world import World
-from tests.support.rigs.engine import inline, split_engine
+from tests.support.rigs.engine import split_engine
 from tests.support.rigs.log import State, TwinLog, apply_tail, settings_for, state_of_snapshot
 
 KEEP = 2

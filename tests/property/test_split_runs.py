@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import inline
 from statelog.errors import StatelogError
 from statelog.materializer.background_merge import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound
@@ -16,7 +17,7 @@ from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.snapshot.run_ref import Merge, RunRef, lanes
 from statelog.storage.run_reader import RunReader
-from tests.support.rigs.engine import inline, split_engine
+from tests.support.rigs.engine import split_engine
 from tests.support.rigs.log import TwinLog, settings_for, state_of_snapshot
 
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from statelog.environment import Environment
+from statelog.environment import Environment, inline
 from statelog.errors import ClosedError
 from statelog.materializer import run_round
 from statelog.pending import Pending
@@ -35,7 +35,6 @@ from statelog.tables import Loading, Table, TableSettings
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.store import MemoryDisk
-from tests.support.rigs.engine import inline
 from tests.support.rigs.log import settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content, stalling
 from tests.support.samples.folds import apply_all, put_all

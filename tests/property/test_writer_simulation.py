@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from statelog.environment import Environment
+from statelog.environment import Environment, inline
 from statelog.errors import (
     CheckpointMismatch,
     ClosedError,
@@ -27,7 +27,6 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.handle import Handle
 from statelog.testing.faults import Fate, SendAttempt
-from tests.support.rigs.engine import inline
 from tests.support.rigs.log import LogRig, twin_rig
 from tests.support.samples.folds import apply_all
 

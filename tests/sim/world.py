@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from statelog.environment import CrashPoint, Environment, NewNonce
+from statelog.environment import CrashPoint, Environment, NewNonce, inline
 from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import CompletedRound, SkippedRound
@@ -28,7 +28,6 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.sim.actors import SteppedKafka, Stepper
 from tests.sim.nemesis import Nemesis
-from tests.support.rigs.engine import inline
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, where_at
 from tests.support.told import lines
 

@@ -353,7 +353,7 @@ def _lane(
     start: Start | None,
     opened: ExitStack,
 ) -> Iterator[pa.Table]:
-    """The rows of runs one after the other, each open only while it is read; a piece is read ahead, from now on."""
+    """The rows of runs one after the other, each open only while it is read; `start` reads a piece ahead."""
     parts = [_part(run, key_groups) for run in runs]
     lane = Lane(
         parts,

@@ -25,7 +25,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from statelog.environment import Start, begin
+from statelog.environment import Start, begin, inline
 from statelog.schemas.changes.changes import merge_tables
 from statelog.schemas.snapshot.runs import RunFile, key_groups_of
 from statelog.storage.run_reader import OpenRun, RunHandles, pieces
@@ -172,10 +172,6 @@ class LanePart(NamedTuple):
     wanted: Collection[int] | None
 
 
-def _in_place(work: Callable[[], None]) -> None:
-    work()
-
-
 class Lane:
     """Parts of runs, read in their order from now on. Iterating gives the tables of each part, one for each row group;
     those of one before those of the next. Errors of the tables: CorruptRun, NotFound, StoreUnavailable, and what `wait`
@@ -210,7 +206,7 @@ class Lane:
                 ]
             )
         jobs = chain.from_iterable(self._jobs)
-        self._ahead = Prefetch(jobs, start or _in_place, wait, most=most if start else 0, most_bytes=most_bytes)
+        self._ahead = Prefetch(jobs, start or inline, wait, most=most if start else 0, most_bytes=most_bytes)
 
     def __iter__(self) -> Iterator[Iterator[pa.Table]]:
         for files, mine in zip(self._handles, self._jobs, strict=True):

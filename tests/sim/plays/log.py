@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from statelog.environment import Environment
+from statelog.environment import Environment, inline
 from statelog.errors import AlreadyExists, Fenced, StatelogError
 from statelog.materializer.outcome import CompletedRound
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
@@ -25,7 +25,6 @@ from statelog.storage.log.log import Log
 from tests.sim.actors import Actor, Stepper
 from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.world import AGAIN, LOG, Attempt, Process, Read, StuckError, World
-from tests.support.rigs.engine import inline
 from tests.support.rigs.log import where_at
 from tests.support.samples.folds import apply_to_dict, put_all
 

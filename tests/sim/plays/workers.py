@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import statelog
-from statelog.environment import CrashPoint, Environment, Start
+from statelog.environment import CrashPoint, Environment, Start, inline
 from statelog.storage.kafka import TopicSpec
 from statelog.tables import Standby, Table, TableSettings, Worker
 from statelog.tables.group.context import InputStart, InputTopic, WorkerContext, WorkerHooks
@@ -14,7 +14,6 @@ from statelog.testing.faults import Faults
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.twin import MemoryGroup, MemoryMember
 from tests.sim.source import WORK
-from tests.support.rigs.engine import inline
 from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import TwinRig, twin_rig
 

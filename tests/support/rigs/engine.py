@@ -1,10 +1,8 @@
-"""Engines for tests: the local one, asked to cut its work into several tasks; and work done where it is begun."""
-
-from collections.abc import Callable
+"""Engines for tests: the local one, asked to cut its work into several tasks."""
 
 from statelog.materializer.engine import EngineMaker, LocalEngine, RoundWork
 
-__all__ = ["SplitEngine", "inline", "split_engine"]
+__all__ = ["SplitEngine", "split_engine"]
 
 
 class SplitEngine(LocalEngine):
@@ -17,11 +15,6 @@ class SplitEngine(LocalEngine):
     def tasks_for(self, size_bytes: int) -> int:  # Whatever their size.
         """So many."""
         return self._most_tasks
-
-
-def inline(work: Callable[[], None]) -> None:
-    """Do the work before whoever begins it goes on: an environment's `start` without a thread."""
-    work()
 
 
 def split_engine(most_tasks: int) -> EngineMaker:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.environment import start_thread
+from statelog.environment import inline, start_thread
 from statelog.errors import CorruptRun, Damaged, DataLoss, RoundGivenUp, StorageFull
 from statelog.materializer.background_merge import BackgroundMerge
 from statelog.materializer.daemon import Work
@@ -18,7 +18,6 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.storage.log.log import Log
 from tests.support.rigs.daemon import INTERVAL_S, DaemonBench
-from tests.support.rigs.engine import inline
 from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot
 from tests.support.waiting import wait_for
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from statelog.environment import Start, start_thread
+from statelog.environment import Start, inline, start_thread
 from statelog.errors import StorageFull
 from statelog.materializer import MaterializerSettings, run_round
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.side_by_side import side_by_side
-from tests.support.rigs.engine import inline, split_engine
+from tests.support.rigs.engine import split_engine
 from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 _LIMIT_S = 60.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.environment import Environment
+from statelog.environment import Environment, inline
 from statelog.errors import OffsetGone
 from statelog.materializer.control import Control
 from statelog.materializer.daemon import Materializer
@@ -15,7 +15,6 @@ from statelog.materializer.round import run_round
 from statelog.materializer.tail import TailGauge, Watchdog
 from statelog.storage.ledger_client import LedgerClient
 from tests.support.rigs.daemon import DaemonBench
-from tests.support.rigs.engine import inline
 from tests.support.rigs.log import TwinLog, settings_for
 
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
+from statelog.environment import inline
 from statelog.errors import BrokerUnavailable
 from statelog.storage.log.evidence import Looks
 from statelog.storage.log.topics import IdentifiedTopics
-from tests.support.rigs.engine import inline
 from tests.support.waiting import wait_for
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from statelog.environment import inline
 from statelog.errors import CorruptManifest, CorruptRun, NotFound, StorageFull, UnknownFormat
 from statelog.schemas.snapshot.runs import (
     TARGET_BYTES,
@@ -31,7 +32,6 @@ from statelog.storage.run_reader import PIECE_BYTES, RunReader, open_local, read
 from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.rigs.engine import inline
 from tests.support.samples.runs import LABEL, change_table, run_schema, write_run
 
 CHANGES = [(group, 0, b"key-%d" % i, b"v" * 40) for group in range(16) for i in range(50)]

@@ -6,9 +6,8 @@ import threading
 import pytest
 
 import statelog
-from statelog.environment import Environment, current_environment
+from statelog.environment import Environment, current_environment, inline
 from statelog.testing import Crash, StillClock, Twin, crash_at, environment
-from tests.support.rigs.engine import inline
 from tests.support.told import told
 
 
