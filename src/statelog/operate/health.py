@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from statelog.closing import Closing
+from statelog.closing import Closing, undone_by_errors
 from statelog.formatting import show_duration
 from statelog.materializer import MaterializerSettings
 from statelog.materializer.fleet import MemberState
@@ -141,10 +141,11 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """On a thread of its own, if there is room."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        with undone_by_errors(self._room.release):
+            super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """One connection, its handshake included: who does not speak holds up nobody else."""

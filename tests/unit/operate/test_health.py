@@ -167,3 +167,18 @@ def test_an_address_in_use_is_told() -> None:
         with pytest.raises(ConfigError, match="nothing can listen there"):
             HealthServer(taken, Health, CollectorRegistry())
     assert not [one for one in threading.enumerate() if one.name == "statelog-health"]
+
+
+def test_threads_that_cannot_begin_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once threads can be had again it answers, however many requests found none."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with _served(Health()) as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            for _ in range(20):
+                with pytest.raises(OSError):
+                    _ask(server, "/livez")
+        assert _ask(server, "/livez") == (200, "live\n")
