@@ -90,8 +90,10 @@ def inline(work: Callable[[], None]) -> None:
 
 
 @contextmanager
-def repeated(work: Callable[[], object], every_s: float, name: str) -> Generator[None]:
-    """Do the work each time that so many seconds have passed, on a thread of this name, until the block is left."""
+def repeated(work: Callable[[], object], every_s: float, name: str, *, is_awaited: bool = True) -> Generator[None]:
+    """Do the work each time that so many seconds have passed, on a thread of this name, until the block is left: with
+    what is under way, if it `is_awaited`.
+    """
     over = threading.Event()
 
     def repeat() -> None:
@@ -104,7 +106,8 @@ def repeated(work: Callable[[], object], every_s: float, name: str) -> Generator
         yield
     finally:
         over.set()
-        thread.join()
+        if is_awaited:
+            thread.join()
 
 
 def boot_id() -> str:

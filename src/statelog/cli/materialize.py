@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -18,14 +18,7 @@ from statelog.cli.session import Session, connected, materializer_settings, stop
 from statelog.cli.streams import give_up_stdout
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse, NotFound
-from statelog.materializer import (
-    CompletedRound,
-    Control,
-    Event,
-    LostRound,
-    Materializer,
-    SkippedRound,
-)
+from statelog.materializer import CompletedRound, Control, Event, LostRound, Materializer, SkippedRound
 from statelog.materializer import claim_root as claim
 from statelog.materializer.engine import EngineMaker, LocalEngine
 from statelog.materializer.fleet import Fleet, FleetSettings, Kit
@@ -119,19 +112,15 @@ def command(
             _materialize_all(session, names, control, watch)
         else:
             of_log = replace(session, config=session.config.of_log(name))
-            _materialize(of_log, name, control, watch, _Way(once=once, wait=wait, claim_root=claim_root))
+            _materialize(of_log, name, control, watch, once=once, wait=wait, claim_root=claim_root)
 
 
 _Watch = Callable[["Callable[[], Health]", Sequence[Path]], AbstractContextManager[None]]
 
 
-class _Way(NamedTuple):
-    once: bool
-    wait: bool
-    claim_root: bool
-
-
-def _materialize(session: Session, name: str, control: Control, watch: "_Watch", way: _Way) -> None:
+def _materialize(
+    session: Session, name: str, control: Control, watch: _Watch, *, once: bool, wait: bool, claim_root: bool
+) -> None:
     """One log: what ends its rounds ends the command."""
     settings, clock = materializer_settings(session.config), current_environment().clock
     daemon: Materializer | None = None
@@ -141,14 +130,14 @@ def _materialize(session: Session, name: str, control: Control, watch: "_Watch",
         return one_health(name, settings, daemon, None if since_s is None else clock() - since_s)
 
     with watch(health, [settings.scratch]):
-        if way.wait and not _wait_for_log(session, name, control):
+        if wait and not _wait_for_log(session, name, control):
             return
         since_s = clock()
         with session.open_log(name) as log:
             engine = engine_for(session.config, name)
-            if way.claim_root:
+            if claim_root:
                 claim(log)
-            if way.once:
+            if once:
                 outcome = Materializer(log, settings, control=control, make_engine=engine).run_once()
                 session.output.report(outcome_report(name, outcome))
                 return
@@ -159,7 +148,7 @@ def _materialize(session: Session, name: str, control: Control, watch: "_Watch",
             events.check()
 
 
-def _materialize_all(session: Session, names: Sequence[str], control: Control, watch: "_Watch") -> None:
+def _materialize_all(session: Session, names: Sequence[str], control: Control, watch: _Watch) -> None:
     """Several logs: what ends the rounds of one does not end the command."""
     settings, events, where = materializer_settings(session.config), _Events(session, control), session.where()
     most = cast("int", session.config.materializer.get("rounds", FleetSettings().rounds))
@@ -201,9 +190,9 @@ def _drills(
     every_s = cast("float", session.config.materializer.get("drill_every_s", 0.0))
     if not every_s:
         return nullcontext()
-    from statelog.operate.drill import Drills  # Loaded if it is asked for.
+    from statelog.operate.drill import drilling  # Loaded if it is asked for.
 
-    return Drills(names, open_log, every_s, events.tell)
+    return drilling(names, open_log, every_s, events.tell)
 
 
 def _wait_for_log(session: Session, name: str, control: Control) -> bool:
@@ -263,11 +252,7 @@ def engine_for(config: Config, log: str) -> EngineMaker:
     except ImportError as error:
         raise ConfigError("the engine spark needs pyspark", hint="pip install 'statelog[spark]'") from error
     builder: SparkSession.Builder = SparkSession.builder  # pyright: ignore[reportAssignmentType] # a class property
-    return spark_engine(
-        builder.appName(f"statelog materialize {log}").getOrCreate(),
-        log,
-        configured_where(config),
-    )
+    return spark_engine(builder.appName(f"statelog materialize {log}").getOrCreate(), log, configured_where(config))
 
 
 _ENDED = {
@@ -297,9 +282,5 @@ def event_line(event: Event, now: datetime.datetime) -> str:
 
 def event_fields(event: Event, now: datetime.datetime) -> dict[str, object]:
     """An object for programs."""
-    return {
-        "time": now.isoformat(timespec="milliseconds"),
-        "event": event.kind.value,
-        "log": event.log,
-        **event.facts,
-    }
+    time = now.isoformat(timespec="milliseconds")
+    return {"time": time, "event": event.kind.value, "log": event.log, **event.facts}

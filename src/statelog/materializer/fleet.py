@@ -290,7 +290,7 @@ class _Member:
         try:
             wait_s = daemon.turn()
         except Exception as error:  # noqa: BLE001 - a defect that one log brings out is no other's trouble
-            self._let_go(daemon, _as_ours(error, self._name))
+            self._let_go(daemon, as_ours(error, self._name))
             return math.inf
         if daemon.is_over:
             self._let_go(daemon, None)
@@ -310,7 +310,7 @@ class _Member:
         try:
             self._log, delay_s = opening.future.result()
         except Exception as error:  # noqa: BLE001 - as above
-            self._takes_leave(_as_ours(error, self._name))
+            self._takes_leave(as_ours(error, self._name))
             return
         self._problem = ""
         daemon = self._environment.run(
@@ -369,7 +369,7 @@ def _closed(log: Log | None, error: StatelogError | None, wait: Callable[[float]
             log.close()
 
 
-def _as_ours(error: Exception, log: str) -> StatelogError:
+def as_ours(error: Exception, log: str) -> StatelogError:
     """The error, or a defect in the clothes of one, with its traceback in the log lines."""
     if isinstance(error, StatelogError):
         return error

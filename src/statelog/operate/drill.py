@@ -1,5 +1,5 @@
 """`drill`: restores a log's newest state into nothing, timed, and once more by another way, and compares the two;
-`Drills`: a drill of each log of a daemon now and then, beside its rounds, on a thread of its own.
+`drilling`: a drill of each log of a daemon now and then, beside its rounds, on a thread of its own.
 
 The way of every recovery is the newest snapshot and the tail behind it. The other one is the log alone, from its first
 record; or, where that was truncated, the oldest snapshot that is kept, and the longer tail behind that. Both are read
@@ -12,14 +12,14 @@ Invariants:
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from statelog.closing import Closing
-from statelog.environment import current_environment
-from statelog.errors import Corrupt, NotFound, OffsetGone, StatelogError
+from statelog.environment import Environment, current_environment, repeated
+from statelog.errors import Corrupt, NotFound, OffsetGone
 from statelog.materializer.events import Event, EventKind, error_facts
+from statelog.materializer.fleet import as_ours
 from statelog.reading import AtPosition, Folding, HeldPlan, Plan, check_plan, plan_of
 from statelog.recovery import RecoverySettings, RecoveryStatistics, recover
 from statelog.recovery.progress import OnProgress
@@ -116,53 +116,39 @@ def _older(log: Log, number: int) -> Iterator[Manifest]:
     return (one for one in found if one is not None and one.identity == log.descriptor.identity)
 
 
-class Drills(Closing):
-    """Drills the logs of these names, one after the other, each time that `every_s` seconds have passed.
-
-    `on_event` is called on its thread. A drill that is under way when it is closed is left to itself: it only reads.
+@contextmanager
+def drilling(
+    names: Callable[[], Collection[str]], open_log: OpenLog, every_s: float, on_event: Callable[[Event], None]
+) -> Generator[None]:
+    """In the block, the logs of these names are drilled, one after the other, each time that `every_s` seconds have
+    passed, on a thread that calls `on_event`. One that is under way at the end is left to itself: it only reads.
     """
+    environment, over = current_environment(), threading.Event()
 
-    def __init__(
-        self,
-        names: Callable[[], Collection[str]],
-        open_log: OpenLog,
-        every_s: float,
-        on_event: Callable[[Event], None],
-    ) -> None:
-        self._names = names
-        self._open_log = open_log
-        self._every_s = every_s
-        self._on_event = on_event
-        self._environment = current_environment()
-        self._over = threading.Event()
-        threading.Thread(target=self._run, name="statelog-drills", daemon=True).start()
+    def drill_all() -> None:
+        for name in sorted(names()):
+            event = None if over.is_set() else _drilled(environment, name, open_log)
+            if event is not None and not over.is_set():
+                on_event(event)
 
-    def close(self) -> None:
-        """Begin no other drill. Idempotent."""
-        self._over.set()
-
-    def _run(self) -> None:
-        while not self._over.wait(self._every_s):
-            for name in sorted(self._names()):
-                if self._over.is_set():
-                    return
-                event = self._drilled(name)
-                if not self._over.is_set():
-                    self._on_event(event)
-
-    def _drilled(self, name: str) -> Event:
+    with repeated(drill_all, every_s, "statelog-drills", is_awaited=False):
         try:
-            with self._environment.step("drill", name), self._open_log(name) as log:
-                found = drill(log, _SETTINGS)
-                found.check()
-        except StatelogError as error:
-            return self._event(EventKind.DRILL_FAILED, name, error_facts(error), error)
-        return self._event(EventKind.DRILLED, name, _facts(found))
+            yield
+        finally:
+            over.set()
 
-    def _event(
-        self, kind: EventKind, log: str, facts: Mapping[str, object], error: StatelogError | None = None
-    ) -> Event:
-        return Event(kind=kind, log=log, at_s=self._environment.clock(), facts=facts, error=error)
+
+def _drilled(environment: Environment, name: str, open_log: OpenLog) -> Event:
+    kind, error = EventKind.DRILLED, None
+    try:
+        with environment.step("drill", name), open_log(name) as log:
+            found = drill(log, _SETTINGS)
+            found.check()
+        facts = _facts(found)
+    except Exception as raised:  # noqa: BLE001 - a defect of one drill must not end all that are to come
+        error = as_ours(raised, name)
+        kind, facts = EventKind.DRILL_FAILED, error_facts(error)
+    return Event(kind=kind, log=name, at_s=environment.clock(), facts=facts, error=error)
 
 
 def _facts(found: Drilled) -> dict[str, object]:

@@ -10,7 +10,7 @@ import statelog
 from statelog.errors import Corrupt
 from statelog.materializer.events import Event, EventKind
 from statelog.materializer.round import run_round
-from statelog.operate.drill import Drilled, Drills, drill
+from statelog.operate.drill import Drilled, drill, drilling
 from statelog.recovery import Recovery, RecoverySettings, recover
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.ledger.records import LossRange
@@ -123,7 +123,7 @@ def test_a_digest_is_the_states(tmp_path: Path) -> None:
 def _told(twin: Twin, *names: str) -> list[Event]:
     """The first event of each of these logs, of drills that come every few milliseconds."""
     told: Queue[Event] = Queue()
-    with twin.environment(), Drills(lambda: names, lambda name: Log.open(name, twin.where()), 0.01, told.put):
+    with twin.environment(), drilling(lambda: names, lambda name: Log.open(name, twin.where()), 0.01, told.put):
         return [told.get(timeout=30) for _ in names]
 
 
@@ -146,11 +146,30 @@ def test_drills_come_by_themselves_and_are_told() -> None:
     assert whole.text.startswith("drill: 1 rows restored in ")
 
 
+def test_a_defect_of_one_drill_is_no_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told as an error of its log, and the next drill comes."""
+    twin = Twin()
+    with twin.environment():
+        statelog.open("whole", twin.where(), create=True).close()
+
+    def defect(*_: object) -> Drilled:
+        raise ZeroDivisionError("by zero")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("statelog.operate.drill.drill", defect)
+        told = _told(twin, "whole", "whole")
+    assert [(one.kind, one.facts["message"]) for one in told] == 2 * [
+        (EventKind.DRILL_FAILED, "a defect: ZeroDivisionError: by zero")
+    ]
+    (whole,) = _told(twin, "whole")
+    assert whole.kind is EventKind.DRILLED
+
+
 def test_no_drill_begins_behind_the_end() -> None:
     """And none is told of: what reads events may be gone."""
     told: Queue[Event] = Queue()
     twin = Twin()
-    with twin.environment():
-        Drills(lambda: ["absent"], lambda name: Log.open(name, twin.where()), 0.2, told.put).close()
+    with twin.environment(), drilling(lambda: ["absent"], lambda name: Log.open(name, twin.where()), 0.2, told.put):
+        pass
     with pytest.raises(Empty):
         told.get(timeout=0.5)
