@@ -19,23 +19,14 @@ from pathlib import Path
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from statelog.closing import undone_by_errors
 from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
-from statelog.testing import process
-from statelog.testing.node import (
-    KAFKA_VERSION,
-    Listeners,
-    clean_abandoned,
-    ensure_jars,
-    find_java,
-    java_command,
-    keep_classes,
-    leave_classes,
-    node_properties,
-    properties_text,
-)
+from statelog.testing import node, process
+from statelog.testing.node import KAFKA_VERSION
 from statelog.testing.process import ProcessId
 
 PROBE_TOPIC = "__statelog_ready"
+STOP_TIMEOUT_S = 20.0
 _ATTEMPT_S = 2.0
 
 
@@ -57,19 +48,13 @@ def wait_until_ready(
         if not still_alive():
             raise BrokerUnavailable("the broker ended before it was ready", bootstrap=bootstrap, last_reason=reason)
         if clock() >= deadline:
-            raise BrokerUnavailable(
-                "the broker did not accept a record in time",
-                bootstrap=bootstrap,
-                timeout_s=timeout_s,
-                last_reason=reason,
-            )
+            problem = "the broker did not accept a record in time"
+            raise BrokerUnavailable(problem, bootstrap=bootstrap, timeout_s=timeout_s, last_reason=reason)
         reason = produce_probe(bootstrap, _ATTEMPT_S)
 
 
 def produce_probe(bootstrap: str, timeout_s: float) -> str:
-    """Produce one record, to a topic that is made for it, within `timeout_s` seconds. Returns why it failed, or an
-    empty string.
-    """
+    """Produce one record, to a topic that is made for it, within `timeout_s` seconds. Returns why it failed, or ""."""
     # Quick to reconnect, because the broker may come up at any moment; silent, because failures are expected.
     settings: dict[str, str | int | float | bool] = {
         "bootstrap.servers": bootstrap,
@@ -172,22 +157,22 @@ class EmbeddedBroker:
         """
         if self.alive:
             return
-        java = find_java()
+        java = node.find_java()
         jars = self._jars()
         self._directory.mkdir(parents=True, exist_ok=True)
         settings = self._write_settings()
         self._format(java, jars, settings)
         self._on_step(f"starting Kafka {KAFKA_VERSION} at {self.bootstrap}")
-        options = [*leave_classes(java, jars, self._directory), *self._java_options]
-        command = [*java_command(java, jars, self._heap_mb, *options), "kafka.Kafka", str(settings)]
+        options = [*node.leave_classes(java, jars, self._directory), *self._java_options]
+        command = [*node.java_command(java, jars, self._heap_mb, *options), "kafka.Kafka", str(settings)]
         self._process = process.spawn(command, self._directory, self.log_path)
         self._on_spawn(self._process)
         self._wait()
 
-    def stop(self, timeout_s: float = 20.0) -> None:
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """SIGTERM, then SIGKILL after `timeout_s` seconds; returns when the process is gone. Idempotent."""
         if self._process is not None and process.end(self._process, timeout_s):
-            keep_classes(self._directory, self._jars_directory)
+            node.keep_classes(self._directory, self._jars_directory)
 
     def kill(self) -> None:
         """SIGKILL; returns when the process is gone."""
@@ -207,31 +192,29 @@ class EmbeddedBroker:
         os.kill(self.process.pid, signal.SIGCONT)
 
     def _jars(self) -> Path:
-        self._jars_directory.mkdir(parents=True, exist_ok=True)
-        with locked(self._jars_directory / "jars.lock"):
-            clean_abandoned(self._jars_directory)
-            if not (self._jars_directory / f"kafka-{KAFKA_VERSION}").is_dir():
-                self._on_step(f"fetching Kafka {KAFKA_VERSION} (44 MB, once)")
-            return ensure_jars(self._jars_directory, on_fetched=self._tell_fetched)
+        directory, tell = self._jars_directory, self._on_step
+        directory.mkdir(parents=True, exist_ok=True)
+        with locked(directory / "jars.lock"):
+            node.clean_abandoned(directory)
+            if not (directory / f"kafka-{KAFKA_VERSION}").is_dir():
+                tell(f"fetching Kafka {KAFKA_VERSION} (44 MB, once)")
+            return node.ensure_jars(directory, on_fetched=lambda size: tell(f"fetched {size // 1_000_000} of 44 MB"))
 
     def _write_settings(self) -> Path:
         """Every start gets a new controller port: only the node itself uses it."""
-        listeners = Listeners(
+        listeners = node.Listeners(
             bind_host="127.0.0.1", port=self._port, controller_port=free_port(), advertised=self.bootstrap
         )
         settings = self._directory / "server.properties"
-        text = properties_text(self._adapt(node_properties(listeners, self._directory / "data")))
+        text = node.properties_text(self._adapt(node.node_properties(listeners, self._directory / "data")))
         settings.write_text(text, encoding="utf-8")
         return settings
-
-    def _tell_fetched(self, size_bytes: int) -> None:
-        self._on_step(f"fetched {size_bytes // 1_000_000} of 44 MB")
 
     def _format(self, java: Path, jars: Path, settings: Path) -> None:
         if (self._directory / "data" / "meta.properties").exists():
             return
         self._on_step("formatting the data directory")
-        tool = [*java_command(java, jars, self._heap_mb), "kafka.tools.StorageTool", "format"]
+        tool = [*node.java_command(java, jars, self._heap_mb), "kafka.tools.StorageTool", "format"]
         command = [*tool, "-t", _CLUSTER_ID, "-c", str(settings)]
         with self.log_path.open("ab") as log:
             done = subprocess.run(  # noqa: S603 - the arguments are made above
@@ -242,20 +225,15 @@ class EmbeddedBroker:
 
     def _wait(self) -> None:
         self._on_step("waiting until it accepts a record")
-        try:
-            wait_until_ready(self.bootstrap, self._start_timeout_s, still_alive=lambda: self.alive)
-        except BrokerUnavailable as error:
-            failure = self._failed(error.message)
-            self.stop(timeout_s=5.0)
-            raise failure from error
+        with undone_by_errors(self.stop, timeout_s=5.0):
+            try:
+                wait_until_ready(self.bootstrap, self._start_timeout_s, still_alive=lambda: self.alive)
+            except BrokerUnavailable as error:
+                raise self._failed(error.message) from error
 
     def _failed(self, message: str) -> StatelogError:
-        return BrokerUnavailable(
-            message,
-            hint=f"See {self.log_path}",
-            bootstrap=self.bootstrap,
-            last_lines=process.tail(self.log_path),
-        )
+        hint, last_lines = f"See {self.log_path}", process.tail(self.log_path)
+        return BrokerUnavailable(message, hint=hint, bootstrap=self.bootstrap, last_lines=last_lines)
 
 
 def cache_directory() -> Path:

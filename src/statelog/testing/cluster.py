@@ -164,9 +164,8 @@ class MemoryCluster:
     # ---- what the port needs
 
     def answer(self, method: str, topic: str = "", partitions: Iterable[int] = ()) -> Answer:
-        """How the question that is being put is answered. Raises BrokerUnavailable if it fails before anything is done.
-
-        An answer that this call cannot have is a failure, too.
+        """How the question that is being put is answered. Raises BrokerUnavailable if it fails before anything is done,
+        as for an answer that this call cannot have.
         """
         if self.questions is None:
             return TRUE
@@ -393,9 +392,7 @@ class MemoryCluster:
         self._held.append(sending)
 
     def _stamp(self, attempt: SendAttempt, log: PartitionLog) -> int:
-        is_stamped = (
-            self._clock is not None and self._setting(attempt.topic, "message.timestamp.type") == "LogAppendTime"
-        )
+        is_stamped = self._setting(attempt.topic, "message.timestamp.type") == "LogAppendTime"
         return log.append(attempt.value, int(self._clock() * 1000) if self._clock and is_stamped else -1)
 
     def _setting(self, topic: str, name: str) -> str:

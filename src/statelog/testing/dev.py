@@ -16,7 +16,7 @@ from pathlib import Path
 
 from statelog.errors import ConfigError
 from statelog.testing import process
-from statelog.testing.broker import EmbeddedBroker, cache_directory, free_port, locked, produce_probe
+from statelog.testing.broker import STOP_TIMEOUT_S, EmbeddedBroker, cache_directory, free_port, locked, produce_probe
 from statelog.testing.node import KAFKA_VERSION, keep_classes
 
 DEFAULT_PORT = 9092
@@ -28,18 +28,14 @@ _PROBE_TIMEOUT_S = 3.0
 class DevSettings:
     """What the user may choose.
 
-    directory        where jars, data and the broker's log lie
-    port             None: the running broker's, or 9092 for a new one; 0: any free one
-    heap_mb          the Java heap, in MiB
-    start_timeout_s  how long a start may take
-    stop_timeout_s   how long a stop may take before the broker is killed
+    directory  where jars, data and the broker's log lie
+    port       None: the running broker's, or 9092 for a new one; 0: any free one
+    heap_mb    the Java heap, in MiB
     """
 
     directory: Path = field(default_factory=cache_directory)
     port: int | None = None
     heap_mb: int = 512
-    start_timeout_s: float = 90.0
-    stop_timeout_s: float = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +81,9 @@ def start(settings: DevSettings, *, on_step: Callable[[str], None] = lambda _: N
         if running is None:
             return _start_new(settings, on_step)
         if settings.port not in {None, 0, running.port}:
-            raise ConfigError(
-                "the development broker already runs on another port",
-                hint="Use that one, or stop it first: statelog dev stop",
-                running_port=running.port,
-                asked_port=settings.port,
-            )
+            problem = "the development broker already runs on another port"
+            hint = "Use that one, or stop it first: statelog dev stop"
+            raise ConfigError(problem, hint=hint, running_port=running.port, asked_port=settings.port)
         return _described(settings, running)
 
 
@@ -100,7 +93,7 @@ def stop(settings: DevSettings) -> bool:
         return False
     with locked(_lock(settings)):
         running = read_running(settings.directory)
-        if running is not None and process.end(running.process_id, settings.stop_timeout_s):
+        if running is not None and process.end(running.process_id, STOP_TIMEOUT_S):
             keep_classes(_broker_directory(settings), settings.directory)
         forget(settings.directory)
         return running is not None
@@ -134,9 +127,8 @@ def _start_new(settings: DevSettings, on_step: Callable[[str], None]) -> DevBrok
         port=port,
         heap_mb=settings.heap_mb,
         jars_directory=settings.directory,
-        start_timeout_s=settings.start_timeout_s,
         on_step=on_step,
-        # Noted before it is ready, so that a start that is interrupted leaves a broker that stop can find.
+        # Noted before it is ready, so that a start that is killed leaves a broker that stop can find.
         on_spawn=lambda spawned: note_running(settings.directory, _running(spawned, port)),
     )
     broker.start()
@@ -158,11 +150,9 @@ def _usable_port(wanted: int | None) -> int:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
-            raise ConfigError(
-                "the port is in use by another program" if taken else f"the port cannot be used: {error.strerror}",
-                hint="Choose another one with --port, or any free one with --port 0",
-                port=port,
-            ) from error
+            problem = "the port is in use by another program" if taken else f"the port cannot be used: {error.strerror}"
+            hint = "Choose another one with --port, or any free one with --port 0"
+            raise ConfigError(problem, hint=hint, port=port) from error
     return port
 
 

@@ -7,7 +7,7 @@ contract suite holds it to what the real client does. It owns no state of the cl
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, Misuse, ValueTooLarge
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
@@ -247,23 +247,18 @@ class MemoryProducer:
             _report(sending, sending.outcome or _CLOSED)
 
     def _turn(self) -> int:
-        with self._cluster.lock:
-            answer = self._asked() if self.in_flight else TRUE
-            if answer is not None and not self._cluster.is_down:
+        due: list[Sending] = []
+        with self._cluster.lock, suppress(BrokerUnavailable):  # Then nothing moves.
+            answer = self._cluster.answer("poll") if self.in_flight else TRUE
+            if not self._cluster.is_down:
                 self._advance()
-            due = [] if answer is None or answer.kind is AnswerKind.LOST else self._take_due()
+            if answer.kind is not AnswerKind.LOST:
+                due = self._take_due()
         # Outside the lock: a callback may call back into the cluster, or wait for a thread that does.
         for sending in due:
             assert sending.outcome is not None
             _report(sending, sending.outcome)
         return len(due)
-
-    def _asked(self) -> Answer | None:
-        """How a poll is answered; None if nothing moves in it."""
-        try:
-            return self._cluster.answer("poll")
-        except BrokerUnavailable:
-            return None
 
     def _advance(self) -> None:
         """Move what is queued as far as it goes: all of it, or up to the record that ends this producer."""
@@ -308,9 +303,7 @@ class MemoryReader:
         self._is_closed = False
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Yield every record of `ranges`, one per partition in turn. Raises OffsetGone, BeyondEnd, BrokerUnavailable,
-        NotFound; waits only to stall.
-        """
+        """Yield every record of `ranges`, one per partition in turn. Raises Damaged, BrokerUnavailable, NotFound."""
         if self._is_closed:
             raise ClosedError("the reader is closed", hint="Make a new one")
         self._turn += 1
@@ -329,7 +322,8 @@ class MemoryReader:
             self._cluster.check_up()
             answer = self._cluster.answer("read", self._topic, left)
             self._cluster.lose(answer)
-        self._check_all(left)
+            for partition, wanted in left.items():
+                self._check(partition, wanted)
         count = 0
         while left:
             for partition in sorted(left):
@@ -339,7 +333,8 @@ class MemoryReader:
                 if record is not None:
                     count += 1
                     yield record
-                    self._check_turn(turn)
+                    if turn != self._turn:
+                        raise ClosedError("this read was ended by a later one", hint="One read of a reader at a time")
 
     def _end(self, kind: AnswerKind, partition: int, wanted: OffsetRange, stall_timeout_s: float) -> None:
         """Raise what a reader raises whose log, leader or connection went away in the middle."""
@@ -349,14 +344,8 @@ class MemoryReader:
             check_range(self._topic, partition, wanted, OffsetRange(0, wanted.end - 1))
         if kind is AnswerKind.STALLED:
             self._kafka.idle(stall_timeout_s)
-        raise BrokerUnavailable(
-            "the read was broken off", topic=self._topic, partition=partition, next_offset=wanted.start
-        )
-
-    def _check_all(self, left: Mapping[int, OffsetRange]) -> None:
-        with self._cluster.lock:
-            for partition, wanted in left.items():
-                self._check(partition, wanted)
+        problem = "the read was broken off"
+        raise BrokerUnavailable(problem, topic=self._topic, partition=partition, next_offset=wanted.start)
 
     def _check(self, partition: int, wanted: OffsetRange) -> None:
         self._cluster.check_up()
@@ -382,7 +371,3 @@ class MemoryReader:
             del left[partition]
         self._kafka.seen.reached(self._topic, partition, found.offset + 1)
         return found
-
-    def _check_turn(self, turn: int) -> None:
-        if turn != self._turn:
-            raise ClosedError("this read was ended by a later one", hint="One read of a reader at a time")

@@ -35,13 +35,8 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Path:
     java = _candidate(environment)
     version = parse_java_version(_version_text(java))
     if version is None or version < OLDEST_JAVA:
-        raise ConfigError(
-            "this Java is too old for Kafka" if version else "this Java does not say its version",
-            hint=_HINT,
-            java=str(java),
-            version=version,
-            oldest=OLDEST_JAVA,
-        )
+        problem = "this Java is too old for Kafka" if version else "this Java does not say its version"
+        raise ConfigError(problem, hint=_HINT, java=str(java), version=version, oldest=OLDEST_JAVA)
     return java
 
 
@@ -129,10 +124,8 @@ def _sha256(path: Path) -> str:
 def fetch_jar(coordinates: str, directory: Path) -> Path:
     """Fetch one jar, asking no cache of the user's, which may be another one's. Raises ConfigError, Unavailable."""
     if util.find_spec("jgo") is None:
-        raise ConfigError(
-            "jgo, which fetches the broker, is not installed",
-            hint="Install the extra: pip install 'statelog[dev]'. Or use a broker of your own",
-        )
+        hint = "Install the extra: pip install 'statelog[dev]'. Or use a broker of your own"
+        raise ConfigError("jgo, which fetches the broker, is not installed", hint=hint)
     from jgo.config import GlobalSettings
     from jgo.maven import MavenContext
 
@@ -142,20 +135,13 @@ def fetch_jar(coordinates: str, directory: Path) -> Path:
         context = MavenContext(repo_cache=directory, remote_repos=servers, timeout=_STALL_TIMEOUT_S)
         return context.project(group, artifact).at_version(version).artifact().resolve()
     except (OSError, RuntimeError) as error:
-        raise Unavailable(
-            "the broker's jars could not be fetched",
-            hint="Check the network, and start again: nothing half-done is left behind",
-            reason=str(error),
-            jar=coordinates,
-        ) from error
+        problem = "the broker's jars could not be fetched"
+        hint = "Check the network, and start again: nothing half-done is left behind"
+        raise Unavailable(problem, hint=hint, reason=str(error), jar=coordinates) from error
 
 
 def fetch_jars(
-    jars: Path,
-    pins: Mapping[str, str],
-    *,
-    on_fetched: Callable[[int], None] = lambda _: None,
-    fetch: Fetch = fetch_jar,
+    jars: Path, pins: Mapping[str, str], *, on_fetched: Callable[[int], None] = lambda _: None, fetch: Fetch = fetch_jar
 ) -> None:
     """Fetch the pinned jars into a directory of its own, check them, then rename it to `jars`.
 
@@ -291,10 +277,5 @@ def node_properties(listeners: Listeners, data_directory: Path | None = None) ->
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """The settings in the form of a Java properties file."""
-    return "".join(f"{name}={_escaped(value)}\n" for name, value in properties.items())
-
-
-def _escaped(value: str) -> str:
-    """A backslash in a path would be an escape sequence to Java."""
-    return value.replace("\\", "\\\\")
+    """The settings as a Java properties file, where a backslash in a path would begin an escape sequence."""
+    return "".join(f"{name}={value}\n" for name, value in properties.items()).replace("\\", "\\\\")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,8 @@ def spawn(command: Sequence[str], directory: Path, log: Path) -> ProcessId:
 
 def identify(pid: int) -> ProcessId | None:
     """The process that has this id now, or None if there is none or if it is dead and only not yet collected."""
-    _collect(pid)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # A dead child of ours that is not collected would look alive forever.
     started = _start_time(pid)
     return None if started is None else ProcessId(pid=pid, started=started)
 
@@ -60,9 +62,7 @@ def is_alive(process: ProcessId) -> bool:
 
 
 def end(process: ProcessId, timeout_s: float) -> bool:
-    """SIGTERM, and SIGKILL if it still lives after `timeout_s` seconds; returns when it is gone, and whether it was
-    there and ended by itself.
-    """
+    """SIGTERM, then SIGKILL after `timeout_s` seconds; returns when it is gone: whether it was there and obeyed."""
     was_there = is_alive(process)
     _signal(process, signal.SIGTERM)
     # A stopped process acts on SIGTERM only once it runs again.
@@ -91,18 +91,8 @@ def tail(log: Path, lines: int = 5) -> str:
 
 def _signal(process: ProcessId, number: int) -> None:
     if is_alive(process):
-        try:
+        with suppress(ProcessLookupError):
             os.kill(process.pid, number)
-        except ProcessLookupError:
-            return
-
-
-def _collect(pid: int) -> None:
-    """Take the exit code if it is a dead child of ours; a child not collected would look alive forever."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return
 
 
 def _start_time(pid: int) -> str | None:

@@ -70,8 +70,7 @@ class Provider:
 
     def check_settings(self, topic: str, config: Mapping[str, str]) -> None:
         """Raise ConfigError, as a service does that has a policy for new topics, unless these settings may be given."""
-        refusal = self.refusal(config)
-        if refusal:
+        if refusal := self.refusal(config):
             raise client_error("POLICY_VIOLATION", refusal, "creating a topic", "memory", topic=topic)
 
     def check_request(self, request: str) -> None:
@@ -100,9 +99,7 @@ CONFLUENT_CLOUD = Provider(
     sets={"min.insync.replicas": "2"},
 )
 CONFLUENT_CLOUD_STANDARD = replace(
-    CONFLUENT_CLOUD,
-    name="Confluent Cloud, Basic, Standard, Enterprise",
-    most={"max.message.bytes": 8 << 20},
+    CONFLUENT_CLOUD, name="Confluent Cloud, Basic, Standard, Enterprise", most={"max.message.bytes": 8 << 20}
 )
 MSK_EXPRESS = Provider(
     name="Amazon MSK Express",
@@ -111,9 +108,7 @@ MSK_EXPRESS = Provider(
     lacks=frozenset({"DeleteRecords"}),
 )
 REDPANDA = Provider(
-    name="Redpanda",
-    untold=frozenset({"min.insync.replicas", "unclean.leader.election.enable"}),
-    has_topic_ids=False,
+    name="Redpanda", untold=frozenset({"min.insync.replicas", "unclean.leader.election.enable"}), has_topic_ids=False
 )
 """One from before September 2025."""
 WARPSTREAM = Provider(name="WarpStream", lacks=frozenset({"DeleteRecords"}))
@@ -123,13 +118,5 @@ WARPSTREAM_LIGHTNING = Provider(
     lacks=frozenset({"DeleteRecords"}),
     places_late=True,
 )
-SERVICES = (
-    APACHE,
-    CONFLUENT_CLOUD,
-    CONFLUENT_CLOUD_STANDARD,
-    MSK_EXPRESS,
-    REDPANDA,
-    WARPSTREAM,
-    WARPSTREAM_LIGHTNING,
-)
+SERVICES = (APACHE, CONFLUENT_CLOUD, CONFLUENT_CLOUD_STANDARD, MSK_EXPRESS, REDPANDA, WARPSTREAM, WARPSTREAM_LIGHTNING)
 """All that are described here."""

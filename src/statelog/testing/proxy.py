@@ -20,6 +20,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from statelog.closing import Closing
@@ -49,17 +50,11 @@ class Link:
 
     def requests(self) -> bool:
         """Hand on the client's next request."""
-        frame = read_frame(self.client)
-        if frame is not None:
-            self.broker.sendall(frame)
-        return frame is not None
+        return _hand_on(self.client, self.broker)
 
     def answers(self) -> bool:
         """Hand on the broker's next answer."""
-        frame = read_frame(self.broker)
-        if frame is not None:
-            self.client.sendall(frame)
-        return frame is not None
+        return _hand_on(self.broker, self.client)
 
     def _pump(self, step: Callable[[], bool]) -> None:
         try:
@@ -129,10 +124,20 @@ class FrameProxy:
         with self._lock:
             self._sockets |= {client, broker}
         try:
-            self._link(client, broker).run()
+            if self._closed:  # By now, and `close` may not have seen these two.
+                self.cut_all()
+            else:
+                self._link(client, broker).run()
         finally:
             with self._lock:
                 self._sockets -= {client, broker}
+
+
+def _hand_on(source: socket.socket, sink: socket.socket) -> bool:
+    frame = read_frame(source)
+    if frame is not None:
+        sink.sendall(frame)
+    return frame is not None
 
 
 def read_frame(source: socket.socket) -> bytes | None:
@@ -163,9 +168,7 @@ def abort(one: socket.socket) -> None:
 
 
 class ProviderProxy(Closing):
-    """Listens on loopback at once, before the cluster at `bootstrap`, host:port. Every question about time goes to
-    `clock`.
-    """
+    """Listens on loopback at once, before the cluster at `bootstrap`, host:port, and lives by `clock`."""
 
     def __init__(self, bootstrap: str, provider: Provider, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.provider = provider
@@ -206,11 +209,8 @@ class ProviderProxy(Closing):
     def _door(self, host: str, port: int) -> tuple[str, int]:
         with self._lock:
             if (host, port) not in self._doors:
-                self._doors[host, port] = FrameProxy((host, port), self._link)
+                self._doors[host, port] = FrameProxy((host, port), partial(_Link, self))
             return "127.0.0.1", self._doors[host, port].port
-
-    def _link(self, client: socket.socket, broker: socket.socket) -> Link:
-        return _Link(self, client, broker)
 
 
 class _Asked(NamedTuple):

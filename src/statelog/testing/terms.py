@@ -24,9 +24,8 @@ try:
     from kio.schema.index import api_key_map, schema_name_map
     from kio.serial import entity_reader, entity_writer
 except ImportError as absent:
-    raise ConfigError(
-        "kio, which knows Kafka's protocol, is not installed", hint="Install it: pip install 'kio>=0.6.5'"
-    ) from absent
+    problem, hint = "kio, which knows Kafka's protocol, is not installed", "Install it: pip install 'kio>=0.6.5'"
+    raise ConfigError(problem, hint=hint) from absent
 
 API_KEYS = {"".join(part.title() for part in name.split("_")): key for key, name in api_key_map.items()}
 """Kafka's own names of requests, such as DeleteRecords."""
@@ -124,10 +123,7 @@ class Deal(NamedTuple):
 
 
 class ServiceTerms:
-    """The terms of one service; `address` is where clients find its brokers.
-
-    One setting that is refused refuses all topics of its request.
-    """
+    """The terms of one service. One setting that is refused refuses all topics of its request."""
 
     def __init__(self, provider: Provider, address: Address) -> None:
         self._provider = provider

@@ -193,16 +193,13 @@ class MemoryMember:
         """Leave: what is still given is another's at once."""
         if self in self._group.members:
             self._group.members.remove(self)
-            self._hear_nothing_more()
+            for _, _, then in self._told:
+                then()
+            self._told.clear()
+            for partition, owner in list(self._group.owner.items()):
+                if owner is self:
+                    self._group.owner[partition] = None
             self._group.share()
-
-    def _hear_nothing_more(self) -> None:
-        for _, _, then in self._told:
-            then()
-        self._told.clear()
-        for partition, owner in list(self._group.owner.items()):
-            if owner is self:
-                self._group.owner[partition] = None
 
 
 class Crash(BaseException):

@@ -15,7 +15,7 @@ from statelog.cli import dev as dev_commands
 from statelog.errors import BrokerUnavailable, ConfigError, Corrupt, Unavailable
 from statelog.storage.log.where import Where
 from statelog.testing import dev, node, process
-from statelog.testing.broker import cache_directory, free_port, locked, wait_until_ready
+from statelog.testing.broker import EmbeddedBroker, cache_directory, free_port, locked, wait_until_ready
 from statelog.testing.dev import DevBroker, DevSettings, RunningBroker
 from statelog.testing.node import (
     KAFKA_VERSION,
@@ -56,6 +56,26 @@ def sleeper(tmp_path: Path) -> Iterator[ProcessId]:
     assert wait_for(lambda: "up" in process.tail(log), 20.0)
     yield spawned
     process.kill(spawned)
+
+
+def test_a_start_that_is_interrupted_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in a session of its own, which hears no Ctrl-C."""
+    spawned: list[ProcessId] = []
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(node, "find_java", lambda: Path(sys.executable))
+    monkeypatch.setattr(node, "ensure_jars", lambda directory, **_: directory)
+    monkeypatch.setattr(node, "java_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr("statelog.testing.broker.wait_until_ready", interrupt)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "meta.properties").touch()
+    broker = EmbeddedBroker(tmp_path, jars_directory=tmp_path, on_spawn=spawned.append)
+    with pytest.raises(KeyboardInterrupt):
+        broker.start()
+    assert len(spawned) == 1
+    assert not process.is_alive(spawned[0])
 
 
 def test_pinned_jars_are_accepted(jars: Path) -> None:

@@ -93,6 +93,28 @@ def test_a_connection_that_nobody_asks_anything_on_is_cut(echo: str) -> None:
             assert _asked(client, 2)
 
 
+def test_no_connection_outlives_the_proxy(echo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that was on its way to the broker when the proxy was closed."""
+    connect, is_closed, is_asked = socket.create_connection, threading.Event(), threading.Event()
+
+    def late(*args: Any, **options: Any) -> socket.socket:
+        is_asked.set()
+        assert is_closed.wait(30)
+        return connect(*args, **options)
+
+    with ProviderProxy(echo, Provider(name="plain")) as proxy:
+        client = _connected(proxy)
+        with monkeypatch.context() as patch:
+            patch.setattr("statelog.testing.proxy.socket.create_connection", late)
+            another = connect(client.getpeername(), timeout=10)
+            assert is_asked.wait(30)
+        proxy.close()
+        is_closed.set()
+        for one in (client, another):
+            with closing(one):
+                assert not _asked(one, 1)
+
+
 @pytest.mark.parametrize("field", ["session_s", "rolls_s"])
 def test_a_connection_that_is_over_ends_at_its_next_request(echo: str, field: str) -> None:
     """A session that ended, or a broker that was started anew; a new connection works."""
