@@ -77,7 +77,7 @@ class Output:
 
     def __init__(self, *, as_json: bool, to_stderr: bool = False) -> None:
         self.as_json = as_json
-        self.on_terminal = not as_json and _is_terminal()
+        self.on_terminal = not as_json and sys.stdout.isatty()
         self._to_stderr = to_stderr
 
     def report(self, report: Report) -> None:
@@ -109,25 +109,14 @@ class Output:
         """Something that a person should look at."""
         tell(as_json({"warning": text}) if self.as_json else f"warning: {clean(text)}")
 
-
-def print_error(error: StatelogError, *, as_json: bool) -> None:
-    """What went wrong, where, and what to do, on standard error."""
-    tell(_error_json(error) if as_json else "\n".join(_error_lines(error)))
-
-
-def _error_json(error: StatelogError) -> str:
-    name, hint = type(error).__name__, as_typed(error.hint)
-    return as_json({"error": name, "message": error.message, "facts": dict(error.facts), "hint": hint})
-
-
-def _error_lines(error: StatelogError) -> list[str]:
-    facts = [f"  {name}: {clean(str(value))}" for name, value in error.facts.items()]
-    hint = [f"hint: {clean(as_typed(error.hint))}"] if error.hint else []
-    return [f"error: {clean(error.message)} [{type(error).__name__}]", *facts, *hint]
-
-
-def _is_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
+    def error(self, error: StatelogError) -> None:
+        """What went wrong, where, and what to do."""
+        name, hint = type(error).__name__, as_typed(error.hint)
+        if self.as_json:
+            tell(as_json({"error": name, "message": error.message, "facts": dict(error.facts), "hint": hint}))
+            return
+        facts = [f"  {fact}: {clean(str(value))}" for fact, value in error.facts.items()]
+        tell("\n".join([f"error: {clean(error.message)} [{name}]", *facts, *[f"hint: {clean(hint)}"] * bool(hint)]))
 
 
 def _plain_lines(report: Report) -> list[str]:
@@ -181,9 +170,7 @@ def _made(found: re.Match[str]) -> str:
 
 
 def confirm(name: str, what: str, asked: str = "its name") -> None:
-    """Show what would happen, and ask for the name, or what else is `asked` for. Raises ConfigError without an answer,
-    or for another one.
-    """
+    """Show what would happen, and ask for the name, or what else is `asked` for. Raises ConfigError without it."""
     try:
         typed = click.prompt(f"{what} Type {asked} to continue", err=True)
     except click.Abort as abort:

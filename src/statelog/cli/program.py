@@ -10,14 +10,13 @@ import sys
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from io import StringIO
+from typing import Any, NoReturn, cast
 
 import click
 
-from statelog.cli.streams import Interrupt, fit_streams, give_up_stdout, is_stdout_unread, settle_stderr
-
-if TYPE_CHECKING:
-    from statelog.errors import StatelogError
+from statelog.cli.streams import Interrupt, fit_streams, give_up_stdout, is_stdout_unread, settle_stderr, tell
+from statelog.errors import ConfigError, Misuse, StatelogError, StorageFull, StoreUnavailable
 
 COMMANDS: Mapping[str, str] = {
     "init": "Create a log: its topics and its directory.",
@@ -142,11 +141,8 @@ class Program(click.Group):
         try:
             code = super().main(given, prog_name or "statelog", complete_var, False, **extra)
         except Exception as error:  # noqa: BLE001 - what is not ours is raised again
-            code = _failed(
-                error.args[0] if isinstance(error, _BrokenPipe) else error,
-                as_json="--json" in given,
-                interrupted=interrupt.seen,
-            )
+            raised = error.args[0] if isinstance(error, _BrokenPipe) else error
+            code = _failed(raised, as_json="--json" in given, interrupted=interrupt.seen)
         finally:
             interrupt.close()
             settle_stderr()
@@ -168,54 +164,45 @@ def _kept_from_click() -> Generator[None]:
 def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
     """Report what went wrong; returns the exit code. A defect of ours is raised again, as it is."""
     # Imported here: a run that goes well without Kafka and Arrow must not wait for them.
-    from statelog.cli.output import INTERRUPTED, MISUSE, OK, exit_code, print_error
-    from statelog.errors import Misuse, StatelogError
+    from statelog.cli.output import INTERRUPTED, MISUSE, OK, Output, exit_code
 
-    is_unread = isinstance(error, BrokenPipeError) and is_stdout_unread()
+    is_unread, output = isinstance(error, BrokenPipeError) and is_stdout_unread(), Output(as_json=as_json)
     if is_unread:
         give_up_stdout()
-    if interrupted or _is_interrupt(error):
+    if interrupted or (isinstance(error, click.Abort) and isinstance(error.__cause__, KeyboardInterrupt)):
         if isinstance(error, StatelogError):
-            print_error(error, as_json=as_json)  # A library may have swallowed the Ctrl-C on the way here.
+            output.error(error)  # A library may have swallowed the Ctrl-C on the way here.
         return INTERRUPTED
     match error:
         case click.UsageError() if not as_json:
-            error.show()
+            error.show(shown := StringIO())
+            tell(shown.getvalue().rstrip("\n"))
             return MISUSE
         case click.Abort():
             return MISUSE  # A question without an answer.
         case BrokenPipeError() if is_unread:
             return OK  # The reader has what it wanted.
         case click.UsageError():
-            refused: StatelogError = Misuse(error.format_message())
-        case StatelogError():
-            refused = error
+            output.error(Misuse(error.format_message()))
+            return MISUSE
         case OSError():
-            refused = _refused(error)
-        case _:
-            raise error
-    print_error(refused, as_json=as_json)
-    return exit_code(refused)
+            error = _refused(error)
+    if not isinstance(error, StatelogError):
+        raise error
+    output.error(error)
+    return exit_code(error)
 
 
-def _is_interrupt(error: Exception) -> bool:
-    """Whether click made this of a Ctrl-C."""
-    return isinstance(error, click.Abort) and isinstance(error.__cause__, KeyboardInterrupt)
-
-
-def _refused(error: OSError) -> "StatelogError":
+def _refused(error: OSError) -> StatelogError:
     """What the operating system refuses to the command itself: its output, its directory."""
-    from statelog.errors import ConfigError, StorageFull, StoreUnavailable
-
     problem, path = error.strerror or str(error), str(error.filename or "standard output")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         if error.filename is None:
             give_up_stdout()
         return StorageFull("the output cannot be written", file=path, problem=problem)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return ConfigError(
-            "the file cannot be used", file=path, problem=problem, hint="Check its permissions, and HOME"
-        )
+        hint = "Check its permissions, and HOME"
+        return ConfigError("the file cannot be used", file=path, problem=problem, hint=hint)
     return StoreUnavailable("the operating system refuses", file=path, problem=problem)
 
 

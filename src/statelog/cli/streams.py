@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import TextIO
@@ -79,20 +80,16 @@ def _is_unread(stream: TextIO) -> bool:
 
 def tell(text: str) -> None:
     """Print a line beside the result, on standard error. Nobody has to read it: the work goes on in any case."""
-    try:
+    with suppress(OSError):
         click.echo(text, err=True)
-    except BrokenPipeError:
-        _give_up(_STDERR)
 
 
 def settle_stderr() -> None:
-    """At the end: if nobody reads it, what was or will be printed there by others is lost, too: Python would end with
-    120 for it.
-    """
+    """At the end: if it takes nothing, what others printed there is lost, too, or Python would end with 120 for it."""
     try:
         sys.stderr.flush()
         is_unread = _is_unread(sys.stderr)
-    except BrokenPipeError:
+    except OSError:
         is_unread = True
     if is_unread:
         _give_up(_STDERR)

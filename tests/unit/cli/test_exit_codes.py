@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from statelog import errors
 from statelog.cli import output
-from statelog.cli.output import Output, exit_code, print_error
+from statelog.cli.output import Output, exit_code
 from statelog.cli.program import COMMANDS, program
 from statelog.cli.progress import PlainBar
 from statelog.errors import (
@@ -124,12 +124,12 @@ def test_versions_are_json_for_programs() -> None:
 def test_an_error_has_what_where_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     """People read message, facts and hint, one a line; programs get the same as JSON. Both on standard error."""
     error = NotFound("no such thing", hint="Make it", log="x", offset=3)
-    print_error(error, as_json=False)
+    Output(as_json=False).error(error)
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "error: no such thing [NotFound]\n  log: x\n  offset: 3\nhint: Make it\n"
 
-    print_error(error, as_json=True)
+    Output(as_json=True).error(error)
     assert json.loads(capsys.readouterr().err) == {
         "error": "NotFound",
         "message": "no such thing",

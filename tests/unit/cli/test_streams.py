@@ -50,6 +50,27 @@ def test_a_full_disk_behind_the_output_is_told(args: list[str]) -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.parametrize("args", [["version", "--wrong"], ["version", "--json", "--wrong"], ["describe", "no/name"]])
+@pytest.mark.parametrize("is_full", [True, False])
+def test_nobody_has_to_take_an_error(args: list[str], is_full: bool) -> None:
+    """A full disk, or a reader that is gone, behind standard error changes no exit code."""
+    reader, unread = os.pipe()
+    os.close(reader)
+    with Path("/dev/full").open("wb") as full:
+        given = full.fileno() if is_full else unread
+        done = subprocess.run([sys.executable, "-m", "statelog", *args], stderr=given, check=False, timeout=60)
+    os.close(unread)
+    assert done.returncode == 2
+
+
+def test_what_stands_beside_the_result_may_meet_a_full_disk() -> None:
+    """The work goes on, and the result is there."""
+    code = "from statelog.cli.streams import settle_stderr, tell; tell('beside'); print('result'); settle_stderr()"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, check=True, timeout=60)
+    assert done.stdout == b"result\n"
+
+
 @pytest.mark.parametrize("args", [["version"], ["version", "--json"], ["--help"]])
 def test_a_reader_that_goes_away_is_no_failure(args: list[str]) -> None:
     """As behind `| head -1`: the command ends without a word, and `set -o pipefail` sees no error."""
