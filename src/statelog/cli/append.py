@@ -207,7 +207,10 @@ class Appender:
 
         Raises CheckpointMismatch for another input than the one that was begun, InvalidChange with the place of a row.
         """
-        self._resume(log)
+        last = log.commits().get(self._name)
+        if last is not None:
+            self._done.checkpoint = last.checkpoint.id
+            self.skip(last.metadata)
         batches = self._source.batches()
         first = next(batches, None)
         if first is None:
@@ -271,12 +274,6 @@ class Appender:
         difference = self._source.resume(rows, read_bytes, digest) if is_kind else f"it was {kind}"
         if difference is not None:
             raise self._mismatch(f"this is not the input that this writer started with: {difference}")
-
-    def _resume(self, log: Log) -> None:
-        last = log.commits().get(self._name)
-        if last is not None:
-            self._done.checkpoint = last.checkpoint.id
-            self.skip(last.metadata)
 
     def _mismatch(self, problem: str, **facts: str) -> CheckpointMismatch:
         hint = "Give it the same input with the same options again, or choose another name with --writer"

@@ -1,6 +1,5 @@
 """`statelog copy`: copies a log into a new one, on another cluster or below another root, and finishes the copy."""
 
-from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,12 @@ import click
 
 from statelog.cli.log import TRUNCATION_MODES
 from statelog.cli.progress import open_bar
-from statelog.cli.session import Session, connected, materializer_settings
+from statelog.cli.session import FILE, Session, connected, materializer_settings
 from statelog.errors import ConfigError
 from statelog.materializer.copy import Copied, copy_log, finish_copy
 from statelog.operate.report import Report
 from statelog.storage.config import file_layer, merge, read_text
-from statelog.storage.log.log import Log, open_snapshots
+from statelog.storage.log.log import open_snapshots
 
 _HELP = """Copy the log NAME into the new log COPY: its state and its writers' progress, and no history.
 
@@ -28,9 +27,7 @@ the --to options says is as for NAME."""
 @click.command("copy", help=_HELP)
 @click.argument("name")
 @click.argument("copy")
-@click.option(
-    "--to-config", type=click.Path(path_type=Path), metavar="FILE", help="Configuration file of COPY's place."
-)
+@click.option("--to-config", type=FILE, metavar="FILE", help="Configuration file of COPY's place.")
 @click.option("--to-bootstrap", metavar="HOST:PORT", help="Kafka brokers of COPY.")
 @click.option("--to-root", metavar="URL", help="URL below which COPY has its directory.")
 @click.option("--finish", is_flag=True, help="Copy the rest and open COPY: from now on it is a log of its own.")
@@ -65,7 +62,8 @@ def _copied(
     settings = materializer_settings(there.config)
     if as_copied:
         return finish_copy(copy, there.where(), settings=settings)
-    with open_bar(f"copy {name}", as_json=session.output.as_json) as bar, _source(session, name, snapshot) as log:
+    source = open_snapshots(name, session.where_without_kafka()) if snapshot else session.open_log(name)
+    with open_bar(f"copy {name}", as_json=session.output.as_json) as bar, source as log:
         return copy_log(
             log,
             copy,
@@ -76,10 +74,6 @@ def _copied(
             on_progress=lambda share: bar.update(share, "copied"),
             **options,
         )
-
-
-def _source(session: Session, name: str, is_alone: bool) -> AbstractContextManager[Log]:
-    return open_snapshots(name, session.where_without_kafka()) if is_alone else session.open_log(name)
 
 
 def _there(session: Session, *, to_config: Path | None, to_bootstrap: str | None, to_root: str | None) -> Session:

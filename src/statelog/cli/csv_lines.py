@@ -86,9 +86,7 @@ class CsvRows(RowReader):
         return self._fitted(table.combine_chunks().to_batches()[0])
 
     def _is_open(self, line: bytes) -> bool:
-        """Whether a quote is open at the end of a line, which Arrow closes without a word: twice, it is one row, or
-        Arrow finds the end of none.
-        """
+        """Whether a quote is open at the end of a line, which Arrow closes without a word: twice, it is no two rows."""
         try:
             return self._parsed(line + line, autogenerate_column_names=True).num_rows == 1
         except pa.ArrowInvalid:

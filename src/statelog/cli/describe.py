@@ -4,7 +4,6 @@ they are stopped, too, and the removal of one.
 """
 
 import sys
-from collections.abc import Mapping
 
 import click
 
@@ -73,14 +72,11 @@ def watch(session: Session, name: str, interval: str, times: int | None) -> None
             rate = None if before is None else (position - before[1]) / max(now_s - before[0], 1e-9)
             before = now_s, position
             facts = {one: found[one] for one in (*_SHOWN, "newest_manifest")} | {"ledger_records_per_s": rate}
-            session.output.event(_line(facts), {"log": name, **facts})
+            line = ", ".join(f"{words(fact)} {shown(fact, value)}" for fact, value in facts.items())
+            session.output.event(line, {"log": name, **facts})
             times = None if times is None else times - 1
             if times == 0 or control.wait(every_s):
                 break
-
-
-def _line(facts: Mapping[str, object]) -> str:
-    return ", ".join(f"{words(name)} {shown(name, value)}" for name, value in facts.items())
 
 
 @click.command("describe", help="Show what the log NAME is, and its current status.")

@@ -32,7 +32,7 @@ topics are made for it, and removed. Without the right to make topics, let someb
 NAME.ledger, and name them with --topics NAME; they stay.
 
 `--kafka` alone says that Kafka is meant; with NAME=VALUE it is a setting of the client, as for every command."""
-_CODES = {
+EXIT_CODES = {
     Severity.OK: OK,
     Severity.NOTE: OK,
     Severity.REFUSED: MISUSE,
@@ -105,18 +105,13 @@ def _end(
     """Show what was found, to people the worst first; exit by the worst."""
     if not session.output.as_json:
         found = sorted(found, key=lambda one: list(Severity).index(one.severity), reverse=True)
-    rows = [(one.name, one.severity.value, one.found, one.why, as_typed(one.hint)) for one in found]
-    with_facts = [(*row, one.facts) for row, one in zip(rows, found, strict=True)]
-    as_json = session.output.as_json
-    listing = Listing("findings", _FIELDS, with_facts) if as_json else Listing("findings", columns, rows)
+    rows = [(one.name, one.severity.value, one.found, one.why, as_typed(one.hint), one.facts) for one in found]
+    listing = Listing("findings", _FIELDS, rows)
+    if not session.output.as_json:
+        listing = Listing("findings", columns, [row[:-1] for row in rows])
     session.output.report(Report(title, facts, (listing,)))
-    if code := exit_code_of(worst(found)):
+    if code := EXIT_CODES[worst(found)]:
         sys.exit(code)
-
-
-def exit_code_of(severity: Severity) -> int:
-    """The exit code of a report whose worst finding is of this severity."""
-    return _CODES[severity]
 
 
 @contextmanager

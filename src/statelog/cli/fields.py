@@ -76,11 +76,7 @@ class Fields:
 
     def to_changes(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Rows as a batch for `Writer.append_batch`: key, op, value, and key group if named. Raises InvalidChange."""
-        columns = {
-            "key": column_of(batch, self.key_field, "key"),
-            "op": self._ops(batch),
-            "value": self._values(batch),
-        }
+        columns = {"key": column_of(batch, self.key_field, "key"), "op": self._ops(batch), "value": self._values(batch)}
         if self.named_groups:
             columns["key_group"] = column_of(batch, "key_group", "key group")
         self._refuse_unknown(batch)

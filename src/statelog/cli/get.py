@@ -77,9 +77,7 @@ def command(
 
 
 def _found(rows: pa.Table, texts: tuple[str, ...], keys: pa.Array) -> tuple[pa.Table, list[str]]:
-    """The rows in the order in which their keys were named, and the texts of the keys that are not there. A key that
-    was named twice has two rows.
-    """
+    """The rows in the order of their keys, two for one that was named twice, and the texts of those that have none."""
     row_of: dict[Any, int] = {key: row for row, key in enumerate(rows.column("key").to_pylist())}
     wanted: list[Any] = keys.to_pylist()
     missing = [text for text, key in zip(texts, wanted, strict=True) if key not in row_of]
@@ -137,7 +135,6 @@ def diff(session: Session, name: str, start: str, end: str | None, bytes_text: B
 def _at(text: str) -> AtPosition | AtTime:
     found = parse_from(text, time.time())
     if isinstance(found, From):
-        raise ConfigError(
-            f"{text!r} names no state", hint="Write a position, a time such as 2030-01-31T12:00, or 10min"
-        )
+        hint = "Write a position, a time such as 2030-01-31T12:00, or 10min"
+        raise ConfigError(f"{text!r} names no state", hint=hint)
     return found

@@ -63,10 +63,8 @@ class JsonRows(RowReader):
             yield from self._lacking(kind.items, f"{path}[]", depth + 1)
         for one in kind.fields:
             if one.default is not None and (depth or one.type.nullable):
-                yield (
-                    f"{path}.{one.name}",
-                    "it has a default, and Arrow's JSON reader cannot tell null from a field that is missing",
-                )
+                problem = "it has a default, and Arrow's JSON reader cannot tell null from a field that is missing"
+                yield f"{path}.{one.name}", problem
             yield from self._lacking(one.type, f"{path}.{one.name}", depth + 1)
 
 

@@ -111,9 +111,8 @@ class RowReader(ABC):
         return column.fill_null(self._defaults[name]) if column.null_count and name in self._defaults else column
 
     def _is_base64(self, kind: pa.DataType) -> bool:
-        return self._fields.bytes_text is BytesText.BASE64 and (
-            pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind)
-        )
+        are_bytes = pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind)
+        return are_bytes and self._fields.bytes_text is BytesText.BASE64
 
 
 class _Block(NamedTuple):

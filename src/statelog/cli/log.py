@@ -4,13 +4,14 @@ what truncates it and what does not, deletes it for good, and accepts a loss by 
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from statelog.cli.output import Output, confirm
-from statelog.cli.session import Session, connected, materializer_settings
+from statelog.cli.session import FILE, Session, connected, materializer_settings
 from statelog.errors import ConfigError, IdentityChanged
 from statelog.operate.description import missing, shape_of, shown_range, taken_along, truncation_facts
 from statelog.operate.report import Listing, Report
@@ -19,7 +20,6 @@ from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.topic_policy import TruncationMode
-from statelog.schemas.values.schema import ValueSchema
 from statelog.storage import LogOptions
 from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.config import read_text
@@ -48,9 +48,7 @@ _RANGE = re.compile(r"(\d+):(\d+)-(\d+)\Z")
 @click.option("--partitions", type=int, default=8, show_default=True, help="Partitions of the data topic.")
 @click.option("--key-groups", type=int, default=128, show_default=True, help="Fixed for the life of the log.")
 @click.option("--key-type", type=click.Choice([one.value for one in KeyType]), default="bytes", show_default=True)
-@click.option(
-    "--value-schema", type=click.Path(path_type=Path), metavar="FILE.avsc", help="An Avro record; default: bytes."
-)
+@click.option("--value-schema", type=FILE, metavar="FILE.avsc", help="An Avro record; default: bytes.")
 @click.option(
     "--hash", "hash_rule", type=click.Choice([one.value for one in HashRule]), default="crc32", show_default=True,
     help="How a key's group is found: hashed from the key, or from its first bytes, or named by the caller.",
@@ -58,9 +56,7 @@ _RANGE = re.compile(r"(\d+):(\d+)-(\d+)\Z")
 @click.option("--prefix-bytes", type=int, help="How many first bytes crc32-prefix hashes.")
 @click.option("--replication-factor", "key_of_replication_factor", type=int, help="Replicas of each topic. Default 3.")
 @click.option(
-    "--truncation",
-    type=TRUNCATION_MODES,
-    help="Who deletes records: the materializer (default), or Kafka, by their age.",
+    "--truncation", type=TRUNCATION_MODES, help="Who deletes records: the materializer (default), or Kafka, by age."
 )
 @click.option("--retention-days", type=int, help="With retention: after how many days. Default 7.")
 @connected
@@ -68,52 +64,37 @@ def init(session: Session, /, name: str, value_schema: Path | None, **options: A
     """Make a log; the options are named as those of `LogOptions`."""
     where, avsc = session.where(), None if value_schema is None else read_text(value_schema, "value schema")
     with session.warnings_shown(), Log.create(name, where, LogOptions(value_schema=avsc, **options)) as log:
-        session.output.report(_init_report(log, where.replication_factor))
-
-
-def _init_report(log: Log, replication_factor: int) -> Report:
-    return Report(
-        f"created {log.name}",
-        {
-            "log": log.name,
+        facts = {
+            "log": name,
             "url": log.store.url,
             "data_topic": log.data_topic,
             "ledger_topic": log.ledger_topic,
             **shape_of(log.descriptor),
             "truncation": str(log.truncation()),
-            "replication_factor": replication_factor,
-        },
-    )
+            "replication_factor": where.replication_factor,
+        }
+        session.output.report(Report(f"created {name}", facts))
 
 
 @click.command("evolve", help=_EVOLVE_HELP)
 @click.argument("name")
-@click.option(
-    "--value-schema", type=click.Path(path_type=Path), metavar="FILE.avsc", required=True, help="Avro record."
-)
+@click.option("--value-schema", type=FILE, metavar="FILE.avsc", required=True, help="Avro record.")
 @connected
 def evolve(session: Session, name: str, value_schema: Path) -> None:
     """Evolve a log's values."""
     avsc = read_text(value_schema, "value schema")
     with session.open_log(name) as log:
         before = log.value_schemas.newest().id
-        found = log.evolve_value_schema(avsc)
-        session.output.report(_evolve_report(log, before, found))
-
-
-def _evolve_report(log: Log, before: int, found: ValueSchema) -> Report:
-    schemas = log.value_schemas.all()
-    done = f"created value schema {found.id} of" if found.id > before else f"value schema {found.id} already exists in"
-    return Report(
-        f"{done} {log.name}",
-        {
-            "log": log.name,
-            "value_schema_id": found.id,
-            "newest_value_schema_id": schemas[-1].id,
-            "new": "yes" if found.id > before else "no",
-        },
-        (Listing("value_schemas", ("id", "schema"), [(one.id, one.avsc) for one in schemas]),),
-    )
+        made = log.evolve_value_schema(avsc).id
+        schemas = [(one.id, one.avsc) for one in log.value_schemas.all()]
+        facts = {
+            "log": name,
+            "value_schema_id": made,
+            "newest_value_schema_id": schemas[-1][0],
+            "new": "yes" if made > before else "no",
+        }
+        done = f"created value schema {made} of" if made > before else f"value schema {made} already exists in"
+        session.output.report(Report(f"{done} {name}", facts, (Listing("value_schemas", ("id", "schema"), schemas),)))
 
 
 @click.command("truncate", help=_TRUNCATE_HELP)
@@ -221,13 +202,8 @@ def accept_loss(
     except IdentityChanged:
         if not is_ledger:
             raise
-        where = session.where()
-        with (
-            session.warnings_shown(),
-            accept_topic_loss(
-                name, where, reason=reason, operator=operator, confirm=lambda loss: ask(_topics(loss))
-            ) as log,
-        ):
+        asked = partial(accept_topic_loss, reason=reason, operator=operator, confirm=lambda loss: ask(_topics(loss)))
+        with session.warnings_shown(), asked(name, session.where()) as log:
             offset = log.describe().state.restarted
     session.output.report(Report(f"accepted a loss of {name}", {"accepted": name, "offset": offset}))
 
@@ -239,10 +215,9 @@ def _show(session: Session, log: Log, lost: Sequence[LossRange], *, is_dry: bool
         hint = f"By the offsets of the topic this is lost: {found}" if found else "The error of a reader names offsets"
         raise ConfigError("give --range, once or more, or --ledger", hint=hint)
     typed = " ".join(map(shown_range, lost))
-    report = Report(
-        f"what goes with {typed} of {log.name}", {"log": log.name, "ranges": typed}, (taken_along(log, lost),)
-    )
-    Output(as_json=session.output.as_json, to_stderr=not is_dry).report(report)  # The result comes behind.
+    facts, along = {"log": log.name, "ranges": typed}, taken_along(log, lost)
+    output = Output(as_json=session.output.as_json, to_stderr=not is_dry)  # The result comes behind.
+    output.report(Report(f"what goes with {typed} of {log.name}", facts, (along,)))
 
 
 def _topics(loss: TopicLoss) -> str:
@@ -253,7 +228,6 @@ def _topics(loss: TopicLoss) -> str:
 def _range(text: str) -> LossRange:
     found = _RANGE.match(text)
     if found is None:
-        raise ConfigError(
-            f"{text!r} is not a range of offsets", hint="Write 3:100-120: partition 3, from 100, below 120"
-        )
+        hint = "Write 3:100-120: partition 3, from 100, below 120"
+        raise ConfigError(f"{text!r} is not a range of offsets", hint=hint)
     return LossRange(*(int(number) for number in found.groups()))

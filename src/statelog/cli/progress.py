@@ -13,19 +13,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from statelog.cli.streams import tell
 from statelog.closing import Closing
 
-PLAIN_INTERVAL_S = 5.0
-
 
 class PlainBar(Closing):
-    """Shows progress as lines, at most one in `interval_s` seconds; with an infinite interval none. A context manager;
-    `fraction` is from 0 to 1, or None if unknown.
-    """
+    """Shows progress as lines, at most one in `interval_s` seconds; `fraction` is from 0 to 1, or None if unknown."""
 
     def __init__(
         self,
         what: str,
         *,
-        interval_s: float = PLAIN_INTERVAL_S,
+        interval_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         echo: Callable[[str], None] = tell,
     ) -> None:

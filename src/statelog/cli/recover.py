@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from statelog.cli.output import Output
 from statelog.cli.progress import PlainBar, open_bar
-from statelog.cli.session import Session, connected
+from statelog.cli.session import FILE, Session, connected
 from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_key_groups
 from statelog.errors import ConfigError
 from statelog.formatting import show_bytes, show_duration
@@ -42,8 +42,8 @@ Equal digests mean equal states, of a log and its copy, say, where the same vers
 
 @click.command("recover", help=_HELP)
 @click.argument("name")
-@click.option("--to-parquet", type=click.Path(path_type=Path), metavar="FILE", help="Write a Parquet file.")
-@click.option("--to-rocksdb", type=click.Path(path_type=Path), metavar="DIR", help="Write a RocksDB database.")
+@click.option("--to-parquet", type=FILE, metavar="FILE", help="Write a Parquet file.")
+@click.option("--to-rocksdb", type=FILE, metavar="DIR", help="Write a RocksDB database.")
 @click.option("--to-json", metavar="FILE", help="Write JSON lines; - for standard output.")
 @bytes_option
 @click.option("--key-groups", metavar="LIST", help="Only these key groups, such as 0-63,70.")
@@ -53,14 +53,7 @@ Equal digests mean equal states, of a log and its copy, say, where the same vers
 @click.option("--rows", type=click.IntRange(0), default=10, show_default=True, help="How many rows to show.")
 @connected
 def command(
-    session: Session,
-    /,
-    name: str,
-    key_groups: str | None,
-    at: At | None,
-    snapshot: bool,
-    lease: bool,
-    **target: Any,
+    session: Session, /, name: str, key_groups: str | None, at: At | None, snapshot: bool, lease: bool, **target: Any
 ) -> None:
     """Recover a log into the `target`, whose options are those of `_fill`."""
     if sum(one.startswith("to_") and path is not None for one, path in target.items()) > 1:

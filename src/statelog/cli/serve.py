@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from statelog.cli.output import Output
-from statelog.cli.session import Session, connected, materializer_settings, stopped_by_signals
+from statelog.cli.session import FILE, Session, connected, materializer_settings, stopped_by_signals
 from statelog.errors import ConfigError
 from statelog.formatting import as_json, show_duration, show_time
 from statelog.materializer import Materializer, MaterializerSettings
@@ -31,8 +31,6 @@ _FOREVER_S = 3600.0
 _HELP = """Serve a page that shows the logs below the root: topics, snapshots, commits, readers, keys. It only reads.
 
 This machine alone is answered, unless a certificate and a token are given. Ctrl-C and SIGTERM end it."""
-_FILE = click.Path(path_type=Path)
-_GIVEN = {"tls_certificate": "certificate", "tls_key": "key", "token_file": "token_file"}
 
 
 def listen_options(default: str | None, text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -41,15 +39,15 @@ def listen_options(default: str | None, text: str) -> Callable[[Callable[..., No
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @click.option("--listen", metavar="HOST:PORT", default=default, show_default=True, help=text)
         @click.option(
-            "--tls-certificate", type=_FILE, metavar="FILE", help="For TLS: a certificate and its chain, PEM."
-        )
-        @click.option("--tls-key", type=_FILE, metavar="FILE", help="The key of the certificate, PEM, no password.")
-        @click.option("--token-file", type=_FILE, metavar="FILE", help="What clients have to show is in this file.")
+            "--tls-certificate", "certificate", type=FILE, metavar="FILE",
+            help="For TLS: a certificate and its chain, PEM.",
+        )  # fmt: skip
+        @click.option("--tls-key", "key", type=FILE, metavar="FILE", help="The certificate's key, PEM, no password.")
+        @click.option("--token-file", type=FILE, metavar="FILE", help="What clients have to show is in this file.")
         @functools.wraps(command)
         def listening(*args: Any, listen: str | None, **options: Any) -> None:
-            given = {key: options.pop(name) for name, key in _GIVEN.items()}
-            found = None if listen is None else listening_at(listen, **given)
-            command(*args, listening=found, **options)
+            given = {name: options.pop(name) for name in ("certificate", "key", "token_file")}
+            command(*args, listening=None if listen is None else listening_at(listen, **given), **options)
 
         return listening
 

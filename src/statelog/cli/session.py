@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, cast
 
 import click
@@ -22,6 +23,7 @@ from statelog.storage.config_keys import read_names
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where, configured_where
 
+FILE = click.Path(path_type=Path)
 P = ParamSpec("P")
 _INTERVALS_BEFORE_ALARM = 6
 _SHOWN = (logging.getLogger("statelog.storage"), logging.getLogger("statelog.recovery"))
@@ -36,28 +38,26 @@ class Session:
 
     @contextmanager
     def open_log(self, name: str) -> Generator[Log]:
-        """Open a log and close it. Warnings of ours become lines. Raises NotFound if there is none, ConfigError,
-        UnsafeTopic, IdentityChanged and other Damaged, Unavailable.
-        """
+        """Open and close it; warnings become lines. Raises NotFound, ConfigError, UnsafeTopic, Damaged, Unavailable."""
         with self.warnings_shown(), Log.open(name, self.where()) as log:
             yield log
 
     def where(self) -> Where:
         """Where logs are. Raises ConfigError for a root that would end with this command."""
         where = configured_where(self.config)
-        self._check_root()
+        self._root()
         return where
 
     def where_without_kafka(self) -> Where:
         """Where their directories are. Raises ConfigError for one that would end with this command."""
-        self._check_root()
-        return Where(None, self.config.root_url(), storage_options=self.config.storage)
+        return Where(None, self._root(), storage_options=self.config.storage)
 
-    def _check_root(self) -> None:
+    def _root(self) -> str:
         root = self.config.root_url()
         if root.startswith("memory:"):
             hint = "Name a directory or a bucket"
             raise ConfigError("a root in memory is gone when this command ends", hint=hint, root=root)
+        return root
 
     @contextmanager
     def warnings_shown(self) -> Generator[None]:
@@ -131,21 +131,14 @@ def connected(command: Callable[Concatenate[Session, P], None]) -> Callable[P, N
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(command)
     def with_session(*args: Any, **options: Any) -> None:
-        session = _session(options)
-        command(session, *args, **options)
+        output, unsafe = Output(as_json=options.pop("as_json")), options.pop("allow_unsafe")
+        values = {name: options.pop(name) for name in ("bootstrap", "root")}
+        values["allow_unsafe"] = tuple(name for text in unsafe for name in read_names(text)) if unsafe else None
+        # Options of one command that are keys of the configuration, too.
+        for name in [name for name in options if name.startswith("key_of_")]:
+            values[name.removeprefix("key_of_").replace("__", ".")] = options.pop(name)
+        flags = flag_layer(values, options.pop("kafka"), options.pop("storage"))
+        config = merge(config_layers(options.pop("config_file"), os.environ, flags))
+        command(Session(config=config, output=output), *args, **options)
 
     return with_session
-
-
-def _session(options: dict[str, Any]) -> Session:
-    """Take the shared options out of `options`."""
-    as_json = options.pop("as_json")
-    unsafe = options.pop("allow_unsafe")
-    values = {name: options.pop(name) for name in ("bootstrap", "root")}
-    values["allow_unsafe"] = tuple(name for text in unsafe for name in read_names(text)) if unsafe else None
-    # Options of one command that are keys of the configuration, too.
-    for name in [name for name in options if name.startswith("key_of_")]:
-        values[name.removeprefix("key_of_").replace("__", ".")] = options.pop(name)
-    flags = flag_layer(values, options.pop("kafka"), options.pop("storage"))
-    layers = config_layers(options.pop("config_file"), os.environ, flags)
-    return Session(config=merge(layers), output=Output(as_json=as_json))

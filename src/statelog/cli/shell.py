@@ -14,7 +14,6 @@ from statelog.errors import ConfigError
 from statelog.operate.report import Report
 from statelog.operate.versions import versions
 
-_VARIABLE = "_STATELOG_COMPLETE"
 _COMPLETION_HELP = """Print what a shell has to read to complete `statelog`, its commands and their options.
 
 bash: `statelog completion bash > ~/.local/share/bash-completion/completions/statelog`; zsh: into a file `_statelog` of
@@ -32,7 +31,7 @@ def completion(context: click.Context, shell: str) -> None:
     made = get_completion_class(shell)
     if made is None:
         raise ConfigError(f"this click knows no {shell}", hint="Update click")
-    click.echo(made(context.find_root().command, {}, "statelog", _VARIABLE).source())
+    click.echo(made(context.find_root().command, {}, "statelog", "_STATELOG_COMPLETE").source())
 
 
 @click.command("man", help=_MAN_HELP)

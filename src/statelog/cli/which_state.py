@@ -28,17 +28,13 @@ class From(StrEnum):
 Start = From | AtPosition | AtTime
 
 
-def _bytes_text(_context: click.Context, _option: click.Parameter, text: str) -> BytesText:
-    return BytesText(text)
-
-
 bytes_option = click.option(
     "--bytes",
     "bytes_text",
     type=click.Choice([one.value for one in BytesText]),
     default=BytesText.UTF8.value,
     show_default=True,
-    callback=_bytes_text,
+    callback=lambda _context, _option, text: BytesText(text),
     help="How text holds bytes.",
 )
 lease_option = click.option(
@@ -54,15 +50,9 @@ def at_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--at-checkpoint", type=int, metavar="N", help="See --at-writer.")
     @click.option("--at-time", metavar="TIME", help="The state right before this time, or so long ago.")
     @functools.wraps(command)
-    def with_at(
-        *args: Any,
-        at_position: int | None,
-        at_writer: str | None,
-        at_checkpoint: int | None,
-        at_time: str | None,
-        **options: Any,
-    ) -> None:
-        command(*args, at=_at(at_position, at_writer, at_checkpoint, at_time), **options)
+    def with_at(*args: Any, **options: Any) -> None:
+        named = [options.pop(f"at_{one}") for one in ("position", "writer", "checkpoint", "time")]
+        command(*args, at=_at(*named), **options)
 
     return with_at
 
@@ -91,9 +81,7 @@ def _at(position: int | None, writer: str | None, checkpoint: int | None, time_t
 
 
 def parse_from(text: str, now_s: float) -> Start:
-    """Where to begin: a word, a ledger position, a time (ISO 8601, this machine's zone if it names none), or how long
-    ago. Raises ConfigError.
-    """
+    """Where to begin: a word, a position, a time (ISO 8601, else of this zone), or how long ago. Raises ConfigError."""
     if text in list(From):
         return From(text)
     if text.isdecimal():

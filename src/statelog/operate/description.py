@@ -58,6 +58,8 @@ def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
     covered = manifest.next_offsets if manifest else {}
     committed = found.state.committed_positions
     runs_bytes = sum(run.size_bytes for run in runs)
+    # By rates that nothing was measured for: low ones.
+    restore = estimate(Rates(), snapshot_bytes=runs_bytes, tail_bytes=tail.size_bytes, tail_changes=tail.changes)
     return {
         "log": descriptor.name,
         "url": found.url,
@@ -80,14 +82,8 @@ def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
         "lag_data_records": sum(end - covered.get(partition, 0) for partition, end in committed.items()),
         "accepted_losses": len(found.state.accepted),
         **lag_facts(tail),
-        "restore_estimate_s": _restore_s(runs_bytes, tail),
+        "restore_estimate_s": restore.total_s,
     }
-
-
-def _restore_s(snapshot_bytes: int, tail: Tail) -> float:
-    """By rates that nothing was measured for: low ones."""
-    found = estimate(Rates(), snapshot_bytes=snapshot_bytes, tail_bytes=tail.size_bytes, tail_changes=tail.changes)
-    return found.total_s
 
 
 def _partitions(found: LogDescription) -> Listing:
@@ -170,10 +166,8 @@ def shown_range(lost: LossRange) -> str:
 
 
 def missing(log: Log) -> tuple[LossRange, ...]:
-    """The committed offsets behind the newest snapshot that lie below a partition's start, or above its end.
-
-    What is there, and damaged or another's, is not among them: the error of a reader names it. Raises Damaged,
-    Unavailable.
+    """The committed offsets behind the newest snapshot that lie below a partition's start, or above its end: what is
+    there and damaged is named by a reader's error. Raises Damaged, Unavailable.
     """
     newest = log.manifests.newest()
     with log.ledger.client(newest) as ledger:
@@ -212,9 +206,7 @@ def taken_along(log: Log, ranges: Collection[LossRange]) -> Listing:
 
 
 def losses_listing(found: Sequence[AcceptedLoss], state: LedgerState) -> Listing:
-    """Who gave up what, when and why. One that does not `count` was said, and never reached the ledger; or it counted
-    in a ledger that was lost itself.
-    """
+    """Who gave up what, when and why. What does not `count` never reached the ledger, or one that was lost itself."""
     rows = [(show_time(one.accepted_s), *_cells_of(one, state)) for one in found]
     return Listing("losses", ("accepted", "operator", "reason", "given_up", "counts"), rows)
 

@@ -92,16 +92,13 @@ class _Examination:
     def _asked(self, ask: "_Question") -> Verdict | None:
         try:
             return self._answered(ask)
-        except NotFound as error:
-            if ask is _Examination.descriptor:
+        except StatelogError as error:
+            if isinstance(error, NotFound) and ask is _Examination.descriptor:
                 raise
             return error_verdict(error)
-        except StatelogError as error:
-            return error_verdict(error)
         except Exception as error:  # noqa: BLE001 - a defect of one check must not hide what the others find
-            return Verdict(
-                Severity.UNAVAILABLE, f"the check failed: {error!r}", "Report this: it is a defect of statelog"
-            )
+            hint = "Report this: it is a defect of statelog"
+            return Verdict(Severity.UNAVAILABLE, f"the check failed: {error!r}", hint)
 
     def _answered(self, ask: "_Question") -> Verdict | None:
         """The answer; asked again from the newest snapshot if rounds truncated past the one that it began with."""
@@ -141,9 +138,8 @@ class _Examination:
     def put_if_absent(self) -> Verdict:
         """Only tried if the caller asks for it."""
         if not self._how.proves:
-            return Verdict(
-                Severity.OK, "not tried, as that writes (--prove-store); the manifest chain shows overwriting"
-            )
+            found = "not tried, as that writes (--prove-store); the manifest chain shows overwriting"
+            return Verdict(Severity.OK, found)
         self._store.check()
         return Verdict(Severity.OK, "the second of two creates is refused")
 
@@ -233,9 +229,8 @@ class _Examination:
         self._there = LogOffsets(there, log.ledger.range(at_least=plan.position))
         state = plan.state
         facts = {"position": plan.position, "writers": len(state.writers), "accepted_losses": len(state.accepted)}
-        return Verdict(
-            Severity.OK, f"folded up to position {plan.position}; writers: {len(state.writers)}", facts=facts
-        )
+        told = f"folded up to position {plan.position}; writers: {len(state.writers)}"
+        return Verdict(Severity.OK, told, facts=facts)
 
     def data(self) -> Verdict | None:
         if self._plan is None or self._there is None:
@@ -295,10 +290,9 @@ class _Examination:
         log.verify()
         need = None
         if newest is not None and log.retention_s is not None:
-            kept = self._links
             leases = living(self._held[1], self._now_s, self._how.settings.lease_cap_s)
-            floor = truncation_floor(kept, claims_of(log, leases, self._subscribed))
-            need = aging_need(log, newest, kept, floor, self._now_s)
+            floor = truncation_floor(self._links, claims_of(log, leases, self._subscribed))
+            need = aging_need(log, newest, self._links, floor, self._now_s)
         return log_checks.of_aging(need, log.retention_s)
 
     def root(self) -> Verdict:

@@ -69,9 +69,8 @@ class Finding:
     def of(cls, asked: Explained, verdict: Verdict | None) -> "Finding":
         """The finding of what was asked; None: it was not, because of what another one says."""
         if verdict is None:
-            return cls(
-                name=asked.value, severity=Severity.NOTE, found="not asked", why="Nobody knows before it is asked"
-            )
+            why = "Nobody knows before it is asked"
+            return cls(name=asked.value, severity=Severity.NOTE, found="not asked", why=why)
         severity, found, hint, facts = verdict
         why = "" if severity is Severity.OK else asked.why
         return cls(name=asked.value, severity=severity, found=found, facts=facts, why=why, hint=hint)

@@ -49,7 +49,7 @@ class Need(Explained):
     LOG = "all of it together", "A log cannot be made here"
 
 
-_SORTED = {
+_SORTED: Mapping[Waiver | None, Need] = {
     Waiver.UNKNOWN_SETTINGS: Need.DESCRIBE,
     Waiver.TOPIC_IDS: Need.TOPIC_IDS,
     Waiver.REPLICATION: Need.REPLICAS,
@@ -166,14 +166,9 @@ def _by_policy(need: Need) -> Callable[[KafkaAnswers], Verdict | None]:
 def _objections(need: Need, topics: Sequence[TopicAnswer]) -> Iterator[tuple[str, Waiver | None]]:
     for role, found, _ in topics:
         for text, waiver in objections(found, role):
-            if _need_of(text, waiver) is need:
+            is_early = text.startswith(tuple(EARLY))
+            if (Need.PLACES if is_early else _SORTED.get(waiver, Need.KEPT)) is need:
                 yield text, waiver
-
-
-def _need_of(text: str, waiver: Waiver | None) -> Need:
-    if text.startswith(tuple(EARLY)):
-        return Need.PLACES
-    return _SORTED.get(waiver, Need.KEPT) if waiver else Need.KEPT
 
 
 def _as_found(need: Need, topics: Sequence[TopicAnswer]) -> str:
@@ -197,16 +192,8 @@ def _of_spare(answers: KafkaAnswers) -> Verdict | None:
     return Verdict(Severity.OK, "all taken")
 
 
-def _of_sent(answers: KafkaAnswers) -> Verdict | None:
-    return _timed("records acknowledged", answers.sent.latencies_s) if answers.sent else None
-
-
-def _of_log(answers: KafkaAnswers) -> Verdict | None:
-    return _timed("commits on a log that was made", answers.commits_s) if answers.commits_s else None
-
-
-def _timed(what: str, latencies_s: Sequence[float]) -> Verdict:
-    return Verdict(Severity.OK, f"{len(latencies_s)} {what}", facts=times(latencies_s))
+def _timed(what: str, latencies_s: Sequence[float] | None) -> Verdict | None:
+    return Verdict(Severity.OK, f"{len(latencies_s)} {what}", facts=times(latencies_s)) if latencies_s else None
 
 
 def _by_reason(need: Need, reason: str, found: str) -> Callable[[KafkaAnswers], Verdict | None]:
@@ -286,7 +273,7 @@ _JUDGES: Mapping[Need, Callable[[KafkaAnswers], Verdict | None]] = {
     Need.CLUSTER_ID: lambda answers: Verdict(Severity.OK, answers.cluster_id),
     **{need: _by_policy(need) for need in (Need.DESCRIBE, Need.TOPIC_IDS, Need.KEPT, Need.REPLICAS)},
     Need.SPARE: _of_spare,
-    Need.IDEMPOTENCE: _of_sent,
+    Need.IDEMPOTENCE: lambda answers: _timed("records acknowledged", answers.sent and answers.sent.latencies_s),
     Need.CODEC: _by_reason(Need.CODEC, _NO_CODEC, "packed records acknowledged"),
     Need.OFFSETS: _by_reason(Need.OFFSETS, _NO_OFFSET, "each has one"),
     Need.PLACES: _of_places,
@@ -294,5 +281,5 @@ _JUDGES: Mapping[Need, Callable[[KafkaAnswers], Verdict | None]] = {
     Need.LIST_OFFSETS: _of_list_offsets,
     Need.DELETE_RECORDS: _of_delete_records,
     Need.CLOCK: _of_clock,
-    Need.LOG: _of_log,
+    Need.LOG: lambda answers: _timed("commits on a log that was made", answers.commits_s),
 }

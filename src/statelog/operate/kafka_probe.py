@@ -50,9 +50,7 @@ _USUAL = ProbeLoad()
 
 @dataclass(slots=True, kw_only=True)
 class ThrowAwayTopics:
-    """A data and a ledger topic below one name: made as `statelog init` makes them, and removed; or, if they are
-    somebody's, only looked at.
-    """
+    """A data and a ledger topic of one name, made as by `statelog init`, and removed; or somebody's, only looked at."""
 
     kafka: Kafka
     name: str
@@ -83,9 +81,7 @@ class ThrowAwayTopics:
         return left
 
     def _make(self, role: TopicRole) -> TopicAnswer:
-        """One topic, with as many replicas as there may be; if need be, without what could be waived: that it
-        lacks this is judged by itself.
-        """
+        """With as many replicas as there may be; if need be, without what could be waived: that is judged by itself."""
         name = _NAMES[role](self.name)
         self._made.append(name)  # First: it may have been made although no answer came.
         tries = [

@@ -16,7 +16,6 @@ from statelog.errors import ConfigError
 from statelog.storage.kafka.config import is_loopback
 from statelog.storage.secret_files import read_secret
 
-_HINT = "Write HOST:PORT, as 127.0.0.1:9400 or [::1]:9400"
 _LEAST_TOKEN_CHARS = 16
 
 
@@ -42,10 +41,9 @@ class Listening:
             family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
             return socket.create_server((self.host, self.port), family=family)
         except OSError as error:
-            problem, hint = error.strerror or str(error), "Name another port, or stop who listens on this one"
-            raise ConfigError(
-                f"nothing can listen there: {problem}", hint=hint, listen=f"{self.host}:{self.port}"
-            ) from error
+            problem = f"nothing can listen there: {error.strerror or error}"
+            hint = "Name another port, or stop who listens on this one"
+            raise ConfigError(problem, hint=hint, listen=f"{self.host}:{self.port}") from error
 
     def context(self) -> ssl.SSLContext | None:
         """The server's side of TLS; None without. Raises ConfigError for a certificate or a key that is none."""
@@ -55,11 +53,9 @@ class Listening:
         try:
             context.load_cert_chain(self.certificate, self.key)
         except (OSError, ssl.SSLError) as error:
-            problem = error.strerror or str(error)
+            problem = f"the certificate cannot be used: {error.strerror or error}"
             hint = "Name PEM files: the certificate with its chain, and its key without a password"
-            raise ConfigError(
-                f"the certificate cannot be used: {problem}", hint=hint, certificate=str(self.certificate)
-            ) from error
+            raise ConfigError(problem, hint=hint, certificate=str(self.certificate)) from error
         return context
 
     def admits(self, authorization: str) -> bool:
@@ -93,20 +89,17 @@ def listening_at(
         hint = "Make one with: openssl rand -hex 32"
         raise ConfigError(f"the token has fewer than {_LEAST_TOKEN_CHARS} characters", hint=hint, file=str(token_file))
     if not is_loopback(host) and not (certificate and token):
-        raise ConfigError(
-            "others than this machine reach this address, and it has no certificate, or no token",
-            listen=address,
-            hint="Listen on 127.0.0.1, or give a certificate, its key, and a file with a token",
-        )
+        problem = "others than this machine reach this address, and it has no certificate, or no token"
+        hint = "Listen on 127.0.0.1, or give a certificate, its key, and a file with a token"
+        raise ConfigError(problem, hint=hint, listen=address)
     return Listening(host=host, port=port, certificate=certificate, key=key, token=token)
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is no address to listen on", hint=_HINT)
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ConfigError(f"{text!r} is no address to listen on", hint=_HINT)
-    return host, int(port)
+    host, _, port = text.rpartition(":")
+    has_brackets = host.startswith("[") and host.endswith("]")
+    is_bare = ":" in host and not has_brackets
+    if not host or is_bare or not port.isdecimal() or int(port) > 65535:
+        hint = "Write HOST:PORT, as 127.0.0.1:9400 or [::1]:9400"
+        raise ConfigError(f"{text!r} is no address to listen on", hint=hint)
+    return host[1:-1] if has_brackets else host, int(port)

@@ -13,7 +13,7 @@ from statelog.materializer.cleanup import check_links
 from statelog.materializer.tail import Tail
 from statelog.operate.finding import Explained, Severity, Verdict, severity_of
 from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, is_run_path
-from statelog.schemas.snapshot.claims import SubscriptionCap, SubscriptionFile, newest_files, over_cap
+from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import TopicNeeds, TopicRole, Waiver, check_topic, objections
 from statelog.storage.claims import HeldLease, StoredSubscriptions
@@ -146,10 +146,8 @@ def of_losses(found: Sequence[AcceptedLoss]) -> Verdict:
             return Verdict(Severity.DAMAGED, f"{one.path}: {one.problem}", hint, {**facts, "path": one.path})
     if not found or (record := found[-1].record) is None:
         return Verdict(Severity.OK, "none", facts=facts)
-    told = (
-        f"losses: {len(found)}, the last one by {record.operator}, {show_time(found[-1].accepted_s)}: {record.reason}"
-    )
-    return Verdict(Severity.OK, told, facts={**facts, "operator": record.operator})
+    last = f"the last one by {record.operator}, {show_time(found[-1].accepted_s)}: {record.reason}"
+    return Verdict(Severity.OK, f"losses: {len(found)}, {last}", facts={**facts, "operator": record.operator})
 
 
 # ---- what holds truncation back
@@ -157,7 +155,13 @@ def of_losses(found: Sequence[AcceptedLoss]) -> Verdict:
 
 def of_leases(held: Sequence[HeldLease], listed: int, position: int, now_s: float) -> Verdict:
     """`listed` files lie there, of which `held` could be read; `position` is the newest snapshot's."""
-    stuck = [one.lease.name for one in held if _is_stuck(one, position, now_s)]
+    stuck = [
+        one.lease.name
+        for one in held
+        if now_s <= one.modified_s + one.lease.ttl_s  # It is alive.
+        and one.lease.position < position
+        and now_s - one.lease.created_s > _STUCK_LEASE_S
+    ]
     facts: dict[str, Fact] = {"leases": len(held), "stuck": len(stuck), "unreadable": listed - len(held)}
     if len(held) < listed:
         hint = "Delete the files: a lease that cannot be read holds nothing back"
@@ -167,11 +171,6 @@ def of_leases(held: Sequence[HeldLease], listed: int, position: int, now_s: floa
         found = f"for {show_duration(_STUCK_LEASE_S)} and more without moving on: {shown(stuck)}"
         return Verdict(Severity.NOTE, found, hint, facts)
     return Verdict(Severity.OK, f"leases: {len(held)}", facts=facts)
-
-
-def _is_stuck(one: HeldLease, position: int, now_s: float) -> bool:
-    is_alive = now_s <= one.modified_s + one.lease.ttl_s
-    return is_alive and one.lease.position < position and now_s - one.lease.created_s > _STUCK_LEASE_S
 
 
 def of_subscriptions(
@@ -184,20 +183,15 @@ def of_subscriptions(
         names = shown(sorted({one.reader for one in found.unreadable}))
         hint = "Upgrade statelog, or remove it: `statelog subscriptions NAME --remove READER`"
         return Verdict(Severity.REFUSED, f"cannot be read, and hold everything: {names}", hint, facts)
-    over = {reader: why for reader, one in files.items() if newest and (why := _over(one, newest, cap, now_s))}
-    if over:
-        reader, why = next(iter(over.items()))
-        hint = "Start the reader, or remove its subscription; the next round ends it"
-        return Verdict(Severity.NOTE, f"{reader}: {why}", hint, facts)
-    return Verdict(
-        Severity.OK,
-        f"subscriptions that hold: {sum(not one.subscription.ended for one in files.values())}",
-        facts=facts,
-    )
-
-
-def _over(file: SubscriptionFile, newest: Manifest, cap: SubscriptionCap, now_s: float) -> str:
-    return over_cap(file, cap, position=newest.position, next_offsets=newest.next_offsets, now_s=now_s)
+    for reader, one in files.items():
+        if newest is None:
+            break  # No round ends any.
+        why = over_cap(one, cap, position=newest.position, next_offsets=newest.next_offsets, now_s=now_s)
+        if why:
+            hint = "Start the reader, or remove its subscription; the next round ends it"
+            return Verdict(Severity.NOTE, f"{reader}: {why}", hint, facts)
+    holding = sum(not one.subscription.ended for one in files.values())
+    return Verdict(Severity.OK, f"subscriptions that hold: {holding}", facts=facts)
 
 
 # ---- the topics
@@ -233,17 +227,14 @@ def of_in_sync(topics: Sequence[TopicDescription]) -> Verdict:
     facts: dict[str, Fact] = {"behind": len(behind), "least": least}
     if not behind:
         return Verdict(Severity.OK, "all" if least is not None else "the brokers do not tell", facts=facts)
-    is_short = any(
-        min(topic.in_sync, default=1) < int(topic.config.get("min.insync.replicas", "1")) for topic in topics
-    )
+    needed = [int(topic.config.get("min.insync.replicas", "1")) for topic in topics]
+    is_short = any(min(topic.in_sync, default=1) < count for topic, count in zip(topics, needed, strict=True))
     severity = Severity.UNAVAILABLE if is_short else Severity.NOTE
     return Verdict(severity, shown(behind), "Start the brokers that are down, or replace their disks", facts)
 
 
 def of_log_start(kept: Sequence[Manifest], data: Mapping[int, OffsetRange], ledger: OffsetRange) -> Verdict:
-    """Log start against what every snapshot needs. The offsets were asked for before the snapshots were listed, so
-    that no round was in between.
-    """
+    """Log start against what every snapshot needs. Offsets were asked for first, so that no round was in between."""
     facts: dict[str, Fact] = {"ledger_start": ledger.start, "snapshots": len(kept)}
     for manifest in reversed(kept):
         gone = [p for p, there in sorted(data.items()) if there.start > manifest.next_offsets.get(p, 0)]
@@ -290,15 +281,9 @@ def of_aging(need: AgingRecord | None, retention_s: float | None) -> Verdict:
     if retention_s is None:
         return Verdict(Severity.OK, "Kafka keeps records for ever")
     if need is None or not need.is_alarming:
-        return Verdict(
-            Severity.OK, f"Kafka deletes after {show_duration(retention_s)}", facts={"retention_s": retention_s}
-        )
-    facts: dict[str, Fact] = {
-        "topic": need.topic,
-        "partition": need.partition,
-        "offset": need.offset,
-        "age_s": need.age_s,
-    }
+        found = f"Kafka deletes after {show_duration(retention_s)}"
+        return Verdict(Severity.OK, found, facts={"retention_s": retention_s})
+    facts: dict[str, Fact] = {name: getattr(need, name) for name in ("topic", "partition", "offset", "age_s")}
     found = f"{need.topic}[{need.partition}] at {need.offset}, for {need.held_by}, of {show_duration(retention_s)}"
     hint = "Run the materializer now, or raise retention.ms with Kafka's own tools"
     if need.is_gone:
@@ -313,7 +298,6 @@ def of_clocks(now_s: float, times_s: Mapping[str, float]) -> Verdict:
     if not ahead:
         return Verdict(Severity.OK, "none is seen to be ahead of this machine's", facts=facts)
     who, skew_s = max(ahead.items(), key=lambda one: one[1])
-    found = (
-        f"the {who}'s clock is {show_duration(skew_s)} ahead of this machine's: it stamped {show_time(times_s[who])}"
-    )
+    ahead_of = f"{show_duration(skew_s)} ahead of this machine's"
+    found = f"the {who}'s clock is {ahead_of}: it stamped {show_time(times_s[who])}"
     return Verdict(Severity.NOTE, found, "Set this machine's clock, or that one", facts)

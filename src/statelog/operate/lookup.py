@@ -87,14 +87,15 @@ def history_of(log: Log, key: pa.Array, groups: Iterable[int], *, most: int, set
     with closing(read_changes(log, plan, settings=settings)) as batches:
         for batch in batches:
             found = batch.filter(pc.is_in(batch.column("key"), value_set=key))
+            if not found.num_rows:
+                continue  # As nearly everywhere: even empty ones would add up.
             changes, held = changes + found.num_rows, held + found.num_rows
             newest.append(found)
             while held - newest[0].num_rows >= most:
                 held -= newest.popleft().num_rows
-    rows = pa.Table.from_batches(newest).slice(max(0, held - most)).to_batches() if newest else ()
-    return KeyHistory(
-        rows=tuple(rows), changes=changes, start_position=plan.start_position or 0, end_position=plan.position
-    )
+    rows = tuple(pa.Table.from_batches(newest).slice(max(0, held - most)).to_batches() if newest else ())
+    start = plan.start_position or 0
+    return KeyHistory(rows=rows, changes=changes, start_position=start, end_position=plan.position)
 
 
 @dataclass(frozen=True, slots=True)

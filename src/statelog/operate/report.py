@@ -25,9 +25,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a command: facts by name, and tables. Programs see names and values as they are; people see names
-    with spaces, and numbers in the unit that the end of their name tells (`_bytes`, `_s`, `_per_s`).
-    """
+    """The result of a command."""
 
     title: str
     facts: Mapping[str, object]

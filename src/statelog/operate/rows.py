@@ -6,7 +6,6 @@ Pure, but for `whole_file`, which writes.
 import base64
 import binascii
 import datetime
-import decimal
 import os
 import re
 import uuid
@@ -27,7 +26,7 @@ from statelog.storage.local.disk import local_disk, require_file, sync
 
 _BATCH_ROWS = 10_000
 _NUMBER = re.compile(r"[+-]?[0-9]+")
-Shown = Callable[[object], object]
+Shown = Callable[[Any], object]
 
 
 class BytesText(StrEnum):
@@ -60,10 +59,7 @@ def shown_rows(table: pa.Table, rows: int) -> list[tuple[object, ...]]:
 
 
 def read_keys(texts: Sequence[str], key_type: KeyType, bytes_text: BytesText) -> pa.Array:
-    """The keys as a column, in their order. Bytes are UTF-8, or whatever bytes the shell gave; or base64.
-
-    Raises InvalidChange for a text that is no such key.
-    """
+    """The keys as a column. Bytes are UTF-8, or whatever the shell gave; or base64. Raises InvalidChange for no key."""
     keys = [_read_key(text, key_type, bytes_text) for text in texts]
     for key in keys:
         key_bytes(key, key_type)  # Which refuses what no key can be.
@@ -94,9 +90,7 @@ def _read_key(text: str, key_type: KeyType, bytes_text: BytesText) -> Any:
 
 @contextmanager
 def whole_file(path: Path) -> Generator[TextIO]:
-    """A text file that appears under its name whole or not at all. Raises AlreadyExists for what is no file,
-    StorageFull, StoreUnavailable.
-    """
+    """A text file, there whole or not at all. Raises AlreadyExists if it is no file, StorageFull, StoreUnavailable."""
     require_file(path)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
@@ -165,13 +159,13 @@ def _shower(kind: pa.DataType, bytes_text: BytesText | None) -> Shown | None:
     """How a value of a type is made into what JSON has; None if JSON has it already."""
     if pa.types.is_struct(kind):
         inner = {one.name: _shower(one.type, bytes_text) for one in cast("pa.StructType", kind)}
-        return lambda value: _each(cast("Mapping[str, object]", value), inner)
+        return lambda value: {name: _one(one, inner[name]) for name, one in value.items()}
     if pa.types.is_map(kind):
         item = _shower(cast("pa.MapType", kind).item_type, bytes_text)
-        return lambda value: {name: _one(inner, item) for name, inner in cast("list[tuple[str, object]]", value)}
+        return lambda value: {name: _one(one, item) for name, one in value}
     if pa.types.is_list(kind):
         entry = _shower(cast("pa.ListType", kind).value_type, bytes_text)
-        return lambda value: [_one(inner, entry) for inner in cast("list[object]", value)]
+        return lambda value: [_one(one, entry) for one in value]
     if str(kind) == "binary" or pa.types.is_fixed_size_binary(kind):
         return _BYTES_SHOWERS[bytes_text]
     if str(kind).startswith(("timestamp[ms", "time32[ms")):
@@ -181,30 +175,22 @@ def _shower(kind: pa.DataType, bytes_text: BytesText | None) -> Shown | None:
     return None
 
 
-def _each(value: Mapping[str, object], inner: Mapping[str, Shown | None]) -> dict[str, object]:
-    return {name: _one(one, inner[name]) for name, one in value.items()}
-
-
 def _one(value: object, shown: Shown | None) -> object:
     return value if value is None or shown is None else shown(value)
 
 
-def _utf8(value: object) -> str:
+def _utf8(value: bytes) -> str:
     try:
-        return cast("bytes", value).decode()
+        return value.decode()
     except UnicodeDecodeError:
         raise InvalidChange("bytes that are not UTF-8 do not go into JSON", hint="Use --bytes base64") from None
 
 
-def _base64(value: object) -> str:
-    return base64.b64encode(cast("bytes", value)).decode()
-
-
-def _escaped(value: object) -> str:
-    return cast("bytes", value).decode(errors="backslashreplace")
-
-
-_BYTES_SHOWERS: Mapping[BytesText | None, Shown] = {BytesText.BASE64: _base64, BytesText.UTF8: _utf8, None: _escaped}
+_BYTES_SHOWERS: Mapping[BytesText | None, Shown] = {
+    BytesText.BASE64: lambda value: base64.b64encode(value).decode(),
+    BytesText.UTF8: _utf8,
+    None: lambda value: value.decode(errors="backslashreplace"),
+}
 
 
 def _in_milliseconds(value: object) -> str:
@@ -215,6 +201,4 @@ def _in_milliseconds(value: object) -> str:
 
 
 def _scalar(value: object) -> str:
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    return str(cast("decimal.Decimal", value))
+    return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)

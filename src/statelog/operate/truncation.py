@@ -21,9 +21,7 @@ from statelog.storage.log.log import Log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Somebody who holds truncation back: a snapshot, a lease or a subscription, `age_s` after it was made. `frees`
-    says what ends that.
-    """
+    """A snapshot, lease or subscription that holds truncation back, made `age_s` ago; `frees` says what ends that."""
 
     kind: str
     bound: Bound
@@ -34,9 +32,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Every holder, and where both topics start and end. `held_back` says why nothing at all is truncated, or is
-    empty.
-    """
+    """Every holder, and where both topics start and end. `held_back`: why nothing at all is truncated, or empty."""
 
     holders: tuple[Holder, ...]
     data: Mapping[int, OffsetRange]
@@ -120,21 +116,19 @@ def held(
     live = living(leases, now_s, settings.lease_cap_s)
     holds = claims_of(log, live, subscriptions)
     bounds = bounds_of(manifests, holds)
+    put_s = {number: info.modified_s for number, info in listed.items()}
     snapshots = _Snapshots(
         settings=settings,
-        superseded_s=superseded_times({number: info.modified_s for number, info in listed.items()}, max(listed), now_s),
+        superseded_s=superseded_times(put_s, max(listed, default=0), now_s),
         leases=[one.lease for one in live],
         stood_at=stood_at(manifests, holds),
         now_s=now_s,
-    ) if listed else None  # fmt: skip
+    )
+    readers = [one for one in holds if isinstance(one, Subscription)]
     makers = [
-        *(partial(snapshots.holder, one) for one in manifests if snapshots),
+        *(partial(snapshots.holder, one) for one in manifests),
         *(partial(_lease, one, settings.lease_cap_s, now_s) for one in live),
-        *(
-            partial(_subscription, one, subscriptions, settings, now_s)
-            for one in holds
-            if isinstance(one, Subscription)
-        ),
+        *(partial(_subscription, one, subscriptions, settings, now_s) for one in readers),
     ]
     made = [make(bound) for make, bound in zip(makers, bounds, strict=True)]
     return Held(

@@ -9,10 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 def versions() -> dict[str, str | None]:
     """By name; None for what is not installed."""
+    from confluent_kafka import libversion
+
     return {
         "statelog": _version("statelog"),
         "confluent_kafka": _version("confluent-kafka"),
-        "librdkafka": _librdkafka(),
+        "librdkafka": libversion()[0],  # Of the library that is really loaded.
         "pyarrow": _version("pyarrow"),
         "pyspark": _version("pyspark"),
         "python": platform.python_version(),
@@ -25,10 +27,3 @@ def _version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def _librdkafka() -> str:
-    """Of the library that is really loaded."""
-    from confluent_kafka import libversion
-
-    return libversion()[0]

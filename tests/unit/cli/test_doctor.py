@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from statelog.cli.doctor import command, exit_code_of
+from statelog.cli.doctor import EXIT_CODES, command
 from statelog.operate.finding import Severity
 
 
@@ -32,4 +32,4 @@ def test_what_is_no_setting_is_refused() -> None:
 
 def test_exit_codes() -> None:
     """Each severity has the code that scripts know of the command's errors."""
-    assert [exit_code_of(severity) for severity in Severity] == [0, 0, 2, 4, 6]
+    assert [EXIT_CODES[severity] for severity in Severity] == [0, 0, 2, 4, 6]
