@@ -9,7 +9,7 @@ import pytest
 import statelog
 from statelog.errors import BrokerUnavailable
 from statelog.producer.guard import Life
-from statelog.tables import Standby
+from statelog.tables import Standby, Table
 from statelog.tables.standbys.standby import StandbyPool
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.told import told
@@ -106,3 +106,25 @@ def test_an_end_that_is_interrupted(rig: TwinRig) -> None:
     assert made[0].life is Life.CLOSED
     may_go_on.set()
     wait_for(lambda: len(made) == 2 and made[1].life is Life.CLOSED)
+
+
+def test_promoted_while_it_ends(rig: TwinRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool that is closed meanwhile, because the worker's end did not wait: the table is that of who promotes."""
+    now_s = [0.0]
+    pool = StandbyPool([0], lambda partition: _standby(rig, partition), lambda: now_s[0])
+    pool.decided()
+    now_s[0] = 10.0
+    pool.keep(lambda _: False)
+    wait_for(lambda: len(pool.open) == 1)
+    promote = Standby.promote
+
+    def promote_and_close(standby: Standby[bytes, bytes]) -> Table[bytes, bytes]:
+        table = promote(standby)
+        pool.close()
+        return table
+
+    monkeypatch.setattr(Standby, "promote", promote_and_close)
+    table = pool.promote(0)
+    assert table is not None
+    assert dict(table.items()) == {b"k": b"0"}
+    table.close()

@@ -3,17 +3,22 @@
 import faulthandler
 import gc
 import math
+import os
+import signal
+import threading
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import ConfigError, Misuse
+from statelog.errors import ConfigError, LogInUse, Misuse
 from statelog.materializer import run_round
 from tests.support.rigs.log import settings_for, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import told
+from tests.support.waiting import wait_for
 from tests.unit.tables.test_standby import SCHEMA, UNHELD
 
 _NESTED = """{"type": "record", "name": "V", "fields": [{"name": "tags", "type":
@@ -102,3 +107,66 @@ def test_values_of_the_owner_that_is_opened(tables: TableRig, tmp_path: Path) ->
             promoted.commit()
     with TableRig(tables.rig, None).open() as later:
         assert later[b"z"] == {"a": 5, "b": 7}
+
+
+def _interrupted(*_: object) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_scan_that_does_not_begin(tables: TableRig) -> None:
+    """Ctrl-C while it sorts its keys, say: the state does not wait for it."""
+    with tables.open() as table:
+        table[b"a"] = b"1"
+        table.commit()
+        with tables.standby() as standby:
+            with pytest.raises(KeyboardInterrupt):
+                next(cast("Any", standby)._state.scan(_interrupted))
+            table[b"b"] = b"2"
+            table.commit(table.progress)
+            assert standby.refresh()
+            assert content(standby) == {b"a": b"1", b"b": b"2"}
+
+
+def test_a_promotion_that_is_broken_off_at_once(tables: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while it waits for a read to end: the standby goes on, and so do its scans."""
+    with tables.open() as table:
+        table[b"a"] = b"1"
+        table.commit()
+        with tables.standby() as standby:
+            with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+                broken.setattr(cast("Any", standby)._state, "break_scans", _interrupted)
+                standby.promote()
+            assert content(standby) == {b"a": b"1"}
+
+
+def test_an_end_that_is_interrupted(tables: TableRig) -> None:
+    """Ctrl-C while it waits for a step, or for a read, to end: all is released once that is over."""
+    with tables.open() as table:
+        table[b"a"] = b"1"
+        table.commit()
+    for what in ("_follower.lock", "_state._lock"):
+        standby, is_held, may_go_on = tables.standby(), threading.Event(), threading.Event()
+
+        def hold(lock: Any, is_held: threading.Event = is_held, may_go_on: threading.Event = may_go_on) -> None:
+            with lock:
+                is_held.set()
+                may_go_on.wait(60)
+
+        holder = threading.Thread(target=hold, args=(attrgetter(what)(standby),))
+        holder.start()
+        is_held.wait(60)
+        interrupt = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT])
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            cast("Any", standby)._end()
+        may_go_on.set()
+        holder.join()
+        wait_for(lambda: _opens(tables))
+
+
+def _opens(tables: TableRig) -> bool:
+    try:
+        tables.standby().close()
+    except LogInUse:
+        return False
+    return True

@@ -48,7 +48,7 @@ class _RunningScan:
 
 
 class FollowedState:
-    """The state of a standby, which one thread moves on with `moving` while any thread reads it: `reading`, `scan`."""
+    """Moved on with `moving` by one thread, and read by any: `reading`, `scan`."""
 
     def __init__(self, view: StateView, clock: Callable[[], float]) -> None:
         self.view = view
@@ -92,13 +92,13 @@ class FollowedState:
     def scan(self, items: Callable[[State], Iterator[tuple[Any, Any]]]) -> Generator[tuple[Any, Any]]:
         """Copies of what `items` gives of one position, which the state keeps until the end of the scan."""
         scan = _RunningScan(get_ident())
-        with self._is_free:
-            self._is_free.wait_for(lambda: not self._is_awaited, _POLITE_S)
-            scan.is_over = self._is_barred
-            self.check(scan)
-            self._scans.add(scan)
-            found, copy = items(self.view.state), self.view.state.values.copy
         try:
+            with self._is_free:
+                self._is_free.wait_for(lambda: not self._is_awaited, _POLITE_S)
+                scan.is_over = self._is_barred
+                self.check(scan)
+                self._scans.add(scan)
+                found, copy = items(self.view.state), self.view.state.values.copy
             while True:
                 with self._lock:
                     self.check(scan)
@@ -173,9 +173,9 @@ class FollowedState:
     @contextmanager
     def without_scans(self) -> Generator[None]:
         """No scan runs or begins inside the block, so a promotion never waits for a reader's loop."""
-        self._is_barred = True
-        self.break_scans()
         try:
+            self._is_barred = True
+            self.break_scans()
             yield
         finally:
             self._is_barred = False
@@ -199,3 +199,4 @@ class FollowedState:
         with self._lock:
             if self.life is not Life.CLOSED:
                 self.life, self._end = Life.CLOSED, end
+            self.break_scans()

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from threading import Event, Lock
 
@@ -66,8 +67,7 @@ class Follower:
         """Follow on a thread, if there is an interval."""
         self._keep_spare()
         if self._poll_s is not None:
-            pace_s = self._poll_s
-            self._environment.start(lambda: self._run(pace_s))
+            self._environment.start(partial(self._run, self._poll_s))
 
     def _run(self, pace_s: float) -> None:
         """Raises nothing: the state says what went wrong."""
@@ -170,9 +170,9 @@ class Follower:
             return
         with self.state.moving():
             for table in rows:
-                old.state.load(table)
+                old.state.store.load(table)
             self._environment.crash("loaded")
-            old.state.move(moved.place)
+            old.state.store.move(moved.place)
             self.state.view = moved
 
     def _check_wanted(self) -> None:
@@ -291,7 +291,7 @@ class Follower:
         if place.losses != reached.place.losses:
             raise DataLoss("a loss was accepted while the standby was promoted", hint="Open the table")
         with self.state.moving():
-            reached.state.move(place)
+            reached.state.store.move(place)
         if reached.state is before.state:
             return OpenReport(position=position, from_position=before.place.position)
         return replace(reached.opening, position=position, from_position=None, rows_read=0)
@@ -299,16 +299,13 @@ class Follower:
     # ---- end
 
     def _fail(self, error: BaseException) -> None:
-        if self.state.life is not Life.CLOSED:
-            what = str(error) or type(error).__name__
-            _LOG.warning("the standby of %s has failed: %s", self.setup.log.name, what)
+        if not self._stop.is_set():
+            _LOG.warning("the standby of %s has failed: %s", self.setup.log.name, str(error) or type(error).__name__)
         self.state.fail(error)
         self._feed.close()
 
     def end(self) -> None:
-        """Stop, and release what the follower needs no more: now, or once Kafka or the store lets the thread go on."""
-        self._stop.set()
-        self.state.break_scans()
+        """Answer no read any more, and release everything: now, or once Kafka or the store lets the thread go on."""
 
         def close() -> None:
             with ExitStack() as closing:
@@ -317,7 +314,13 @@ class Follower:
                 closing.callback(self.state.view.state.close)
                 closing.callback(self._feed.close)
 
-        if self.lock.acquire(timeout=GRACE_S):
-            close()
-        else:
-            self._environment.start(lambda: close() if self.lock.acquire() else None)
+        self._stop.set()
+        is_free = False
+        try:
+            self.state.let_go()
+            is_free = self.lock.acquire(timeout=GRACE_S)
+        finally:  # Of who waits and is interrupted, too.
+            if is_free:
+                close()
+            else:
+                self._environment.start(lambda: close() if self.lock.acquire() else None)

@@ -1,10 +1,6 @@
 """`Standby`: the state of a table that another process owns, followed, read here, and promoted to a table;
 `StandbyPool`: those of a worker, for partitions that are another process's now.
 
-    with statelog.standby("orders", where) as standby:
-        print(standby.get_with_age(b"alice"))     # its value, position and age
-        table = standby.promote()                 # fences the owner; the state is the table's, without a copy
-
     follower   moves the state on, and brings it to the new owner's Open    follower.py
     state      what is read meanwhile                                       followed.py
 
@@ -272,7 +268,6 @@ class Standby(Closing, Keyed[K, V]):
 
     def _end(self) -> None:
         if self._forgotten.detach() is not None:
-            self._state.let_go()
             self._follower.end()
 
 
@@ -280,7 +275,6 @@ def _drop_forgotten(follower: Follower, owner: OwnProcess) -> None:
     """Clean up after a standby that was dropped without a close, and say so. In a fork it is the parent's."""
     if owner.is_foreign:
         return
-    follower.state.let_go()
     follower.end()
     warnings.warn(f"unclosed standby of statelog ({follower.setup.log.name})", ResourceWarning, stacklevel=1)
 
@@ -346,7 +340,7 @@ class StandbyPool:
             return standby.promote()
         finally:
             if standby.life is not Life.OPEN:  # Promoted, or closed by what went wrong behind its Open.
-                del self._made[partition]
+                self._made.pop(partition, None)
 
     def close(self) -> None:
         """Close all, the one that is being made once it is made."""
