@@ -21,7 +21,7 @@ from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.rocksdb import RocksdbStore
 from statelog.tables.state.snapshot import sortable
 from statelog.tables.state.state import State
-from statelog.tables.state.store import DictStore, Missing, StatePlace, TableRecord
+from statelog.tables.state.store import DictStore, Missing, StatePlace, Store, TableRecord
 from statelog.tables.state.values import ValueRule
 from tests.support.samples.runs import change_table
 
@@ -47,7 +47,6 @@ class PlainSnapshot:
         changes = [(rule.group(key), 0, rule.plain(key), rows[key]) for key in ordered]
         self.rows = change_table(changes, rule.descriptor.key_type.arrow_type)
         self.schema = self.rows.schema
-        self.snapshot = self
 
     def find(self, key_group: int, key: Any) -> pa.Array | None:
         """As `RemoteSnapshot.find`."""
@@ -90,14 +89,14 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
 
     def state(snapshot: dict[Any, bytes], rule: KeyRule) -> State:
         missing = Missing(SNAPSHOT_POSITION, frozenset(rule.groups))
-        store: DictStore | RocksdbStore
+        store: Store
         if request.param == "dict":
             store = DictStore(rule, VALUES, {}, missing)
         else:
             homes.append(StateDirectory(tmp_path, "log", f"table-{len(homes)}"))
             store = RocksdbStore(homes[-1], rule, VALUES, TableSettings(), missing=missing)
         store.adopt(TableRecord.of(rule.descriptor, OPAQUE, None), StatePlace(Place(SNAPSHOT_POSITION)))
-        made.append(State(store, rule, VALUES, cast("BaseSnapshot", PlainSnapshot(snapshot, rule))))
+        made.append(_based(store, snapshot, rule))
         return made[-1]
 
     yield state
@@ -105,6 +104,10 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         one.close()
     for home in homes:
         home.close()
+
+
+def _based(store: Store, snapshot: dict[Any, bytes], rule: KeyRule) -> State:
+    return State(store, rule, VALUES, cast("BaseSnapshot", PlainSnapshot(snapshot, rule)))
 
 
 def _rule(key_type: KeyType, hash_rule: HashRule) -> KeyRule:
@@ -164,8 +167,9 @@ def test_a_partial_state_is_the_whole_one(make: Make, kind: KeyType, hash_rule: 
             state.apply(changed, place)
         else:
             rows = [(rule.group(key), int(at is None), rule.plain(key), at) for key, at in changed.items()]
-            state.load(change_table(rows, kind.arrow_type))
-            state.move(place)
+            state.store.load(change_table(rows, kind.arrow_type))
+            state.store.move(place)
+            state = _based(state.store, snapshot, rule)  # What is opened loads what it lacks before a state is made.
         expected = {key: at for key, at in {**expected, **changed}.items() if at is not None}
         _check(state, expected, keys, rule)
         _fill(state, snapshot, rule, groups[turn // 2], is_whole=turn % 2 == 1)

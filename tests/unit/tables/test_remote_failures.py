@@ -12,11 +12,12 @@ from statelog.environment import Environment
 from statelog.errors import IdentityChanged, StatelogError, StoreRefused, StoreUnavailable
 from statelog.producer.guard import Life
 from statelog.schemas.snapshot.manifest import next_manifest
+from statelog.storage.claims import list_leases
 from statelog.tables import Loading, Table
 from statelog.testing.store import Fault, MemoryStore
 from tests.support.rigs.table import content
 from tests.support.waiting import wait_for
-from tests.unit.tables.test_remote_tables import KEYS, Gate, Rolled, directory, rolled
+from tests.unit.tables.test_remote_tables import KEYS, TTL_S, Gate, Rolled, directory, rolled
 
 __all__ = ["directory", "rolled"]
 
@@ -84,19 +85,17 @@ def test_a_commit_asks_no_store(rolled: Rolled, directory: Path | None, error: S
 
 
 class _LastLook(set[int]):
-    """What is missing; the second time that its own thread finds a key group in it, all of it comes right behind."""
+    """What is missing; once its own thread has found a key group in it, all of it comes right behind."""
 
     def __init__(self, found: set[int], come: Callable[[], None]) -> None:
         super().__init__(found)
-        self._come, self._looks = come, 0
+        self._come = come
         self._thread = threading.get_ident()
 
     def __contains__(self, group: object) -> bool:
         is_missing = super().__contains__(group)
         if is_missing and threading.get_ident() == self._thread:
-            self._looks += 1
-            if self._looks == 2:
-                self._come()
+            self._come()
         return is_missing
 
 
@@ -141,3 +140,31 @@ def test_the_newest_snapshot_is_of_other_topics(rolled: Rolled, directory: Path 
         for _ in range(2):
             with pytest.raises(IdentityChanged, match="made for another log"):
                 table.get(KEYS[4])
+
+
+class _Halting:
+    """The faults of a store in which, once told so, the next lease that is written waits."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.has_begun, self.may_go_on = False, threading.Event(), threading.Event()
+
+    def __call__(self, method: str, path: str) -> Fault | None:
+        if self.is_asked and method == "put" and path.startswith("leases/"):
+            self.is_asked = False
+            self.has_begun.set()
+            self.may_go_on.wait(60)
+        return None
+
+
+def test_an_end_while_the_lease_is_renewed(rolled: Rolled, directory: Path | None) -> None:
+    """It does not wait for the store, and no lease is left once that has answered."""
+    halting = _Halting()
+    store = MemoryStore(rolled.rig.disk, "log", faults=halting)
+    with rolled.open(Loading.ON_DEMAND, directory, root=store) as table:
+        rolled.now_s += TTL_S / 2
+        halting.is_asked = True
+        table.get(KEYS[4])
+        assert halting.has_begun.wait(60)
+    halting.may_go_on.set()
+    with rolled.rig.open() as log:
+        wait_for(lambda: not list_leases(log.store))

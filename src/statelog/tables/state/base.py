@@ -9,9 +9,8 @@ Invariants:
   raised, or Fenced if another owner is the reason. The key is never said to be missing.
 - Lock order: nothing is waited for under the lock but the store.
 
-Which snapshots will do is `Eligibility`, a decision over the table's place, its epoch and a manifest. A table's local
-changes are all those behind one snapshot, the first that it stood on. As nobody else can change its key groups, any
-newer snapshot is as good below them: of a key without a local change it has the same value.
+Which snapshots will do is `Eligibility`. A table's local changes are all those behind the first that it stood on, and
+any newer one is as good below them:
 
 - No snapshot is older than the first one: what was changed in between would be missing.
 - One above the table's place has to show that no other owner came in between, and as a rule none of the table's own
@@ -20,9 +19,9 @@ newer snapshot is as good below them: of a key without a local change it has the
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
@@ -33,7 +32,7 @@ from statelog.errors import ClosedError, Fenced, NotFound, OffsetGone, StatelogE
 from statelog.reading import Hold, Needs, SnapshotFailed, Snapshots, check_manifest
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess
+from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess, SortableKey
 
 _LOG = logging.getLogger("statelog.tables")
 _LOOKS_PER_TTL = 3
@@ -156,27 +155,39 @@ class BaseSnapshot:
             self.replacements += 1
             self._access.environment.crash("base-moved")
 
+    def find(self, key_group: int, key: SortableKey) -> pa.Array | None:
+        """As `RemoteSnapshot.find`, however many snapshots it takes. Raises as `tables`."""
+        while True:
+            snapshot = self.snapshot
+            with self._replacing(snapshot):
+                return snapshot.find(key_group, key)
+
     def tables(self, read: Callable[[RemoteSnapshot], Iterable[pa.Table]]) -> Iterator[pa.Table]:
         """What `read` gives of a snapshot, by (key group, key), however many snapshots it takes.
 
-        Raises Fenced, StoreUnavailable; NotFound or Damaged if no other snapshot is readable.
+        Raises Fenced, StoreUnavailable; NotFound or Damaged if no other snapshot is readable; ClosedError.
         """
-        passed: pa.Table | None = None
+        passed: RowGroup | None = None
         while True:
             snapshot = self.snapshot
-            try:
+            with self._replacing(snapshot):
                 for table in read(snapshot):
-                    rest = table if passed is None else _behind(table, passed)
+                    rest = table if passed is None else table.slice(RowGroup(table).rows_through(passed))
                     if rest.num_rows:
                         yield rest
-                        passed = rest.slice(rest.num_rows - 1)
-            except SnapshotFailed as failed:
-                self.replace(failed, snapshot)
-            except ClosedError:
-                if self._held in (None, snapshot):
-                    raise
-            else:
+                        passed = RowGroup(rest.slice(rest.num_rows - 1))
                 return
+
+    @contextmanager
+    def _replacing(self, snapshot: RemoteSnapshot) -> Generator[None]:
+        """What this snapshot fails with is over once there is another one."""
+        try:
+            yield
+        except SnapshotFailed as failed:
+            self.replace(failed, snapshot)
+        except ClosedError:
+            if self._held in (None, snapshot):
+                raise
 
     def let_go(self) -> None:
         """Release the lease and close the files. Idempotent."""
@@ -187,8 +198,8 @@ class BaseSnapshot:
             closing.callback(self._access.opener.close)
             if held is not None:
                 closing.callback(held.close)
-            if looking is not None:
-                looking.add_done_callback(_close_found)
+                if looking is not None:
+                    looking.add_done_callback(partial(_close_found, held))
 
     # ---- inside
 
@@ -241,16 +252,11 @@ class BaseSnapshot:
             lease.claim(needs, lambda: check_manifest(self._log, manifest))
         except OffsetGone:
             return None
-        snapshot = RemoteSnapshot(manifest, access, lease)
-        snapshot.warm()
-        return snapshot
+        return RemoteSnapshot(manifest, access, lease)
 
 
-def _close_found(looking: "Future[RemoteSnapshot | None]") -> None:
+def _close_found(held: RemoteSnapshot, looking: "Future[RemoteSnapshot | None]") -> None:
+    """Also what was held, once more: who looks may have written its lease again."""
+    held.close()
     if looking.exception() is None and (found := looking.result()) is not None:
         found.close()
-
-
-def _behind(table: pa.Table, passed: pa.Table) -> pa.Table:
-    """The rows of a sorted table behind the one of `passed`."""
-    return table.slice(RowGroup(table).rows_through(RowGroup(passed)))

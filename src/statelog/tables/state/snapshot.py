@@ -4,11 +4,10 @@
     between   by range     of one key group, in the order of the keys
     tables    whole        of some key groups, merged as a recovery merges them
 
-`RemoteRun` is one run of it. The manifest's index says which row groups hold a key group; where several do, the
-statistics of the file's footer tell them apart by their least and greatest key. `RowGroup` is a decoded one, whose rows
-are sorted by (key group, key), one for each key: a search bisects the key groups, and then the keys of one of them in
-Arrow's own buffers, in some microseconds and without an object for a row that is not looked at. `RowGroupCache` has the
-last ones used.
+The manifest's index says which row groups of a run hold a key group; where several do, the statistics of the file's
+footer tell them apart by their least and greatest key. In a decoded row group, whose rows are sorted by (key group,
+key), one for each key, a search bisects the key groups, and then the keys of one of them in Arrow's own buffers, in
+some microseconds and without an object for a row that is not looked at.
 
 Invariants:
 - Runs are looked at newest first, and all of them, before a key is said not to be there.
@@ -60,7 +59,7 @@ def sortable(key: bytes | str | int) -> SortableKey:
 
 
 class RowGroup:
-    """The rows of one row group. `size_bytes` is about what they take in memory."""
+    """The rows of one row group, decoded. `size_bytes` is about what they take in memory."""
 
     __slots__ = ("_groups", "_keys", "_ops", "_rows", "size_bytes")
 
@@ -112,7 +111,7 @@ class RowGroup:
 
 
 class RowGroupCache:
-    """Row groups by run and number. Belongs to one thread."""
+    """The row groups that were used last, by run and number. Belongs to one thread."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -259,9 +258,6 @@ class RemoteSnapshot:
         self._access = access
         self._runs = [RemoteRun(ref, access) for ref in manifest.runs]
         self._of_group: dict[int, list[RemoteRun]] = {}
-
-    def warm(self) -> None:
-        """Fetch the footers of all runs, at the same time, and do not wait."""
         for run in self._runs:
             run.warm()
 
@@ -300,14 +296,9 @@ class RemoteSnapshot:
         access = self._access
         plan = make_plan(access.log.descriptor, self.manifest, self.manifest, (), key_groups)
         reader = PlanReader(
-            access.log,
-            plan,
-            access.settings,
-            lambda _: beat(),
-            converter=access.converter,
-            opener=access.opener,
-            environment=access.environment,
-        )
+            access.log, plan, access.settings, lambda _: beat(),
+            converter=access.converter, opener=access.opener, environment=access.environment,
+        )  # fmt: skip
         yield from reader.sorted_tables()
 
     def close(self) -> None:

@@ -3,9 +3,8 @@
     here       the value, or that it is gone     store.py
     missing    its key group: the snapshot       base.py, snapshot.py
 
-A read asks in this order. A state that misses nothing has no snapshot, and is its store. The key groups that are
-missing are loaded before the table opens, by a thread of its own, or never: merged rows of the base, some thousand at a
-time, go into the store.
+A state that misses nothing has no snapshot, and is its store. The key groups that are missing are loaded before the
+table opens, by a thread of its own, or never: merged rows of the base, some thousand at a time, go into the store.
 
 Invariants:
 - What it shows is the committed state at the place of `apply`, whatever is local by then and whichever snapshot it
@@ -30,11 +29,10 @@ import pyarrow as pa
 
 from statelog.environment import GRACE_S, Environment
 from statelog.errors import ClosedError, Damaged, Fenced, NotFound, StorageFull, Unavailable
-from statelog.reading import SnapshotFailed
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.tables.state.base import BaseSnapshot
 from statelog.tables.state.keys import KeyRule
-from statelog.tables.state.snapshot import RemoteSnapshot, sortable
+from statelog.tables.state.snapshot import sortable
 from statelog.tables.state.store import StatePlace, Store
 from statelog.tables.state.values import ValueRule
 
@@ -93,24 +91,17 @@ class State:
         return self._far(group, key) if group in self.store.missing else self._near(key)  # It may have come just now.
 
     def _far(self, group: int, key: Any) -> Any:
-        wanted, base = sortable(self._keys.plain(key)), self._base
+        base = self._base
         assert base is not None
         base.renew()
-        while group in self.store.missing:
+        try:
             with self._telling():
-                snapshot: RemoteSnapshot | None = None
-                try:
-                    snapshot = base.snapshot
-                    found = snapshot.find(group, wanted)
-                except SnapshotFailed as failed:
-                    assert snapshot is not None
-                    base.replace(failed, snapshot)
-                except ClosedError:  # It went in between: all is local, or another has taken its place.
-                    if self._closed.is_set() or (group in self.store.missing and not _has_gone(base, snapshot)):
-                        raise
-                else:
-                    return None if found is None else self.values.of_column(found)[0]
-        return self._near(key)
+                found = base.find(group, sortable(self._keys.plain(key)))
+        except ClosedError:
+            if self._closed.is_set() or group in self.store.missing:
+                raise
+            return self._near(key)  # All came in between, and the snapshot was let go.
+        return None if found is None else self.values.of_column(found)[0]
 
     def __len__(self) -> int:
         """How many keys there are: from one pass over all that is not local. Counted once, and kept as long as runs can
@@ -189,18 +180,6 @@ class State:
             count += value is not None
         return count
 
-    def load(self, changes: pa.Table) -> None:
-        """Take committed changes in bulk, ahead of the place that they lead to."""
-        with self._turn:
-            self._rows = None
-            self.store.load(changes)
-
-    def move(self, place: StatePlace) -> None:
-        """What was loaded is the state at this place."""
-        self.store.move(place)
-        if self._base is not None:
-            self._base.stand(place.position)
-
     # ---- what is missing
 
     def load_missing(self, environment: Environment) -> None:
@@ -228,14 +207,11 @@ class State:
                 return self.load_missing(environment)
             except ClosedError:
                 return None
-            except StorageFull as error:
-                self._failure = error
-                return None
-            except Unavailable:
-                self._closed.wait(_PAUSE_S)
             except Exception as error:  # noqa: BLE001 - raised again in the table's thread
-                self._failure = error
-                return None
+                if not isinstance(error, Unavailable) or isinstance(error, StorageFull):
+                    self._failure = error
+                    return None
+                self._closed.wait(_PAUSE_S)
 
     def _take(self, rows: pa.Table, complete: Collection[int]) -> None:
         """Rows of the snapshot, with which these key groups are complete. Waits while the state is scanned."""
@@ -292,10 +268,9 @@ class State:
             raise
 
     def _far_tables(self, wanted: frozenset[int]) -> Iterator[pa.Table]:
-        base = self._base
-        if base is None or not wanted:
+        if self._base is None or not wanted:
             return iter(())
-        return base.tables(lambda snapshot: snapshot.tables(wanted, self._beat))
+        return self._base.tables(lambda snapshot: snapshot.tables(wanted, self._beat))
 
     def _far_range(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
         assert self._base is not None
@@ -308,26 +283,16 @@ class State:
             yield from zip(self._keys.of_columns(rows), self.values.of_column(rows.column("value")), strict=True)
 
 
-def _has_gone(base: BaseSnapshot, snapshot: RemoteSnapshot | None) -> bool:
-    """Whether this is not the snapshot any more that is read."""
-    try:
-        return snapshot is not None and base.snapshot is not snapshot
-    except ClosedError:
-        return True
-
-
 def _steps(
     tables: Iterator[pa.Table], missing: frozenset[int], schema: pa.Schema
 ) -> Iterator[tuple[pa.Table, frozenset[int]]]:
     """Rows to take at once, and the key groups that are complete with them. The last step completes the rest."""
-    left = missing
-    held = schema.empty_table()
+    left, held = missing, schema.empty_table()
     for table in tables:
         for start in range(0, table.num_rows, _ROWS):
             rows = table.slice(start, _ROWS)
             first = int(key_groups_of(rows)[0])
             complete = frozenset(group for group in left if group < first)
             yield held, complete
-            left -= complete
-            held = rows
+            left, held = left - complete, rows
     yield held, left
