@@ -120,10 +120,6 @@ class Layers:
 
     # ---- undo
 
-    def drop(self) -> None:
-        """Undo the active layer."""
-        self.active = Layer()
-
     def begin(self) -> Layer:
         """Begin a transaction; returns the layer of what was changed before."""
         before = self.active

@@ -4,9 +4,8 @@ history to the state.
     seal a layer ─► Arrow ─► persist ─► durable ─► Commit sent ─► valid ─► state.apply, with its place ─► drop the layer
                              several at a time     one at a time; it takes all that are durable by then
 
-A handle holds everything since the last confirmed checkpoint, so one Commit can make several checkpoints history at
-once; it carries the progress of the newest. So the ledger's round trip limits how fine commits come, not how many there
-are.
+One Commit can make several checkpoints history at once, with the progress of the newest. So the ledger's round trip
+limits how fine commits come, not how many there are.
 
 Invariants:
 - Outcomes come in the order of the commits. Once one is not "committed", none behind it is.
@@ -63,12 +62,7 @@ class CommitScheduler:
     """The commits of one table. `advance` is the table's own way to `step`, for whoever holds a pending commit."""
 
     def __init__(
-        self,
-        setup: TableSetup,
-        writer: Writer,
-        state: State,
-        layers: Layers,
-        advance: Callable[[float | None], None],
+        self, setup: TableSetup, writer: Writer, state: State, layers: Layers, advance: Callable[[float | None], None]
     ) -> None:
         self._keys, self._settings = setup.keys, setup.settings
         self._clock, self._crash = setup.environment.clock, setup.environment.crash
@@ -160,9 +154,7 @@ class CommitScheduler:
             self.look_at_once()
 
     def commit_if_due(self, interval_s: float) -> None:
-        """Commit the noted progress if it is time to, or too much has come in. Raises what
-        `commit` names.
-        """
+        """Commit the noted progress if it is time to, or too much has come in. Raises what `commit` names."""
         self.step()
         now_s, layers, settings = self._clock(), self._layers, self._settings
         left = settings.uncommitted_changes_max - len(layers.active.changes)

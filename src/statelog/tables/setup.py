@@ -1,11 +1,10 @@
-"""`TableSetup`: what a table and its standbys are opened with: a log, the part that is owned, where its state lies, and
-`TableSettings`, how the table commits, and how much memory it takes.
+"""`TableSetup`: what a table and its standbys are opened with, and `TableSettings`.
 
 Invariant: what is owned can be owned apart: whole partitions, and so all of their key groups.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from os import PathLike
 
@@ -29,15 +28,6 @@ from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
 
 _NAME = "table"
-_POSITIVE = (
-    "commits_under_way_max",
-    "uncommitted_changes_max",
-    "uncommitted_bytes_max",
-    "cache_bytes",
-    "write_buffer_bytes",
-    "open_files_max",
-    "remote_cache_bytes",
-)
 
 
 class BackendKind(StrEnum):
@@ -97,11 +87,11 @@ class TableSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loading", parse_enum(Loading, "loading", self.loading))
-        for name in _POSITIVE:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")
         if self.recent_bytes < 0:
             raise ConfigError(f"recent_bytes is {self.recent_bytes}; 0 keeps nothing")
+        for name in (one.name for one in fields(self) if one.type is int and one.name != "recent_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -324,7 +324,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         if not is_inside:
             self._check_unlent()
         with self._failing():
-            self._layers.drop()
+            self._layers.active = Layer()
             self._count += 1
             if not is_inside:
                 self._commits.undone(self._count)

@@ -15,7 +15,7 @@ from statelog.environment import start_thread
 from statelog.errors import Damaged
 from statelog.producer.guard import Life
 from statelog.tables import Table
-from statelog.tables.group import schedule
+from statelog.tables.group import assignment
 from statelog.tables.group.context import WorkerHooks
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 
@@ -96,7 +96,7 @@ def test_several_open_at_once() -> None:
 
 def test_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third one waits for the first of two."""
-    monkeypatch.setattr(schedule, "AT_ONCE", 2)
+    monkeypatch.setattr(assignment, "_AT_ONCE", 2)
     world, pair = WorkersWorld(), threading.Barrier(2)
 
     def two() -> None:

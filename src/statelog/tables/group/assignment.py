@@ -33,6 +33,8 @@ from statelog.tables.group.schedule import (
 )
 
 _LOG = logging.getLogger("statelog.tables")
+_AT_ONCE = 4
+"""So many tables open at the same time: most of the time they wait for answers, but each may recover a state."""
 _PUBLISH_S = 1.0
 _LAST_COMMITS = 2
 """What `on_commit` changes behind the last commit of a partition is committed, too."""
@@ -80,17 +82,17 @@ class Assignment:
         self._context.environment.crash("revoked")
         with ExitStack() as ending:
             ending.callback(self._openings.drop, partitions)
-            self._give_up(self._taken(partitions), commits=commits)
+            self._give_up(partitions, commits=commits)
         self._context.environment.crash("given-up")
 
     def refused(self, partition: int, reason: str) -> None:
         """Its place is not there: to open it again says what was lost."""
         _LOG.warning("the place of partition %d of %s is refused: %s", partition, self._topic, reason)
-        for assigned in self._taken([partition]):
-            self._drop([assigned])
-            self._stopped.add(partition)
-            error = BrokerUnavailable(f"the place in the input is refused: {reason}", partition=partition)
-            self._schedule.failed(partition, error, self._clock())
+        assigned = self.held.get(partition)
+        if assigned is not None:
+            self._failed(
+                assigned, BrokerUnavailable(f"the place in the input is refused: {reason}", partition=partition)
+            )
 
     def ended(self, partition: int, end_offset: int) -> None:
         """Only transaction markers and aborted records lie between the last record and this end. They count as
@@ -98,7 +100,7 @@ class Assignment:
         """
         assigned = self.held.get(partition)
         if assigned is not None:
-            assigned.processed(end_offset)
+            assigned.next_offset = max(assigned.next_offset, end_offset)
 
     # ---- between two polls
 
@@ -110,11 +112,12 @@ class Assignment:
         if self._stopped:
             self.member.stop(sorted(self._stopped))
             self._stopped.clear()
-        vacancy = self._schedule.due(self._clock(), self._openings.partitions) if self._openings.has_room else None
+        begun = self._openings.partitions
+        vacancy = self._schedule.due(self._clock(), begun) if len(begun) < _AT_ONCE else None
         if vacancy is not None:
             self._begin(vacancy)
-        elif not self.is_opening:
-            self._standbys.keep(self._is_held)  # Which nobody promotes meanwhile.
+        elif not begun:  # Nobody promotes a standby meanwhile.
+            self._standbys.keep(lambda partition: partition in self.held or self._schedule.has(partition))
         opened = self._openings.over()
         if opened is not None:
             self._take(opened)
@@ -130,9 +133,6 @@ class Assignment:
                 assigned.tick_s = now_s + self._hooks.tick_s
                 _call(self._hooks.on_tick, assigned)
 
-    def _is_held(self, partition: int) -> bool:
-        return partition in self.held or self._schedule.has(partition)
-
     @property
     def is_opening(self) -> bool:
         """Whether a table is being opened."""
@@ -146,9 +146,8 @@ class Assignment:
                 return
             self._schedule.confirmed(partition)
         if vacancy.beside:
-            _LOG.warning(
-                "another process has the directory of partition %d, stopped perhaps: it opens beside it", partition
-            )
+            text = "another process has the directory of partition %d, stopped perhaps: it opens beside it"
+            _LOG.warning(text, partition)
         self._openings.begin(partition, partial(self._opened, partition, vacancy.beside))
 
     def _take(self, partition: int) -> None:
@@ -177,12 +176,13 @@ class Assignment:
         context = self._context
         source = context.input()
         source.check_covered(context.key_groups)
-        promoted = self._standbys.promote(partition)
-        table = context.open_table(partition, beside) if promoted is None else promoted
+        table = self._standbys.promote(partition)
+        if table is None:
+            table = context.open_table(partition, beside)
         with undone_by_errors(table.__exit__, RuntimeError, None, None):
-            last = table.last_commit
-            progress = None if last is None else last.metadata
-            offset = context.start_offset(source, progress, partition)
+            progress = None if table.last_commit is None else table.last_commit.metadata
+            available = context.kafka.offsets(self._topic, [partition])[partition]
+            offset = source.start_offset(progress, partition, available, context.topic)
             assigned = AssignedPartition(partition, table, source, offset)
             if progress is None or progress["offset"] != offset:
                 if progress is not None:
@@ -243,11 +243,14 @@ class Assignment:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the schedule knows which of them come out
-            offset = assigned.committed_offset
-            self._drop([assigned])
-            self._stopped.add(assigned.partition)
-            self._schedule.failed(assigned.partition, error, self._clock(), offset)
+            self._failed(assigned, error)
             _LOG.warning("the table of partition %d ended, and is opened again: %s", assigned.partition, error)
+
+    def _failed(self, assigned: AssignedPartition, error: Exception) -> None:
+        offset = assigned.committed_offset
+        self._drop([assigned])
+        self._stopped.add(assigned.partition)
+        self._schedule.failed(assigned.partition, error, self._clock(), offset)
 
     def _tell(self, held: Sequence[AssignedPartition], *, ends: bool = False) -> None:
         """Tell whom it concerns of the commits that have become history since."""
@@ -280,12 +283,9 @@ class Assignment:
             ending.callback(self._standbys.close)
             ending.callback(self.member.close)
             ending.callback(self._openings.drop, self._openings.partitions)
-            unsettled = self._taken([] if but is None else [but])
+            unsettled = [one for one in self.held if one == but]
             ending.callback(self._give_up, unsettled, commits=commits, sends=False)
-            self._give_up(self._taken(list(self.held)), commits=commits)
-
-    def _taken(self, partitions: Iterable[int]) -> list[AssignedPartition]:
-        return [self.held.pop(one) for one in partitions if one in self.held]
+            self._give_up([one for one in self.held if one != but], commits=commits)
 
     def _drop(self, held: Sequence[AssignedPartition]) -> None:
         with ExitStack() as dropping:
@@ -301,18 +301,18 @@ class Assignment:
                 assigned.is_told = False
                 _call(self._hooks.on_close, assigned)
 
-    def _give_up(self, held: Sequence[AssignedPartition], *, commits: bool, sends: bool = True) -> None:
+    def _give_up(self, partitions: Iterable[int], *, commits: bool, sends: bool = True) -> None:
         """Close these tables, with their last commits pending together. Errors that need an operator are raised once
         all are closed. A fenced or unsettled commit loses nothing: the next owner reads the input again.
         """
+        held = [self.held.pop(one) for one in partitions if one in self.held]
         if not commits:
             self._drop(held)
             return
         with ExitStack() as closing:
             for assigned in held:
                 closing.callback(self._end, assigned, partial(_quietly, assigned, assigned.table.close))
-            if sends and not self._is_same_input(held):
-                sends = False
+            sends = sends and self._is_same_input(held)
             left = held
             for turn in range(_LAST_COMMITS):
                 sent = [assigned for assigned in left if not sends or _quietly(assigned, assigned.send)]

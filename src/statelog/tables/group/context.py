@@ -224,10 +224,3 @@ class WorkerContext:
     def input(self) -> DescribedInput:
         """The input topic, as it is now. Raises NotFound, Unavailable."""
         return describe_input(self.kafka, self.topic.name)
-
-    def start_offset(self, source: DescribedInput, progress: Metadata | None, partition: int) -> int:
-        """Where to read a partition on. Raises NotFound, Unavailable, ConfigError, IdentityChanged, OffsetGone,
-        BeyondEnd.
-        """
-        available = self.kafka.offsets(self.topic.name, [partition])[partition]
-        return source.start_offset(progress, partition, available, self.topic)

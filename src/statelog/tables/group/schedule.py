@@ -6,15 +6,14 @@ an `AssignedPartition` has its table, how far it is processed, and its commits.
                  └────────┘ a little later, a few times in a row; then the error is raised
                             LogInUse: as long as it takes, after a while beside the directory that is in use
 
-A fenced worker cannot know whether it still owns the partition: the group may already have reassigned it. It opens
-again only once the group has confirmed that this process is a member of its present generation. If that goes on
-and on, somebody outside of the group owns the table, and the error comes out.
+A fenced worker cannot know whether the partition still is its own: it opens again only once the group has confirmed
+that this process is a member of its present generation.
 
 Invariants:
 - A partition is in the schedule or has a table, or is not ours.
 - Failures in a row are counted until a commit is history; nothing is tried without end, and nothing without a pause.
-- At most `AT_ONCE` tables open at the same time, each on a thread of its own. One that is open is adopted by the
-  worker's thread once, in the order in which they were begun, or closed, also if nobody waits for it any more.
+- Each table opens on a thread of its own. One that is open is adopted by the worker's thread once, in the order in
+  which they were begun, or closed, also if nobody waits for it any more.
 - What a commit names as processed is what the table holds: offsets are counted before the table is committed, and never
   in between; the table is committed by nobody else, and gives up nothing of what is counted.
 - Whoever commits has no message in hand: all that the table holds then is processed, hooks' changes included.
@@ -34,8 +33,6 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.tables.group.context import DescribedInput
 from statelog.tables.table import Table
 
-AT_ONCE = 4
-"""Most of an opening is waiting for answers; but each may recover a state, so there are not more."""
 FAILURES_MAX = 4
 """So many failures of a table in a row end the worker."""
 IN_USE_MAX_S = 5.0
@@ -151,21 +148,19 @@ class PartitionStatistics(NamedTuple):
 
 
 class AssignedPartition:
-    """A partition with its table. `next_offset` is the first one that is not processed."""
+    """A partition with its table. `next_offset` is the first one that is not processed; `tick_s` is when its next tick
+    is due, `committed_s` when its newest commit was seen to be history, or it was opened; `input_end` is where its
+    input ended a second ago, if that is known. `is_told` once `on_open` has returned: then `on_close` is owed.
+    """
 
     def __init__(self, partition: int, table: Table[Any, Any], source: DescribedInput, next_offset: int) -> None:
         self.partition = partition
         self.table = table
         self.next_offset = next_offset
         self.input = source
-        self.tick_s = -math.inf
-        """When its next tick is due."""
+        self.tick_s = self.committed_s = -math.inf
         self.is_told = False
-        """Whether its `on_open` has returned, and `on_close` is owed."""
         self.input_end: int | None = None
-        """Where its input ended a second ago, as far as that is known."""
-        self.committed_s = -math.inf
-        """When its newest commit was seen to be history; when it was opened, before that."""
         self._commit = table.lend()
         self._sent = next_offset, table.changes
         self._pending: Pending[LastCommit] | None = None
@@ -190,10 +185,6 @@ class AssignedPartition:
     def committed_offset(self) -> int:
         """The first offset that no commit calls processed."""
         return int(self.table.progress.get("offset", 0))
-
-    def processed(self, end_offset: int) -> None:
-        """Everything below this offset is processed, and the table shows it."""
-        self.next_offset = max(self.next_offset, end_offset)
 
     def send(self, *, always: bool = False) -> None:
         """Commit what is new, and wait for nothing but room. Raises Fenced, PersistFailed, OutcomeUnknown, Unavailable,
@@ -225,8 +216,7 @@ class AssignedPartition:
         self.table.__exit__(RuntimeError, None, None)
 
 
-_Opened = tuple[AssignedPartition, Callable[[], None]]
-"""And what adopts its table."""
+_Opened = tuple[AssignedPartition, Callable[[], None]]  # And what adopts its table.
 
 
 class Openings:
@@ -240,11 +230,6 @@ class Openings:
     def partitions(self) -> list[int]:
         """Whose tables are being opened."""
         return list(self._begun)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether one more may begin."""
-        return len(self._begun) < AT_ONCE
 
     def begin(self, partition: int, opened: Callable[[], AssignedPartition]) -> None:
         """Begin to open a table, which `opened` does."""

@@ -52,9 +52,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
     the worker only.
 
     Tables come and go with the partitions: while the loop asks for a message, those that the group takes are committed
-    and closed, and others are opened. Leaving the `with` block commits what is processed and leaves the group; leaving
-    it with an error commits nothing more. A message that the loop broke off at is not processed, and comes again; if it
-    had changed its table by then, so does all of its partition since the last commit.
+    and closed, and others are opened. Leaving the `with` block closes it, as `close` says; left with an error, it
+    commits nothing more.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -257,8 +256,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
     def close(self) -> None:
         """Commit what is processed, close all tables, leave the group. Idempotent.
 
-        Of the partition whose message the loop has, what is not committed is dropped if the message has changed the
-        table; it is processed again. Raises ConfigError, Damaged, NotFound; all is closed all the same.
+        The message that the loop has is not processed, and comes again; if it has changed its table, so does all of its
+        partition since the last commit. Raises ConfigError, Damaged, NotFound; all is closed all the same.
         """
         commits = self.life is Life.OPEN
         if not self._guard.end():

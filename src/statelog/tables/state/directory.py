@@ -62,17 +62,14 @@ class StateDirectory(Closing):
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             _open.add(self)
             with undone_by_errors(self.unlock):
-                self._take()
-
-    def _take(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise LogInUse(
-                "another table has this directory open",
-                path=str(self.path),
-                hint="Close it, or stop its process; or give this table a directory of its own",
-            ) from error
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise LogInUse(
+                        "another table has this directory open",
+                        path=str(self.path),
+                        hint="Close it, or stop its process; or give this table a directory of its own",
+                    ) from error
 
     @property
     def damage(self) -> str:
@@ -88,27 +85,19 @@ class StateDirectory(Closing):
             sync(self.path)
 
     def settle(self, boot_id: str) -> None:
-        """What may have been lost with another boot of the machine, or was never there in a copy, is not counted on.
-
-        A database that was open when the machine lost its power goes back to its files, which are synced: to a commit,
-        and the place of that one. RocksDB has two write-ahead logs at times, and the disk may have kept the end of the
-        newer one without the end of the older: what is replayed then has a hole in it, which nothing shows. The log has
-        those commits, too.
+        """What may have been lost with another boot of the machine, or was never there in a copy, is not counted on:
+        the database goes back to its files, which are synced. See docs/protocol-table.md, a power loss.
         """
-        if self.is_of_boot(boot_id):
-            return
+        with local_disk(self.path):
+            noted = self._boot.read_text("utf-8", "replace") if self._boot.exists() else ""
+            if boot_id and noted == self._use(boot_id):
+                return
         if self.database.exists():
             with local_disk(self.database):
                 for log in self.database.glob("*.log"):
                     log.unlink()
                 sync(self.database)
         self.note_boot(boot_id)
-
-    def is_of_boot(self, boot_id: str) -> bool:
-        """Whether this very database, and no copy, was last used in this boot. False if that cannot be determined."""
-        with local_disk(self.path):
-            noted = self._boot.read_text("utf-8", "replace") if self._boot.exists() else ""
-            return bool(boot_id) and noted == self._use(boot_id)
 
     def _use(self, boot_id: str) -> str:
         if not self.database.exists():

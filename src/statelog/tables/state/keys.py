@@ -126,10 +126,7 @@ class KeyRule:
         """The key group of an admitted key."""
         if self.one is not None:
             return self.one
-        if self.is_paired:
-            group: int = key[0]
-            return group
-        return self.descriptor.key_group_of(key)
+        return int(key[0]) if self.is_paired else self.descriptor.key_group_of(key)
 
     def groups_of(self, keys: Sequence[Any]) -> Sequence[int]:
         """The key groups of many admitted keys."""

@@ -102,7 +102,7 @@ class RocksdbStore:
         self._rows: int | None = None
         self._scans: WeakSet[Generator[tuple[Any, Any]]] = WeakSet()
         self._handle: rocksdict.ColumnFamily | None = None
-        with self._reading():
+        with self._translating():
             data, records = _options(settings)
             self._family = self._database = rocksdict.Rdict(
                 str(path or directory.database), data, column_families={FAMILY: records}
@@ -111,8 +111,8 @@ class RocksdbStore:
                 self._family = self._database.get_column_family(FAMILY)
                 self._handle = self._database.get_column_family_handle(FAMILY)
                 self._written = self._last_write()
-                self._missing = missing or self._known()
-        self.missing = set(self._missing.key_groups)
+                lacks = missing or self._known()
+        self.missing, self.first_position = set(lacks.key_groups), lacks.first_position
         directory.holds(self)
 
     # ---- what it says of itself
@@ -120,19 +120,14 @@ class RocksdbStore:
     @property
     def record(self) -> TableRecord:
         """Which state it is. Raises Corrupt."""
-        with self._reading():
+        with self._translating():
             return TableRecord.from_json(self._family.get(TABLE_KEY))
 
     @property
     def place(self) -> StatePlace:
         """How far it is. Raises Corrupt."""
-        with self._reading():
+        with self._translating():
             return place_from_json(self._family.get(PLACE_KEY))
-
-    @property
-    def first_position(self) -> int:
-        """From where on the changes of missing key groups are here."""
-        return self._missing.first_position
 
     def _known(self) -> Missing:
         data = self._family.get(TABLE_KEY)
@@ -152,7 +147,7 @@ class RocksdbStore:
         batch = self._batch(place)
         batch.put(TABLE_KEY, record.as_partial(bool(self.missing)).to_json(), self._handle)
         if self.missing:
-            batch.put(MISSING_KEY, self._missing.to_json(), self._handle)
+            batch.put(MISSING_KEY, Missing(self.first_position, frozenset(self.missing)).to_json(), self._handle)
         batch.delete(STATE_KEY, self._handle)
         self._write(batch)
 
@@ -178,10 +173,8 @@ class RocksdbStore:
 
     def is_gone(self, key_group: int, key: Any) -> bool:  # noqa: ARG002 - the raw key begins with it
         """Whether it is remembered as deleted. Raises Corrupt."""
-        try:
-            return self._family.get(GONE + self._keys.raw(key)) is not None
-        except Exception as error:
-            raise self._translated(error) from error
+        with self._translating():
+            return self._family.get(GONE + self._raw(key)) is not None
 
     def __len__(self) -> int:
         """Counted once, and kept from then on."""
@@ -210,7 +203,7 @@ class RocksdbStore:
 
     def _scan(self, start: bytes, end: bytes | None) -> Generator[tuple[Any, Any]]:
         of_raw, decode = self._keys.of_raw, self._values.decode
-        with self._reading():
+        with self._translating():
             rows = self._database.iter()
             try:
                 rows.seek(start)
@@ -240,7 +233,7 @@ class RocksdbStore:
 
     def _keys_between(self, family: rocksdict.Rdict, prefix: bytes, least: bytes, greatest: bytes) -> list[bytes]:
         found: list[bytes] = []
-        with self._reading():
+        with self._translating():
             rows = family.iter()
             try:
                 rows.seek(prefix + least)
@@ -292,7 +285,7 @@ class RocksdbStore:
         for part in rows.to_batches():
             values = avro_values(part.column("value"), self._values.schema).to_pylist()
             deque(map(batch.put, raw_keys(part).to_pylist(), values), maxlen=0)
-        left = Missing(self._missing.first_position, frozenset(self.missing.difference(complete)))
+        left = Missing(self.first_position, frozenset(self.missing.difference(complete)))
         if complete and left.key_groups:
             batch.put(MISSING_KEY, left.to_json(), self._handle)
         elif complete:
@@ -301,16 +294,12 @@ class RocksdbStore:
         self._write(batch)
         self._rows = None
         if complete:
-            self._missing = left
             self.missing.difference_update(complete)
-            self._forget(complete)
-
-    def _forget(self, complete: Collection[int]) -> None:
-        batch = rocksdict.WriteBatch(raw_mode=True)
-        for group in complete:
-            first, behind = raw_bounds(group)
-            batch.delete_range(GONE + first, _BEHIND_GONE if behind is None else GONE + behind, self._handle)
-        self._write(batch)
+            forgotten = rocksdict.WriteBatch(raw_mode=True)
+            for group in complete:
+                first, behind = raw_bounds(group)
+                forgotten.delete_range(GONE + first, _BEHIND_GONE if behind is None else GONE + behind, self._handle)
+            self._write(forgotten)
 
     def close(self) -> None:
         """Write what is in memory only to files, and close the database; its directory stays locked. Idempotent.
@@ -346,18 +335,16 @@ class RocksdbStore:
     def _write(self, batch: rocksdict.WriteBatch) -> None:
         batch.delete(WRITE + self._written.to_bytes(8, "big"), self._handle)
         batch.put(WRITE + (self._written + 1).to_bytes(8, "big"), b"", self._handle)
-        try:
+        with self._translating(_ROTTEN):
             self._database.write(batch)
-        except Exception as error:
-            raise self._translated(error, _ROTTEN) from error
         self._written += 1
 
     @contextmanager
-    def _reading(self) -> Generator[None]:
+    def _translating(self, signs: tuple[str, ...] = _TORN) -> Generator[None]:
         try:
             yield
         except Exception as error:
-            raise self._translated(error) from error
+            raise self._translated(error, signs) from error
 
     def _translated(self, error: Exception, signs: tuple[str, ...] = _TORN) -> Exception:
         """A failure in our own terms; damage is noted for the next life, too."""

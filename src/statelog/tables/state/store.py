@@ -19,10 +19,7 @@ Invariants:
 - A key group leaves `missing` only when all its rows are here, and what is gone of it is forgotten only after that. A
   reader that misses here, and then finds the key group complete, must look here once more, and no further.
 
-What a database says of itself are records in a column family of their own (docs/protocol-table.md): `table` says which
-state of which log it is; `place` says how far, and is written in one batch with the changes that lead there. As long as
-a part of the state is in a snapshot only, `table` is of another format, and `missing` says which part; it changes in
-one batch with the rows that were loaded.
+What a database says of itself are records in a column family of their own: docs/protocol-table.md.
 """
 
 import json
@@ -61,11 +58,9 @@ TABLE_KEY = b"table"
 PLACE_KEY = b"place"
 MISSING_KEY = b"missing"
 GONE = b"gone/"
-"""Begins the key of a record for each key that was deleted, and that a snapshot below has; behind it is the raw key."""
+"""Begins the key of the record of a key that was deleted, and that a snapshot below has; behind it is the raw key."""
 WRITE = b"write/"
-"""Begins the key of a record for the newest write batch, with its number behind it. Each batch puts its own and deletes
-that of the one before: if some are missing in the middle, two are left.
-"""
+"""Begins the key of the record of the newest write batch, with its number behind it."""
 _FORMAT = 1
 _PARTIAL_FORMAT = 2
 """Of a state that is not whole: who does not know of that takes it for nothing else."""
