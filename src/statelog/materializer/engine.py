@@ -13,9 +13,8 @@ Invariants:
   there. A caller that stops earlier must publish nothing.
 - Every run gets a name that was never used before, so work that is done twice leaves files that no manifest names.
 - Memory holds about three times `fold_bytes` in a fold (`reading.sorted_tail`), whatever the number and the size of the
-  commits and of their values, or a few megabytes of row groups for each lane of a merge, with
-  what is read ahead: nothing grows with the state. Folds that go on
-  at the same time share it.
+  commits and of their values, or a few megabytes of row groups for each lane of a merge, with what is read ahead:
+  nothing grows with the state. Folds that go on at the same time share it.
 """
 
 import os
@@ -118,7 +117,7 @@ class LocalEngine:
     def __init__(self, work: RoundWork) -> None:
         self._work = work
         self._log = work.log
-        self._clock = work.environment.wall_clock
+        self._clock = work.environment.clock
         self._local: dict[str, WrittenRun] = {}
 
     def tasks_for(self, size_bytes: int) -> int:
@@ -128,10 +127,12 @@ class LocalEngine:
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are local files. One of those that was lost or harmed since is no damage."""
         fold_bytes = max(1, self._work.fold_bytes // min(self._work.threads, max(1, len(tasks))))
+
+        def do(task: Task, go_on: Callable[[], None]) -> TaskRuns:
+            return write_runs(task, replace(self._work, go_on=go_on, fold_bytes=fold_bytes), self._open)
+
         try:
-            done, _ = self._in_threads(
-                lambda task, work: write_runs(task, replace(work, fold_bytes=fold_bytes), self._open), tasks
-            )
+            done = self._in_threads(do, tasks)
         except (CorruptRun, NotFound) as error:
             if error.facts.get("path") in self._local:
                 raise not_whole(error) from error
@@ -158,9 +159,14 @@ class LocalEngine:
     def publish(self, runs: Sequence[RunRef]) -> Written:
         """Upload the local files among the runs, then read them back."""
         mine = tuple(run for run in runs if run.path in self._local)
+
+        def timed(run: RunRef, _: object) -> float:
+            started_s = self._clock()
+            read_back(self._log.store, run)
+            return self._clock() - started_s
+
         self._in_threads(lambda run, _: upload_run(self._log.store, self._local.pop(run.path)), mine)
-        _, seconds = self._in_threads(lambda run, _: read_back(self._log.store, run), mine)
-        return Written(runs=mine, seconds=seconds)
+        return Written(runs=mine, seconds=sum(self._in_threads(timed, mine)))
 
     def _kept(self, found: "Sequence[LocalRunRef]", seconds: float, rows: int) -> Written:
         self._local.update({one.run.path: one.written for one in found})
@@ -170,20 +176,9 @@ class LocalEngine:
         written = self._local.get(run.path)
         return open_local(written.local, run.path) if written else self._log.store.open(run.path)
 
-    def _in_threads(self, do: Callable[[P, RoundWork], T], parts: Sequence[P]) -> tuple[list[T], float]:
-        """What `do` returns for each, and the seconds that they took, one after the other."""
-        seconds = [0.0] * len(parts)
-
-        def timed(number: int, go_on: Callable[[], None]) -> T:
-            go_on()
-            started_s = self._clock()
-            result = do(parts[number], replace(self._work, go_on=go_on))
-            seconds[number] = self._clock() - started_s
-            return result
-
-        jobs = [partial(timed, number) for number in range(len(parts))]
-        done = side_by_side(jobs, self._work.threads, self._work.go_on, self._work.environment.start)
-        return done, sum(seconds)
+    def _in_threads(self, do: Callable[[P, Callable[[], None]], T], parts: Sequence[P]) -> list[T]:
+        jobs = [partial(do, part) for part in parts]
+        return side_by_side(jobs, self._work.threads, self._work.go_on, self._work.environment.start)
 
 
 def tasks_for(size_bytes: int, threads: int) -> int:
@@ -315,7 +310,7 @@ def _tables(task: Task, work: RoundWork, opening: OpenRun, replayed: Replayed) -
             # Among runs its deletes may hide something: they go in the merge, if at all.
             drop_deletes = output.drop_deletes and not runs
             found = delta_tables(work.log, task.replay, converter, work, drop_deletes=drop_deletes)
-            tails = [replayed.counted(stack.enter_context(closing(found)), work.environment.wall_clock)]
+            tails = [replayed.counted(stack.enter_context(closing(found)), work.environment.clock)]
         yield from merged_runs(
             runs,
             output.key_groups,
@@ -376,9 +371,7 @@ def _lane(
 
 def _part(run: RunRef, key_groups: range) -> LanePart:
     is_whole = key_groups.start <= run.first_key_group and run.end_key_group <= key_groups.stop
-    if is_whole:
-        return LanePart(run, range(len(run.index.row_groups)), None)
-    return LanePart(run, row_groups_for(run.index, key_groups), key_groups)
+    return LanePart(run, row_groups_for(run.index, key_groups), None if is_whole else key_groups)
 
 
 def _going_on(tables: Iterable[pa.Table], work: RoundWork) -> Iterator[pa.Table]:

@@ -8,7 +8,7 @@ Invariants:
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 from statelog.environment import Start, begin
@@ -24,11 +24,14 @@ class _OverError(Exception):
 
 
 def side_by_side(jobs: Sequence[Job[T]], at_once: int, go_on: Callable[[], None], start: Start) -> list[T]:
-    """What the jobs return, in their order. Raises what the first one that failed raised, or `go_on`."""
+    """What the jobs return, in their order. Raises what the first one that failed raised, or `go_on`, which is asked
+    before each of them, too.
+    """
     waiting = deque(range(len(jobs)))
     results: dict[int, T] = {}
     errors: list[BaseException] = []
     lock = threading.Lock()
+    others: list[Future[None]] = []
 
     def ask() -> None:
         if errors:
@@ -42,12 +45,14 @@ def side_by_side(jobs: Sequence[Job[T]], at_once: int, go_on: Callable[[], None]
                     return
                 number = waiting.popleft()
             try:
+                ask()
                 results[number] = jobs[number](ask)
             except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
                 errors.append(error)
 
-    others = [begin(start, work_off) for _ in range(min(at_once, len(jobs)) - 1)]
     try:
+        while len(others) < min(at_once, len(jobs)) - 1:
+            others.append(begin(start, work_off))
         work_off()
         wait(others)
     except BaseException as error:

@@ -95,6 +95,29 @@ def test_who_gives_up_ends_all() -> None:
     assert threading.active_count() == before
 
 
+def test_a_thread_that_cannot_begin_ends_all() -> None:
+    """What a machine without room for another thread raises comes out, and none that began before goes on."""
+    begun, over = threading.Event(), list[bool]()
+
+    def start(work: Callable[[], None]) -> None:
+        if begun.is_set():
+            raise RuntimeError("can't start new thread")
+        start_thread(work)
+        assert begun.wait(_LIMIT_S)
+
+    def asks(go_on: GoOn) -> None:
+        begun.set()
+        try:
+            while True:
+                go_on()
+        finally:
+            over.append(True)
+
+    with pytest.raises(RuntimeError, match="new thread"):
+        side_by_side([asks] * 3, 3, _always, start)
+    assert over == [True]
+
+
 def _twin() -> TwinLog:
     twin = TwinLog()
     for turn in range(3):
