@@ -111,7 +111,7 @@ class Fleet:
         self._find_due_s = environment.clock() if find else math.inf
         self._awaited_s = math.inf
         self.problem = ""
-        """Why logs cannot be looked for, if they cannot."""
+        """Why logs cannot be looked for, or one of them cannot be taken up, if so."""
         environment.made(self, "")
 
     # ---- from any thread
@@ -142,7 +142,8 @@ class Fleet:
         """Turn each of them once; returns for how long nothing is due."""
         self._look_for_logs()
         is_triggered = self._control.is_triggered
-        self._control.take_trigger()
+        if is_triggered:  # A request that comes only now is the next turn's.
+            self._control.take_trigger()
         self._count()
         wait_s = self._find_due_s - self._clock()
         for one in sorted(self._members.values(), key=lambda one: one.due_s):
@@ -173,7 +174,6 @@ class Fleet:
             self._finding = None
             try:
                 self._take_up(found.future.result())
-                self.problem = ""
             except StatelogError as error:
                 self.problem = f"logs cannot be looked for: {shown_error(error)}"
         if find is not None and self._finding is None and self._clock() >= self._find_due_s:
@@ -181,9 +181,13 @@ class Fleet:
             self._finding = begin_task(self._environment, find, lambda _: self._control.ring())
 
     def _take_up(self, names: Collection[str]) -> None:
-        for name in sorted(names):
-            if name not in self._members:
+        problem = ""
+        for name in sorted(set(names).difference(self._members)):
+            try:
                 self._members = {**self._members, name: self._member(name, is_named=False)}
+            except StatelogError as error:
+                problem = f"the log {name} cannot be taken up: {shown_error(error)}"
+        self.problem = problem
 
     def _member(self, name: str, *, is_named: bool) -> "_Member":
         return _Member(

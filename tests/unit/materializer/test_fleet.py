@@ -49,9 +49,11 @@ class FleetBench:
             writer.commit()
 
     @contextmanager
-    def running(self, *names: str, find: Callable[[], Collection[str]] | None = None) -> Generator[None]:
+    def running(
+        self, *names: str, find: Callable[[], Collection[str]] | None = None, control: Control | None = None
+    ) -> Generator[None]:
         """The fleet at work, on a thread of its own; it ends by itself at the end."""
-        control = Control()
+        control = control or Control()
         self.fleet = Fleet(
             self._kit, names, find=find, settings=self.settings, control=control, on_event=self.events.append
         )
@@ -285,3 +287,46 @@ def test_a_root_that_cannot_be_listed_is_told_and_asked_again(bench: FleetBench)
         wait_for(is_seen)
         wait_for(lambda: bench.rounds("a") == 1)
     assert problems == {"", "logs cannot be looked for: no answer [StoreUnavailable]"}
+
+
+def test_a_log_whose_settings_are_refused_is_no_other_ones_trouble(bench: FleetBench) -> None:
+    """Those that were found after it are taken up, and so is it once it has others."""
+    bench.make("a", "bad", "c")
+    bench.of_log["bad"] = {"fanout": 1}
+    with bench.running(find=lambda: ["a", "bad", "c"]):
+        wait_for(lambda: bench.rounds("a") == 1 and bench.rounds("c") == 1)
+        assert "bad cannot be taken up: fanout is 1" in bench.fleet.problem
+        bench.of_log.clear()
+        wait_for(lambda: bench.rounds("bad") == 1)
+        wait_for(lambda: not bench.fleet.problem)
+
+
+class _Hasty(Control):
+    """Once armed, a round is asked for right after it was looked whether one was."""
+
+    is_armed = _is_asked = False
+
+    @property
+    def is_triggered(self) -> bool:
+        found = self._is_asked
+        if self.is_armed:
+            self.is_armed = False
+            self.trigger()
+        return found
+
+    @is_triggered.setter
+    def is_triggered(self, value: bool) -> None:
+        self._is_asked = value
+
+
+def test_no_request_for_a_round_is_missed(bench: FleetBench) -> None:
+    """Whenever it comes: one that has just been looked past is the next turn's."""
+    bench.make("a")
+    bench.of_log["a"] = {"interval_s": 1e4, "alarm_age_s": 1e5}
+    control = _Hasty()
+    with bench.running("a", control=control):
+        wait_for(lambda: bench.rounds("a") == 1)
+        bench.write("a")
+        control.is_armed = True
+        control.ring()
+        wait_for(lambda: bench.rounds("a") == 2)
