@@ -71,9 +71,9 @@ class Exported:
     position: int
     previous_position: int | None
     is_rewritten: bool
-    inserted: int
-    updated: int
-    deleted: int
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
 
 
 class TableMoved(Exception):
@@ -127,45 +127,38 @@ class _Export:
     def run(self, target: "DeltaTarget", *, replace: bool) -> Exported:
         """One try. Raises TableMoved if somebody else committed to the table meanwhile."""
         is_known = not replace and target.check_own()
+        value_schema = self.log.value_schemas.newest()  # One, also if it evolves meanwhile.
+        columns = self._columns(value_schema)
         if target.position is None or replace:
-            return self._write(target, "the table is new" if target.is_new else "it is to be replaced")
-        if not is_known:
-            return self._write(target, "its history was cleaned up, back to after the last export")
-        value_schema = self.log.value_schemas.newest()
-        if not target.has_columns(self._columns(value_schema)):
-            return self._write(target, "the columns of the log changed")
-        try:
-            plan = plan_changes(
-                self.log, AtPosition(target.position), value_schema_id=value_schema.id, seen=[target.seen]
-            )
-            return self._merge(target, target.position, plan, value_schema)
-        except (NotFound, OffsetGone) as error:
-            return self._write(target, f"its position was truncated: {error.message}")
+            why = "the table is new" if target.is_new else "it is to be replaced"
+        elif not is_known:
+            why = "its history was cleaned up, back to after the last export"
+        elif not target.has_columns(columns):
+            why = "the columns of the log changed"
+        else:
+            at = AtPosition(target.position)
+            try:
+                plan = plan_changes(self.log, at, value_schema_id=value_schema.id, seen=[target.seen])
+                return self._merge(target, target.position, plan, columns)
+            except (NotFound, OffsetGone) as error:
+                why = f"its position was truncated: {error.message}"
+        return self._write(target, why, value_schema, columns)
 
-    def _write(self, target: "DeltaTarget", why: str) -> Exported:
-        """The whole state, in one value schema, also if the log's evolves meanwhile."""
+    def _write(self, target: "DeltaTarget", why: str, value_schema: ValueSchema, columns: pa.Schema) -> Exported:
+        """The whole state."""
         _LOG.info("%s: all rows are written: %s", target.shown, why)
-        value_schema = self.log.value_schemas.newest()
         settings = dataclasses.replace(self.settings, value_schema_id=value_schema.id)
         with recover(self.log, at_least=target.seen, settings=settings) as recovery:
-            place, columns = recovery.plan.place, self._columns(value_schema)
+            place = recovery.plan.place
             with recovery.stream() as stream:
                 rows = (batch for portion in stream for batch in state_batches(portion.changes, columns))
                 written = target.write(rows, columns, place)
-        return Exported(
-            position=place.position,
-            previous_position=target.position,
-            is_rewritten=True,
-            inserted=written,
-            updated=0,
-            deleted=0,
-        )
+        return Exported(position=place.position, previous_position=target.position, is_rewritten=True, inserted=written)
 
-    def _merge(self, target: "DeltaTarget", previous: int, plan: Plan, value_schema: ValueSchema) -> Exported:
+    def _merge(self, target: "DeltaTarget", previous: int, plan: Plan, columns: pa.Schema) -> Exported:
         """The changes behind the table's position."""
-        counts = {"inserted": 0, "updated": 0, "deleted": 0}
+        counts: dict[str, int] = {}
         if plan.position > previous:
-            columns = self._columns(value_schema)
             keys = ["key", "key_group"] if self._names_key_groups else ["key"]
             with closing(newest_changes(self.log, plan, settings=self.settings)) as tables:
                 counts = target.merge(_merge_rows(tables, columns), columns, keys, plan.place)
@@ -343,7 +336,7 @@ class DeltaTarget:
 
         try:
             yield
-        except BaseException as error:
+        except Exception as error:  # Ctrl-C is nobody else's doing.
             if source.failure is not None:
                 raise source.failure from None
             # A table that was not there, and is now, was made by somebody else.

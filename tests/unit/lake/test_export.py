@@ -297,3 +297,21 @@ def test_a_table_ahead_of_its_log_is_a_loss(tmp_path: Path) -> None:
     made.cluster.lose_tail("log.ledger", 0, 2)
     with made.open() as log, pytest.raises(BeyondEnd):
         export(log, table)
+
+
+def test_an_interrupt_is_no_other_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C right after a table was made ends the export; the next one finds the table whole."""
+    made, table = TwinLog(), tmp_path / "table"
+    made.write({b"a": b"1"})
+
+    def interrupted(*given: Any, **named: Any) -> None:
+        write_deltalake(*given, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deltalake.write_deltalake", interrupted)
+    with made.open() as log, pytest.raises(KeyboardInterrupt):
+        export(log, str(table))
+    monkeypatch.undo()
+    with made.open() as log:
+        assert not export(log, str(table)).is_rewritten
+    assert _rows(table) == made.model
