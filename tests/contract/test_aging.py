@@ -132,6 +132,21 @@ def aging() -> Aging:
     return made
 
 
+def test_an_idle_log_stays_whole_after_a_clock_that_was_ahead(aging: Aging, tmp_path: Path) -> None:
+    """What a materializer made in a time to come is renewed at once, and not when that time has come."""
+    aging.write(b"a")
+    right = aging.environment
+    aging.environment = replace(right, wall_clock=lambda: aging.now_s + 365 * DAY_S)
+    assert isinstance(aging.roll_up(tmp_path), CompletedRound)
+    aging.environment = right
+    with Log.open("x", aging.where) as log:
+        Writer(log, "w").close()
+    for _ in range(20):
+        aging.pass_days(0.5)
+        aging.roll_up(tmp_path)
+    assert aging.read() == aging.model
+
+
 def test_an_idle_log_stays_whole(aging: Aging, tmp_path: Path) -> None:
     """Rounds put manifests without news now and then, so that nothing that is needed ages out; no alarm is raised."""
     aging.write(b"a")

@@ -10,13 +10,13 @@ from statelog.environment import Environment
 from statelog.errors import NotFound, OffsetGone
 from statelog.materializer import cleanup
 from statelog.materializer.cleanup import VerifiedRuns
+from statelog.materializer.engine import RoundWork
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage.log.log import Log
 from tests.sim.actors import Stepper
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 
@@ -194,17 +194,14 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
     """The guard in the test above is the moment of the listing: with a later one, a published run is gone."""
 
     def with_a_new_list(
-        log: Log,
+        work: RoundWork,
         own: Manifest,
         cleanup_plan: cleanup.CleanupPlan,
         chosen: MaterializerSettings,
         verified: VerifiedRuns,
-        environment: Environment,
     ) -> Cleanup:
-        late = cleanup.plan_cleanup(log, list(log.store.list()), own, chosen, verified)
-        return cleanup.run_cleanup(
-            log, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified, environment
-        )
+        late = cleanup.plan_cleanup(work.log, list(work.log.store.list()), own, chosen, verified)
+        return cleanup.run_cleanup(work, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified)
 
     monkeypatch.setattr("statelog.materializer.round.run_cleanup", with_a_new_list)
     _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)

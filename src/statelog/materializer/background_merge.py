@@ -20,7 +20,6 @@ from threading import Lock
 from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import NotFound, RoundGivenUp
-from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.engine import LocalEngine, RoundWork, Written, scratch_directory
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import Task
@@ -56,14 +55,10 @@ class MergedRuns(Closing):
 class _Job:
     merge: Merge
     tasks: Sequence[Task]
-    work: BackgroundTask[MergedRuns] | None = None
+    future: Future[MergedRuns] | None = None
     """None until it is begun."""
     stepped_s: float = 0.0
     """When it began, or last asked whether to go on."""
-
-    @property
-    def is_over(self) -> bool:
-        return self.work is not None and self.work.future.done()
 
 
 class BackgroundMerge(Closing):
@@ -78,30 +73,30 @@ class BackgroundMerge(Closing):
         self._environment = current_environment()
         self._lock = Lock()
         self._job: _Job | None = None
-        self._begun: _Job | None = None
+        self._begun: Future[MergedRuns] | None = None
         self._is_closed = False
 
     @property
     def is_due(self) -> bool:
         """Whether a merge was left, and not begun."""
         job = self._job
-        return job is not None and job.work is None
+        return job is not None and job.future is None
 
     def is_at_work(self, since_s: float) -> bool:
         """Whether one is going on that began, or wrote a table, at that time or later: else it may hang."""
         job = self._job
-        return job is not None and job.work is not None and not job.is_over and job.stepped_s >= since_s
+        return job is not None and job.future is not None and not job.future.done() and job.stepped_s >= since_s
 
     @property
     def is_quiet(self) -> bool:
         """Whether no merge is going on any more, not even one that was given up."""
-        return self._begun is None or self._begun.is_over
+        return self._begun is None or self._begun.done()
 
     @property
     def is_over(self) -> bool:
         """Whether there is something to take."""
         job = self._job
-        return job is not None and job.is_over
+        return job is not None and job.future is not None and job.future.done()
 
     @property
     def merge(self) -> Merge | None:
@@ -118,9 +113,11 @@ class BackgroundMerge(Closing):
     def begin(self) -> None:
         """Begin the merge that is due."""
         job = self._job
-        if job is not None and job.work is None:
-            self._begun, job.stepped_s = job, self._environment.clock()
-            job.work = begin_task(self._environment, lambda: self._merge(job), lambda _: self._ring())
+        if job is not None and job.future is None:
+            job.stepped_s = self._environment.clock()
+            job.future = self._environment.begin(lambda: self._merge(job))
+            self._begun = job.future
+            job.future.add_done_callback(lambda _: self._ring())
 
     def take(self, runs: Sequence[RunRef]) -> MergedRuns | None:
         """What came of the merge, once; None if nothing did that a snapshot of these runs can use. The caller closes
@@ -128,28 +125,28 @@ class BackgroundMerge(Closing):
         """
         with self._lock:
             job = self._job
-            if job is None or job.work is None or not job.is_over:
+            if job is None or job.future is None or not job.future.done():
                 return None
             self._job = None
         is_named = _still_named(job.merge, runs) is not None
         try:
-            merged = job.work.future.result()
+            merged = job.future.result()
         except NotFound:
             if is_named:
                 raise
             return None  # Another materializer was faster, and cleaned up.
-        if not is_named:
-            merged.close()
-            return None
-        return merged
+        if is_named:
+            return merged
+        merged.close()
+        return None
 
     def close(self) -> None:
         """Give it up: it ends at its next table, and leaves no file. Idempotent."""
         with self._lock:
             self._is_closed = True
             job, self._job = self._job, None
-        if job is not None and job.work is not None:
-            job.work.future.add_done_callback(_remove)
+        if job is not None and job.future is not None:
+            job.future.add_done_callback(_remove)
 
     def _merge(self, job: _Job) -> MergedRuns:
         with ExitStack() as stack:

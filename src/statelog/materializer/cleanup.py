@@ -24,13 +24,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from statelog.environment import CrashPoint, Environment, Start
+from statelog.environment import CrashPoint
 from statelog.errors import CorruptManifest, CorruptRun, NotFound, StatelogError
+from statelog.materializer.engine import RoundWork
 from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.side_by_side import side_by_side
 from statelog.schemas.names import MANIFESTS, TRUNCATIONS
-from statelog.schemas.snapshot.claims import newest_files, over_cap, superseded_paths
+from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap, superseded_paths
 from statelog.schemas.snapshot.manifest import Manifest, check_chain
 from statelog.schemas.snapshot.retention import (
     Floor,
@@ -56,7 +57,7 @@ from statelog.storage.log.aging import AgingRecord, NeededRecord, oldest_need
 from statelog.storage.log.files import ManifestChain
 from statelog.storage.log.log import Log
 from statelog.storage.run_reader import read_back
-from statelog.storage.store import FileInfo, Store
+from statelog.storage.store import FileInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +101,9 @@ class VerifiedRuns:
         with self._lock:
             self._runs.update({run.path: run.sha256 for run in runs})
 
-    def check(self, store: Store, runs: Iterable[RunRef], threads: int, start: Start) -> None:
+    def check(self, work: RoundWork, runs: Iterable[RunRef]) -> None:
         """Raise CorruptRun unless every run is there and whole; StoreUnavailable if that cannot be checked."""
-        unread: list[RunRef] = []
+        store, unread = work.log.store, list[RunRef]()
         sizes = {info.path: info.size_bytes for info in store.list("runs/")}
         for run in runs:
             if sizes.get(run.path) != run.size_bytes:
@@ -120,7 +121,7 @@ class VerifiedRuns:
             read_back(store, run)
             self.add([run])
 
-        side_by_side([partial(verify, run) for run in unread], threads, lambda: None, start)
+        side_by_side([partial(verify, run) for run in unread], work.threads, work.go_on, work.environment.start)
 
     def manifests(
         self, chain: ManifestChain, listed: Mapping[int, FileInfo], numbers: Collection[int]
@@ -190,26 +191,21 @@ def plan_cleanup(
 
 
 def run_cleanup(
-    log: Log,
-    own: Manifest,
-    cleanup_plan: CleanupPlan,
-    settings: MaterializerSettings,
-    verified: VerifiedRuns,
-    environment: Environment,
+    work: RoundWork, own: Manifest, cleanup_plan: CleanupPlan, settings: MaterializerSettings, verified: VerifiedRuns
 ) -> Cleanup:
     """Remove what `cleanup_plan` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
+    log, environment = work.log, work.environment
     kept = verified.manifests(log.manifests, log.manifests.listed(), cleanup_plan.kept)
     held_back = (
-        _check_oldest(log, own, kept, verified, settings.threads_used, environment.start)
-        or check_links(kept)
-        or _check_readable(cleanup_plan.subscriptions)
+        _check_oldest(work, own, kept, verified) or check_links(kept) or _check_readable(cleanup_plan.subscriptions)
     )
     environment.crash("after-check")
     if held_back:
         return Cleanup(held_back=held_back)
-    capped = _end_over_cap(log, own, cleanup_plan, settings, environment)
+    capped = _end_over_cap(work, own, cleanup_plan, settings.subscriptions)
     environment.crash("after-cap")
     for number in cleanup_plan.dropped:
+        work.go_on()
         log.store.delete(MANIFESTS.path(number))
     environment.crash("after-drop")
     truncated, floor, oldest = 0, Floor(data={}, ledger=0, held_by={}, ledger_held_by=""), None
@@ -223,6 +219,7 @@ def run_cleanup(
         oldest = aging_need(log, own, kept, floor, environment.wall_clock())
         truncated = _truncate(log, floor, environment.crash) if cleanup_plan.truncates else 0
     for path in cleanup_plan.condemned:
+        work.go_on()
         log.store.delete(path)
     if not 0 <= cleanup_plan.now_s - verified.swept_s < _SWEEP_EVERY_S:  # The clock may have been ahead, too.
         log.store.sweep(cleanup_plan.now_s)
@@ -270,25 +267,19 @@ def _check_readable(subscriptions: StoredSubscriptions) -> str:
 
 
 def _end_over_cap(
-    log: Log,
-    own: Manifest,
-    cleanup_plan: CleanupPlan,
-    settings: MaterializerSettings,
-    environment: Environment,
+    work: RoundWork, own: Manifest, cleanup_plan: CleanupPlan, cap: SubscriptionCap
 ) -> tuple[CappedSubscription, ...]:
     """End the subscriptions that are over the cap. One that its reader moved meanwhile goes on."""
     capped: list[CappedSubscription] = []
-    cap, now_s = settings.subscriptions, cleanup_plan.now_s
+    now_s = cleanup_plan.now_s
     for reader, newest in newest_files(cleanup_plan.subscriptions.files).items():
         reason = over_cap(newest, cap, position=own.position, next_offsets=own.next_offsets, now_s=now_s)
-        if reason and end_subscription(log.store, newest.subscription, reason, environment):
+        if reason and end_subscription(work.log.store, newest.subscription, reason, work.environment):
             capped.append(CappedSubscription(reader=reader, reason=reason))
     return tuple(capped)
 
 
-def _check_oldest(
-    log: Log, own: Manifest, kept: list[Manifest], verified: VerifiedRuns, threads: int, start: Start
-) -> str:
+def _check_oldest(work: RoundWork, own: Manifest, kept: list[Manifest], verified: VerifiedRuns) -> str:
     """Why the oldest kept snapshot cannot be relied on, or an empty string if it can.
 
     A run that our own manifest names, too, is damage; one that only an old manifest names may belong to a manifest
@@ -297,9 +288,9 @@ def _check_oldest(
     if not kept or kept[-1].nonce != own.nonce:
         return _OUTRUN
     try:
-        verified.check(log.store, kept[0].runs, threads, start)
+        verified.check(work, kept[0].runs)
     except (NotFound, CorruptRun) as error:
-        if log.manifests.numbers()[-1:] != [own.number]:
+        if work.log.manifests.numbers()[-1:] != [own.number]:
             return _OUTRUN
         path = str(error.facts.get("path"))
         if path in {run.path for run in own.runs}:

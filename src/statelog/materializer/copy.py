@@ -35,12 +35,12 @@ from statelog.errors import (
     NotFound,
     OffsetGone,
 )
-from statelog.materializer.engine import Engine, LocalEngine, RoundWork, Written, delta_tables, merged_runs
+from statelog.materializer.cleanup import CleanupPlan
+from statelog.materializer.engine import LocalEngine, RoundWork, delta_tables, merged_runs
 from statelog.materializer.outcome import CompletedRound, LostRound
 from statelog.materializer.round import Delta, Round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget
-from statelog.materializer.tasks import TaskOutput
 from statelog.reading import AtPosition, Converter, HeldPlan, Hold, Plan, Terms, plan_changes
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
@@ -167,7 +167,7 @@ class LogCopy(Round):
         self._origin: Origin | None = None
         self._plan: Plan | None = None
         self._held = ExitStack()
-        self._hold: Hold | None = None
+        self._hold: Hold
         self._verified_rows: int | None = None
 
     def copy(self) -> Copied:
@@ -184,8 +184,7 @@ class LogCopy(Round):
         done = outcome if isinstance(outcome, CompletedRound) else None
         newest = self._log.manifests.newest()
         assert newest is not None, "a round that did not lose leaves a manifest"
-        state = newest.state
-        origin = Origin.of(state)
+        origin = Origin.of(newest.state)
         assert origin is not None, "that says of what it is a copy"
         return Copied(
             source_position=origin.place.position,
@@ -196,7 +195,7 @@ class LogCopy(Round):
             rows=done.rows if done else 0,
             size_bytes=done.size_bytes if done else 0,
             verified_rows=self._verified_rows,
-            writers=len(state.commits) - 1,
+            writers=len(newest.state.commits) - 1,
         )
 
     # ---- what to copy
@@ -260,14 +259,12 @@ class LogCopy(Round):
     def _changes(self, source: Log, place: Place) -> Plan:
         """What was committed behind a place, held as long as the copy runs."""
         plan = plan_changes(source, AtPosition(place.position), seen=[place])
-        hold = Hold(source.store, _TERMS, environment=self._environment)
-        self._hold = self._held.enter_context(closing(hold)).on(source, plan)
+        self._hold = self._held.enter_context(Hold(source.store, _TERMS)).on(source, plan)
         return plan
 
     def _state(self, source: Log, at: AtPosition | None) -> Plan:
         """The state at a position, or the newest one, held as long as the copy runs."""
-        held = HeldPlan(source, _TERMS, at, is_alone=self._is_alone, environment=self._environment)
-        self._hold = self._held.enter_context(closing(held))
+        self._hold = held = self._held.enter_context(HeldPlan(source, _TERMS, at, is_alone=self._is_alone))
         return held.take()
 
     def _copy_schemas(self, source: Log) -> None:
@@ -295,26 +292,25 @@ class LogCopy(Round):
 
     def _at(self, state: LedgerState) -> RoundTarget:
         there = self._log.data_offsets()
-        return RoundTarget(state=state, commits=(), end_position=state.position, behind=False, there=there)
+        return RoundTarget(state=state, commits=(), behind=False, there=there)
 
     # ---- copying
 
-    def _made_engine(self, work: RoundWork) -> Engine:
-        self._work = work
-        return LocalEngine(work)
+    def _made_engine(self, work: RoundWork) -> LocalEngine:
+        self._engine = LocalEngine(work)
+        return self._engine
 
-    def _write_delta(self, engine: Engine, target: RoundTarget) -> tuple[Delta, TaskOutput]:
+    def _write_delta(self, target: RoundTarget) -> Delta:
         plan = self._plan
-        assert isinstance(engine, LocalEngine), "a copy makes its own"
         if plan is not None and not plan.is_of_changes:
             self._runs = ()
         output = self._output(target)
         if plan is None or plan.is_empty:
-            return Delta(Written(runs=(), seconds=0.0), 0, 0), output
+            return Delta(output)
         with closing(self._read(plan, output.value_schema_id, drop_deletes=output.drop_deletes)) as tables:
-            written = engine.write_tables(self._counted(tables, plan.changes), output)
+            written = self._engine.write_tables(self._counted(tables, plan.changes), output)
         self._runs = in_order((*self._runs, *written.runs))
-        return Delta(written, plan.changes, plan.size_bytes), output
+        return Delta(output, written, plan.changes, plan.size_bytes)
 
     def _read(self, plan: Plan, value_schema_id: int, *, drop_deletes: bool) -> Generator[pa.Table]:
         """What a plan of the source reads, sorted. The lease is renewed between two tables."""
@@ -322,13 +318,11 @@ class LogCopy(Round):
         source, converter = self._source, Converter(self._source, value_schema_id)
         tail = delta_tables(source, plan.replay, converter, self._work, drop_deletes=False)
         runs, start = [part.run for part in plan.runs], self._environment.start
+        tables = merged_runs(runs, _ALL, converter, stored(source.store), start, [tail], drop_deletes=drop_deletes)
         try:
-            with closing(tail):
-                for table in merged_runs(
-                    runs, _ALL, converter, stored(source.store), start, [tail], drop_deletes=drop_deletes
-                ):
-                    if self._hold is not None:
-                        self._hold.renew()
+            with closing(tail), closing(tables):
+                for table in tables:
+                    self._hold.renew()
                     yield table
         except NotFound as error:
             hint = "Restore it from a copy of the store, or run a round on the log first"
@@ -345,14 +339,15 @@ class LogCopy(Round):
 
     # ---- comparing
 
-    def _check_published(self) -> None:
-        if self._source is None or self._plan is None:
-            return
-        if self._verifies:
-            self._compare(self._source, self._plan.position)
-        self._environment.crash("after-verify")
-        if self._finishes and not self._is_alone:
-            self._check_quiet(self._source, self._plan)
+    def _put(self, target: RoundTarget) -> tuple[Manifest, CleanupPlan] | LostRound:
+        """After a last look at what the next manifest will name, which was read back already."""
+        if self._source is not None and self._plan is not None:
+            if self._verifies:
+                self._compare(self._source, self._plan.position)
+            self._environment.crash("after-verify")
+            if self._finishes and not self._is_alone:
+                self._check_quiet(self._source, self._plan)
+        return super()._put(target)
 
     def _compare(self, source: Log, position: int) -> None:
         """Raise Corrupt unless the runs to be named hold the state of the source at the position."""

@@ -33,7 +33,7 @@ from statelog.materializer.engine import EngineMaker, LocalEngine
 from statelog.materializer.events import Event, EventKind, error_facts, log_event, shortfalls, shown_error
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import Round
-from statelog.materializer.schedule import Rates, RoundCause, ScheduleState, cause_of_round, delay_after
+from statelog.materializer.schedule import Rates, RoundCause, cause_of_round, delay_after
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.statistics import MaterializerStatistics, with_failure, with_outcome, with_tail
 from statelog.materializer.tail import TailWatch, Watchdog
@@ -83,7 +83,8 @@ class Materializer:
         self._log = log
         self.admit: Admit = lambda _: True
         """Asked before each piece of work that is due: whether it may begin now, beside that of others."""
-        self._working: set[BackgroundTask[RoundOutcome]] = set()
+        self._rounds: list[BackgroundTask[RoundOutcome]] = []
+        """Those begun of which some may not have ended, that in flight among them."""
         self._make_engine = make_engine
         self._settings = settings = settings or MaterializerSettings()
         self._control = control or Control()
@@ -95,14 +96,13 @@ class Materializer:
         self._ended: deque[BackgroundTask[RoundOutcome]] = deque()
         self._round: BackgroundTask[RoundOutcome] | None = None
         self._tail_watch = TailWatch(log, settings, ring=self._control.ring, environment=environment)
-        self.watchdog = Watchdog(
-            log.name, settings.alarm_age_s, age_s=lambda: self.statistics().age_s, clock=self._clock, on_alarm=on_event
-        )
+        self.watchdog = Watchdog(settings.alarm_age_s, age_s=lambda: self.statistics().age_s, alarm=self._alarm)
         """Tells of changes that stay out of every snapshot: on a thread of its own, or when asked."""
         # Another engine's runs are in the store before anything names them, where a round would delete them.
         is_local = make_engine is LocalEngine
         self._merge = BackgroundMerge(log, settings, ring=self._control.ring) if is_local else None
-        self._due_s = environment.clock()
+        self.due_s = environment.clock()
+        """When the next round is due, on its clock."""
         self._ended_s: float | None = None
         self._failing_since_s = 0.0
         self.is_ended = False
@@ -201,18 +201,13 @@ class Materializer:
         """The first round is due after this delay. From now on whoever drives the daemon calls `turn` until it
         `is_over`, and `end` then; `run` does.
         """
-        self._due_s = self._clock() + delay_s
+        self.due_s = self._clock() + delay_s
         self._tell(EventKind.STARTED, first_round_s=0.0 if self._control.is_triggered else delay_s)
 
     @property
     def is_over(self) -> bool:
         """Whether it was asked to stop, and no round is in flight."""
         return self._control.is_stopped and self._round is None
-
-    @property
-    def due_s(self) -> float:
-        """When the next round is due, on its clock."""
-        return self._due_s
 
     def works_on(self, patience_s: float) -> list[Work]:
         """What is under way now, but for what was given up, and for what has been silent for longer: it may hang."""
@@ -225,7 +220,7 @@ class Materializer:
     @property
     def is_quiet(self) -> bool:
         """Whether no round and no merge is under way any more, not even one that was given up."""
-        return not self._working and (self._merge is None or self._merge.is_quiet)
+        return all(task.future.done() for task in self._rounds) and (self._merge is None or self._merge.is_quiet)
 
     def turn(self) -> float | None:
         """Collect what ended, and begin what is due; waits for nothing. Returns for how long nothing will be due, and
@@ -256,19 +251,18 @@ class Materializer:
             self._take_in()
         if self._merge is not None and self._merge.is_due and self.admit(Work.MERGE):
             self._merge.begin()
-        cause = None if self._round is not None else cause_of_round(self._situation(), self._settings)
+        cause = self._cause() if self._round is None else None
         if cause is not None and self.admit(Work.ROUND):
             started_s = self._begin(cause)
-            self._round = task = begin_task(
-                self._environment, lambda: self._run_round(started_s, self._merge), self._round_over
-            )
-            if not task.future.done():
-                self._working.add(task)
+            task = begin_task(self._environment, lambda: self._run_round(started_s, self._merge), self._round_over)
+            self._round = task
+            self._rounds = [*(one for one in self._rounds if not one.future.done()), task]
 
-    def _situation(self) -> ScheduleState:
-        return ScheduleState(
+    def _cause(self) -> RoundCause | None:
+        return cause_of_round(
+            self._settings,
             now_s=self._clock(),
-            due_s=self._due_s,
+            due_s=self.due_s,
             is_triggered=self._control.is_triggered,
             outlook=self._tail_watch.outlook,
             ended_s=self._ended_s,
@@ -287,13 +281,12 @@ class Materializer:
 
     def _wake_s(self) -> float:
         """When there is something to do even without a wake-up."""
-        next_round_s = self._due_s if self._round is None else self._over_s(self._round)
+        next_round_s = self.due_s if self._round is None else self._over_s(self._round)
         return next_round_s if self._control.is_stopped else min(next_round_s, self._tail_watch.due_s)
 
     # ---- results; the first method runs on another thread
 
     def _round_over(self, task: BackgroundTask[RoundOutcome]) -> None:
-        self._working.discard(task)
         self._ended.append(task)
         self._control.ring()
 
@@ -331,6 +324,9 @@ class Materializer:
             self._ended_well(outcome, task.started_s)
             self._tail_watch.start_over()
 
+    def _alarm(self, age_s: float) -> None:
+        self._tell(EventKind.LOG_AGE_ALARM, age_s=age_s)
+
     def _judge_budget(self) -> None:
         found, budget_s = self._statistics.restore, self._settings.restore_budget_s
         if found is not None and budget_s is not None and self._tail_watch.judge(found, budget_s):
@@ -355,7 +351,7 @@ class Materializer:
         """No round is in flight any more: the next one is due after the delay, and the tail has changed."""
         self._round = None
         self._ended_s = self._clock()
-        self._due_s = self._ended_s + delay_after(outcome, self._settings)
+        self.due_s = self._ended_s + delay_after(outcome, self._settings)
         self._tail_watch.start_over()
 
     def _tolerates(self, error: StatelogError) -> bool:

@@ -15,7 +15,9 @@ Invariants:
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from statelog.environment import current_environment
@@ -27,19 +29,10 @@ from statelog.errors import (
     NotFound,
     OffsetGone,
     RoundGivenUp,
-    StatelogError,
 )
 from statelog.materializer.background_merge import BackgroundMerge
 from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, other_root, plan_cleanup, publish, run_cleanup
-from statelog.materializer.engine import (
-    Engine,
-    EngineMaker,
-    LocalEngine,
-    RoundWork,
-    Written,
-    not_whole,
-    scratch_directory,
-)
+from statelog.materializer.engine import EngineMaker, LocalEngine, RoundWork, Written, not_whole, scratch_directory
 from statelog.materializer.events import log_event, shortfalls
 from statelog.materializer.merging import Merging
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
@@ -47,7 +40,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
 from statelog.materializer.tasks import TaskOutput
 from statelog.schemas.changes.replay_plan import plan_replay
-from statelog.schemas.key_groups import MAX_KEY_GROUPS, partition_starts
+from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import Cuts, RunRef
@@ -83,10 +76,7 @@ _BEFORE_PUT = frozenset(CRASH_POINTS[: CRASH_POINTS.index("after-put")])
 
 
 def run_round(
-    log: Log,
-    settings: MaterializerSettings | None = None,
-    *,
-    make_engine: EngineMaker = LocalEngine,
+    log: Log, settings: MaterializerSettings | None = None, *, make_engine: EngineMaker = LocalEngine
 ) -> RoundOutcome:
     """Run one round to its end, under any scheduler of your own.
 
@@ -109,11 +99,12 @@ def run_round(
 
 
 class Delta(NamedTuple):
-    """The runs with what is new, and the changes and bytes that were read to make them."""
+    """What runs with what is new cover, those runs, and the changes and bytes that were read to make them."""
 
-    written: Written
-    changes: int
-    size_bytes: int
+    output: TaskOutput
+    written: Written = Written(runs=(), seconds=0.0)
+    changes: int = 0
+    size_bytes: int = 0
 
 
 class Round:
@@ -138,13 +129,15 @@ class Round:
         self._settings = settings
         self._verified = verified or VerifiedRuns()
         self._make_engine = make_engine
-        self._merging = Merging(self._settings, self._partition_starts, beside)
+        self._beside = beside
         self._is_given_up = is_given_up
         self._environment = environment = current_environment()
-        self._started_s = environment.wall_clock()
+        self._started_s = environment.clock()
         self._base: Manifest | None = None
         self._runs: tuple[RunRef, ...] = ()
         """The runs that the next manifest will name."""
+        self._work: RoundWork
+        self._merging: Merging
 
     def run(self) -> RoundOutcome:
         """Run it to its end, once. Raises what `run_round` names, and RoundGivenUp."""
@@ -160,12 +153,11 @@ class Round:
     def _passed(self, point: str) -> None:
         """A step is done. Raises RoundGivenUp before the put, and whatever the environment's `crash` raises."""
         self._environment.crash(point)
-        if point in _BEFORE_PUT:
-            self._go_on()
+        self._go_on(is_put=point not in _BEFORE_PUT)
 
-    def _go_on(self) -> None:
-        """Raise RoundGivenUp if the round was given up."""
-        if self._is_given_up():
+    def _go_on(self, *, is_put: bool = False) -> None:
+        """Tell whoever may give the round up that it goes on. Raises RoundGivenUp if that was done before its put."""
+        if self._is_given_up() and not is_put:
             raise RoundGivenUp("the round was given up before its put")
 
     # ---- which tail
@@ -182,10 +174,17 @@ class Round:
         try:
             return self._roll_up_tail()
         except (OffsetGone, NotFound) as error:
-            now = self._log.manifests.newest()
-            if now is not None and now.number > self._number:
-                return LostRound(number=now.number)
-            raise _loss(error, self._number) from error
+            newest = self._newest_number()
+            if newest > self._number:
+                return LostRound(number=newest)
+            if isinstance(error, OffsetGone):
+                raise
+            raise DataLoss(
+                f"files that the newest manifest names are gone: {error.message}",
+                hint="Restore them from a copy of the store, or recover an older snapshot",
+                manifest=self._number,
+                **error.facts,
+            ) from error
 
     def _check_may_truncate(self) -> None:
         """Raise ConfigError if records cannot be deleted, and Kafka does not do it, either."""
@@ -216,9 +215,10 @@ class Round:
     def _is_renewal_due(self) -> bool:
         """Whether a manifest without news is due, because Kafka deletes by age what the kept ones would need."""
         retention_s, base = self._log.retention_s, self._base
-        return retention_s is not None and (
-            base is None or self._started_s - base.created_s >= retention_s * RENEW_SHARE
-        )
+        if retention_s is None or base is None:
+            return retention_s is not None
+        # A manifest from a time to come was made by a clock that was ahead.
+        return not 0 <= self._environment.wall_clock() - base.created_s < retention_s * RENEW_SHARE
 
     def _past_acceptances(self, target: RoundTarget) -> RoundTarget | None:
         """The target without a budget, if a person accepted losses between the target and the ledger's end.
@@ -235,9 +235,10 @@ class Round:
     # ---- the next manifest
 
     def _roll_up_to(self, target: RoundTarget) -> CompletedRound | LostRound:
-        taking = self._merging.taking(self._base.runs if self._base else ())
-        with taking, scratch_directory(self._settings.scratch, self._environment) as scratch:
-            work = RoundWork(
+        self._runs = self._base.runs if self._base else ()
+        merged = self._beside.take(self._runs) if self._beside else None
+        with merged or nullcontext(), scratch_directory(self._settings.scratch, self._environment) as scratch:
+            self._work = work = RoundWork(
                 log=self._log,
                 scratch=scratch,
                 go_on=self._go_on,
@@ -245,17 +246,17 @@ class Round:
                 threads=self._settings.threads_used,
                 fold_bytes=self._settings.fold_bytes,
             )
-            return self._publish_next(target, self._make_engine(work))
+            self._merging = Merging(work, self._settings, self._make_engine(work), self._beside, merged)
+            return self._publish_next(target)
 
-    def _publish_next(self, target: RoundTarget, engine: Engine) -> CompletedRound | LostRound:
+    def _publish_next(self, target: RoundTarget) -> CompletedRound | LostRound:
         """Write, upload, read back, put, and clean up if the slot is won."""
         check_data(self._log, self._base, target)
-        self._runs = self._base.runs if self._base else ()
-        delta, output = self._write_delta(engine, target)
+        delta = self._write_delta(target)
         self._passed("after-delta")
-        self._runs, merged = self._merging.merge(engine, self._runs, output)
+        self._runs, merged = self._merging.merge(self._runs, delta.output)
         self._passed("after-merge")
-        published = self._publish_runs(engine)
+        published = self._publish_runs()
         if isinstance(published, LostRound):
             return published
         self._verified.add(published.runs)
@@ -264,7 +265,7 @@ class Round:
         if isinstance(won, LostRound):
             return won
         own, cleanup_plan = won
-        self._merging.leave(own.runs, output)
+        self._merging.leave(own.runs, delta.output)
         removed, unpublished = self._clean_up(own, cleanup_plan)
         self._passed("after-publish")
         return CompletedRound(
@@ -279,7 +280,7 @@ class Round:
             replay_s=delta.written.seconds,
             snapshot_bytes=sum(run.size_bytes for run in own.runs),
             runs_merged=merged,
-            duration_s=self._environment.wall_clock() - self._started_s,
+            duration_s=self._environment.clock() - self._started_s,
             behind=target.behind,
             cleanup=removed,
             unpublished=unpublished,
@@ -291,7 +292,8 @@ class Round:
     def _has_news(self, target: RoundTarget) -> bool:
         since = self._base.position if self._base else 0
         is_long = target.position - since >= QUIET_RECORDS
-        return bool(target.commits) or is_long or self._merging.is_news or self._is_renewal_due()
+        is_merged = self._beside is not None and self._beside.is_over  # It waits for a manifest that names it.
+        return bool(target.commits) or is_long or is_merged or self._is_renewal_due()
 
     def _output(self, target: RoundTarget) -> TaskOutput:
         """What the delta covers. The schema is asked for after the target: it is stored before a chunk that uses it."""
@@ -305,24 +307,19 @@ class Round:
             cuts=Cuts(max_bytes=self._settings.max_run_bytes),
         )
 
-    def _write_delta(self, engine: Engine, target: RoundTarget) -> tuple[Delta, TaskOutput]:
+    def _write_delta(self, target: RoundTarget) -> Delta:
         """Write what was committed, unless no change set was."""
         plan = plan_replay(target.commits, range(self._log.descriptor.partitions), target.state.accepted)
         output = self._output(target)
-        written = Written(runs=(), seconds=0.0)
-        if plan.listed:
-            self._runs, written = self._merging.write_delta(engine, plan, self._runs, output)
-        return Delta(written, plan.changes, plan.size_bytes), output
+        if not plan.listed:
+            return Delta(output)
+        self._runs, written = self._merging.write_delta(plan, self._runs, output)
+        return Delta(output, written, plan.changes, plan.size_bytes)
 
-    @property
-    def _partition_starts(self) -> list[int]:
-        descriptor = self._log.descriptor
-        return [int(first) for first in partition_starts(descriptor.partitions, descriptor.key_groups)[:-1]]
-
-    def _publish_runs(self, engine: Engine) -> Written | LostRound:
+    def _publish_runs(self) -> Written | LostRound:
         """See that all runs are in the store. No manifest names them yet: what did not arrive is written again."""
         try:
-            return self._merging.publish(engine, self._runs)
+            return self._merging.publish(self._runs)
         except (CorruptRun, NotFound) as error:
             newest = self._newest_number()
             if newest > self._number:
@@ -331,7 +328,6 @@ class Round:
 
     def _put(self, target: RoundTarget) -> tuple[Manifest, CleanupPlan] | LostRound:
         """List all files, put the next manifest, and list again. Our manifest, if it won, and what that lets go."""
-        self._check_published()
         anchors = take_anchors(self._log, target.state, self._base)
         listing = list(self._log.store.list())
         if DESCRIPTOR_PATH not in {info.path for info in listing}:
@@ -357,28 +353,15 @@ class Round:
         self._passed("after-win")
         return own, cleanup_plan
 
-    def _check_published(self) -> None:
-        """The last look at what the next manifest will name, which was read back already."""
-
     def _newest_number(self) -> int:
         return max(self._log.manifests.numbers(), default=0)
 
     def _clean_up(self, own: Manifest, cleanup_plan: CleanupPlan) -> tuple[Cleanup, str]:
-        """What went, and why the round could not be published, if so. Neither is done while another root may be the
-        log's.
-        """
+        """What went, and why the round could not be published. Neither is done while another root may be the log's."""
         other = other_root(self._log, own, self._verified)
         if other:
             return Cleanup(held_back=other), ""
         environment = replace(self._environment, crash=self._passed)
-        removed = run_cleanup(self._log, own, cleanup_plan, self._settings, self._verified, environment)
+        work = replace(self._work, go_on=partial(self._go_on, is_put=True), environment=environment)
+        removed = run_cleanup(work, own, cleanup_plan, self._settings, self._verified)
         return removed, publish(self._log, own)
-
-
-def _loss(error: StatelogError, number: int) -> StatelogError:
-    if isinstance(error, OffsetGone):
-        return error
-    hint = "Restore them from a copy of the store, or recover an older snapshot"
-    return DataLoss(
-        f"files that the newest manifest names are gone: {error.message}", hint=hint, manifest=number, **error.facts
-    )

@@ -24,8 +24,6 @@ _OVERDUE_S = 30.0
 _LOOK_AT_MOST_S = 30.0
 _LOOKS_PER_ALARM = 10
 _LOOKS_PER_BUDGET = 20
-
-
 _MEASURABLE_BYTES = 1 << 20
 _NEAR = 0.8
 """The share of the budget at which a round is due: it takes time itself, and opening a log does, too."""
@@ -47,37 +45,30 @@ class RestoreOutlook(StrEnum):
     OUT_OF_REACH = "the snapshot alone exceeds the budget"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleState:
-    """Between two rounds. Times are on the daemon's clock; `due_s` is when the interval is over.
+def cause_of_round(
+    settings: MaterializerSettings,
+    *,
+    now_s: float,
+    due_s: float,
+    is_triggered: bool,
+    outlook: RestoreOutlook,
+    ended_s: float | None,
+    lasted_s: float,
+    has_failed: bool,
+) -> RoundCause | None:
+    """Why a round begins now, or None. Times are on the daemon's clock; `due_s` is when the interval is over.
 
     `ended_s` is when the last round ended, None before the first; `lasted_s` is how long the last one that ended well
     took, and `has_failed` says that there was a failure since.
     """
-
-    now_s: float
-    due_s: float
-    is_triggered: bool
-    outlook: RestoreOutlook
-    ended_s: float | None
-    lasted_s: float
-    has_failed: bool
-
-
-def cause_of_round(now: ScheduleState, settings: MaterializerSettings) -> RoundCause | None:
-    """Why a round begins now, or None."""
-    if now.is_triggered:
+    if is_triggered:
         return RoundCause.TRIGGER
-    if now.now_s >= now.due_s:
+    if now_s >= due_s:
         return RoundCause.INTERVAL
-    if now.outlook is RestoreOutlook.ROUND_DUE and not now.has_failed and _is_spaced(now, settings):
-        return RoundCause.RESTORE_BUDGET
-    return None
-
-
-def _is_spaced(now: ScheduleState, settings: MaterializerSettings) -> bool:
-    """Whether the last round is long enough ago: else a budget that rounds cannot keep would be rounds only."""
-    return now.ended_s is None or now.now_s >= now.ended_s + max(settings.restore_spacing_s, now.lasted_s)
+    # The last round is long enough ago: else a budget that rounds cannot keep would be rounds only.
+    is_spaced = ended_s is None or now_s >= ended_s + max(settings.restore_spacing_s, lasted_s)
+    is_early = outlook is RestoreOutlook.ROUND_DUE and not has_failed and is_spaced
+    return RoundCause.RESTORE_BUDGET if is_early else None
 
 
 def delay_after(outcome: RoundOutcome | None, settings: MaterializerSettings) -> float:

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from statelog.environment import Environment, current_environment, repeated
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
 from statelog.materializer.control import BackgroundTask, begin_task
-from statelog.materializer.events import Event, EventKind
 from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look_every_s, outlook
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.snapshot.manifest import Manifest
@@ -246,26 +245,12 @@ _CHECKS_PER_ALARM = 10
 
 
 class Watchdog:
-    """Alarms when `age_s()` reaches `alarm_age_s`, and again with each further `alarm_age_s`, until it is below again.
+    """Alarms when `age_s()` reaches `alarm_age_s`, and again with each further one, until it is below again."""
 
-    `clock` is monotonic.
-    """
-
-    def __init__(
-        self,
-        log: str,
-        alarm_age_s: float,
-        *,
-        age_s: Callable[[], float],
-        clock: Callable[[], float],
-        on_alarm: Callable[[Event], None],
-    ) -> None:
-        self._log = log
-        self._alarm_age_s = alarm_age_s
+    def __init__(self, alarm_age_s: float, *, age_s: Callable[[], float], alarm: Callable[[float], None]) -> None:
+        self._alarm_age_s = self._next_age_s = alarm_age_s
         self._age_s = age_s
-        self._clock = clock
-        self._on_alarm = on_alarm
-        self._next_age_s = alarm_age_s
+        self._alarm = alarm
 
     def check(self) -> None:
         """Alarm if it is time to."""
@@ -274,8 +259,7 @@ class Watchdog:
             self._next_age_s = self._alarm_age_s
         elif age_s >= self._next_age_s:
             self._next_age_s = age_s + self._alarm_age_s
-            facts = {"age_s": age_s}
-            self._on_alarm(Event(kind=EventKind.LOG_AGE_ALARM, log=self._log, at_s=self._clock(), facts=facts))
+            self._alarm(age_s)
 
     def watching(self) -> AbstractContextManager[None]:
         """Watch on a thread of its own."""

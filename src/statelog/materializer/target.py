@@ -34,13 +34,12 @@ _STEP_BYTES = 32 << 20
 class RoundTarget:
     """The folded ledger at the round's position, and the valid commits since the manifest before it.
 
-    `end_position` was the ledger's end when the target was taken; `behind` says whether commits are left below it.
-    `there` are log start and log end of the data partitions, asked for once the ledger was folded to its end.
+    `behind` says whether commits are left below where the ledger ended. `there` are log start and log end of the data
+    partitions, asked for once the ledger was folded to that end.
     """
 
     state: LedgerState
     commits: tuple[CommitBody, ...]
-    end_position: int
     behind: bool
     there: Mapping[int, OffsetRange]
 
@@ -58,9 +57,9 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
     with log.ledger.client(newest) as ledger:
         state, commits, behind = _fold(log, ledger, end_position, settings)
         ledger.fold_to(end_position)  # What no commit lists yet begins behind the last of them all.
-        there = log.data_offsets(at_least=not_given_up(state.accepted, _needed(newest)))
+        there = log.data_offsets(at_least=not_given_up(state.accepted, newest.next_offsets if newest else {}))
         evidence.check_ledger(log, ledger, there=there)
-    return RoundTarget(state=state, commits=tuple(commits), end_position=end_position, behind=behind, there=there)
+    return RoundTarget(state=state, commits=tuple(commits), behind=behind, there=there)
 
 
 def _fold(
@@ -97,7 +96,7 @@ def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
     """Before data is read, with what was accepted up to `target`. Raises OffsetGone, BeyondEnd,
     AnchorMismatch, BrokerUnavailable.
     """
-    needed, accepted = _needed(newest), target.state.accepted
+    needed, accepted = newest.next_offsets if newest else {}, target.state.accepted
     first = _first_listed(target) if log.retention_s is not None else None
     for partition, held in target.there.items():
         end = needed.get(partition, 0)
@@ -113,11 +112,6 @@ def _first_listed(target: RoundTarget) -> dict[int, int]:
     for entry in (entry for body in target.commits for handle in body.handles for entry in handle.entries):
         first[entry.partition] = min(entry.first_offset, first.get(entry.partition, entry.first_offset))
     return first
-
-
-def _needed(newest: Manifest | None) -> Mapping[int, int]:
-    """The first offsets that replay behind the newest snapshot needs."""
-    return newest.next_offsets if newest else {}
 
 
 def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted: tuple[LossRange, ...]) -> None:

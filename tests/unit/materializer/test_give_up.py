@@ -2,8 +2,11 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,3 +218,31 @@ def test_a_single_round_is_given_up_as_well(tmp_path: Path) -> None:
     with pytest.raises(RoundGivenUp):
         bench.daemon.run_once()
     assert bench.daemon.statistics().failed == 1
+
+
+def test_a_round_that_ends_as_soon_as_it_began_leaves_the_daemon_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after it was asked whether it is over: nobody waits for it for ever who would open its log again."""
+    bench = DaemonBench(tmp_path)
+
+    class EndsOnceAsked(Future[Any]):
+        def done(self) -> bool:
+            was_done = super().done()
+            bench.release()
+            return was_done
+
+    monkeypatch.setattr("statelog.environment.Future", EndsOnceAsked)
+    bench.hold()
+    bench.daemon.begin(0.0)
+    bench.daemon.turn()
+    assert [bench.daemon.is_quiet for _ in range(2)][-1]
+
+
+def test_a_clock_that_is_set_back_meanwhile_takes_no_time_away(twin: TwinLog, tmp_path: Path) -> None:
+    """What a round took, and what its replay and its reading back did, is never less than nothing."""
+    back = count(2e9, -3600.0)
+    environment = replace(twin.environment, wall_clock=lambda: next(back))
+    outcome = environment.run(run_round, twin.open(), settings_for(tmp_path))
+    assert isinstance(outcome, CompletedRound)
+    assert min(outcome.duration_s, outcome.replay_s, outcome.read_back_s) >= 0.0

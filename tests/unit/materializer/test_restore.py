@@ -14,7 +14,6 @@ from statelog.materializer.schedule import (
     Rates,
     RestoreEstimate,
     RestoreOutlook,
-    ScheduleState,
     Speed,
     cause_of_round,
     estimate,
@@ -129,7 +128,8 @@ def test_an_early_round_waits_for_as_long_as_the_last_one_took(
     now_s: float, lasted_s: float, has_failed: bool, expected: str | None
 ) -> None:
     """Five seconds after the last round, or its own duration if that is longer, or for the interval if it failed."""
-    now = ScheduleState(
+    cause = cause_of_round(
+        MaterializerSettings(restore_budget_s=30.0),
         now_s=now_s,
         due_s=1000.0,
         is_triggered=False,
@@ -138,7 +138,7 @@ def test_an_early_round_waits_for_as_long_as_the_last_one_took(
         lasted_s=lasted_s,
         has_failed=has_failed,
     )
-    assert cause_of_round(now, MaterializerSettings(restore_budget_s=30.0)) == expected
+    assert cause == expected
 
 
 def test_early_rounds_keep_their_distance(tmp_path: Path) -> None:

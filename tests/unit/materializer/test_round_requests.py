@@ -1,6 +1,7 @@
 """What a round asks of the store, and holds of the ledger: neither grows with what is kept."""
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,25 @@ def test_a_failing_probe_tells_its_cause(tmp_path: Path) -> None:
     bench.broken = True
     with pytest.raises(StoreUnavailable, match="put_if_absent"):
         bench.log.store.check()
+
+
+def test_a_round_tells_that_it_goes_on_while_it_cleans_up(tmp_path: Path) -> None:
+    """Before each run of the oldest snapshot that it reads, and each file that goes: it is not silent, and not given
+    up, for it has put its manifest.
+    """
+    twin, done = TwinLog(), list[str]()
+    log, settings = twin.open(faults=lambda method, _: done.append(method)), settings_for(tmp_path, fanout=9)
+
+    def is_given_up() -> bool:
+        done.append("goes on")
+        return "put_if_absent" in done
+
+    for turn in range(6):
+        done.clear()
+        twin.write({b"a": b"%d" % turn})
+        made = twin.environment.run(Round, log, settings, is_given_up=is_given_up)
+        assert isinstance(made.run(), CompletedRound)
+    cleaned = done[done.index("put_if_absent") :]
+    assert cleaned.count("open") == 5
+    assert cleaned.count("delete") == 1
+    assert {before for before, now in pairwise(cleaned) if now in ("open", "delete")} == {"goes on"}
