@@ -31,14 +31,14 @@ def test_a_killed_process_is_swept_and_a_living_one_is_not(tmp_path: Path) -> No
     try:
         assert os.read(standing, 1) == b"x"
         assert len(living.files()) == 3
-        next_one = CacheDirectory.create(tmp_path)
+        next_one = CacheDirectory(tmp_path)
         assert len(living.files()) == 3
     finally:
         os.kill(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert code == -signal.SIGKILL
     assert len(living.files()) == 3
-    after = CacheDirectory.create(tmp_path)
+    after = CacheDirectory(tmp_path)
     assert len(living.files()) == 1
     assert (living.read(run), living.downloads[run.path]) == (b"data", 1)
     for end in (standing, told):

@@ -6,8 +6,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,14 +30,16 @@ from statelog.errors import (
 )
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtPosition
+from statelog.recovery import stream as streams
 from statelog.recovery.plan_reader import Phase
-from statelog.recovery.progress import Progress
+from statelog.recovery.progress import Monitor, Progress
 from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.stream import Portion
 from statelog.schemas.ledger.place import Place
 from statelog.storage import run_reader
 from statelog.storage.claims import list_leases
+from statelog.storage.local.spill import SpillSegment
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryStore
 from tests.support.faults.spill import Disks
@@ -112,6 +117,38 @@ def test_ctrl_c_leaves_nothing(twins: _Twins) -> None:
     twins.assert_nothing_left()
 
 
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [(Monitor, "report"), (streams, "decode_frame"), (SpillSegment, "read"), (SpillSegment, "release")],
+)
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_portion_that_was_not_handed_out_comes_again(
+    twins: _Twins, owner: Any, step: str, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, or an error of a report, in the middle of every other take: who goes on misses nothing."""
+    work, calls = getattr(owner, step), count()
+
+    def breaking(*args: Any) -> Any:
+        done = work(*args)
+        if next(calls) % 2 == 0:
+            raise error
+        return done
+
+    reader = Reader()
+    with twins.recover().stream() as stream:
+        assert stream.wait_fetched(_PATIENCE_S)
+        with monkeypatch.context() as broken:
+            broken.setattr(owner, step, breaking)
+            while not stream.has_ended:
+                with suppress(error):
+                    portion = stream.take()
+                    if portion is not None:
+                        reader.apply(portion)
+    assert next(calls) > 2
+    assert reader.state == twins.expected
+    assert reader.cursor.is_complete
+
+
 def test_a_stream_that_is_dropped_leaves_nothing(twins: _Twins) -> None:
     """A loop that is left half way, and whose stream nobody holds, ends as if the stream had been closed."""
     recovery = twins.recover()
@@ -174,6 +211,18 @@ def test_directories_that_cannot_be_used_leave_no_lease(twins: _Twins) -> None:
     twins.settings = replace(twins.settings, spill_directories=())
     with pytest.raises(ConfigError):
         twins.recover().stream()
+    twins.assert_nothing_left()
+
+
+def test_without_room_for_a_thread_there_is_no_lease(twins: _Twins) -> None:
+    """A stream that could not begin to read leaves nothing, and no warning that it was not closed."""
+
+    def full(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    recovery = Environment(start=full).run(twins.recover)
+    with pytest.raises(RuntimeError):
+        recovery.stream()
     twins.assert_nothing_left()
 
 

@@ -15,7 +15,7 @@ Invariants:
   still stands. A commit that was folded is returned, and read, all the same.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
@@ -26,8 +26,8 @@ from statelog.closing import undone_by_errors
 from statelog.environment import Environment, current_environment
 from statelog.errors import BrokerUnavailable, IdentityChanged, IncompatibleSchema, Misuse, OffsetGone
 from statelog.reading import (
-    CommitFacts,
     CommitSpan,
+    CommittedChunk,
     Converter,
     Hold,
     Needs,
@@ -141,12 +141,9 @@ def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = No
     if plan.is_empty:
         return
     converter = Converter(log, plan.value_schema_id, drops_fields=False)
-    batches = ChangeBatches(plan.commits, converter.schema)
     clock = current_environment().clock
     with closing(committed_chunks(log, plan, converter, chosen, clock=clock, together=False)) as chunks:
-        for chunk in chunks:
-            yield from batches.add(chunk.changes, plan.commit_at(chunk.partition, chunk.offset))
-    yield from batches.finish()
+        yield from _batches(plan, chunks, history_schema(converter.schema))
 
 
 def check_identity(log: Log, plan: Plan) -> None:
@@ -172,59 +169,35 @@ def history_schema(change_schema: pa.Schema) -> pa.Schema:
     return pa.schema([*own, *(pa.field(name, kind) for name, kind in facts)])
 
 
-class ChangeBatches:
-    """Joins chunks to batches of at most 65,536 rows or about 8 MiB; a chunk that is larger goes as it is.
-
-    `commits` are those of the plan: `add` names one by its number.
-    """
-
-    def __init__(self, commits: Sequence[CommitFacts], change_schema: pa.Schema) -> None:
-        self.schema = history_schema(change_schema)
-        self._change_schema = change_schema
-        times = [one.timestamp_ms if one.timestamp_ms >= 0 else None for one in commits]
-        facts = [
-            pa.array([one.writer for one in commits], pa.string()),
-            pa.array([one.checkpoint_id for one in commits], pa.int64()),
-            pa.array([one.position for one in commits], pa.int64()),
-            pa.array(times, pa.int64()).cast(_TIME),
-        ]
-        self._facts = pa.RecordBatch.from_arrays(facts, names=self.schema.names[4:])
-        self._chunks: list[pa.RecordBatch] = []
-        self._numbers: list[int] = []
-        self._rows = 0
-        self._bytes = 0
-
-    def add(self, changes: pa.RecordBatch, commit: int) -> Iterator[pa.RecordBatch]:
-        """The next changes, of one commit; yields what is ready."""
-        if not changes.num_rows:
-            return
-        if self._chunks and (
-            self._rows + changes.num_rows > _BATCH_ROWS or self._bytes + changes.nbytes > _BATCH_BYTES
-        ):
-            yield self._take()
-        self._chunks.append(changes)
-        self._numbers.append(commit)
-        self._rows += changes.num_rows
-        self._bytes += changes.nbytes
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """The rest."""
-        if self._chunks:
-            yield self._take()
-
-    def _take(self) -> pa.RecordBatch:
-        lengths = [chunk.num_rows for chunk in self._chunks]
-        which = pa.array(np.repeat(np.array(self._numbers, np.int64), lengths))
-        changes = self._chunks[0] if len(self._chunks) == 1 else _joined(self._chunks, self._change_schema)
-        own = [changes.column(name) for name in self.schema.names[:4]]
-        columns = [*own, *self._facts.take(which).columns]
-        self._chunks, self._numbers, self._rows, self._bytes = [], [], 0, 0
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+def _batches(plan: Plan, chunks: Iterable[CommittedChunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Chunks joined to batches of at most 65,536 rows or about 8 MiB, but for one that is larger by itself."""
+    commits = plan.commits
+    facts = [
+        pa.array([one.writer for one in commits], pa.string()),
+        pa.array([one.checkpoint_id for one in commits], pa.int64()),
+        pa.array([one.position for one in commits], pa.int64()),
+        pa.array([one.timestamp_ms if one.timestamp_ms >= 0 else None for one in commits], pa.int64()).cast(_TIME),
+    ]
+    known = pa.RecordBatch.from_arrays(facts, names=schema.names[4:])
+    for group in _grouped(chunk for chunk in chunks if chunk.changes.num_rows):
+        numbers = [plan.commit_at(chunk.partition, chunk.offset) for chunk in group]
+        which = np.repeat(np.array(numbers, np.int64), [chunk.changes.num_rows for chunk in group])
+        changes = pa.concat_batches([chunk.changes for chunk in group])
+        own = [changes.column(name) for name in schema.names[:4]]
+        yield pa.RecordBatch.from_arrays([*own, *known.take(pa.array(which)).columns], schema=schema)
 
 
-def _joined(chunks: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    columns = [pa.concat_arrays([chunk.column(i) for chunk in chunks]) for i in range(len(schema))]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def _grouped(chunks: Iterable[CommittedChunk]) -> Iterator[list[CommittedChunk]]:
+    group, rows, size_bytes = list[CommittedChunk](), 0, 0
+    for chunk in chunks:
+        rows += chunk.changes.num_rows
+        size_bytes += chunk.changes.nbytes
+        if group and (rows > _BATCH_ROWS or size_bytes > _BATCH_BYTES):
+            yield group
+            group, rows, size_bytes = [], chunk.changes.num_rows, chunk.changes.nbytes
+        group.append(chunk)
+    if group:
+        yield group
 
 
 def newest_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = None) -> Generator[pa.Table]:
@@ -272,13 +245,12 @@ class CommitFeed:
         # Local copies serve a restart: they have no say over commits that were not there when it began.
         self._settings = replace(settings, local_copies=None)
         self._environment = environment or Environment()
-        self._clock = self._environment.clock
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._base = replace(plan, manifest=None, runs=(), key_groups=key_groups, partitions=self._partitions)
         self.converter = Converter(log, settings.value_schema_id)
         """Says the schema of the changes that come out. It moves on with the first one in a newer value schema."""
-        self._retries = RetryWindow(settings.stall_timeout_s, self._clock)
-        self.ledger = log.ledger.client(plan, clock=self._clock)
+        self._retries = RetryWindow(settings.stall_timeout_s, self._environment.clock)
+        self.ledger = log.ledger.client(plan, clock=self._environment.clock)
         """The ledger, up to where commits were asked for, and came out."""
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""
@@ -326,13 +298,10 @@ class CommitFeed:
 
     def _read(self, replay: ReplayPlan, check: Callable[[], None]) -> tuple[PlanReader, SortedTail]:
         """Read commits whole; once more if they turn out to hold values of a newer schema than was known."""
-
-        plan = replace(self._base, replay=replay)
+        plan, hold = replace(self._base, replay=replay), self._hold
         while True:
             converter = self.converter
-            reader = PlanReader(
-                self._log, plan, self._settings, lambda _: check(), hold=self._hold, converter=converter
-            )
+            reader = PlanReader(self._log, plan, self._settings, lambda _: check(), hold=hold, converter=converter)
             with ExitStack() as failing:
                 tail = failing.enter_context(reader.open_tail())
                 try:
@@ -351,8 +320,9 @@ class CommitFeed:
     def passed(self, commits: Sequence[ValidCommit]) -> None:
         """These commits were handed over: the log is not needed up to here any more."""
         needed = dict(self._hold.needs.next_offsets)
-        for entry in (entry for commit in commits for entry in commit.entries(needed)):
-            needed[entry.partition] = max(entry.end_offset, needed[entry.partition])
+        for commit in commits:
+            for entry in commit.entries(needed):
+                needed[entry.partition] = max(entry.end_offset, needed[entry.partition])
         if commits:
             self._hold.move(commits[-1].position, needed)
 

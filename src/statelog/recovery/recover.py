@@ -79,16 +79,16 @@ def recover(
         check_kind("at", at, AtPosition, AtCheckpoint, AtTime, example='AtPosition(7), or AtCheckpoint("web", 41)')
     if barrier and at_least:
         raise Misuse("a barrier includes every position", hint="Leave at_least out")
-    wanted = None if key_groups is None else frozenset(key_groups)
+    partitions, seen = None, list[Place]()
     if resume is not None:
-        if wanted is not None or at is not None:
+        if key_groups is not None or at is not None:
             raise Misuse("to resume says which state and key groups", hint="Leave key_groups and at out")
         resume.check(log.descriptor.identity)
-        at, wanted = AtPosition(resume.position), resume.remaining(log.descriptor.key_groups)
-    named = Place.named(log.barrier() if barrier else at_least)
-    chosen, seen = settings or RecoverySettings(), [named, *([resume.place] if resume else [])]
-    partitions = None if resume is None else partitions_of(resume.key_groups, log.descriptor)
-    held = HeldPlan(log, terms_of(chosen), at, wanted, seen=seen, partitions=partitions, attempts=chosen.attempts)
+        at, key_groups = AtPosition(resume.position), resume.remaining(log.descriptor.key_groups)
+        partitions, seen = partitions_of(resume.key_groups, log.descriptor), [resume.place]
+    seen.append(Place.named(log.barrier() if barrier else at_least))
+    chosen = settings or RecoverySettings()
+    held = HeldPlan(log, terms_of(chosen), at, key_groups, seen=seen, partitions=partitions, attempts=chosen.attempts)
     try:
         held.prepare()
     except NotFound as error:
@@ -337,14 +337,14 @@ class Recovery(Closing):
     def _open_stream(self, poll_s: float | None = None) -> Stream:
         self._check_idle()
         self._monitor.start()
-        with undone_by_errors(self._let_go):
+        with undone_by_errors(self.close):
             self._held.take()
             self._opener.hold()
             self._monitor.begin()
             self._read_ahead = ReadAhead(
                 self._held, self._settings, self._reader, self._let_go, self._resume, poll_s=poll_s
             )
-        return Stream(self._read_ahead, self._monitor)
+            return Stream(self._read_ahead, self._monitor)
 
     def _let_go(self) -> None:
         """Of lease and cache, which in a fork are the parent's. Idempotent."""

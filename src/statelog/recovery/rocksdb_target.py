@@ -62,25 +62,29 @@ def fill_rocksdb(reader: PlanReader, *, path: Path, sst_bytes: int) -> tuple[int
 
     Raises AlreadyExists, StorageFull, StoreUnavailable for the local disk, and whatever reading raises.
     """
-    require_absent(path)
-    environment = reader.environment
-    with rocksdb_disk(path, "make", environment.disk):
+    disk = reader.environment.disk
+    with rocksdb_disk(path, "make", disk):
         make_parents(path)
-        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=environment.new_id)
+        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=reader.environment.new_id)
     with partial:
         sst, made = partial.path / "sst", partial.path / "db"
-        with rocksdb_disk(path, "open", environment.disk):
+        with rocksdb_disk(path, "open", disk):
             sst.mkdir()
-        files = _SstFiles(sst, path, reader.converter.target, sst_bytes, environment.disk)
+        files = _SstFiles(sst, path, reader.converter.target, sst_bytes, disk)
         for table in in_raw_order(reader.sorted_tables()):
             files.add(table)
-        with rocksdb_disk(path, "sync", environment.disk):
+        with rocksdb_disk(path, "sync", disk):
             files.finish()
             _make_database(made, files.paths, _state_of(reader, files.rows))
             for file in [*made.iterdir(), made]:
                 sync(file)
-        with rocksdb_disk(path, "rename", environment.disk):
-            _publish(made, path)
+        with rocksdb_disk(path, "rename", disk):
+            try:
+                made.rename(path)  # Which fails on what came in between, unless that is an empty directory.
+            except OSError:
+                require_absent(path)
+                raise
+            sync(path.parent)
     return files.rows, files.rows
 
 
@@ -173,16 +177,6 @@ def _make_database(path: Path, files: list[str], state: RocksdbState) -> None:
         database.close()
 
 
-def _publish(made: Path, path: Path) -> None:
-    """Give the database its name; renaming onto what came in between fails, unless that is an empty directory."""
-    try:
-        made.rename(path)
-    except OSError:
-        require_absent(path)
-        raise
-    sync(path.parent)
-
-
 def raw_keys(rows: pa.RecordBatch) -> pa.Array:
     """The raw keys of a batch with the columns key_group and key, as binary."""
     groups = _big_endian(numbers_of(rows.column("key_group")).astype(">u2"))
@@ -201,48 +195,28 @@ def in_raw_order(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
     Of longs, the negative ones of one key group are held back until its others have come; nothing else is held.
     """
-    held = _HeldBack([])
+    return (table for table in _in_raw_order(tables) if table.num_rows)
+
+
+def _in_raw_order(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    held, held_group = list[pa.Table](), -1
     for table in tables:
-        if not table.num_rows:
-            continue
-        if pa.types.is_integer(table.schema.field("key").type):
-            yield from filter(_has_rows, held.exchange(table))
-        else:
+        if not table.num_rows or not pa.types.is_integer(table.schema.field("key").type):
             yield table
-    yield from filter(_has_rows, held.tables)
-
-
-def _has_rows(table: pa.Table) -> bool:
-    return table.num_rows > 0
-
-
-@dataclass(slots=True)
-class _HeldBack:
-    """Negative keys of one key group, ascending."""
-
-    tables: list[pa.Table]
-    key_group: int = -1
-
-    def exchange(self, table: pa.Table) -> Iterator[pa.Table]:
-        """Take the next table; give what may come before all that is held now."""
-        order = np.argsort(_places(table), kind="stable")
-        rest = table.take(pa.array(order))
-        places = _places(rest)
+            continue
+        places = key_groups_of(table).astype(np.int64) * 2 + (numbers_of(table.column("key")) < 0)
+        order = np.argsort(places, kind="stable")
+        rest, places = table.take(pa.array(order)), places[order]
         first, last = int(places[0]) >> 1, int(places[-1]) >> 1
-        if first == self.key_group:
+        if first == held_group:
             others = int(np.searchsorted(places, 2 * first + 1))
             yield rest.slice(0, others)
             rest, places = rest.slice(others), places[others:]
-            if first == last:
-                self.tables.append(rest)
-                return
-        yield from self.tables
+        if first == last == held_group:
+            held.append(rest)
+            continue
+        yield from held
         end = int(np.searchsorted(places, 2 * last + 1))
         yield rest.slice(0, end)
-        self.tables, self.key_group = [rest.slice(end)], last
-
-
-def _places(table: pa.Table) -> NDArray[np.int64]:
-    """Twice the key group, and one more for a negative key: what a table is sorted by, before the keys themselves."""
-    negative = numbers_of(table.column("key")) < 0
-    return key_groups_of(table).astype(np.int64) * 2 + negative
+        held, held_group = [rest.slice(end)], last
+    yield from held

@@ -28,11 +28,11 @@ from threading import Condition, Lock
 from typing import BinaryIO, NamedTuple
 
 from statelog.closing import Closing, OwnProcess, undone_by_errors
-from statelog.environment import Environment, current_environment
+from statelog.environment import current_environment
 from statelog.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.local.disk import local_disk
-from statelog.storage.local.own_directory import OwnDirectory, make_own
+from statelog.storage.local.own_directory import make_own
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.recovery")
@@ -69,24 +69,18 @@ def _check_directory(directory: object) -> None:
 
 
 class CacheDirectory:
-    """The directory of this attempt, at `path`. Made by `create`; belongs to the process that made it, `owner`."""
+    """The directory of this attempt, at `path`, in `base`, where what dead attempts left is swept. Belongs to the
+    process that makes it, `owner`. Raises StoreUnavailable, StorageFull; what cannot be swept is a log line.
+    """
 
-    def __init__(self, own: OwnDirectory, environment: Environment) -> None:
-        self._own = own
-        self._new_id, self._disk = environment.new_id, environment.disk
-        self.path = own.path
-        self.owner = OwnProcess("the cache")
-
-    @classmethod
-    def create(cls, base: Path) -> "CacheDirectory":
-        """Sweep what dead attempts left in `base`, and make a new directory there.
-
-        Raises StoreUnavailable, StorageFull; what cannot be swept is a log line.
-        """
+    def __init__(self, base: Path) -> None:
         environment = current_environment()
-        with local_disk(base, "make", environment.disk):
+        self._new_id, self._disk = environment.new_id, environment.disk
+        with local_disk(base, "make", self._disk):
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return cls(make_own(base, "attempt-", new_id=environment.new_id), environment)
+            self._own = make_own(base, "attempt-", new_id=self._new_id)
+        self.path = self._own.path
+        self.owner = OwnProcess("the cache")
 
     def new_file(self) -> Path:
         """A name that no file has or had."""
@@ -192,7 +186,6 @@ class RunCache(Closing):
     def __init__(self, directory: CacheDirectory, settings: CacheSettings) -> None:
         self.settings = settings
         self._directory = directory
-        self._idle_s = settings.idle_s
         self._max_bytes = math.inf if settings.max_bytes is None else settings.max_bytes
         self._environment = current_environment()
         self._clock = self._environment.clock
@@ -284,10 +277,10 @@ class RunCache(Closing):
                 return
             if self._entries.get(entry.run.path) is not entry:
                 self._directory.delete(entry.file)
-            elif self._idle_s == 0:
+            elif self.settings.idle_s == 0:
                 self._remove(entry)
             else:
-                entry.idle_until_s = self._clock() + self._idle_s
+                entry.idle_until_s = self._clock() + self.settings.idle_s
                 if self._janitor is None:  # One thread for the cache, from the first idle run on.
                     self._janitor = self._environment.begin(self._cleanup)
                 self._changed.notify_all()
@@ -303,11 +296,11 @@ class RunCache(Closing):
     def _remove_expired(self) -> float | None:
         """Remove what is due, and return the seconds until the next run is; None if none is idle."""
         now_s = self._clock()
-        idle = self._idle()
-        for entry in idle:
-            if entry.idle_until_s <= now_s:
-                self._remove(entry)
-        return min((entry.idle_until_s - now_s for entry in idle if entry.idle_until_s > now_s), default=None)
+        for entry in self._idle():
+            if entry.idle_until_s > now_s:
+                return entry.idle_until_s - now_s
+            self._remove(entry)
+        return None
 
     def _make_room(self, run: RunFile) -> None:
         """Remove idle runs until this one fits. Raises StorageFull, and removes nothing, if it cannot."""
@@ -338,12 +331,11 @@ class RunCache(Closing):
 
     def _drop(self, entry: _Entry) -> None:
         """Hand this copy out no more, if it still is; with readers it goes with the last of them."""
-        if self._entries.get(entry.run.path) is not entry:
-            return
-        if entry.readers:
-            del self._entries[entry.run.path]
-        else:
-            self._remove(entry)
+        if self._entries.get(entry.run.path) is entry:
+            if entry.readers:
+                del self._entries[entry.run.path]
+            else:
+                self._remove(entry)
 
     def _cleanup(self) -> None:
         with self._changed:

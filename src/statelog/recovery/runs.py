@@ -145,7 +145,7 @@ def _join(key: _Key, settings: CacheSettings) -> RunCache:
     with _lock:
         cache, users = _caches.get(key, (None, 0))
         if cache is None:
-            cache = RunCache(CacheDirectory.create(settings.directory), settings)
+            cache = RunCache(CacheDirectory(settings.directory), settings)
         elif cache.settings != settings:
             raise ConfigError(
                 "the log's cache is in use with other settings",

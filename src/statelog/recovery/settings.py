@@ -6,12 +6,10 @@ from os import PathLike
 from pathlib import Path
 from tempfile import gettempdir
 
-from statelog.environment import OpenSpillFile
 from statelog.errors import ConfigError
 from statelog.reading import ATTEMPTS, Terms
 from statelog.recovery.run_cache import CacheSettings
 from statelog.storage.local.copy import check_directory
-from statelog.storage.local.spill_queue import SpillQueue
 
 _FRAME_BYTES = 4 * 1024 * 1024
 _LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024, "segment_bytes": 1}
@@ -88,13 +86,3 @@ class RecoverySettings:
 def terms_of(settings: RecoverySettings) -> Terms:
     """On which terms a reader with these settings holds what it reads."""
     return Terms(settings.holder, settings.lease_ttl_s, settings.lease)
-
-
-def memory_queue(settings: RecoverySettings, open_file: OpenSpillFile | None) -> SpillQueue:
-    """A queue that spills what its memory does not hold. Raises ConfigError for directories that cannot be used."""
-    return SpillQueue(
-        memory_bytes=settings.memory_bytes,
-        segment_bytes=settings.segment_bytes,
-        directories=settings.directories,
-        open_file=open_file,
-    )

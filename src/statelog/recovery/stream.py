@@ -41,8 +41,8 @@ from statelog.recovery.changes import CommitFeed
 from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame, rest_of
 from statelog.recovery.plan_reader import Beat, Phase, PlanReader
 from statelog.recovery.progress import Monitor
-from statelog.recovery.settings import RecoverySettings, memory_queue
-from statelog.storage.local.spill_queue import SpillStatistics
+from statelog.recovery.settings import RecoverySettings
+from statelog.storage.local.spill_queue import SpillQueue, SpillStatistics
 
 _UNCLOSED = "unclosed stream of statelog: close it, or take from it in a with block"
 _OFFER_S = 1.0
@@ -81,7 +81,12 @@ class ReadAhead:
         self.origin = resume or Cursor(
             identity=held.log.descriptor.identity, applied=Applied(held.plan.place), key_groups=held.plan.key_groups
         )
-        self.queue = memory_queue(settings, held.environment.open_spill_file)
+        self.queue = SpillQueue(
+            memory_bytes=settings.memory_bytes,
+            segment_bytes=settings.segment_bytes,
+            directories=settings.directories,
+            open_file=held.environment.open_spill_file,
+        )
         self.reader: PlanReader | None = None
 
     # ---- for the consumer's thread
@@ -239,8 +244,8 @@ class Stream(Closing):
         self._handed_out: Cursor | None = None
         self._rows = 0
         self._has_ended = False
-        self._forgotten = weakref.finalize(self, _drop_forgotten, read_ahead)
         read_ahead.start()
+        self._forgotten = weakref.finalize(self, _drop_forgotten, read_ahead)
 
     # ---- taking
 
@@ -251,13 +256,16 @@ class Stream(Closing):
         Raises DataLoss, Damaged, Unavailable, StorageFull if fetching did, and ClosedError.
         """
         self._read_ahead.owner.check()
+        queue, again = self._read_ahead.queue, None
         if self._handed_out is not None:
             self._cursor, self._handed_out = self._handed_out, None
+        else:
+            again = queue.in_hand  # Ctrl-C, or an error of `on_progress`, kept it from being handed out.
         if self._has_ended:
             return None
-        data = self._read_ahead.queue.take(timeout_s)
+        data = again or queue.take(timeout_s)
         if data is None:
-            if self._read_ahead.queue.is_drained:
+            if queue.is_drained:
                 self._has_ended = True
                 self.close()
             return None
@@ -338,14 +346,14 @@ class Stream(Closing):
     def _count(self, rows: int, applied: Applied) -> None:
         if self._cursor.applied.has_state:
             return
-        self._rows += rows
         reader = self._read_ahead.reader
         assert reader is not None, "a portion of a state was read from somewhere"
         if applied.is_complete:
-            self._monitor.done(reader, self._rows)
+            self._monitor.done(reader, self._rows + rows)
         else:
             phase = Phase.LOAD if self._read_ahead.fetched.is_set() else Phase.READ
             self._monitor.report(reader, phase, reader.share_through(applied.next_key_group))
+        self._rows += rows
 
     def _at(self, applied: Applied) -> Cursor:
         start = self._cursor

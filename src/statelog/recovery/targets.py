@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statelog.environment import DiskHook, Environment
+from statelog.environment import DiskHook
 from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.values.schema import columns_of
-from statelog.storage.local.disk import local_disk, make_parents, require_file, sync
+from statelog.storage.local.disk import local_disk, make_parents, sync
 from statelog.storage.local.own_directory import make_own
 
 _STATE_COLUMNS = ["key_group", "key", "value"]
@@ -88,37 +88,25 @@ def _state_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def fill_parquet(reader: PlanReader, *, path: Path) -> tuple[int, int]:
-    """A file, sorted by (key group, key); the result is its rows. Raises AlreadyExists, StorageFull,
-    StoreUnavailable for the local disk.
+    """A file, sorted by (key group, key), in the place of one that is there; the result is its rows.
+
+    Directories above that are missing are made. Raises StorageFull, StoreUnavailable for the local disk.
     """
-    rows = write_parquet(reader.sorted_tables(), reader.converter.schema, path, reader.environment)
-    return rows, rows
-
-
-def write_parquet(
-    tables: Iterable[pa.Table], schema: pa.Schema, path: Path, environment: Environment | None = None
-) -> int:
-    """Write sorted tables of live changes; returns the rows. An existing file is replaced at the end, atomically.
-
-    Directories above that are missing are made. Raises AlreadyExists for what is no file, StorageFull, StoreUnavailable
-    for the local disk, and whatever reading the tables raises.
-    """
-    require_file(path)
-    environment = environment or Environment()
-    with local_disk(path, "make", environment.disk):
+    disk, schema = reader.environment.disk, _state_schema(reader.converter.schema)
+    with local_disk(path, "make", disk):
         make_parents(path)
-        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=environment.new_id)
+        partial = make_own(path.parent, f".{path.name}.", ".partial", new_id=reader.environment.new_id)
     with partial:
         made = partial.path / "state.parquet"
-        with local_disk(path, "open", environment.disk):
-            writer = pq.ParquetWriter(str(made), _state_schema(schema), compression="lz4", write_page_checksum=True)
-        rows = _write(writer, tables, path, environment.disk)
-        with local_disk(path, "sync", environment.disk):
+        with local_disk(path, "open", disk):
+            writer = pq.ParquetWriter(str(made), schema, compression="lz4", write_page_checksum=True)
+        rows = _write(writer, reader.sorted_tables(), path, disk)
+        with local_disk(path, "sync", disk):
             sync(made)
-        with local_disk(path, "rename", environment.disk):
+        with local_disk(path, "rename", disk):
             made.replace(path)
             sync(path.parent)
-    return rows
+    return rows, rows
 
 
 def _write(writer: pq.ParquetWriter, tables: Iterable[pa.Table], path: Path, disk: DiskHook) -> int:

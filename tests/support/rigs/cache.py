@@ -50,7 +50,7 @@ class CacheRig:
         self.on_clock: Callable[[], None] = lambda: None
         self.disk = MemoryDisk(self.clock)
         self.store = MemoryStore(self.disk, "rig", faults=self._count)
-        self.directory = CacheDirectory.create(base)
+        self.directory = CacheDirectory(base)
         settings = CacheSettings(directory=base, idle_s=idle_s, max_bytes=max_bytes)
         self.cache = Environment(clock=self.clock).run(RunCache, self.directory, settings)
 

@@ -179,7 +179,7 @@ def test_the_janitor_comes_by_itself(tmp_path: Path) -> None:
     rig = CacheRig(tmp_path)
     runs = [rig.put(name, b"data") for name in "abc"]
     base = tmp_path / "real"
-    cache = RunCache(CacheDirectory.create(base), CacheSettings(directory=base, idle_s=0.05))
+    cache = RunCache(CacheDirectory(base), CacheSettings(directory=base, idle_s=0.05))
     before = len(janitors())
     for run in runs:
         cache.open(rig.store, run).close()

@@ -22,7 +22,7 @@ def _names(base: Path) -> set[str]:
 def test_a_directory_is_private_and_made_with_its_parents(tmp_path: Path) -> None:
     """Copies of state are for their user only, wherever the base lies."""
     base = tmp_path / "a" / "b"
-    directory = CacheDirectory.create(base)
+    directory = CacheDirectory(base)
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (base, directory.path)]
     assert modes == [0o700, 0o700]
     directory.remove()
@@ -37,7 +37,7 @@ def test_the_living_are_not_swept(tmp_path: Path) -> None:
     rig.read(run)
     for path in tmp_path.rglob("*"):
         os.utime(path, (0, 0))
-    other = CacheDirectory.create(tmp_path)
+    other = CacheDirectory(tmp_path)
     assert len(_names(tmp_path)) == 2
     assert (rig.read(run), rig.downloads[run.path]) == (b"data", 1)
     other.remove()
@@ -48,7 +48,7 @@ def test_a_base_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     """A file in the place of the base is StoreUnavailable with its path and code."""
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailable) as caught:
-        CacheDirectory.create(tmp_path / "file")
+        CacheDirectory(tmp_path / "file")
     assert caught.value.facts["code"] == errno.errorcode[errno.EEXIST]
 
 
@@ -65,7 +65,7 @@ def test_a_fork_leaves_its_parents_cache_alone(tmp_path: Path) -> None:
             rig.cache.sweep()
         reader.close()
         rig.cache.close()
-        own = CacheDirectory.create(tmp_path)
+        own = CacheDirectory(tmp_path)
         assert len(_names(tmp_path)) == 2
         own.remove()
 
@@ -82,7 +82,7 @@ def test_a_fork_does_not_keep_a_dead_parent_alive(tmp_path: Path) -> None:
     go, held = os.pipe(), os.pipe()
 
     def parent() -> None:
-        CacheDirectory.create(tmp_path)
+        CacheDirectory(tmp_path)
         if os.fork() == 0:
             os.write(held[1], b"x")
             os.read(go[0], 1)
@@ -92,7 +92,7 @@ def test_a_fork_does_not_keep_a_dead_parent_alive(tmp_path: Path) -> None:
         assert in_fork(parent) == 0
         assert os.read(held[0], 1) == b"x"
         assert len(_names(tmp_path)) == 1
-        directory = CacheDirectory.create(tmp_path)
+        directory = CacheDirectory(tmp_path)
         assert _names(tmp_path) == {directory.path.name}
         directory.remove()
     finally:
@@ -114,7 +114,7 @@ def test_a_host_plays_faults_of_the_local_disk_and_gives_the_ids(tmp_path: Path)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     environment = Environment(nonce=lambda: next(numbers).to_bytes(16, "big"), disk=disk)
-    directory = environment.run(CacheDirectory.create, tmp_path)
+    directory = environment.run(CacheDirectory, tmp_path)
     file = directory.new_file()
     assert (directory.path.name, file.name) == (f"attempt-{0:032x}", f"{1:032x}.run")
     for kind in (CorruptRun, StorageFull):

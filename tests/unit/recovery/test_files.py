@@ -2,23 +2,22 @@
 
 import io
 import os
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-import pyarrow as pa
 import pytest
 
 from statelog.errors import AlreadyExists, ConfigError, StoreUnavailable
 from statelog.operate.rows import whole_file
 from statelog.producer.writer import Writer
+from statelog.recovery.plan_reader import Phase
+from statelog.recovery.progress import Progress
 from statelog.recovery.recover import Recovery, recover
-from statelog.recovery.targets import write_parquet
+from statelog.recovery.settings import RecoverySettings
 from statelog.storage.claims import list_leases
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
-from tests.support.samples.chunks import rows_batch
 
 TARGETS = ("to_parquet", "to_rocksdb")
 
@@ -38,18 +37,19 @@ def _fill(recovery: Recovery, target: str, path: Path) -> int:
     return recovery.to_parquet(path) if target == "to_parquet" else recovery.to_rocksdb(path)
 
 
-def test_a_file_is_made_beside_its_name(tmp_path: Path) -> None:
+def test_a_file_is_made_beside_its_name(rig: HistoryRig, tmp_path: Path) -> None:
     """While it is made, the older file stands untouched, and there is no other but a hidden directory."""
-    path = tmp_path / "state.parquet"
+    path, beside = tmp_path / "state.parquet", set[bool]()
     path.write_bytes(b"older")
-    table = pa.Table.from_batches([rows_batch([(0, 0, b"a", b"1")])])
 
-    def tables() -> Iterator[pa.Table]:
-        yield table
-        assert path.read_bytes() == b"older"
-        assert [entry.name.startswith(".state.parquet.") for entry in tmp_path.iterdir() if entry != path] == [True]
+    def look(progress: Progress) -> None:
+        if progress.phase is not Phase.DONE:
+            assert path.read_bytes() == b"older"
+            beside.update(entry.name.startswith(".state.parquet.") for entry in tmp_path.iterdir() if entry != path)
 
-    assert write_parquet(tables(), table.schema, path) == 1
+    settings = RecoverySettings(progress_interval_s=0)
+    assert recover(rig.log, on_progress=look, settings=settings).to_parquet(path) == 50
+    assert beside == {True}
     assert path.read_bytes()[:4] == b"PAR1"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -15,7 +15,7 @@ import pytest
 
 from statelog.errors import ClosedError, ConfigError, Corrupt, StoreUnavailable
 from statelog.recovery.cursor import Applied, decode_frame, encode_frame
-from statelog.recovery.settings import RecoverySettings, memory_queue
+from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import Place
 from statelog.storage.local.spill import SpillSegment
 from statelog.storage.local.spill_queue import SpillQueue
@@ -50,7 +50,7 @@ def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for directories in ((), (tmp_path / "none",), (tmp_path / "file",)):
         with pytest.raises(ConfigError) as caught:
-            memory_queue(RecoverySettings(spill_directories=directories), None)
+            SpillQueue(memory_bytes=0, segment_bytes=100, directories=directories)
         assert "spill_directories" in caught.value.hint
 
 

@@ -123,8 +123,13 @@ class SpillQueue:
                 raise self._error
             if not self._has_frame:
                 return None
-            self._in_hand = self._memory.popleft() if self._memory else self._read_disk()
+            self._take_up()
             return self._in_hand
+
+    @property
+    def in_hand(self) -> memoryview | None:
+        """The frame that was taken last, until the next one is taken."""
+        return self._in_hand
 
     def view(self) -> "SpillView":
         """What is not applied yet, as it is now, the frame in hand first; for a checkpoint while draining."""
@@ -242,14 +247,20 @@ class SpillQueue:
             segment.append(data)
         return segment
 
-    def _read_disk(self) -> memoryview:
+    def _take_up(self) -> None:
+        """Have the oldest frame in hand before it is left out: who is interrupted gets it twice, and misses nothing."""
+        if self._memory:
+            self._in_hand = self._memory[0]
+            self._memory.popleft()
+            return
         frame = self._disk[0].read(self._next_offset)
-        self._next_offset = frame.next_offset
-        if self._next_offset == self._disk[0].end_offset:
-            self._disk.popleft().release()
-            self._next_offset = 0
         self._use(frame.data.nbytes)
-        return frame.data
+        self._in_hand = frame.data
+        if frame.next_offset == self._disk[0].end_offset:
+            self._next_offset = 0
+            self._disk.popleft().release()
+        else:
+            self._next_offset = frame.next_offset
 
     def _let_go(self) -> None:
         self._memory.clear()
