@@ -4,11 +4,15 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import count
 
+import pyarrow as pa
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import ClosedError, NestedCall
+from statelog.errors import ClosedError, ConfigError, NestedCall
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
@@ -16,6 +20,7 @@ from statelog.producer.writer import Writer
 from statelog.storage.log.log import Log
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka, MemoryProducer
+from tests.support.faults.signals import at_line, handled
 from tests.support.rigs.log import WAIVED, LogRig, twin_rig
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
@@ -183,3 +188,31 @@ def test_an_interrupt_while_blocked_ends_the_writer() -> None:
 
     assert writer.statistics().in_flight_bytes == 0
     assert rig.state() == {}
+
+
+ACTS: dict[str, Callable[[Writer], None]] = {
+    "put": lambda writer: writer.put(b"k", b"k"),
+    "delete": lambda writer: writer.delete(b"k"),
+    "large put": lambda writer: writer.put(b"k", bytes(1 << 20)),
+    "append_batch": lambda writer: writer.append_batch(pa.table({"key": [b"k"], "value": [b"k"]})),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_refusal_that_a_handler_raises_ends_the_writer_or_nothing(act: str) -> None:
+    """At any line of a call, an error of another object's: the writer goes on or has failed, and closes either way."""
+
+    def refuse() -> None:
+        raise ConfigError("that of another object")
+
+    with twin_rig("l").create() as log:
+        for at in count():
+            writer, has_come = Writer(log, "w"), True
+            with handled(refuse), suppress(ConfigError):
+                has_come = at_line(at, partial(ACTS[act], writer))
+            with suppress(ClosedError):
+                writer.put(b"l", b"l")
+            writer.close()
+            if not has_come:
+                assert at > 5
+                return

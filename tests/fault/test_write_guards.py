@@ -107,7 +107,7 @@ def test_after_a_failure_nothing_more_is_sent(log: Log) -> None:
     """A change set behind one that failed can never count, so no byte of it goes out."""
     with Writer(log, "w") as writer:
         producer = log.kafka.producer()
-        outbox = Outbox(producer, log.data_topic, writer.grant, WriterSettings())
+        outbox = Outbox(producer, writer.grant, WriterSettings())
         outbox.fail(1, "the disk of a broker burns")
         with pytest.raises(PersistFailed):
             outbox.send(2, 0, b"chunk", lambda _: None)

@@ -6,12 +6,4 @@ from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 
-__all__ = [
-    "Coordinator",
-    "Grant",
-    "Life",
-    "TaskGrant",
-    "TaskWriter",
-    "Writer",
-    "WriterSettings",
-]
+__all__ = ["Coordinator", "Grant", "Life", "TaskGrant", "TaskWriter", "Writer", "WriterSettings"]

@@ -95,6 +95,7 @@ class ChangeLists:
 
 _KEY_CLASS: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
 _FIELD_BYTES = 16  # What a field of a typed value counts for besides its text, until Arrow has measured it.
+_FIXED = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 class ChangeBuffer:
@@ -111,8 +112,8 @@ class ChangeBuffer:
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
         self._key_class = _KEY_CLASS[descriptor.key_type]
-        is_quick = self._opaque and not self._by_caller and self._key_class is bytes
-        is_quick = is_quick and (self._owns_all or descriptor.prefix_bytes is None)
+        is_few = self._opaque and not self._by_caller and self._key_class is bytes
+        is_quick = is_few and (self._owns_all or descriptor.prefix_bytes is None)
         self.lists = ChangeLists(
             bytes if is_quick else Unquick,
             mine,
@@ -121,7 +122,6 @@ class ChangeBuffer:
             large_bytes=min(LARGE, descriptor.record_bytes_max // 2),
         )
         """Single changes on their way in; only `ChangeWriter.put` goes there past this."""
-        is_few = self._opaque and not self._by_caller and self._key_class is bytes
         self._few_bytes = min(FEW_BYTES, settings.chunk_bytes) if is_few else 0
         self._batches: list[pa.RecordBatch] = []
         self._batch_bytes = 0
@@ -141,7 +141,7 @@ class ChangeBuffer:
         if not self._opaque:
             if not isinstance(value, Mapping):
                 raise self._refused_value(key, "a mapping of its fields", value)
-            return self._push(key, value, _typed_bytes(value.values()))
+            return self._push(key, _own(value), _typed_bytes(value.values()))
         if not isinstance(value, bytes):
             raise self._refused_value(key, "bytes", value, hint=hint_for_value(value))
         return self._push(key, value, len(value))
@@ -162,15 +162,13 @@ class ChangeBuffer:
         if self._by_caller:
             self._maker.check_owned(key_group)
             self.lists.groups.append(key_group)
-            try:
-                return self.delete(key) if value is None else self.put(key, value)
-            except BaseException:
-                del self.lists.groups[len(self.lists.keys) :]  # A refused change leaves the next one no key group.
-                raise
-        own = self._descriptor.key_group_of(key)
-        if own != key_group:
+        elif (own := self._descriptor.key_group_of(key)) != key_group:
             raise KeyGroupMismatch("the named key group is not the key's own", key_group=key_group, own_key_group=own)
-        return self.delete(key) if value is None else self.put(key, value)
+        try:
+            return self.delete(key) if value is None else self.put(key, value)
+        except BaseException:
+            del self.lists.groups[len(self.lists.keys) :]  # A refused change leaves the next one no key group.
+            raise
 
     def extend(self, table: object) -> Iterator[bool]:
         """Buffer the many changes of an Arrow table or record batch, piece by piece; after each whether the buffer is
@@ -179,7 +177,7 @@ class ChangeBuffer:
         Columns: `key`, optional `op` (0 or "put", 1 or "delete"), `key_group` if the caller places keys, and the
         value: one column `value`, or for typed values the fields themselves.
 
-        Raises InvalidChange, KeyGroupMismatch, ValueTooLarge at once, before any of it is buffered.
+        Raises InvalidChange, KeyGroupMismatch, ValueTooLarge before any of it is buffered.
         """
         if not isinstance(table, pa.Table | pa.RecordBatch):
             raise InvalidChange(
@@ -188,9 +186,6 @@ class ChangeBuffer:
             )
         self._roll_lists()
         ready = deque(self._maker.of_batch(piece) for piece in cut(table, self._settings.roll_bytes))
-        return self._keep_all(ready)
-
-    def _keep_all(self, ready: deque[pa.RecordBatch]) -> Iterator[bool]:
         while ready:
             self._keep(ready.popleft())
             yield self.full
@@ -302,6 +297,24 @@ def hint_for_value(value: object) -> str:
     return "Encode it: text.encode(), b'%d' % number; or make the log with a value_schema, whose values are dicts"
 
 
+def _own(value: Mapping[str, object]) -> dict[str, object]:
+    """A typed value as its caller cannot change it any more."""
+    return {name: one if type(one) in _FIXED else _own_field(one) for name, one in value.items()}
+
+
+def _own_field(field: object) -> object:
+    match field:
+        case bytearray():
+            return bytes(field)
+        case list() | tuple():
+            given = cast("Iterable[object]", field)
+            return [one if type(one) in _FIXED else _own_field(one) for one in given]
+        case Mapping():
+            return _own(cast("Mapping[str, object]", field))
+        case _:
+            return field
+
+
 def _typed_bytes(fields: Iterable[object]) -> int:
     """About how many bytes the fields of a typed value take, nested ones included; rather too many than too few."""
     size = 0
@@ -310,12 +323,14 @@ def _typed_bytes(fields: Iterable[object]) -> int:
         match field:
             case str():
                 size += len(field) if field.isascii() else 4 * len(field)
-            case bytes():
+            case int() | float() | None:
+                pass
+            case bytes() | bytearray():
                 size += len(field)
             case list() | tuple():
                 size += _typed_bytes(cast("Iterable[object]", field))
-            case dict():
-                size += _typed_bytes(chain.from_iterable(cast("dict[object, object]", field).items()))
+            case Mapping():
+                size += _typed_bytes(chain.from_iterable(cast("Mapping[object, object]", field).items()))
             case _:
                 pass
     return size
@@ -339,7 +354,10 @@ class MetaBuffer:
         """Set a record. Raises InvalidChange unless it is text, and bytes or None; ValueTooLarge if no commit could
         hold it beside the others and the `held_bytes` of pending checkpoints.
         """
-        _check_types(key, value)
+        if type(key) is not str or not (value is None or type(value) is bytes) or not has_utf8(key):
+            raise InvalidChange(
+                f"a meta record is a text key with bytes or None, not {type(key).__name__} and {type(value).__name__}"
+            )
         replaced = meta_size(key, self._records[key]) if key in self._records else 0
         others = self._size_bytes - replaced
         size = meta_size(key, value)
@@ -364,10 +382,3 @@ class MetaBuffer:
 def meta_size(key: str, value: bytes | None) -> int:
     """The bytes that a meta record, or the removal of one, takes in a commit."""
     return len(key.encode()) + len(value or b"")
-
-
-def _check_types(key: object, value: object) -> None:
-    if type(key) is not str or not (value is None or type(value) is bytes) or not has_utf8(key):
-        raise InvalidChange(
-            f"a meta record is a text key with bytes or None, not {type(key).__name__} and {type(value).__name__}"
-        )

@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch
 from statelog.schemas.arrays import column_of, column_of_rows, numbers_of
-from statelog.schemas.changes.changes import (
-    DELETE,
-    PUT,
-    change_bytes_max,
-    change_schema,
-    changes_batch,
-    chunk_slices,
-)
+from statelog.schemas.changes.changes import DELETE, PUT, change_bytes_max, change_schema, changes_batch, chunk_slices
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition, partition_of, ranges_text
 from statelog.schemas.values.schema import ValueSchema, columns_of, rows_to_struct, struct_from_columns
@@ -56,7 +49,13 @@ class ChangeMaker:
         self._schema = change_schema(descriptor.key_type, value_schema.arrow_type)
         self._change_bytes_max = change_bytes_max(descriptor.record_bytes_max, self._schema)
         self._owned = frozenset(owned)
-        self._foreign = _foreign_groups(descriptor, owned)
+        self._foreign: NDArray[np.bool_] | None = None
+        """By key group, whether its partition is not the writer's; None if it owns all."""
+        if len(self._owned) < descriptor.partitions:
+            self._foreign = np.ones(descriptor.key_groups, np.bool_)
+            for partition in self._owned:
+                mine = key_groups_of_partition(partition, descriptor.partitions, descriptor.key_groups)
+                self._foreign[mine.start : mine.stop] = False
         self._by_caller = descriptor.hash_rule is HashRule.CALLER
         self._opaque = value_schema.id == 0
 
@@ -81,7 +80,10 @@ class ChangeMaker:
 
         Raises InvalidChange for a key or a typed value that does not fit, ValueTooLarge, KeyGroupMismatch.
         """
-        key_column = self._key_column(keys)
+        try:
+            key_column = column_of_rows(keys, self._descriptor.key_type.arrow_type)
+        except (pa.ArrowException, UnicodeError, OverflowError) as error:
+            raise InvalidChange(f"keys do not fit the log's key type: {error}") from error
         if self._opaque:
             column = column_of_rows(values, pa.binary())
         else:
@@ -111,16 +113,9 @@ class ChangeMaker:
             if len(foreign):
                 self.check_owned(int(foreign[0]))
         changes = changes_batch(self._schema, groups, ops, keys, values)
-        chunk_slices(
-            changes, self._change_bytes_max, self._change_bytes_max
-        )  # Raises for a change that no chunk could hold.
+        # Raises for a change that no chunk could hold.
+        chunk_slices(changes, self._change_bytes_max, self._change_bytes_max)
         return changes
-
-    def _key_column(self, keys: Sequence[Key]) -> pa.Array:
-        try:
-            return column_of_rows(keys, self._descriptor.key_type.arrow_type)
-        except (pa.ArrowException, UnicodeError, OverflowError) as error:
-            raise InvalidChange(f"keys do not fit the log's key type: {error}") from error
 
     # ---- the columns of a batch
 
@@ -204,9 +199,8 @@ def cut(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[pa.Recor
 
 
 def _halved(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    shared = any(
-        isinstance(kind, pa.DictionaryType) for kind in batch.schema.types
-    )  # A slice counts its whole dictionary.
+    # A slice counts its whole dictionary.
+    shared = any(isinstance(kind, pa.DictionaryType) for kind in batch.schema.types)
     if shared or batch.num_rows < 2 or batch.nbytes <= most_bytes:
         yield batch
         return
@@ -255,14 +249,3 @@ def _nulled(values: pa.Array, ops: NDArray[np.uint8]) -> pa.Array:
     if not ops.any():
         return values
     return pc.if_else(pa.array(ops == DELETE), pa.scalar(None, values.type), values)
-
-
-def _foreign_groups(descriptor: Descriptor, owned: Collection[int]) -> NDArray[np.bool_] | None:
-    """By key group, whether its partition is not the writer's; None if it owns all."""
-    if len(set(owned)) == descriptor.partitions:
-        return None
-    foreign = np.ones(descriptor.key_groups, np.bool_)
-    for partition in owned:
-        groups = key_groups_of_partition(partition, descriptor.partitions, descriptor.key_groups)
-        foreign[groups.start : groups.stop] = False
-    return foreign

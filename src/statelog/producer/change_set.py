@@ -20,12 +20,11 @@ Invariants:
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from statelog.errors import KeyGroupMismatch
 from statelog.producer.epoch import Grant
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings, WriterStatistics
@@ -52,8 +51,15 @@ class LocalCopies:
         self._kept: dict[int, LocalCopy] = {}
         self._kept_bytes = 0
         self._earlier: deque[tuple[Path, int]] = deque()
-        if self._directory is not None:
-            self._find_earlier(self._directory, grant)
+        if self._directory is None:
+            return
+        try:
+            for path in copies_of_writer(self._directory, grant.descriptor.name, grant.writer):
+                cost = _cost(path.stat().st_size)
+                self._earlier.append((path, cost))
+                self._kept_bytes += cost
+        except OSError:
+            self._meter.local_copy_failures += 1
 
     def new(self, grant: Grant, sqn: int) -> LocalCopy | None:
         """The copy of a change set that is about to be sent under `grant`."""
@@ -81,15 +87,6 @@ class LocalCopies:
         """Remove the copies of the numbers from `first_sqn` to below `end_sqn`."""
         for sqn in [sqn for sqn in self._kept if first_sqn <= sqn < end_sqn]:
             self._drop(sqn)
-
-    def _find_earlier(self, directory: Path, grant: Grant) -> None:
-        try:
-            for path in copies_of_writer(directory, grant.descriptor.name, grant.writer):
-                cost = _cost(path.stat().st_size)
-                self._earlier.append((path, cost))
-                self._kept_bytes += cost
-        except OSError:
-            self._meter.local_copy_failures += 1
 
     def _drop_oldest(self) -> bool:
         if self._earlier:
@@ -163,7 +160,7 @@ class ChangeSet:
     def send(self, outbox: Outbox) -> None:
         """Send what is held, in order. Blocks while too much is in flight.
 
-        Raises KeyGroupMismatch for a partition that is not the writer's, ValueTooLarge, PersistFailed.
+        Raises PersistFailed, Unavailable.
         """
         if self._held:
             held, self._held = self._held, []
@@ -182,13 +179,6 @@ class ChangeSet:
 
     def _send(self, outbox: Outbox, changes: Changes) -> None:
         pieces = list(_pieces(outbox, changes))
-        for partition, _ in pieces:
-            if partition not in outbox.owned:
-                raise KeyGroupMismatch(
-                    f"a change belongs to partition {partition}, which this writer does not own",
-                    writer=outbox.grant.writer,
-                    partition=partition,
-                )
         witness = outbox.witness()
         for partition, piece in pieces:
             self._send_chunk(outbox, partition, piece, witness)
@@ -219,20 +209,18 @@ class ChangeSet:
         self._missing += 1
         if self.copy is not None:
             self.copy.add(partition, chunk.value)
-        outbox.send(self.sqn, partition, chunk.value, self._landed(part))
+
+        def landed(offset: int) -> None:
+            part.offsets.append(offset)
+            self._missing -= 1
+
+        outbox.send(self.sqn, partition, chunk.value, landed)
 
     def _add_key_groups(self, descriptor: Descriptor, partition: int, changes: Changes) -> None:
         part = self._parts[partition]
         first = key_groups_of_partition(partition, descriptor.partitions, descriptor.key_groups).start
         bitmap = to_bitmap(key_groups_in(changes), first)
         part.key_groups = merge_bitmaps(part.key_groups, bitmap) if part.key_groups else bitmap
-
-    def _landed(self, part: _PartitionPart) -> Callable[[int], None]:
-        def landed(offset: int) -> None:
-            part.offsets.append(offset)
-            self._missing -= 1
-
-        return landed
 
     def _entry(self, outbox: Outbox, partition: int, part: _PartitionPart) -> Entry:
         offsets = part.offsets
@@ -254,7 +242,7 @@ class ChangeSet:
 
 
 def _pieces(outbox: Outbox, changes: Changes) -> Iterator[tuple[int, Changes]]:
-    """By partition, ascending, and in pieces that fit in a chunk, as few changes always do. Raises ValueTooLarge."""
+    """By partition, ascending, and in pieces that fit in a chunk, as few changes always do."""
     descriptor = outbox.grant.descriptor
     if isinstance(changes, FewChanges):
         yield from changes.split(descriptor.partitions, descriptor.key_groups)

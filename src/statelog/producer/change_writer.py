@@ -57,21 +57,10 @@ class ChangeWriter(Guarded):
                     lists.values.append(value)
                     lists.room_bytes = room - size
                     return
-        except BaseException as error:
-            self._guard.end_turn(error)
+        except BaseException:  # A handler's, whatever it is: nothing here refuses a change.
+            self._guard.fail()
             raise
-        if not self._lists.room_bytes:
-            self._check_turn()
-        turn = self._guard
-        user = turn.user
-        try:
-            turn.user = NOBODY
-            if self._buffer.put(key, value):
-                self._send()
-        except BaseException as error:
-            turn.end_turn(error)
-            raise
-        turn.user = user
+        self._change(self._buffer.put, key, value)
 
     def _check_turn(self) -> None:
         """A put in the middle of the lists does not take a turn, which would cost it a tenth: it leaves no room."""
@@ -91,11 +80,10 @@ class ChangeWriter(Guarded):
 
     def _change(self, buffer: Callable[..., bool], *change: Key | Value | None) -> None:
         """One change in a turn of its own; all is sent if the buffer is full then."""
-        if get_ident() != self._guard.user:
-            self._guard.check()
-        if not self._lists.room_bytes:
-            self._check_turn()
         turn = self._guard
+        if get_ident() != turn.user:
+            turn.check()
+        self._check_turn()
         user = turn.user
         try:
             turn.user = NOBODY

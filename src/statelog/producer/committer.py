@@ -1,7 +1,6 @@
 """`Committer`: writes commits under a grant, and settles those whose outcome is unknown.
 
-The rules stand below it, as pure functions: which handles go together, the record that they make, the error for a void
-one.
+The rules stand below it, as pure functions: which handles go together, and the record that they make.
 
 Used by a writer, by a coordinator whose tasks run elsewhere, and by Spark's commit process.
 
@@ -27,14 +26,13 @@ from statelog.errors import (
     IdentityChanged,
     KeyGroupMismatch,
     OutcomeUnknown,
-    StatelogError,
     Unavailable,
     Unsafe,
     ValueTooLarge,
 )
 from statelog.pending import Pending
 from statelog.producer.epoch import EpochClients, Grant, check_live, open_epoch
-from statelog.schemas.ledger.fold import Void, VoidReason
+from statelog.schemas.ledger.fold import VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id, refuse_repeats
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import Commit, LossRange
@@ -152,21 +150,18 @@ class Committer:
             return sum(one.changes for one in sent.handles), sum(one.size_bytes for one in sent.handles)
 
         with self._environment.step("commit", self._log.name, sent.sent_s, amount=amount):
-            return self._finish(sent, settle=settle)
-
-    def _finish(self, sent: _UnderWay, *, settle: bool) -> LastCommit:
-        is_overtaken = False
-        try:
-            offset = self._valid_append(sent.appended, sent.commit)
-        except OutcomeUnknown as error:
-            if not settle:
-                raise
-            offset, is_overtaken = self._settle(sent.commit, sent.handles, sent.metadata, error)
-        self._log.saw(self.place)
-        self._environment.crash("committed")
-        self.last = LastCommit(sent.commit.checkpoint, offset, dict(sent.metadata))
-        self._end = _End.FINAL if sent.commit.final else _End.OVERTAKEN if is_overtaken else None
-        return self.last
+            is_overtaken = False
+            try:
+                offset = self._valid_append(sent.appended, sent.commit)
+            except OutcomeUnknown as error:
+                if not settle:
+                    raise
+                offset, is_overtaken = self._settle(sent, error)
+            self._log.saw(self.place)
+            self._environment.crash("committed")
+            self.last = LastCommit(sent.commit.checkpoint, offset, dict(sent.metadata))
+            self._end = _End.FINAL if sent.commit.final else _End.OVERTAKEN if is_overtaken else None
+            return self.last
 
     def refresh(self) -> None:
         """Read what other processes of the same job committed under the grant since.
@@ -199,13 +194,19 @@ class Committer:
                 hint=_AGAIN,
             ) from error
         if void is not None:
-            raise refused(void, self.grant, commit.checkpoint.id)
+            is_fenced = void.reason in (VoidReason.FENCED, VoidReason.UNKNOWN_EPOCH)
+            raise (Fenced if is_fenced else CommitRefused)(
+                f"the commit is void: {void.reason.value}",
+                writer=self.grant.writer,
+                epoch=self.grant.epoch,
+                checkpoint=commit.checkpoint.id,
+                detail=void.detail,
+            )
         return offset
 
-    def _settle(
-        self, commit: Commit, handles: Sequence[Handle], metadata: Metadata, error: OutcomeUnknown
-    ) -> tuple[int, bool]:
+    def _settle(self, sent: _UnderWay, error: OutcomeUnknown) -> tuple[int, bool]:
         """The offset of the commit, which is valid now, and whether another writer has taken over behind it."""
+        commit = sent.commit
         for _ in range(_SETTLE_ATTEMPTS):
             old = self.opened
             try:
@@ -221,7 +222,9 @@ class Committer:
                     writer=self.grant.writer,
                     checkpoint=commit.checkpoint.id,
                 )
-            again = make_commit(self.grant, self.base, handles, commit.checkpoint.id, metadata, final=commit.final)
+            again = make_commit(
+                self.grant, self.base, sent.handles, commit.checkpoint.id, sent.metadata, final=commit.final
+            )
             # A commit without handles would take the new epoch's nonce, and its caller knows the handle's.
             commit = replace(again, checkpoint=commit.checkpoint)
             try:
@@ -346,20 +349,6 @@ def make_commit(
             max_bytes=max_bytes,
         )
     return commit
-
-
-def refused(void: Void, grant: Grant, checkpoint_id: int) -> StatelogError:
-    """The error that tells a committer why its commit is void."""
-    error: type[StatelogError] = (
-        Fenced if void.reason in (VoidReason.FENCED, VoidReason.UNKNOWN_EPOCH) else CommitRefused
-    )
-    return error(
-        f"the commit is void: {void.reason.value}",
-        writer=grant.writer,
-        epoch=grant.epoch,
-        checkpoint=checkpoint_id,
-        detail=void.detail,
-    )
 
 
 def check_handle(grant: Grant, handle: Handle, checkpoint_id: int) -> None:

@@ -31,7 +31,6 @@ from statelog.reading import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, Step, next_checkpoint_id, refuse_overlaps
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.schemas.names import data_topic
 from statelog.storage.kafka import Producer
 from statelog.storage.log.log import Log
 
@@ -149,19 +148,14 @@ class TaskWriter(ChangeWriter):
     """
 
     def __init__(
-        self,
-        producer: Producer,
-        task: TaskGrant,
-        *,
-        slot: int,
-        settings: WriterSettings | None = None,
+        self, producer: Producer, task: TaskGrant, *, slot: int, settings: WriterSettings | None = None
     ) -> None:
         if not 0 <= slot < _SLOTS:
             raise ConfigError(f"slot is {slot} and must be from 0 to {_SLOTS - 1}")
         grant, environment = task.grant, current_environment()
         settings = settings or WriterSettings()
         self._task = task
-        self._outbox = Outbox(producer, data_topic(grant.descriptor.name), grant, settings, clock=environment.clock)
+        self._outbox = Outbox(producer, grant, settings, clock=environment.clock)
         self._change_set = ChangeSet(
             slot << 8 * _SALT_BYTES | int.from_bytes(environment.nonce()[-_SALT_BYTES:], "big")
         )
@@ -178,9 +172,10 @@ class TaskWriter(ChangeWriter):
         """
         with self._guard:
             self._send()
-            self._outbox.wait(self._change_set.sqn, self._is_settled)
-            self._outbox.check()
-            entries = self._change_set.entries(self._outbox)
+            outbox, change_set = self._outbox, self._change_set
+            outbox.wait(change_set.sqn, lambda: change_set.all_landed or outbox.failure is not None)
+            outbox.check()
+            entries = change_set.entries(outbox)
             self._guard.become(Life.CLOSED)
         task = self._task
         return task.grant.handle(task.base, (Step(checkpoint_id=task.checkpoint_id, entries=entries),))
@@ -192,9 +187,6 @@ class TaskWriter(ChangeWriter):
             if changes is not None:
                 self._change_set.hold(changes)
                 self._change_set.send(self._outbox)
-
-    def _is_settled(self) -> bool:
-        return self._change_set.all_landed or self._outbox.failure is not None
 
     def _has_uncommitted(self) -> bool:
         return bool(self._buffer.changes) or not self._change_set.is_empty

@@ -242,12 +242,7 @@ def _attempt(
 
 
 def _open(
-    log: Log,
-    ledger: LedgerClient,
-    producer: Producer,
-    writer: str,
-    partitions: tuple[int, ...],
-    nonce: bytes,
+    log: Log, ledger: LedgerClient, producer: Producer, writer: str, partitions: tuple[int, ...], nonce: bytes
 ) -> Grant | None:
     """One Open; None if it is void because another record came in between."""
     fold = ledger.fold
@@ -338,12 +333,8 @@ def _check_still_ours(
     newest = fold.live_epoch(prior)
     if ours is None or prior == judged or (newest is not None and newest.nonce in ours):
         return
-    raise Fenced(
-        "another writer took over",
-        writer=writer,
-        by_writer=newest.writer if newest else None,
-        position=fold.position,
-    )
+    by_writer = newest.writer if newest else None
+    raise Fenced("another writer took over", writer=writer, by_writer=by_writer, position=fold.position)
 
 
 def _check_expected(fold: LedgerFold, writer: str, expect: int | Checkpoint | None) -> None:

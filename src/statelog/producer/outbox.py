@@ -16,6 +16,7 @@ from statelog.errors import PersistFailed
 from statelog.producer.epoch import Grant
 from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.schemas.ledger.place import Place
+from statelog.schemas.names import data_topic
 from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, with_remedy
 
 _GRACE_S = 5.0  # If the client gives up before we do, wait for its own reason.
@@ -32,12 +33,11 @@ class Failure(NamedTuple):
 
 
 class Outbox:
-    """Sends records to `topic` through a producer that belongs to the same thread."""
+    """Sends records to the data topic through a producer that belongs to the same thread."""
 
     def __init__(
         self,
         producer: Producer,
-        topic: str,
         grant: Grant,
         settings: WriterSettings,
         *,
@@ -48,7 +48,6 @@ class Outbox:
         self.grant = grant
         self.witness = witness or (lambda: grant.witness)
         """How far the ledger was folded, as every chunk names it."""
-        self.owned = frozenset(grant.partitions)
         self.change_bytes_max = grant.change_bytes_max
         self.chunk_bytes = min(settings.chunk_bytes, self.change_bytes_max)
         self.meter = meter or WriterStatistics()
@@ -56,7 +55,7 @@ class Outbox:
         self.in_flight_bytes = 0
         self.in_flight_chunks = 0
         self._producer = producer
-        self._topic = topic
+        self._topic = data_topic(grant.descriptor.name)
         self._limit = settings.in_flight_bytes_max
         self._stall_s = min(settings.stall_timeout_s, producer.delivery_timeout_s + _GRACE_S)
         self._reports = 0

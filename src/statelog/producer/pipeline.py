@@ -79,8 +79,15 @@ class Sequence(NamedTuple):
         return self._replace(confirmed=max(self.confirmed, end_sqn))
 
     def truncated_below(self, sqn: int) -> "Sequence":
-        """Nothing starts below `sqn` any more. Raises SequenceAhead, Misuse."""
-        self.check_truncation(sqn)
+        """Nothing starts below `sqn` any more. Raises SequenceAhead, Misuse if no checkpoint holds what goes."""
+        self.check_end(sqn)
+        if sqn > self.held:
+            raise Misuse(
+                "a truncation would drop changes that are in no checkpoint yet",
+                sqn=sqn,
+                held_sqn=self.held,
+                hint="Persist them first; to drop them use truncate_and_close",
+            )
         return self._replace(truncated=max(self.truncated, sqn))
 
     # ---- what is refused
@@ -100,17 +107,6 @@ class Sequence(NamedTuple):
             )
         if from_sqn is not None:
             self._check_known(from_sqn, self.truncated)
-
-    def check_truncation(self, sqn: int) -> None:
-        """Refuse a truncation up to `sqn`. Raises SequenceAhead, Misuse if it would drop what no checkpoint holds."""
-        self.check_end(sqn)
-        if sqn > self.held:
-            raise Misuse(
-                "a truncation would drop changes that are in no checkpoint yet",
-                sqn=sqn,
-                held_sqn=self.held,
-                hint="Persist them first; to drop them use truncate_and_close",
-            )
 
     def check_end(self, sqn: int) -> None:
         """Raise SequenceAhead for a number above the next one."""
@@ -218,7 +214,10 @@ class Pipeline:
     def take_reports(self) -> None:
         """Note what has become durable, and what failed, as far as the delivery reports have come."""
         for first in self._from(self.sequence.durable):
-            if not self._has_landed(first):
+            failure = self.outbox.failure
+            # A report that comes after its change set was given up changes nothing any more.
+            given_up = failure is not None and failure.sqn <= first.sqn
+            if first.sqn >= self.sequence.sent or not first.all_landed or given_up:
                 break
             with suppress(PersistFailed):  # Which is noted below.
                 first.entries(self.outbox)
@@ -228,12 +227,6 @@ class Pipeline:
         self._sets = self._from(min(self.sequence.durable, self.sequence.held))
         if self.outbox.failure is not None:
             self.sequence = self.sequence.fails(self.outbox.failure.sqn)
-
-    def _has_landed(self, change_set: ChangeSet) -> bool:
-        """A report that comes after its change set was given up changes nothing any more."""
-        failure = self.outbox.failure
-        given_up = failure is not None and failure.sqn <= change_set.sqn
-        return change_set.sqn < self.sequence.sent and change_set.all_landed and not given_up
 
     def wait(self, end_sqn: int, timeout_s: float | None) -> bool:
         """Wait until everything below `end_sqn` is durable; False if the time is over. Raises PersistFailed."""

@@ -284,7 +284,6 @@ class Writer(GrantHolder, ChangeWriter):
         committer = self._committer  # The outbox holds it and not the writer: a cycle would keep closed clients.
         return Outbox(
             committer.opened.producer,
-            self._log.data_topic,
             committer.grant,
             self._settings,
             clock=self._environment.clock,

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,9 @@ from statelog.schemas.key_groups import KeyType
 from tests.support.rigs.log import twin_rig
 
 TEXT = '{"type": "record", "name": "V", "fields": [{"name": "s", "type": "string"}]}'
+BYTES = '{"type": "record", "name": "V", "fields": [{"name": "b", "type": "bytes"}]}'
+NESTED = """{"type": "record", "name": "V", "fields": [{"name": "m", "type": {"type": "map", "values": "string"}},
+    {"name": "a", "type": {"type": "array", "items": "bytes"}, "default": []}]}"""
 MAX_CHANGE_BYTES = 15 << 20
 OVERHEAD = 2 + 1 + 4 + 4  # key group, op, and an offset each for key and value
 
@@ -63,11 +67,13 @@ def test_one_limit_for_every_way_in(way: str, excess: int) -> None:
     [
         ({"key_type": KeyType.STRING}, "€" * (6 << 20), b""),
         ({"value_schema": TEXT}, b"k", {"s": "€" * (6 << 20)}),
+        ({"value_schema": BYTES}, b"k", {"b": bytearray(16 << 20)}),
+        ({"value_schema": NESTED}, b"k", {"m": MappingProxyType({"y": "€" * (6 << 20)})}),
     ],
-    ids=["key", "value"],
+    ids=["key", "value", "bytearray", "mapping"],
 )
-def test_texts_are_measured_in_bytes(options: dict[str, Any], key: Any, value: Any) -> None:
-    """Six million euros are 18 MiB, which no chunk holds."""
+def test_what_no_chunk_holds_is_refused_at_once(options: dict[str, Any], key: Any, value: Any) -> None:
+    """Six million euros are 18 MiB; and whatever may be a field of a value is measured."""
     buffer = _buffer(**options)
     with pytest.raises(ValueTooLarge):
         buffer.put(key, value)
@@ -217,3 +223,22 @@ def test_thresholds_stay_below_what_an_array_holds(name: str) -> None:
 def _with(name: str, value: Any) -> WriterSettings:
     changed: dict[str, Any] = {name: value}
     return replace(WriterSettings(), **changed)
+
+
+def test_a_value_that_is_changed_behind_its_put_is_the_one_that_was_put() -> None:
+    """A program may fill the same dict again for the next row, or a bytearray or list in it."""
+    names, items, data = {"x": "1"}, [b"1"], bytearray(b"1")
+    value: dict[str, Any] = {"m": names, "a": [*items, data]}
+    buffer = _buffer(value_schema=NESTED)
+    for number in (1, 2):
+        names["x"] = str(number)
+        data[:] = value["a"][0] = b"%d" % number
+        buffer.put(b"k", value)
+    value["m"] = {}
+    assert _values(buffer) == [{"m": [("x", str(n))], "a": [b"%d" % n, b"%d" % n]} for n in (1, 2)]
+
+
+def _values(buffer: ChangeBuffer) -> list[Any]:
+    changes = buffer.take()
+    assert isinstance(changes, pa.RecordBatch)
+    return changes.column("value").to_pylist()

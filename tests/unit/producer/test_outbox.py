@@ -66,7 +66,7 @@ def _outbox(producer: SlowProducer) -> Generator[Outbox]:
     rig = twin_rig("o")
     log = rig.create(partitions=1)
     opened = open_epoch(log, "w")
-    outbox = Outbox(producer, "o", opened.grant, WriterSettings(), clock=lambda: producer.now_s)
+    outbox = Outbox(producer, opened.grant, WriterSettings(), clock=lambda: producer.now_s)
     for _ in range(CHUNKS):
         outbox.send(1, 0, b"x", lambda offset: None)
     yield outbox
