@@ -9,6 +9,7 @@ def main() -> None:
 
     try:
         from statelog.cli.program import program
+
+        program()
     except KeyboardInterrupt:
         sys.exit(130)
-    program()

@@ -185,12 +185,12 @@ def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
         case click.UsageError():
             output.error(Misuse(error.format_message()))
             return MISUSE
-        case OSError():
-            error = _refused(error)
-    if not isinstance(error, StatelogError):
-        raise error
-    output.error(error)
-    return exit_code(error)
+        case StatelogError() | OSError():
+            refused = _refused(error) if isinstance(error, OSError) else error
+            output.error(refused)
+            return exit_code(refused)
+        case _:
+            raise error
 
 
 def _refused(error: OSError) -> StatelogError:

@@ -8,7 +8,7 @@ anything; what serves is loaded only if it is asked for.
 import functools
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,7 @@ class JsonLogLines(Output):
         super().__init__(as_json=True)
 
     def warning(self, text: str) -> None:
-        """Something that a person should look at, as an event."""
+        """Something that a person should look at, as an event. If nobody reads it, the next event ends the daemon."""
         now = show_time(time.time(), "milliseconds")
-        self.line(as_json({"time": now, "level": "warning", "event": "warning", "message": text}))
+        with suppress(OSError):
+            self.line(as_json({"time": now, "level": "warning", "event": "warning", "message": text}))

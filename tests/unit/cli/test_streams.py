@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from statelog.cli import main
 from statelog.cli.program import program
 from statelog.cli.streams import Interrupt
 from statelog.schemas.names import DESCRIPTOR_PATH
@@ -61,6 +62,28 @@ def test_nobody_has_to_take_an_error(args: list[str], is_full: bool) -> None:
         done = subprocess.run([sys.executable, "-m", "statelog", *args], stderr=given, check=False, timeout=60)
     os.close(unread)
     assert done.returncode == 2
+
+
+def test_a_warning_that_nobody_reads_does_not_end_a_daemon() -> None:
+    """Though its lines are on standard output: it would end with 0, and nobody would start it again."""
+    reader, unread = os.pipe()
+    os.close(reader)
+    code = "from statelog.cli.serve import JsonLogLines; JsonLogLines().warning('odd')"
+    done = subprocess.run([sys.executable, "-c", code], stdout=unread, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(unread)
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_ctrl_c_behind_the_command_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a second one, while the first is reported."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("statelog.cli.program.program", interrupt)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
 
 
 def test_what_stands_beside_the_result_may_meet_a_full_disk() -> None:
