@@ -28,13 +28,17 @@ class From(StrEnum):
 Start = From | AtPosition | AtTime
 
 
+def _bytes_text(_context: click.Context, _option: click.Parameter, text: str) -> BytesText:
+    return BytesText(text)
+
+
 bytes_option = click.option(
     "--bytes",
     "bytes_text",
     type=click.Choice([one.value for one in BytesText]),
     default=BytesText.UTF8.value,
     show_default=True,
-    callback=lambda _context, _option, text: BytesText(text),
+    callback=_bytes_text,
     help="How text holds bytes.",
 )
 lease_option = click.option(

@@ -32,7 +32,11 @@ _HINT = f"Install a Java runtime of version {OLDEST_JAVA} or newer, and put it o
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Path:
     """The `java` program to use. Raises ConfigError if there is none, or if it is too old."""
-    java = _candidate(environment)
+    home = environment.get("JAVA_HOME", "")
+    found = shutil.which(str(Path(home, "bin", "java")) if home else "java", path=environment.get("PATH"))
+    if found is None:
+        raise ConfigError("no Java was found", hint=_HINT, java_home=home or None)
+    java = Path(found)
     version = parse_java_version(_version_text(java))
     if version is None or version < OLDEST_JAVA:
         problem = "this Java is too old for Kafka" if version else "this Java does not say its version"
@@ -44,15 +48,6 @@ def parse_java_version(text: str) -> int | None:
     """The major version in the output of `java -version`, or None. Java 8 and older call themselves 1.8."""
     match = _VERSION.search(text)
     return int(match.group(1)) if match else None
-
-
-def _candidate(environment: Mapping[str, str]) -> Path:
-    home = environment.get("JAVA_HOME", "")
-    wanted = str(Path(home, "bin", "java")) if home else "java"
-    found = shutil.which(wanted, path=environment.get("PATH"))
-    if found is None:
-        raise ConfigError("no Java was found", hint=_HINT, java_home=home or None)
-    return Path(found)
 
 
 def _version_text(java: Path) -> str:
@@ -99,7 +94,8 @@ def check_jars(jars: Path, pins: Mapping[str, str]) -> None:
     pinned = {_name(coordinates): checksum for coordinates, checksum in pins.items()}
     present = {path.name for path in jars.iterdir()}
     missing, extra = sorted(pinned.keys() - present), sorted(present - pinned.keys())
-    changed = [name for name in sorted(pinned.keys() & present) if _sha256(jars / name) != pinned[name]]
+    found = {name: hashlib.sha256((jars / name).read_bytes()).hexdigest() for name in pinned.keys() & present}
+    changed = sorted(name for name, checksum in found.items() if checksum != pinned[name])
     if missing or extra or changed:
         raise Corrupt(
             "the broker's jars are not the released ones",
@@ -114,11 +110,6 @@ def check_jars(jars: Path, pins: Mapping[str, str]) -> None:
 def _name(coordinates: str) -> str:
     _, artifact, version = coordinates.split(":")
     return f"{artifact}-{version}.jar"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fetch_jar(coordinates: str, directory: Path) -> Path:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import BinaryIO, NamedTuple
 
 from statelog.errors import AlreadyExists, NotFound, StorageFull, StoreUnavailable
@@ -55,7 +55,7 @@ class MemoryDisk:
         self.capacity_bytes = capacity_bytes
         self.honours_absence = True
         """Set to False it is a store that stopped keeping its word: every create overwrites, and says that it won."""
-        self._lock = Lock()
+        self._lock = RLock()
         self._files: dict[str, _File] = {}
         self._late: list[Callable[[], None]] = []
         self._tokens = 0
@@ -69,7 +69,7 @@ class MemoryDisk:
     def used_bytes(self) -> int:
         """The size of all files together."""
         with self._lock:
-            return self._used()
+            return sum(len(file.data) for file in self._files.values())
 
     def write(self, path: str, data: bytes, *, absent: bool) -> None:
         """Write a file whole. Raises AlreadyExists if it must be `absent` and is not, StorageFull with no effect."""
@@ -77,7 +77,7 @@ class MemoryDisk:
             old = self._files.get(path)
             if absent and old is not None and self.honours_absence:
                 raise AlreadyExists(f"{path} is there already", path=path)
-            grown = self._used() + len(data) - (len(old.data) if old else 0)
+            grown = self.used_bytes() + len(data) - (len(old.data) if old else 0)
             if self.capacity_bytes is not None and grown > self.capacity_bytes:
                 raise StorageFull("The disk is full", path=path, capacity_bytes=self.capacity_bytes)
             self._files[path] = _File(bytes(data), self.clock())
@@ -129,9 +129,6 @@ class MemoryDisk:
     def _damage(self, path: str, data: bytes) -> None:
         with self._lock:
             self._files[path] = _File(data, self._files[path].modified_s)
-
-    def _used(self) -> int:
-        return sum(len(file.data) for file in self._files.values())
 
 
 class MemoryStore(Store):

@@ -282,8 +282,7 @@ class Twin:
 
     def where(self) -> Where:
         """Where the logs are, as one more process sees it."""
-        kafka = _View(self)
-        return Where(kafka, self._store, allow_unsafe=ONE_BROKER, replication_factor=1)
+        return Where(_View(self), self._store, allow_unsafe=ONE_BROKER, replication_factor=1)
 
     def environment(self, **parts: Any) -> AbstractContextManager[Environment]:
         """What is made in the block lives by the clock, with these `parts` of an `Environment`."""
