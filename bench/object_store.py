@@ -1,8 +1,9 @@
 """Object stores: what a request's time does to an open, a restore, a round and a first commit, and what is asked.
 
 One log lies on local files, its like on S3 behind a proxy, which makes each request take no longer, or 10, 30 and
-100 ms more. They take turns. Requests are counted where they pass, so that what S3's client asks by itself is among
-them. The daemon of an idle log is watched over a few of its intervals, which are cut to twenty seconds.
+100 ms more. They take turns. Beside the restore stands its floor: Arrow's own S3 client reads the same runs from the
+same place, checks nothing and merges nothing. Requests are counted where they pass, so that what S3's client asks by
+itself is among them. The daemon of an idle log is watched over a few of its intervals, which are cut to twenty seconds.
 """
 
 import gc
@@ -13,6 +14,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from threading import Timer
 from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import statelog
 from bench.figures import Figure, Took, medians, timed
@@ -71,6 +76,8 @@ class _Work(NamedTuple):
     name: str
     make_ready: Callable[[], None]
     do: Callable[[], None]
+    floor: Callable[[], object] | None = None
+    """What is timed beside it, on S3."""
 
 
 def _nothing() -> None:
@@ -82,6 +89,7 @@ class _Works:
 
     def __init__(self, stack: ExitStack, where: Where, setting: Setting, settings: MaterializerSettings) -> None:
         self._where, self._setting, self._settings = where, setting, settings
+        self._runs: list[str] = []
         self._verified = VerifiedRuns()
         name = f"bench-{time.time_ns():x}"
         self.log = stack.enter_context(Log.create(name, where, LogOptions(partitions=PARTITIONS)))
@@ -95,7 +103,7 @@ class _Works:
         """In the order in which they leave the log to each other."""
         return [
             _Work("open", _nothing, self._open),
-            _Work("restore to Arrow, 10 x the keys and a tail", _nothing, self._restore),
+            _Work("restore to Arrow, 10 x the keys and a tail", _nothing, self._restore, self._read_runs),
             _Work("round of that tail", self._make_tail, self.round_up),
             _Work("open of a table and its first commit", _nothing, self._first_commit),
         ]
@@ -103,12 +111,21 @@ class _Works:
     def _make_tail(self) -> None:
         self.round_up()
         bulk_append(self.log, batches(self._setting.keys, self._setting.keys * _LARGER), commits=5)
+        with recover(self.log) as recovery:
+            self._runs = [f"{self.log.name}/{part.run.path}" for part in recovery.plan.runs]
 
     def _open(self) -> None:
         Log.open(self.log.name, self._where).close()
 
     def _restore(self) -> None:
         recover(self.log).to_arrow()
+
+    def _read_runs(self) -> pa.Table:
+        place = urlsplit(str(self._where.root))
+        key, secret, service = (self._where.storage_options[name] for name in ("key", "secret", "endpoint_url"))
+        options = f"scheme=http&region=us-east-1&endpoint_override={urlsplit(str(service)).netloc}"
+        urls = [f"s3://{key}:{secret}@{place.netloc}{place.path}/{path}?{options}" for path in self._runs]
+        return pa.concat_tables(map(pq.read_table, urls))
 
     def round_up(self) -> None:
         """Leave no tail, as a daemon does, which remembers what it verified."""
@@ -122,17 +139,25 @@ class _Works:
 
 def _figures(store: SlowStore, local: _Work, far: _Work, rounds: int) -> list[Figure]:
     figures: list[Figure] = []
+    billed = (0, 0)
     for request_s in _REQUEST_S:
-        took: tuple[list[Took], list[Took]] = ([], [])
+        ours, beside, floor = list[Took](), list[Took](), list[Took]()
         for _ in range(rounds):
-            for work, found in zip((local, far), took, strict=True):
+            for work, found in ((local, beside), (far, ours)):
                 store.slow_down(0.0)
                 work.make_ready()
                 gc.collect()
                 store.slow_down(request_s)
                 found.append(timed(work.do))
-        figures.append(medians(f"{far.name}, {request_s * 1e3:g} ms a request", "s", took[1], "local files", took[0]))
-    return [*figures, *_requests(far.name, store.billed)]
+            billed = store.billed
+            if far.floor is not None:
+                gc.collect()
+                floor.append(timed(far.floor))
+        name = f"{far.name}, {request_s * 1e3:g} ms a request"
+        figures.append(medians(name, "s", ours, "local files", beside))
+        if floor:
+            figures.append(medians(name, "s", ours, "the floor: read_table of the runs from there", floor))
+    return [*figures, *_requests(far.name, billed)]
 
 
 def _requests(name: str, billed: tuple[float, float]) -> list[Figure]:

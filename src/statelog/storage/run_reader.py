@@ -13,6 +13,7 @@ Invariants:
 
 import errno
 import hashlib
+import io
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -45,7 +46,7 @@ OpenRun = Callable[[RunFile], AbstractContextManager[BinaryIO]]
 PIECE_BYTES = 4 << 20
 """So much of a run is read by one request."""
 _VERIFIED_PIECE_BYTES = 16 << 20
-"""Whoever reads a run to verify it waits for each request, and keeps nothing."""
+"""Whoever reads a run to verify it waits for each request, and keeps nothing. One that is no larger is one request."""
 
 
 class KeyBounds(NamedTuple):
@@ -249,7 +250,8 @@ def read_back(store: Store, run: RunFile) -> None:
 
     Raises CorruptRun, NotFound, StoreUnavailable.
     """
-    with RunReader(store.open(run.path), run) as reader:
+    is_small = run.size_bytes <= _VERIFIED_PIECE_BYTES
+    with RunReader(io.BytesIO(store.read(run.path)) if is_small else store.open(run.path), run) as reader:
         reader.verify()
 
 
