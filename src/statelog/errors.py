@@ -62,68 +62,10 @@ what to do. Errors survive pickling, because they travel from Spark's workers to
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import ClassVar, Self
 
-__all__ = [
-    "AlreadyExists",
-    "AnchorMismatch",
-    "BeyondEnd",
-    "BrokerUnavailable",
-    "CheckpointMismatch",
-    "ClosedError",
-    "CommitRefused",
-    "ConfigError",
-    "Corrupt",
-    "CorruptChunk",
-    "CorruptDescriptor",
-    "CorruptLedger",
-    "CorruptManifest",
-    "CorruptRun",
-    "Damaged",
-    "DataLoss",
-    "Fact",
-    "Fenced",
-    "IdentityChanged",
-    "IncompatibleSchema",
-    "IncompleteChangeSet",
-    "InvalidChange",
-    "InvalidMetadata",
-    "InvalidName",
-    "KeyGroupMismatch",
-    "LogInUse",
-    "Misuse",
-    "NestedCall",
-    "NotFound",
-    "OffsetGone",
-    "OutcomeUnknown",
-    "OverlappingTasks",
-    "PersistFailed",
-    "ReaderInUse",
-    "RoundGivenUp",
-    "SequenceAhead",
-    "SequenceTruncated",
-    "StatelogError",
-    "StatelogWarning",
-    "StorageFull",
-    "StoreRefused",
-    "StoreUnavailable",
-    "SubscriptionEnded",
-    "TooOld",
-    "Unavailable",
-    "UncommittedChanges",
-    "UnknownFormat",
-    "Unreadable",
-    "Unsafe",
-    "UnsafeStore",
-    "UnsafeTopic",
-    "ValueTooLarge",
-]
-
 Fact = str | int | float | bool | None
-
-
-def _rebuild(cls: "type[StatelogError]", message: str, hint: str, facts: dict[str, Fact]) -> "StatelogError":
-    return cls(message, hint=hint, **facts)
 
 
 class StatelogError(Exception):
@@ -147,7 +89,7 @@ class StatelogError(Exception):
         return type(self)(self.message, hint=hint or self.hint, **{**self.facts, **facts})
 
     def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return _rebuild, (type(self), self.message, self.hint, dict(self.facts))
+        return partial(type(self), self.message, hint=self.hint, **self.facts), ()
 
 
 class Misuse(StatelogError):

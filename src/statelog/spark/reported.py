@@ -86,7 +86,7 @@ def _parsed(text: str) -> StatelogError | None:
             message, hint, facts = told["message"], told["hint"], cast("dict[str, Fact]", told["facts"])
         except (ValueError, KeyError):
             continue  # Cut off, by whoever shows only so much of a text; or nothing of ours.
-        found = getattr(errors, token[1], None) if token[1] in errors.__all__ else None
+        found = getattr(errors, token[1], None)
         kind = found if isinstance(found, type) and issubclass(found, StatelogError) else StatelogError
         return kind(message, hint=hint, **facts)
     return None
