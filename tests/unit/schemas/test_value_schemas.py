@@ -92,6 +92,8 @@ def _doubling(times: int) -> list[dict[str, object]]:
         ([field("int", default=None)], "value.f", "default"),
         ([field("int", default=2**31)], "value.f", "default"),
         ([field(ENUM, default="BLUE")], "value.f", "default"),
+        ([field({"type": "map", "values": "int"}, default=[])], "value.f", "default"),
+        ([field({"type": "array", "items": "string"}, default="ab")], "value.f", "default"),
         ([field("Nowhere")], "value.f", "not a type"),
         ([field(7)], "value.f", "not a type"),
     ],

@@ -93,6 +93,7 @@ def test_only_what_is_there_has_a_binary_form() -> None:
         ({"type": "array", "items": "int"}, "12"),
         ({"type": "map", "values": "int"}, {1: 1}),
         ({"type": "map", "values": "int"}, {"a": None}),
+        ({"type": "map", "values": "int"}, {None: 1}),
         ({"type": "fixed", "name": "Id", "size": 2}, b"abc"),
         (logical("int", "date"), NOON),
         (logical("int", "time-millis"), datetime.time(0, 0, 0, 1)),
@@ -104,6 +105,7 @@ def test_only_what_is_there_has_a_binary_form() -> None:
         (logical("string", "uuid"), "not-a-uuid"),
         ({"type": "record", "name": "In", "fields": [field("int", "x")]}, {}),
         ({"type": "record", "name": "In", "fields": [field("int", "x")]}, {"x": 1, "y": 2}),
+        ({"type": "record", "name": "In", "fields": [field("int", "x")]}, {"x": 1, "y": 2, 3: 4}),
     ],
 )
 def test_values_that_do_not_fit_are_refused(kind: object, value: object) -> None:
@@ -112,6 +114,17 @@ def test_values_that_do_not_fit_are_refused(kind: object, value: object) -> None
         rows_to_struct([{"f": value}], schema_of(field(kind)))
 
     assert str(caught.value.facts["field"]).startswith("value.f")
+
+
+@pytest.mark.parametrize("zone", ["", "Z"])
+def test_a_time_of_pandas_keeps_its_nanoseconds_or_is_refused(zone: str) -> None:
+    """No schema has any, so those that it has are not cut off."""
+    pandas = pytest.importorskip("pandas")
+    schema = schema_of(field(logical("long", f"{'' if zone else 'local-'}timestamp-micros")))
+    whole = pandas.Timestamp(f"2026-01-02T03:04:05.000006{zone}")
+    assert rows_to_struct([{"f": whole}, None], schema).to_pylist() == [{"f": whole.to_pydatetime()}, None]
+    with pytest.raises(InvalidChange, match="nanoseconds"):
+        rows_to_struct([None, {"f": pandas.Timestamp(f"2026-01-02T03:04:05.000006007{zone}")}], schema)
 
 
 def test_unknown_and_missing_fields_are_refused() -> None:

@@ -19,33 +19,21 @@ from statelog.errors import ConfigError, InvalidChange
 from statelog.schemas.arrays import numbers_of
 from statelog.schemas.values.types import ValueField, ValueType
 
-_INTEGER = (int, np.integer)
-_NUMBER = (int, float, np.integer, np.floating)
 _ACCEPTED: Mapping[str, tuple[type, ...]] = {
     "boolean": (bool, np.bool_),
-    "int": _INTEGER,
-    "long": _INTEGER,
-    "float": _NUMBER,
-    "double": _NUMBER,
-    "string": (str,),
-    "bytes": (bytes, bytearray),
-    "fixed": (bytes, bytearray),
-    "enum": (str,),
+    **dict.fromkeys(("int", "long"), (int, np.integer)),
+    **dict.fromkeys(("float", "double"), (int, float, np.integer, np.floating)),
+    **dict.fromkeys(("string", "enum", "uuid"), (str,)),
+    **dict.fromkeys(("bytes", "fixed"), (bytes, bytearray)),
     "array": (list, tuple),
-    "map": (Mapping,),
-    "record": (Mapping,),
-}
-_ACCEPTED_LOGICAL: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("map", "record"), (Mapping,)),
     "date": (datetime.date,),
-    "time-millis": (datetime.time,),
-    "time-micros": (datetime.time,),
-    "timestamp-millis": (datetime.datetime,),
-    "timestamp-micros": (datetime.datetime,),
-    "local-timestamp-millis": (datetime.datetime,),
-    "local-timestamp-micros": (datetime.datetime,),
+    **dict.fromkeys(("time-millis", "time-micros"), (datetime.time,)),
+    **dict.fromkeys(("timestamp-millis", "timestamp-micros"), (datetime.datetime,)),
+    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros"), (datetime.datetime,)),
     "decimal": (decimal.Decimal,),
-    "uuid": (str,),
 }
+"""The Python types of a logical type, or else of a type."""
 _LISTS = ("list", "large_list", "fixed_size_list")
 _UUID_PATTERN = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 MAP_KEY = ValueType(kind="string", arrow=pa.string())
@@ -70,7 +58,7 @@ def _nested_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array
     lengths = [0 if row is None else len(cast("Sequence[object]", row)) for row in rows]
     keys = None
     if kind.kind == "map":
-        keys = from_rows(list(chain.from_iterable(present)), MAP_KEY, path)
+        keys = _no_nulls(from_rows(list(chain.from_iterable(present)), MAP_KEY, path), MAP_KEY, path)
         present = [list(cast("Mapping[str, object]", row).values()) for row in present]
     items = _no_nulls(from_rows(list(chain.from_iterable(present)), kind.inner, path), kind.inner, path)
     offsets = _offsets(np.array(lengths, np.int64), np.array([row is None for row in rows], np.bool_))
@@ -80,7 +68,7 @@ def _nested_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array
 def default_array(default: object, kind: ValueType, path: str) -> pa.Array:
     """A schema's JSON default as an array of one row. Raises ConfigError if it is no value of the type."""
     try:
-        return from_rows([_from_json(default, kind, path)], kind, path)
+        return from_rows([_from_json(default, kind)], kind, path)
     except (InvalidChange, ValueError, TypeError, OverflowError, ArithmeticError) as error:
         hint = "Give a default of the field's own type"
         raise ConfigError(f"the default does not fit: {error}", hint=hint, field=path) from error
@@ -96,7 +84,9 @@ def fit(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), kind.arrow)
     if kind.kind == "record":
-        return _fit_record(column, kind, path)
+        _expect(pa.types.is_struct(column.type), column, kind, path)
+        given = dict(zip(cast("pa.StructType", column.type).names, struct_children(column), strict=True))
+        return fit_fields(given, kind, path, column.is_null())
     if kind.kind == "array":
         _expect(is_list(column.type), column, kind, path)
         column = column.cast(pa.list_(cast("pa.ListType", column.type).value_type))
@@ -170,12 +160,6 @@ def _no_nulls(column: pa.Array, kind: ValueType, path: str, allowed: int = 0) ->
     return column
 
 
-def _fit_record(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
-    _expect(pa.types.is_struct(column.type), column, kind, path)
-    given = dict(zip(cast("pa.StructType", column.type).names, struct_children(column), strict=True))
-    return fit_fields(given, kind, path, column.is_null())
-
-
 def fit_fields(given: Mapping[str, pa.Array], kind: ValueType, path: str, is_null: pa.Array) -> pa.Array:
     """A record column from columns by name; one that is missing takes the field's default. Raises InvalidChange."""
     null_rows = cast("pa.BooleanArray", is_null).true_count
@@ -194,9 +178,9 @@ def _record(
     given: Iterable[str], child: Callable[[ValueField, str], pa.Array], kind: ValueType, path: str, is_null: pa.Array
 ) -> pa.Array:
     """A record column of what `child` makes of each field and its path, if no other fields are given."""
-    unknown = sorted(set(given) - {one.name for one in kind.fields})
+    unknown = set(given) - {one.name for one in kind.fields}
     if unknown:
-        raise _refused(f"fields that the schema does not have: {', '.join(unknown)}", path)
+        raise _refused(f"fields that the schema does not have: {', '.join(sorted(map(str, unknown)))}", path)
     nulls = cast("pa.BooleanArray", is_null).true_count
     paths = [(one, f"{path}.{one.name}") for one in kind.fields]
     return struct_of([_no_nulls(child(one, at), one.type, at, nulls) for one, at in paths], kind, is_null)
@@ -253,7 +237,7 @@ def _checked_text(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
 
 def _check_types(rows: Sequence[object], kind: ValueType, path: str) -> None:
     """Look at the set of Python types, not at every row: bool is no int, and a datetime no date."""
-    accepted = _ACCEPTED_LOGICAL[kind.logical] if kind.logical else _ACCEPTED[kind.kind]
+    accepted = _ACCEPTED[kind.logical or kind.kind]
     refused = () if kind.kind == "boolean" else (bool,)
     if kind.logical == "date":
         refused = (*refused, datetime.datetime)
@@ -266,7 +250,7 @@ def _check_types(rows: Sequence[object], kind: ValueType, path: str) -> None:
 def _plain(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
     try:
         if kind.logical.endswith(("timestamp-millis", "timestamp-micros")):
-            _check_zones(cast("Sequence[datetime.datetime | None]", rows), kind, path)
+            _check_datetimes(cast("Sequence[datetime.datetime | None]", rows), kind, path)
             column = pa.array(rows, pa.timestamp("us", cast("pa.TimestampType", kind.arrow).tz))
         elif kind.logical == "time-millis":
             column = pa.array(rows, pa.time64("us"))
@@ -277,11 +261,13 @@ def _plain(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
         raise _refused(f"a value that {kind} cannot hold: {error}", path) from error
 
 
-def _check_zones(rows: Sequence[datetime.datetime | None], kind: ValueType, path: str) -> None:
+def _check_datetimes(rows: Sequence[datetime.datetime | None], kind: ValueType, path: str) -> None:
     aware = not kind.logical.startswith("local")
     if any(row is not None and (row.tzinfo is not None) != aware for row in rows):
         wanted = "with a time zone" if aware else "without a time zone"
         raise _refused(f"a datetime where the schema has {kind}: it must come {wanted}", path)
+    if any(getattr(row, "nanosecond", 0) for row in rows):  # Of a pandas.Timestamp, which pyarrow would cut off.
+        raise _refused(f"a datetime with nanoseconds where the schema has {kind}", path)
 
 
 def _records(rows: Sequence[Mapping[str, object] | None], kind: ValueType, path: str) -> pa.Array:
@@ -301,36 +287,31 @@ def _row_default(one: ValueField, present: Sequence[Mapping[str, object]], path:
         return None
     if not one.has_default:
         raise _refused("a field that is missing and has no default", path)
-    return _from_json(one.default, one.type, path)
+    return _from_json(one.default, one.type)
 
 
-def _from_json(default: object, kind: ValueType, path: str) -> object:
+def _from_json(default: object, kind: ValueType) -> object:
     """A JSON default as the Python value that `from_rows` takes. Raises ValueError and kin for misfits."""
     if default is None:
         if not kind.nullable:
             raise ValueError(f"null is not a {kind}")
         return None
+    if kind.kind in ("array", "map", "record") and not isinstance(default, _ACCEPTED[kind.kind]):
+        raise ValueError(f"{default!r} is not a {kind}")
     if kind.kind in ("bytes", "fixed"):
         data = str(default).encode("latin-1") if isinstance(default, str) else b"" + cast("bytes", default)
-        return _decimal_of(data, kind) if kind.logical == "decimal" else data
+        if kind.logical != "decimal":
+            return data
+        unscaled, scale = int.from_bytes(data, "big", signed=True), cast("pa.Decimal128Type", kind.arrow).scale
+        return decimal.Decimal(unscaled).scaleb(-scale, decimal.Context(prec=80))
     if kind.logical and kind.kind in ("int", "long"):
         width = pa.int32() if kind.kind == "int" else pa.int64()
         return pa.array([default], width).view(kind.arrow)[0].as_py()
     if kind.kind == "array":
-        return [_from_json(item, kind.inner, path) for item in cast("list[object]", default)]
+        return [_from_json(item, kind.inner) for item in cast("list[object]", default)]
     if kind.kind == "map":
-        return {key: _from_json(item, kind.inner, path) for key, item in cast("dict[str, object]", default).items()}
+        return {key: _from_json(item, kind.inner) for key, item in cast("dict[str, object]", default).items()}
     if kind.kind == "record":
-        given = cast("dict[str, object]", default)
-        known = {one.name: one for one in kind.fields}
-        return {
-            name: _from_json(item, known[name].type, path) if name in known else item
-            for name, item in dict(given).items()
-        }
+        given, known = cast("dict[str, object]", default), {one.name: one.type for one in kind.fields}
+        return {name: _from_json(item, known[name]) if name in known else item for name, item in given.items()}
     return default
-
-
-def _decimal_of(data: bytes, kind: ValueType) -> decimal.Decimal:
-    scale = cast("pa.Decimal128Type", kind.arrow).scale
-    unscaled = int.from_bytes(data, "big", signed=True)
-    return decimal.Decimal(unscaled).scaleb(-scale, decimal.Context(prec=80))

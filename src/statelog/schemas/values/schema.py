@@ -65,11 +65,7 @@ OPAQUE = ValueSchema(id=0, avsc="")
 
 
 def parse_value_schema(avsc: str, schema_id: int) -> ValueSchema:
-    """Read an Avro record schema. `schema_id` is at least 1.
-
-    Raises ConfigError with the field's path: recursive types, unions of other than null and one type, records without
-    fields, more than 64 levels, names that are not Avro's, defaults of a wrong type.
-    """
+    """Read an Avro record schema; `schema_id` is at least 1. Raises ConfigError with the field's path."""
     if schema_id < 1:
         raise ConfigError("a value schema has an id of at least 1", hint="0 means opaque bytes", schema_id=schema_id)
     root = parse_value_type(avsc)
@@ -90,30 +86,26 @@ def resolve(reader: ValueSchema, writer: ValueSchema) -> Resolution | None:
     """How values written with `writer` become the reader's; None if they are the same already.
 
     Avro's rules: fields by name or alias, added ones take their default, removed ones are dropped, int to long to float
-    to double, string to bytes, unknown enum symbols to the enum's default. Narrower than Avro in one way: what could
-    fail for some value (bytes to string) is refused for all. Raises IncompatibleSchema with the field and both types.
+    to double, string to bytes, unknown enum symbols to the enum's default. Raises IncompatibleSchema with the field and
+    both types.
     """
     if reader.root is None or writer.root is None:
         if reader.root is not writer.root:
-            raise _mixed(reader, writer)
+            hint = "Opaque and typed values do not mix in one log; create a new log"
+            raise IncompatibleSchema("opaque and typed values", hint=hint, new=reader.id, earlier=writer.id)
         return None
     return None if reader.avsc == writer.avsc else make_resolution(reader.root, writer.root, _ROOT)
 
 
 def check_compatible(new: ValueSchema, all_earlier: Sequence[ValueSchema]) -> None:
-    """Check that `new` may follow `all_earlier` (by ascending id). Raises IncompatibleSchema.
-
-    Beside reading every earlier value, it must read them the same through the schema before it: a removed name that
-    comes back, or a default that changes, would make values depend on when a merge ran.
+    """Check that `new` may follow `all_earlier` (by ascending id): it reads every earlier value, and reads it the same
+    through the schema before it. Raises IncompatibleSchema.
     """
-    if new.root is None or not all_earlier or all_earlier[-1].root is None:
-        for earlier in all_earlier:
-            resolve(new, earlier)
-        return
-    last = all_earlier[-1].root
+    last = all_earlier[-1].root if all_earlier else None
     for earlier in all_earlier:
-        if earlier.root is None:
-            raise _mixed(new, earlier)
+        if new.root is None or earlier.root is None or last is None:
+            resolve(new, earlier)  # Raises unless both are opaque.
+            continue
         direct = make_resolution(new.root, earlier.root, _ROOT)
         through = compose(make_resolution(last, earlier.root, _ROOT), make_resolution(new.root, last, _ROOT), new.root)
         path = first_difference(direct, through, _ROOT)
@@ -121,11 +113,6 @@ def check_compatible(new: ValueSchema, all_earlier: Sequence[ValueSchema]) -> No
             message = "a field that a merge through the previous schema would change"
             hint = "Give it a new name; do not bring removed names back, and do not change defaults"
             raise IncompatibleSchema(message, hint=hint, field=path, new=new.id, earlier=earlier.id)
-
-
-def _mixed(new: ValueSchema, earlier: ValueSchema) -> IncompatibleSchema:
-    hint = "Opaque and typed values do not mix in one log; create a new log"
-    return IncompatibleSchema("opaque and typed values", hint=hint, new=new.id, earlier=earlier.id)
 
 
 def convert(column: pa.Array, writer: ValueSchema, reader: ValueSchema) -> pa.Array:
@@ -136,7 +123,6 @@ def convert(column: pa.Array, writer: ValueSchema, reader: ValueSchema) -> pa.Ar
 
 def rows_to_struct(values: Sequence[Mapping[str, object] | None], schema: ValueSchema) -> pa.Array:
     """Python values (None is a delete's) as the value column of a typed schema. Missing fields take their default.
-
     Raises InvalidChange with the path of a field that is unknown, missing, null, or of another type.
     """
     return from_rows(values, _typed(schema), _ROOT)
@@ -210,7 +196,7 @@ def _bare_type(kind: pa.DataType, name: str, path: str) -> object:
         return {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
     if pa.types.is_fixed_size_binary(kind):
         return {"type": "fixed", "name": name, "size": kind.byte_width}
-    if text.startswith(("list<", "large_list<", "fixed_size_list<")):
+    if is_list(kind):
         return {"type": "array", "items": _type_of(cast("pa.ListType", kind).value_field, f"{name}_item", f"{path}[]")}
     if isinstance(kind, pa.MapType) and str(kind.key_type) in ("string", "large_string"):
         return {"type": "map", "values": _type_of(kind.item_field, f"{name}_item", f"{path}{{}}")}

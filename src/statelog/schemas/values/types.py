@@ -240,12 +240,10 @@ class _Parser:
         size = raw.get("size")
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MAX_TEXT:
             raise _refused(f"a fixed of size {size!r}", path, "Give a size in bytes, at least 1")
-        aliases = _aliases(raw, path)
-        if raw.get("logicalType") == "decimal":
-            made = ValueType(kind="fixed", arrow=_decimal(raw, path), logical="decimal", size=size, name=short)
-        else:
-            made = ValueType(kind="fixed", arrow=pa.binary(size), size=size, name=short)
-        return self._named(full, replace(made, aliases=aliases))
+        is_decimal, aliases = raw.get("logicalType") == "decimal", _aliases(raw, path)
+        arrow, logical = (_decimal(raw, path), "decimal") if is_decimal else (pa.binary(size), "")
+        made = ValueType(kind="fixed", arrow=arrow, logical=logical, size=size, name=short, aliases=aliases)
+        return self._named(full, made)
 
     def _define(self, raw: dict[str, object], path: str, namespace: str) -> tuple[str, str, str]:
         """The full name, the unqualified name and the namespace inside of a new named type."""
