@@ -339,6 +339,8 @@ def test_options_that_differ_are_refused() -> None:
         LogOptions(retention_days=7),
         LogOptions(truncation="never"),
         LogOptions(truncation="retention", retention_days=0),
+        LogOptions(truncation="retention", retention_days=1.5),  # type: ignore[call-overload]  # as untyped programs say
+        LogOptions(truncation="retention", retention_days="7"),  # type: ignore[call-overload]  # as above
     ):
         with pytest.raises(ConfigError):
             statelog.open("y", log.where, create=odd)

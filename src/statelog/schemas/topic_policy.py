@@ -278,8 +278,8 @@ class Truncation(NamedTuple):
                 raise ConfigError("retention_days says when Kafka deletes, and the materializer does", hint=hint)
             return cls()
         days = _USUAL_DAYS if retention_days is None else retention_days
-        if isinstance(days, bool) or not 1 <= days <= _MOST_DAYS:
-            raise ConfigError(f"retention_days is {days} and must be a whole number from 1 to {_MOST_DAYS}")
+        if type(days) is not int or not 1 <= days <= _MOST_DAYS:
+            raise ConfigError(f"retention_days is {days!r} and must be a whole number from 1 to {_MOST_DAYS}")
         return cls(parsed, days)
 
     @property
