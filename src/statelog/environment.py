@@ -33,7 +33,7 @@ Clock = Callable[[], float]
 NewNonce = Callable[[], bytes]
 """Makes 16 bytes, different every time."""
 CrashPoint = Callable[[str], None]
-"""Called with the name of a step that is done; an exception ends the work there."""
+"""Called with the name of each step that is done; an exception ends the work there."""
 Start = Callable[[Callable[[], None]], None]
 """Begins some work and returns; the work may be over by then, or be done by another thread. The work raises nothing."""
 Wait = Callable[[threading.Event, float], object]
@@ -121,34 +121,22 @@ def boot_id() -> str:
         return ""
 
 
-def no_faults(_step: str, _path: Path) -> None:
-    """A disk that does what it is told."""
-
-
-def _go_on(_step: str) -> None:
-    """The crash point that does nothing."""
+def no_faults(*_: object) -> None:
+    """A disk that does what it is told; and the crash point that lets work go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where tests take over; the defaults are the real ones.
-
-    clock            seconds since any start, monotonic: paces waits and measures durations
-    wall_clock       seconds since 1970: for ages, and for people who read manifests
-    nonce            makes a fresh nonce
-    crash            called with the name of each step that is done
-    wait             waits for an event, or until a time is over
-    start            begins work, on a thread of its own
-    disk             asked at each step on the files of caches, scratch directories and targets
-    open_spill_file  opens the files of a recovery that needs more than memory; None: nameless ones
-    boot_id          names the machine's present boot
-    observers        are told what is done
+    """Where tests take over; the defaults are the real ones. `clock` is monotonic, from any start: it paces waits and
+    measures durations. `wall_clock` is since 1970: for ages, and for people who read manifests. `disk` is asked about
+    the files of caches, scratch directories and targets. Without `open_spill_file` the files of a recovery that needs
+    more than memory are nameless ones.
     """
 
     clock: Clock = time.monotonic
     wall_clock: Clock = time.time
     nonce: NewNonce = random_nonce
-    crash: CrashPoint = _go_on
+    crash: CrashPoint = no_faults
     wait: Wait = threading.Event.wait
     start: Start = start_thread
     disk: DiskHook = no_faults

@@ -1,9 +1,5 @@
-"""What watches a process, if anything does: it is told of requests, steps, progress, and what is made. Types only.
-
-    request    one call of a port: of which log, `kafka` or `store`, which operation, bytes, seconds, and its error
-    began      an open, a commit, a round, a recovery of a log begins; who asks to be called is called when it is over
-    progress   how far a recovery is, also that of a table or a worker that opens
-    made       a writer, a table, a standby, a materializer: to be asked for its statistics later
+"""What watches a process, if anything does: it is told of the requests of the ports, of opens, commits, rounds and
+recoveries as they begin and end, of how far recoveries are, and of what is made. Types only.
 
 Whoever has an environment tells: `environment.watch` sets who is told. Metrics and traces are observers; `operate` has
 them. An observer must be quick and thread-safe, must not raise, and never changes what it is told of.
@@ -53,11 +49,13 @@ class Observer(Protocol):
         ...
 
     def progress(self, of: object, log: str, fraction: float, left_s: float | None) -> None:
-        """A recovery of the log is that far, from 0 to 1; `left_s` is estimated. `of` stands for that recovery, among
-        others that go on: to be held weakly.
+        """A recovery of the log, or a table or worker that opens, is that far, from 0 to 1; `left_s` is estimated. `of`
+        stands for it, among others that go on: to be held weakly.
         """
         ...
 
     def made(self, thing: object, log: str, name: str) -> None:
-        """Something of a log was made, of this name within it; to be held weakly."""
+        """A writer, table, standby or materializer was made, of this name within its log: to be asked for its
+        statistics later, and held weakly.
+        """
         ...
