@@ -232,7 +232,7 @@ def _run(scratch: Path, *, sealed: bool) -> Target:
         run = _refaced(honest, data) if sealed else honest
         with RunReader(nullcontext(io.BytesIO(data)), run) as reader:
             reader.verify()
-            return reader.table().to_pylist(), reader.label
+            return reader.table().to_pylist(), reader.footer.metadata
 
     return Target(written.local.read_bytes(), decode, bytes if sealed else None)
 

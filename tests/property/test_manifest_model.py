@@ -186,8 +186,7 @@ def _round(world: ManifestWorld, base: Stored | None) -> Iterator[None]:
             return
         yield
     for merge in merges:
-        positions = range(merge.start_position, merge.end_position)
-        merged = world.write_runs(positions, range(merge.first_key_group, merge.end_key_group), merge.level)
+        merged = world.write_runs(merge.positions, merge.key_groups, merge.level)
         runs = in_order([*(run for run in runs if run not in merge.runs), *merged])
     yield
     yield from _publish(world, base, runs, target)

@@ -47,7 +47,7 @@ class MergedRuns(Closing):
         """
         inputs = _still_named(self.merge, runs)
         assert inputs is not None, "a round merges nothing that it took from beside it"
-        merged = (replace(run, end_position=inputs.end_position) for run in self.written.runs)
+        merged = (replace(run, end_position=inputs.positions.stop) for run in self.written.runs)
         return in_place(runs, inputs.runs, merged)
 
 

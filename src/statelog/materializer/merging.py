@@ -75,7 +75,7 @@ class Merging:
             size_bytes = max(run.size_bytes for run in merge.runs) if peers is None else min(peers, merge.size_bytes)
             tasks = self._engine.tasks_for(merge.size_bytes)
             merged = expected_run(
-                range(merge.start_position, merge.end_position),
+                merge.positions,
                 merge.key_groups,
                 level=merge.level,
                 name=f"merged{len(now)}",

@@ -77,24 +77,24 @@ def merge_tasks(
     by_key_group = _bytes_by_key_group(merge.runs)
     by_partition: dict[int, int] = {}
     for key_group, size_bytes in by_key_group.items():
-        first = max(merge.first_key_group, starts[bisect_right(starts, key_group) - 1])
+        first = max(merge.key_groups.start, starts[bisect_right(starts, key_group) - 1])
         by_partition[first] = by_partition.get(first, 0) + size_bytes
     sizes = by_partition if replay or len(by_partition) >= most_tasks else by_key_group
     output = replace(
         delta,
-        start_position=merge.start_position,
-        end_position=merge.end_position,
+        start_position=merge.positions.start,
+        end_position=merge.positions.stop,
         level=merge.level,
         drop_deletes=merge.drops_deletes,
     )
-    firsts = [merge.first_key_group, *(part[0] for part in _parts(sizes, most_tasks)[1:])]
+    firsts = [merge.key_groups.start, *(part[0] for part in _parts(sizes, most_tasks)[1:])]
     return tuple(
         Task(
             output=_covering(output, key_groups, runs),
             runs=tuple(run for run in merge.runs if not is_expected(run)),
             replay=_within(replay, starts, key_groups),
         )
-        for key_groups in _ranges(firsts, merge.end_key_group)
+        for key_groups in _ranges(firsts, merge.key_groups.stop)
     )
 
 

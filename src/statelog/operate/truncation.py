@@ -13,7 +13,14 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.operate.report import Listing
 from statelog.schemas.snapshot.claims import Lease, Subscription, newest_files
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.snapshot.retention import Bound, bounds_of, kept_numbers, lowest_bound, stood_at, superseded_times
+from statelog.schemas.snapshot.retention import (
+    Bound,
+    bounds_of,
+    kept_numbers,
+    lowest_bounds,
+    stood_at,
+    superseded_times,
+)
 from statelog.storage.claims import HeldLease, StoredSubscriptions, claims_of, living
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log
@@ -47,7 +54,7 @@ class Held:
     def listing(self) -> Listing:
         """A row for each holder: of what it is the lowest, and how many records only it keeps."""
         columns = ("held_by", "kind", "owner", "age_s", "position", "holds", "frees_records", "frees")
-        lowest = self._lowest()
+        lowest = lowest_bounds(self._bounds, self.data)
         return Listing("truncation_bounds", columns, [self._row(holder, lowest) for holder in self.holders])
 
     def by_partition(self) -> Listing:
@@ -58,10 +65,6 @@ class Held:
     @property
     def _bounds(self) -> list[Bound]:
         return [one.bound for one in self.holders]
-
-    def _lowest(self) -> dict[int, Bound]:
-        bounds = self._bounds
-        return {partition: lowest_bound(bounds, partition) for partition in self.data} if bounds else {}
 
     def _row(self, holder: Holder, lowest: Mapping[int, Bound]) -> tuple[object, ...]:
         bound = holder.bound
@@ -86,7 +89,7 @@ class Held:
         return count
 
     def _partition_rows(self) -> Iterator[tuple[object, ...]]:
-        lowest = self._lowest()
+        lowest = lowest_bounds(self._bounds, self.data)
         for one in self.holders:
             mark = "holds" if one.bound.name == self.held_by else None
             yield "ledger", 0, self.ledger.start, one.bound.name, one.bound.position, mark, one.frees

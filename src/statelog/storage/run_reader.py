@@ -30,7 +30,6 @@ from statelog.schemas.changes.chunk import DECODING_ERRORS
 from statelog.schemas.snapshot.runs import (
     RowGroupSpan,
     RunFile,
-    RunMetadata,
     first_unsorted,
     key_groups_of,
     only_key_groups,
@@ -95,11 +94,6 @@ class RunReader(Closing):
     def schema(self) -> pa.Schema:
         """The Arrow schema of the run's columns, without metadata."""
         return self._parquet(memoryview(b""), 0).schema_arrow.remove_metadata()
-
-    @property
-    def label(self) -> RunMetadata:
-        """What the run says about itself."""
-        return RunMetadata.from_parquet(self.footer.metadata or {})
 
     def key_bounds(self) -> list[KeyBounds | None]:
         """What the verified footer says of the keys of each row group; None where it says nothing."""

@@ -5,15 +5,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from statelog.schemas.snapshot.runs import TARGET_ROWS, RunFile, RunMetadata
 from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
 from tests.support.samples.folds import Row
 
-__all__ = ["LABEL", "change_table", "run_schema", "write_run"]
+__all__ = ["LABEL", "change_table", "label_of", "run_schema", "write_run"]
 
 LABEL = RunMetadata(log="orders", first_position=10, end_position=20, value_schema_id=0)
+
+
+def label_of(footer: pq.FileMetaData) -> dict[str, str]:
+    """What the footer of a run says about it, of ours."""
+    found = (footer.metadata or {}).items()
+    return {key.decode(): value.decode() for key, value in found if key.startswith(b"statelog.")}
 
 
 def run_schema(key_type: pa.DataType, value_type: pa.DataType) -> pa.Schema:

@@ -43,10 +43,10 @@ def _merged(merge: Merge, name: str, size_bytes: int) -> RunRef:
     return replace(
         merge.runs[0],
         path=f"runs/{name}.parquet",
-        start_position=merge.start_position,
-        end_position=merge.end_position,
-        first_key_group=merge.first_key_group,
-        end_key_group=merge.end_key_group,
+        start_position=merge.positions.start,
+        end_position=merge.positions.stop,
+        first_key_group=merge.key_groups.start,
+        end_key_group=merge.key_groups.stop,
         level=merge.level,
         size_bytes=max(1, size_bytes),
     )
@@ -205,8 +205,8 @@ class _Story:
     def merge(self, merge: Merge) -> None:
         """Replace the runs of a merge by others that tile the same."""
         positions, key_groups = (
-            range(merge.start_position, merge.end_position),
-            range(merge.first_key_group, merge.end_key_group),
+            merge.positions,
+            merge.key_groups,
         )
         assert len(merge.runs) >= 3
         assert merge.runs == in_order(merge.runs)

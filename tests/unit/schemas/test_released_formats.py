@@ -30,7 +30,7 @@ from statelog.schemas.topic_policy import Truncation, TruncationMode
 from statelog.storage.run_reader import RunReader
 from tests.support.samples.chunks import chunk_of, rows_batch
 from tests.support.samples.format_examples import EXAMPLES
-from tests.support.samples.runs import LABEL
+from tests.support.samples.runs import LABEL, label_of
 
 _SAMPLES = Path(__file__).parents[2] / "support" / "samples"
 _ROWS = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])
@@ -99,7 +99,7 @@ def test_a_run_is_read() -> None:
     run = RunFile(path="runs/r.parquet", size_bytes=1978, rows=3, sha256=digest, index=index)
     with RunReader(path.open("rb"), run) as reader:
         reader.verify()
-        assert reader.label == LABEL
+        assert label_of(reader.footer) == LABEL.to_parquet()
         assert reader.table().to_pydict() == _ROWS.to_pydict()
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from statelog.environment import inline
-from statelog.errors import CorruptManifest, CorruptRun, NotFound, StorageFull, UnknownFormat
+from statelog.errors import CorruptManifest, CorruptRun, NotFound, StorageFull
 from statelog.schemas.snapshot.runs import (
     TARGET_BYTES,
     TARGET_ROWS,
@@ -20,7 +20,6 @@ from statelog.schemas.snapshot.runs import (
     RowGroupSpan,
     RunFile,
     RunIndex,
-    RunMetadata,
     first_unsorted,
     only_key_groups,
     row_groups_for,
@@ -32,7 +31,7 @@ from statelog.storage.run_reader import PIECE_BYTES, RunReader, open_local, read
 from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.samples.runs import LABEL, change_table, run_schema, write_run
+from tests.support.samples.runs import LABEL, change_table, label_of, run_schema, write_run
 
 CHANGES = [(group, 0, b"key-%d" % i, b"v" * 40) for group in range(16) for i in range(50)]
 
@@ -159,7 +158,7 @@ def test_whole_and_pruned_reads(store: Store, tmp_path: Path) -> None:
     read_back(store, run)
     with RunReader(store.open(run.path), run) as reader:
         assert reader.schema == table.schema
-        assert reader.label == LABEL
+        assert label_of(reader.footer) == LABEL.to_parquet()
         assert reader.table().equals(table)
         assert reader.table(range(3, 5)).equals(only_key_groups(table, range(3, 5)))
         assert reader.table({1, 9}).equals(only_key_groups(table, {1, 9}))
@@ -283,19 +282,6 @@ def test_a_swapped_run_is_noticed(store: Store, tmp_path: Path) -> None:
 
     with pytest.raises(CorruptRun), RunReader(store.open(other.path), replace(run, path=other.path)) as reader:
         reader.table([1])
-
-
-def test_labels_of_others_are_refused() -> None:
-    """A footer of a later format is UnknownFormat, one without our label CorruptRun."""
-    ours = {key.encode(): value.encode() for key, value in LABEL.to_parquet().items()}
-
-    assert RunMetadata.from_parquet(ours) == LABEL
-    with pytest.raises(UnknownFormat):
-        RunMetadata.from_parquet({**ours, b"statelog.format": b"2"})
-    with pytest.raises(CorruptRun):
-        RunMetadata.from_parquet({})
-    with pytest.raises(CorruptRun):
-        RunMetadata.from_parquet({**ours, b"statelog.end_position": b"x"})
 
 
 def test_settings_of_the_file(tmp_path: Path) -> None:

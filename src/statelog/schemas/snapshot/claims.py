@@ -1,7 +1,6 @@
 """Claims: what readers still need, so that truncation and cleanup stop short of it: leases, and subscriptions. Pure.
 
-A reader writes its lease, then checks manifest and log start again; it renews the lease by writing it again, with
-the offsets that it needs by then. A lease ends soon after its reader; a subscription holds while its reader is stopped,
+A lease ends soon after its reader, who renews it by writing it again. A subscription holds while its reader is stopped,
 too: until the reader has moved on, a person removes it, or the materializer's cap ends it. Each write of one is a file
 of its own with the next number, so that put-if-absent orders readers, people and materializers that write at once.
 
@@ -21,7 +20,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from statelog.errors import ConfigError, Corrupt, ReaderInUse, SubscriptionEnded
-from statelog.schemas.avro import Datum, FileCodec, RecordCodec, datum_of, parsed
+from statelog.schemas.avro import Datum, FileCodec, RecordCodec, datum_of
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_name, subscription_path, subscription_slot
@@ -73,9 +72,7 @@ class Lease:
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Lease":
         """From the file's bytes; `path` is for messages. Raises Corrupt, UnknownFormat."""
-        return _LEASES.decode(
-            data, path, lambda datum: cls(**parsed(datum, next_offsets=_offsets(datum["next_offsets"])))
-        )
+        return _LEASES.decode(data, path, lambda one: cls(**{**one, "next_offsets": _offsets(one["next_offsets"])}))
 
 
 def expired(lease: Lease, modified_s: float, now_s: float, cap_s: float) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from statelog.errors import CorruptManifest, Fact
-from statelog.schemas.avro import Datum, FileCodec, datum_of, parsed
+from statelog.schemas.avro import Datum, FileCodec, datum_of
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
@@ -236,7 +236,7 @@ def _from_datum(datum: Datum) -> Manifest:
         nonce=datum["nonce"],
         identity=LogIdentity(**datum["identity"]),
         state=LedgerState.from_datum(datum["state"]),
-        anchors=tuple(Anchor(**parsed(row, hash=int.from_bytes(row["hash"], "little"))) for row in datum["anchors"]),
-        runs=tuple(RunRef(**parsed(row, index=RunIndex.from_bytes(row["index"]))) for row in datum["runs"]),
+        anchors=tuple(Anchor(**{**row, "hash": int.from_bytes(row["hash"], "little")}) for row in datum["anchors"]),
+        runs=tuple(RunRef(**{**row, "index": RunIndex.from_bytes(row["index"])}) for row in datum["runs"]),
         created_s=datum["created_s"],
     )

@@ -1,9 +1,5 @@
 """Retention: which manifests to keep, how far to truncate, which files to delete. Pure decisions.
 
-Before its put a round lists all files, and computes what will be kept once its manifest exists (`kept_numbers`), and
-what no manifest can name after that (`condemned`). If it won, it reads the kept manifests again, and truncates to
-`truncation_floor`.
-
 Invariants:
 - The newest `keep` manifests, at least two, are always kept; so is every manifest that is newer than the round's own.
 - Age, leases and subscriptions serve readers, never safety: without them readers plan again more often, and nothing
@@ -110,7 +106,7 @@ def truncation_floor(kept: Collection[Manifest], claims: Iterable[Claim]) -> Flo
     bounds = bounds_of(kept, claims)
     partitions = sorted({partition for one in kept for partition in one.next_offsets})
     ledger = min(bounds, key=lambda bound: bound.position)
-    lowest = {partition: lowest_bound(bounds, partition) for partition in partitions}
+    lowest = lowest_bounds(bounds, partitions)
     return Floor(
         data={partition: bound.needs_of(partition) or 0 for partition, bound in lowest.items()},
         ledger=ledger.position,
@@ -139,10 +135,10 @@ def bounds_of(kept: Iterable[Manifest], claims: Iterable[Claim]) -> list[Bound]:
     return [*manifests, *(Bound(claim.name, claim.position, claim.next_offsets, None) for claim in claims)]
 
 
-def lowest_bound(bounds: Iterable[Bound], partition: int) -> Bound:
-    """The first of those that hold a partition back furthest; a manifest holds every partition."""
-    offers = [(offset, bound) for bound in bounds if (offset := bound.needs_of(partition)) is not None]
-    return min(offers, key=lambda offer: offer[0])[1]
+def lowest_bounds(bounds: Collection[Bound], partitions: Iterable[int]) -> dict[int, Bound]:
+    """By partition the first of those that hold it back furthest, if any do; a manifest holds every partition."""
+    offers = {p: [(offset, bound) for bound in bounds if (offset := bound.needs_of(p)) is not None] for p in partitions}
+    return {p: min(mine, key=lambda offer: offer[0])[1] for p, mine in offers.items() if mine}
 
 
 # ---- files

@@ -126,29 +126,14 @@ class Merge:
     runs: tuple[RunRef, ...]
 
     @property
-    def start_position(self) -> int:
-        """The first ledger position that it covers."""
-        return min(run.start_position for run in self.runs)
-
-    @property
-    def end_position(self) -> int:
-        """The end of the ledger positions that it covers."""
-        return max(run.end_position for run in self.runs)
-
-    @property
-    def first_key_group(self) -> int:
-        """The first key group that it covers."""
-        return min(run.first_key_group for run in self.runs)
-
-    @property
-    def end_key_group(self) -> int:
-        """The end of the key groups that it covers."""
-        return max(run.end_key_group for run in self.runs)
+    def positions(self) -> range:
+        """The ledger positions that it covers."""
+        return range(min(run.start_position for run in self.runs), max(run.end_position for run in self.runs))
 
     @property
     def key_groups(self) -> range:
         """The key groups that it covers."""
-        return range(self.first_key_group, self.end_key_group)
+        return range(min(run.first_key_group for run in self.runs), max(run.end_key_group for run in self.runs))
 
     @property
     def level(self) -> int:
@@ -163,15 +148,16 @@ class Merge:
     @property
     def drops_deletes(self) -> bool:
         """Whether the merge may leave deletes out."""
-        return self.start_position == 0
+        return self.positions.start == 0
 
     def meets(self, run: RunRef) -> bool:
         """Whether a run covers something that the merge covers."""
+        positions, key_groups = self.positions, self.key_groups
         return (
-            run.start_position < self.end_position
-            and self.start_position < run.end_position
-            and run.first_key_group < self.end_key_group
-            and self.first_key_group < run.end_key_group
+            run.start_position < positions.stop
+            and positions.start < run.end_position
+            and run.first_key_group < key_groups.stop
+            and key_groups.start < run.end_key_group
         )
 
 
@@ -297,12 +283,5 @@ class Cuts:
 
 def cut_points(runs: Iterable[RunRef], first_key_group: int, end_key_group: int, end_position: int) -> tuple[int, ...]:
     """Where the runs that cover something below `end_position` begin, within these key groups."""
-    return tuple(
-        sorted(
-            {
-                run.first_key_group
-                for run in runs
-                if run.start_position < end_position and first_key_group < run.first_key_group < end_key_group
-            }
-        )
-    )
+    firsts = {run.first_key_group for run in runs if run.start_position < end_position}
+    return tuple(sorted(first for first in firsts if first_key_group < first < end_key_group))

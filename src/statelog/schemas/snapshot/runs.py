@@ -9,7 +9,7 @@ Invariants:
   lives in the manifest. So a reader that fetches one row group verifies what it fetched without the rest.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from statelog.errors import CorruptManifest, CorruptRun, UnknownFormat
+from statelog.errors import CorruptManifest
 from statelog.schemas.arrays import column_of, numbers_of, whole_column
 from statelog.schemas.avro import datum_of
 
@@ -28,7 +28,6 @@ TARGET_ROWS = 32 * 1024
 TARGET_BYTES = 4 * 1024 * 1024
 _HALVED_ROWS = 1024
 _SLICE_BYTES = 1  # A key group is counted with a few bytes more by itself than among others.
-_METADATA_PREFIX = "statelog."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,27 +45,7 @@ class RunMetadata:
     def to_parquet(self) -> dict[str, str]:
         """The key-value metadata of the Parquet footer."""
         label = {"format": FORMAT_VERSION, **datum_of(self)}
-        return {f"{_METADATA_PREFIX}{name}": str(value) for name, value in label.items()}
-
-    @classmethod
-    def from_parquet(cls, metadata: Mapping[bytes, bytes]) -> "RunMetadata":
-        """Read the label back. Raises UnknownFormat for another version, CorruptRun if it is no run's footer."""
-        prefix = _METADATA_PREFIX.encode()
-        # Undecodable bytes cannot be a label of ours: the check below rejects them.
-        ours = {
-            k[len(prefix) :].decode(errors="replace"): v.decode(errors="replace")
-            for k, v in metadata.items()
-            if k.startswith(prefix)
-        }
-        if ours.get("format") != str(FORMAT_VERSION):
-            if "format" not in ours:
-                raise CorruptRun("a Parquet file that statelog did not write", hint="Restore the original file")
-            raise UnknownFormat("a run of an unknown format version", version=ours["format"], known=FORMAT_VERSION)
-        try:
-            numbers = {name: int(ours[name]) for name in ("first_position", "end_position", "value_schema_id")}
-            return cls(log=ours["log"], **numbers)
-        except (KeyError, ValueError) as error:
-            raise CorruptRun(f"a run's label cannot be read: {error!r}") from error
+        return {f"statelog.{name}": str(value) for name, value in label.items()}
 
 
 class RowGroupSpan(NamedTuple):
