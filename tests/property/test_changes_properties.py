@@ -87,8 +87,8 @@ def test_split_keeps_every_change_in_order(case: tuple[list[Row], pa.Table], par
         expected.setdefault(partition_of(row[0], partitions, 65536), []).append(row)
     batch = pa.concat_batches(table.to_batches()) if table.to_batches() else rows_batch([])
     parts = split(batch, partitions, 65536)
-    assert {part.partition: rows_of(part.batch) for part in parts} == expected
-    assert [part.partition for part in parts] == sorted(expected)
+    assert {partition: rows_of(part) for partition, part in parts} == expected
+    assert [partition for partition, _ in parts] == sorted(expected)
 
 
 @settings(deadline=None, max_examples=200)

@@ -179,7 +179,8 @@ def _check_meta(fold: LedgerFold, commits: Sequence[_Listed]) -> None:
             for step in handle.steps:
                 expected.update({(listed.writer, key): value for key, value in step.meta.items()})
     kept = {key: value for key, value in expected.items() if value is not None}
-    _require(fold.meta == kept, "the meta records are not those of the last commits")
+    meta = {(row.writer, row.key): row.value for row in fold.freeze().meta}
+    _require(meta == kept, "the meta records are not those of the last commits")
 
 
 def _check_twin(world: World, verdicts: Sequence[Void | None]) -> None:

@@ -63,11 +63,6 @@ def _names(kind: "type[DataclassInstance]") -> tuple[str, ...]:
     return tuple(one.name for one in fields(kind))
 
 
-def parsed(datum: Datum, **others: Any) -> dict[str, Any]:
-    """The arguments of what a datum is of: its fields, but for the `others`, which Avro has in another form."""
-    return {**datum, **others}
-
-
 def long_bytes(number: int) -> bytes:
     """An `int` or a `long` as a datum has it: zigzag, seven bits to a byte."""
     left = number << 1 if number >= 0 else ~number << 1 | 1

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, Misuse
-from statelog.schemas.avro import Datum, FileCodec, datum_of, parsed
+from statelog.schemas.avro import Datum, FileCodec, datum_of
 from statelog.schemas.key_groups import (
     KeyType,
     check_counts,
@@ -50,10 +50,8 @@ def check_hashing(hash_rule: HashRule, key_type: KeyType, prefix_bytes: object) 
     """Raise ConfigError unless key groups can follow from keys in this way."""
     check_prefix_bytes(prefix_bytes, key_type)
     if (prefix_bytes is None) is (hash_rule is HashRule.CRC32_PREFIX):
-        raise ConfigError(
-            f"hash_rule is {hash_rule} and prefix_bytes {prefix_bytes}",
-            hint=f"Give both for key groups by prefix: hash_rule={str(HashRule.CRC32_PREFIX)!r}, prefix_bytes=8, say",
-        )
+        hint = f"Give both for key groups by prefix: hash_rule={str(HashRule.CRC32_PREFIX)!r}, prefix_bytes=8, say"
+        raise ConfigError(f"hash_rule is {hash_rule} and prefix_bytes {prefix_bytes}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +138,7 @@ class Descriptor:
 def _from_datum(datum: Datum) -> Descriptor:
     identity = LogIdentity(**datum["identity"])
     rule, key_type = HashRule(datum["hash_rule"]), KeyType(datum["key_type"])
-    return Descriptor(**parsed(datum, identity=identity, hash_rule=rule, key_type=key_type))
+    return Descriptor(**{**datum, "identity": identity, "hash_rule": rule, "key_type": key_type})
 
 
 def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions: int) -> str | None:
@@ -150,7 +148,12 @@ def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions
     Raises IdentityChanged, naming both values, for another cluster, another topic, or fewer partitions.
     """
     for what, name in (("cluster", "cluster_id"), ("data topic", "data_topic_id"), ("ledger topic", "ledger_topic_id")):
-        _compare(descriptor, what, getattr(descriptor.identity, name), getattr(found_identity, name))
+        ids = getattr(descriptor.identity, name), getattr(found_identity, name)
+        if ids[0] != ids[1]:
+            expected, found = map(shown_id, ids)
+            message = f"the log was created on {what} {expected}, but this is {what} {found}"
+            hint = _OTHER_CLUSTER if what == "cluster" else _OTHER_TOPIC
+            raise IdentityChanged(message, log=descriptor.name, expected=expected, found=found, hint=hint)
     if found_partitions < descriptor.partitions:
         raise IdentityChanged(
             "the data topic has fewer partitions than the log",
@@ -175,11 +178,3 @@ _OTHER_TOPIC = (
     "Check bootstrap.servers and the root URL; a topic that was deleted and recreated is another topic."
     " If a person accepted that (`statelog accept-loss --ledger`), open the log again"
 )
-
-
-def _compare(descriptor: Descriptor, what: str, expected: str, found: str) -> None:
-    if expected != found:
-        expected, found = shown_id(expected), shown_id(found)
-        hint = _OTHER_CLUSTER if what == "cluster" else _OTHER_TOPIC
-        message = f"the log was created on {what} {expected}, but this is {what} {found}"
-        raise IdentityChanged(message, log=descriptor.name, expected=expected, found=found, hint=hint)

@@ -2,8 +2,7 @@
 
 The rule is `crc32(key bytes) % key_groups`, and it is part of the log's format: it never changes. Key bytes are
 bytes as they are, strings in UTF-8, and longs as 8 bytes in big-endian two's complement. A log may hash only the first
-`prefix_bytes` of them, and a shorter key whole. `key_group_vectors.json` beside this file holds published test vectors
-for other implementations.
+`prefix_bytes` of them. `key_group_vectors.json` beside this file holds test vectors for other implementations.
 
 Invariants:
 - `key_groups` is between 1 and 65536, so that a key group fits in uint16.
@@ -91,26 +90,17 @@ def key_bytes(key: bytes | str | int, key_type: KeyType) -> bytes:
     if key_type is KeyType.BYTES and isinstance(key, bytes):
         return key
     if key_type is KeyType.STRING and isinstance(key, str):
-        return _utf8(key)
+        try:
+            return key.encode()
+        except UnicodeEncodeError as error:
+            hint = "Remove lone surrogates, or use keys of type bytes"
+            raise InvalidChange("a key is not valid Unicode", hint=hint, key=ascii(key)) from error
     if key_type is KeyType.LONG and isinstance(key, int) and not isinstance(key, bool):
         if LONG_MIN <= key <= LONG_MAX:
             return key.to_bytes(8, "big", signed=True)
         raise InvalidChange("a key does not fit in 64 bits", hint="Use keys of type string or bytes", key=str(key))
-    raise InvalidChange(
-        "a key has the wrong type",
-        hint="Convert it, or create the log with another key type",
-        found=type(key).__name__,
-        expected=key_type.value,
-    )
-
-
-def _utf8(key: str) -> bytes:
-    try:
-        return key.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidChange(
-            "a key is not valid Unicode", hint="Remove lone surrogates, or use keys of type bytes", key=ascii(key)
-        ) from error
+    hint = "Convert it, or create the log with another key type"
+    raise InvalidChange("a key has the wrong type", hint=hint, found=type(key).__name__, expected=key_type.value)
 
 
 def key_group_of(
@@ -309,10 +299,8 @@ def share(count: int, *, worker: int, workers: int) -> range:
     By the rule that also lays key groups into partitions. Raises ConfigError for a worker that does not exist.
     """
     if count < 0 or not 0 <= worker < workers:
-        raise ConfigError(
-            f"there is no share for worker {worker} of {workers} in {count}",
-            hint="Workers are numbered from 0, and there is at least one",
-        )
+        hint = "Workers are numbered from 0, and there is at least one"
+        raise ConfigError(f"there is no share for worker {worker} of {workers} in {count}", hint=hint)
     return key_groups_of_partition(worker, workers, count)
 
 

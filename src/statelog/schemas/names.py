@@ -13,7 +13,6 @@ from statelog.errors import ConfigError, InvalidName
 DESCRIPTOR_PATH = "descriptor.avro"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _LEDGER = ".ledger"
-_RUN = re.compile(r"runs/([^/]+)\.parquet\Z")
 _SUBSCRIPTION = re.compile(r"subscriptions/([^/]+)\.(\d{20})\.avro\Z")
 _LARGEST = 2**63 - 2
 
@@ -21,10 +20,8 @@ _LARGEST = 2**63 - 2
 def check_name(what: str, name: object) -> str:
     """Return `name`, or raise InvalidName. `what` says in the message what is being named."""
     if not isinstance(name, str) or not is_name(name):
-        raise InvalidName(
-            f"{what} {name!r} is not a valid name",
-            hint="Use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit, without '..'",
-        )
+        hint = "Use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit, without '..'"
+        raise InvalidName(f"{what} {name!r} is not a valid name", hint=hint)
     return name
 
 
@@ -105,8 +102,8 @@ def run_path(run_id: str) -> str:
 
 def is_run_path(path: str) -> bool:
     """Whether it is one that `run_path` gives."""
-    match = _RUN.match(path)
-    return match is not None and is_name(match.group(1))
+    name = path.removeprefix("runs/").removesuffix(".parquet")
+    return is_name(name) and path == f"runs/{name}.parquet"
 
 
 def lease_path(lease_id: str) -> str:

@@ -61,9 +61,9 @@ def test_batches_that_are_refused(op: int, key: bytes | None, value: bytes | Non
 def test_split_by_partition() -> None:
     """Each partition gets its changes sorted by key group, those of one key in order; none is empty."""
     mixed = batch((5, 0, b"e", b"1"), (0, 0, b"a", b"1"), (4, 0, b"d", b"1"), (0, 1, b"a", None), (7, 0, b"h", b"1"))
-    parts = {part.partition: part.batch.column("key").to_pylist() for part in split(mixed, 4, 8)}
+    parts = {partition: part.column("key").to_pylist() for partition, part in split(mixed, 4, 8)}
     assert parts == {0: [b"a", b"a"], 2: [b"d", b"e"], 3: [b"h"]}
-    assert split(mixed, 4, 8)[0].batch.column("op").to_pylist() == [PUT, DELETE]
+    assert split(mixed, 4, 8)[0][1].column("op").to_pylist() == [PUT, DELETE]
     assert split(mixed.slice(0, 0), 4, 8) == []
 
 

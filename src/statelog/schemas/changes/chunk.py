@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from statelog.errors import Corrupt, CorruptChunk, UnknownFormat
 from statelog.schemas.arrays import numbers_of
 from statelog.schemas.avro import RecordCodec, long_bytes
+from statelog.schemas.changes.changes import values_fit
 from statelog.schemas.ledger.place import Place
 
 DECODING_ERRORS = (
@@ -158,10 +159,6 @@ def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
     rest = memoryview(value)[_PREFIX.size :]
     if version < 1 or value[5:8] != _ZEROS or checksum != xxhash.xxh3_64_intdigest(rest):
         raise CorruptChunk("a chunk's checksum differs", size_bytes=len(value))
-    return _decode_head(value, version, checksum)
-
-
-def _decode_head(value: bytes, version: int, checksum: int) -> tuple[ChunkHead, int]:
     try:
         record, size = _HEADS.decode(value[_PREFIX.size : _PREFIX.size + _HEAD_LIMIT])
     except Corrupt as error:
@@ -199,7 +196,7 @@ def decode_batches(chunks: Sequence[VerifiedChunk], schema: pa.Schema) -> pa.Rec
     groups, ops, keys, values = batch.columns
     if groups.null_count or ops.null_count or keys.null_count:
         raise _corrupt("a chunk has a change without key group, op or key", heads[0])
-    if not _values_fit(numbers_of(ops), values):
+    if not values_fit(numbers_of(ops), values):
         raise _corrupt("a chunk has a change that is neither a put with a value nor a delete without one", heads[0])
     numbers, starts = numbers_of(groups), [0, *accumulate(head.changes for head in heads[:-1])]
     found = np.minimum.reduceat(numbers, starts), np.maximum.reduceat(numbers, starts)
@@ -223,13 +220,6 @@ def _decode_whole(chunk: VerifiedChunk, schema: pa.Schema) -> pa.RecordBatch:
     if batch.num_rows != head.changes or batch.num_rows == 0:
         raise _corrupt("a chunk's number of changes differs from its head", head)
     return batch
-
-
-def _values_fit(ops: NDArray[np.uint8], values: pa.Array) -> bool:
-    """Whether every change is a put (0) with a value or a delete (1) without one."""
-    if not values.null_count:
-        return not np.count_nonzero(ops)
-    return bool((ops == numbers_of(values.is_null())).all())
 
 
 def _corrupt(message: str, head: ChunkHead) -> CorruptChunk:

@@ -103,8 +103,9 @@ class _Progress:
         self.next: tuple[int, int] | None = (0, entry.first_offset)
         self._places: Iterator[tuple[int, int]] = _NO_PLACES
         if entry.chunks > 1 or self.is_cut:
-            places = enumerate(entry.offsets)
-            self._places = places if not self.is_cut else (place for place in places if _is_in(place[1], left))
+            self._places = enumerate(entry.offsets)
+            if self.is_cut:
+                self._places = (one for one in self._places if any(start <= one[1] < end for start, end in left))
             self.next = next(self._places, None)
 
     def takes(self, head: ChunkHead) -> bool:
@@ -125,10 +126,6 @@ class _Progress:
             return self.next is None
         found = (len(self.checksums), self.changes, combine_checksums(self.checksums))
         return found == (self.entry.chunks, self.entry.changes, self.entry.checksum)
-
-
-def _is_in(offset: int, ranges: Iterable[tuple[int, int]]) -> bool:
-    return any(start <= offset < end for start, end in ranges)
 
 
 def _is_all_of(entry: Entry, life: WriterLife, head: ChunkHead) -> bool:

@@ -114,12 +114,6 @@ class LedgerFold:
         """The committed position of every partition that has one."""
         return dict(self._committed)
 
-    @property
-    def meta(self) -> dict[tuple[str, str], bytes]:
-        """The committed meta records by (writer, key). Raises CorruptLedger."""
-        self._settle_meta()
-        return dict(self._meta)
-
     def freeze(self) -> LedgerState:
         """The state as a value. Raises CorruptLedger."""
         self._settle_meta()
@@ -159,14 +153,10 @@ class LedgerFold:
         if void is None:
             if isinstance(record, Commit):  # Nearly all are.
                 self._commit(offset, record)
-                return None
-            match record:
-                case Open():
-                    self._open(offset, record)
-                case AcceptLoss():
-                    self.accepted += record.ranges
-                case _:
-                    pass
+            elif isinstance(record, Open):
+                self._open(offset, record)
+            elif isinstance(record, AcceptLoss):
+                self.accepted += record.ranges
         return void
 
     def advance(self, position: int) -> None:

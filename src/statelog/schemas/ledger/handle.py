@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from statelog.errors import CheckpointMismatch, Corrupt, OverlappingTasks, UnknownFormat
-from statelog.schemas.avro import Datum, RecordCodec, datum_of, parsed
+from statelog.schemas.avro import Datum, RecordCodec, datum_of
 from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger.place import LogIdentity
 
@@ -169,12 +169,20 @@ class Handle:
 
     def to_record(self) -> bytes:
         """In Avro's single-object encoding, as a commit embeds it."""
-        return _HANDLES.encode(_to_datum(self))
+        steps = [_step_to_datum(step) for step in self.steps]
+        datum = datum_of(self, identity=datum_of(self.identity), **self.base.to_fields("base"), steps=steps)
+        return _HANDLES.encode(datum)
 
     @classmethod
     def from_record(cls, data: bytes) -> "Handle":
         """From Avro's single-object encoding, whose bytes the caller has verified."""
-        return _from_datum(_HANDLES.decode_whole(data))
+        datum = _HANDLES.decode_whole(data)
+        base_id, steps = datum["base_id"], tuple(map(_step_from_datum, datum["steps"]))
+        ids = [base_id, *(step.checkpoint_id for step in steps)]
+        if not steps or any(before >= after for before, after in pairwise(ids)):
+            raise Corrupt("a handle's checkpoints do not ascend", base=base_id, steps=len(steps))
+        identity = LogIdentity(**datum["identity"])
+        return cls(**Checkpoint.from_fields(datum, "base") | {"identity": identity, "steps": steps})
 
     def to_bytes(self) -> bytes:
         """With magic, version and checksum, to be stored or sent."""
@@ -195,15 +203,6 @@ class Handle:
         return cls.from_record(record)
 
 
-def _to_datum(handle: Handle) -> Datum:
-    return datum_of(
-        handle,
-        identity=datum_of(handle.identity),
-        **handle.base.to_fields("base"),
-        steps=[_step_to_datum(step) for step in handle.steps],
-    )
-
-
 def _step_to_datum(step: Step) -> Datum:
     columns: Iterable[tuple[object, ...]] = (
         zip(*step.entries, strict=True) if step.entries else ((),) * len(Entry._fields)
@@ -217,22 +216,6 @@ def _step_to_datum(step: Step) -> Datum:
         "gaps": [gap for entry in step.entries for gap in entry.gaps],
         "meta": step.meta,
     }
-
-
-def _from_datum(datum: Datum) -> Handle:
-    steps: list[Datum] = datum["steps"]
-    base_id = last_id = datum["base_id"]
-    for step in steps or [{"checkpoint_id": base_id}]:  # No steps are no checkpoint, so nothing ascends.
-        before_id, last_id = last_id, step["checkpoint_id"]
-        if before_id >= last_id:
-            raise Corrupt("a handle's checkpoints do not ascend", base=base_id, steps=len(steps))
-    return Handle(
-        **parsed(
-            Checkpoint.from_fields(datum, "base"),
-            identity=LogIdentity(**datum["identity"]),
-            steps=tuple(map(_step_from_datum, steps)),
-        )
-    )
 
 
 def _step_from_datum(datum: Datum) -> Step:

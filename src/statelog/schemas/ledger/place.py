@@ -22,7 +22,6 @@ import xxhash
 from statelog.errors import Corrupt, InvalidMetadata
 
 _AS_TOOLS_PRINT = str.maketrans("+/", "-_")
-_NO_OFFSET = -1
 _HASH = re.compile("[0-9a-f]{16}")
 
 
@@ -71,7 +70,7 @@ class Place(NamedTuple):
     @property
     def last_offset(self) -> int:
         """The offset of the record below, as formats have it: -1 if it is not known."""
-        return _NO_OFFSET if self.last is None else self.last.offset
+        return -1 if self.last is None else self.last.offset
 
     @property
     def last_hash(self) -> bytes:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import xxhash
 
 from statelog.errors import ConfigError, Corrupt, CorruptLedger, Misuse, UnknownFormat
-from statelog.schemas.avro import Datum, RecordCodec, datum_of, parsed
+from statelog.schemas.avro import RecordCodec, datum_of
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
 from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place
@@ -248,7 +248,9 @@ def encode(record: LedgerRecord) -> bytes:
     """The value of the Kafka record."""
     match record:
         case Open():
-            return _seal(_Kind.OPEN, _OPENS.encode(_open_to_datum(record)), _OPEN_VERSION)
+            others = {**record.last.to_fields("last"), **record.witness.to_fields("witness")}
+            datum = datum_of(record, identity=datum_of(record.identity), **others)
+            return _seal(_Kind.OPEN, _OPENS.encode(datum), _OPEN_VERSION)
         case Commit():
             return _seal(_Kind.COMMIT, _head_of(record) + record.body)
         case AcceptLoss():
@@ -285,22 +287,13 @@ def _checksum(version: int, kind: int, rest: bytes) -> int:
     return xxhash.xxh3_64_intdigest(rest, seed=version << 8 | kind)
 
 
-def _open_to_datum(record: Open) -> Datum:
-    return datum_of(
-        record,
-        **record.last.to_fields("last"),
-        identity=datum_of(record.identity),
-        **record.witness.to_fields("witness"),
-    )
-
-
 def _decode_open(payload: bytes) -> Open:
     if len(payload) > _MOST_OPEN_BYTES:
         raise Corrupt("an Open names more partitions than a log can have", size_bytes=len(payload))
     datum = Checkpoint.from_fields(_OPENS.decode_whole(payload), "last")
     witness = Place.of_fields(datum["witness"], datum.pop("witness_offset", -1), datum.pop("witness_hash", b""))
-    others = {"partitions": tuple(datum["partitions"]), "identity": LogIdentity(**datum["identity"])}
-    return Open(**parsed(datum, **others, witness=witness))
+    partitions, identity = tuple(datum["partitions"]), LogIdentity(**datum["identity"])
+    return Open(**datum | {"partitions": partitions, "identity": identity, "witness": witness})
 
 
 def _head_of(commit: Commit) -> bytes:

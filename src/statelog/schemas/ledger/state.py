@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from statelog.errors import Corrupt
-from statelog.schemas.avro import datum_of, parsed
+from statelog.schemas.avro import datum_of
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import LogIdentity, Metadata, Place
 from statelog.schemas.ledger.records import LossRange
@@ -127,7 +127,7 @@ class LedgerState:
             position=datum["position"],
             writers=tuple(WriterState(**Checkpoint.from_fields(row, "checkpoint")) for row in datum["writers"]),
             partitions=tuple(PartitionState(**row) for row in datum["partitions"]),
-            live=tuple(LiveEpoch(**parsed(row, partitions=frozenset(row["partitions"]))) for row in datum["live"]),
+            live=tuple(LiveEpoch(**{**row, "partitions": frozenset(row["partitions"])}) for row in datum["live"]),
             meta=tuple(MetaRecord(**row) for row in datum["meta"]),
             accepted=tuple(LossRange(**row) for row in datum["accepted"]),
             restarted=datum["restarted"],
