@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -138,7 +139,7 @@ class Descriptor:
 def _from_datum(datum: Datum) -> Descriptor:
     identity = LogIdentity(**datum["identity"])
     rule, key_type = HashRule(datum["hash_rule"]), KeyType(datum["key_type"])
-    return Descriptor(**{**datum, "identity": identity, "hash_rule": rule, "key_type": key_type})
+    return Descriptor(**dict[str, Any](datum, identity=identity, hash_rule=rule, key_type=key_type))
 
 
 def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions: int) -> str | None:

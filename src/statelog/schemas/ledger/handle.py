@@ -182,7 +182,7 @@ class Handle:
         if not steps or any(before >= after for before, after in pairwise(ids)):
             raise Corrupt("a handle's checkpoints do not ascend", base=base_id, steps=len(steps))
         identity = LogIdentity(**datum["identity"])
-        return cls(**Checkpoint.from_fields(datum, "base") | {"identity": identity, "steps": steps})
+        return cls(**dict[str, Any](Checkpoint.from_fields(datum, "base"), identity=identity, steps=steps))
 
     def to_bytes(self) -> bytes:
         """With magic, version and checksum, to be stored or sent."""

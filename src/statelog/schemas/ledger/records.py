@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -293,7 +293,7 @@ def _decode_open(payload: bytes) -> Open:
     datum = Checkpoint.from_fields(_OPENS.decode_whole(payload), "last")
     witness = Place.of_fields(datum["witness"], datum.pop("witness_offset", -1), datum.pop("witness_hash", b""))
     partitions, identity = tuple(datum["partitions"]), LogIdentity(**datum["identity"])
-    return Open(**datum | {"partitions": partitions, "identity": identity, "witness": witness})
+    return Open(**dict[str, Any](datum, partitions=partitions, identity=identity, witness=witness))
 
 
 def _head_of(commit: Commit) -> bytes:

@@ -127,7 +127,7 @@ class LedgerState:
             position=datum["position"],
             writers=tuple(WriterState(**Checkpoint.from_fields(row, "checkpoint")) for row in datum["writers"]),
             partitions=tuple(PartitionState(**row) for row in datum["partitions"]),
-            live=tuple(LiveEpoch(**{**row, "partitions": frozenset(row["partitions"])}) for row in datum["live"]),
+            live=tuple(LiveEpoch(**row)._replace(partitions=frozenset(row["partitions"])) for row in datum["live"]),
             meta=tuple(MetaRecord(**row) for row in datum["meta"]),
             accepted=tuple(LossRange(**row) for row in datum["accepted"]),
             restarted=datum["restarted"],

@@ -17,7 +17,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from statelog.errors import ConfigError, Corrupt, ReaderInUse, SubscriptionEnded
 from statelog.schemas.avro import Datum, FileCodec, RecordCodec, datum_of
@@ -72,7 +72,9 @@ class Lease:
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Lease":
         """From the file's bytes; `path` is for messages. Raises Corrupt, UnknownFormat."""
-        return _LEASES.decode(data, path, lambda one: cls(**{**one, "next_offsets": _offsets(one["next_offsets"])}))
+        return _LEASES.decode(
+            data, path, lambda one: cls(**dict[str, Any](one, next_offsets=_offsets(one["next_offsets"])))
+        )
 
 
 def expired(lease: Lease, modified_s: float, now_s: float, cap_s: float) -> bool:

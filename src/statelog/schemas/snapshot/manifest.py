@@ -15,7 +15,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from statelog.errors import CorruptManifest, Fact
 from statelog.schemas.avro import Datum, FileCodec, datum_of
@@ -236,7 +236,9 @@ def _from_datum(datum: Datum) -> Manifest:
         nonce=datum["nonce"],
         identity=LogIdentity(**datum["identity"]),
         state=LedgerState.from_datum(datum["state"]),
-        anchors=tuple(Anchor(**{**row, "hash": int.from_bytes(row["hash"], "little")}) for row in datum["anchors"]),
-        runs=tuple(RunRef(**{**row, "index": RunIndex.from_bytes(row["index"])}) for row in datum["runs"]),
+        anchors=tuple(
+            Anchor(**dict[str, Any](row, hash=int.from_bytes(row["hash"], "little"))) for row in datum["anchors"]
+        ),
+        runs=tuple(RunRef(**dict[str, Any](row, index=RunIndex.from_bytes(row["index"]))) for row in datum["runs"]),
         created_s=datum["created_s"],
     )
