@@ -1,6 +1,7 @@
 """Kafka clients and forks: a child gets a typed error, and ends as a child should."""
 
 import gc
+import signal
 import tracemalloc
 import warnings
 import weakref
@@ -64,6 +65,20 @@ def test_a_client_that_was_never_used_may_be_used_in_a_fork() -> None:
         producer.close()
 
     assert in_fork(check) == 0
+
+
+def test_a_thread_that_a_fork_left_behind_holds_nothing_up() -> None:
+    """It was noting an acknowledged record: the child knows what was seen until then, and waits for no lock."""
+    config = client_config({"bootstrap.servers": "localhost:2"})
+    seen = vars(ConfluentKafka(config))["_seen"]
+    seen.reached("t", 0, 5)
+
+    def check() -> None:
+        signal.alarm(10)
+        assert vars(ConfluentKafka(config))["_seen"].end("t", 0) == 5
+
+    with vars(seen)["_lock"]:
+        assert in_fork(check) == 0
 
 
 def test_a_guard_is_closed_for_good() -> None:

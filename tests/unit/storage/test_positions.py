@@ -1,5 +1,6 @@
 """`HighWater` and `ask_offsets`: an end never goes back within a process, unless the log surely did."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -143,3 +144,43 @@ def test_a_range_refuses_negative_offsets(start: int, end: int) -> None:
     """So that an answer that is none cannot pass for a place."""
     with pytest.raises(Misuse):
         OffsetRange(start, end)
+
+
+class _LockBesideAWriter:
+    """A lock; as soon as it is free again, another thread hears that a record was acknowledged."""
+
+    def __init__(self, acknowledge: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._acknowledge: list[Callable[[], None]] = [acknowledge]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if self._acknowledge:
+            self._acknowledge.pop()()
+
+
+def test_what_is_acknowledged_right_behind_an_answer_stays_seen() -> None:
+    """An end that a deposed leader lists below it is then as old as before: the answer takes nothing back."""
+    seen = HighWater()
+    seen.reached("t", 0, 8)
+    vars(seen)["_lock"] = _LockBesideAWriter(lambda: seen.reached("t", 0, 9))
+    assert ask(seen, [Listed(0, 8, 3)]) == (OffsetRange(0, 8), 1)
+    assert seen.end("t", 0) == 9
+
+
+def test_what_is_acknowledged_while_others_are_asked_again_stays_seen() -> None:
+    """What is believed when the time is over is what was doubted in all of it, and of no other partition."""
+    seen = HighWater()
+    for partition in (0, 1):
+        seen.reached("t", partition, 8)
+    answers = {0: Listed(0, 7, 3), 1: Listed(0, 8, 3)}
+
+    def again() -> bool:
+        seen.reached("t", 1, 9)
+        return False
+
+    ask_offsets("t", seen, ask=lambda: answers, topic_id=lambda: "id", again=again)
+    assert [seen.end("t", partition) for partition in (0, 1)] == [7, 9]

@@ -7,6 +7,7 @@ offset, an end that lies below one that this process has seen (`positions`).
 """
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,6 +52,8 @@ _LOOK_S = 0.5
 _LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_TIMED_OUT"})
 """Answers about a group that pass by themselves."""
 _REFUSED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
+_SEEN: dict[str, HighWater] = {}
+"""What this process has seen of the clusters, by their brokers."""
 
 
 def _resource(topic: str) -> admin.ConfigResource:
@@ -92,8 +95,6 @@ class ConfluentKafka:
     Where it `keeps_consumers`, its readers hand one on between two reads, and `close` releases those.
     """
 
-    _shared: dict[str, HighWater] = {}  # noqa: RUF012 - one for the process, on purpose
-
     def __init__(
         self,
         config: ClientConfig,
@@ -105,7 +106,7 @@ class ConfluentKafka:
     ) -> None:
         self._config = config
         self._timeout_s = config.request_timeout_s if request_timeout_s is None else request_timeout_s
-        self._seen = self._shared.setdefault(config.bootstrap_servers, HighWater()) if seen is None else seen
+        self._seen = _SEEN.setdefault(config.bootstrap_servers, HighWater()) if seen is None else seen
         self._clock = clock
         self._admin = AdminSession(config, self._timeout_s, clock)
         self._made: dict[str, float] = {}
@@ -415,3 +416,11 @@ class ConfluentKafka:
 
     def _retries(self) -> Retries:
         return Retries(self._timeout_s, self._admin, self._clock)
+
+
+def _unlock_seen() -> None:
+    for seen in _SEEN.values():
+        seen.unlock()
+
+
+os.register_at_fork(after_in_child=_unlock_seen)

@@ -32,8 +32,8 @@ class Listed(NamedTuple):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it names both offsets."""
-        return self.start >= 0 and self.end >= 0
+        """Whether it names both offsets, and they can be those of one log."""
+        return 0 <= self.start <= self.end
 
 
 class HighWater:
@@ -43,6 +43,10 @@ class HighWater:
         self._lock = threading.Lock()
         self._seen: dict[str, dict[int, Listed]] = {}
         self._ids: dict[str, str] = {}
+
+    def unlock(self) -> None:
+        """In a forked child: the thread that may have held the lock is not there to release it."""
+        self._lock = threading.Lock()
 
     def reached(self, topic: str, partition: int, end: int, leader_epoch: int = UNKNOWN_EPOCH) -> None:
         """A record below `end` was acknowledged or read."""
@@ -74,28 +78,32 @@ class HighWater:
     def doubtful(
         self, topic: str, listed: Mapping[int, Listed], before: Mapping[int, Listed], at_least: Mapping[int, int]
     ) -> list[int]:
-        """The partitions whose answer is not to be believed yet; `before` is the last answer to the same question.
+        """The partitions whose answer is not to be believed yet; `before` is the last answer to the same question. The
+        others' stand, and in the same step: what is acknowledged right behind it would be taken back by a later one.
 
         What others say was acknowledged, `at_least`, has no epoch, so no answer below it is confirmed by one.
         """
         with self._lock:
-            seen = self._seen.get(topic, {})
-            return [
-                p
-                for p, answer in listed.items()
-                if answer.end < at_least.get(p, 0) or _is_doubtful(answer, seen.get(p), before.get(p))
-            ]
-
-    def believe(self, topic: str, listed: Mapping[int, Listed]) -> None:
-        """These answers stand, also where they are below what was seen."""
-        with self._lock:
-            seen = self._seen.get(topic, {})
-            for partition, answer in listed.items():
-                known = seen.get(partition)
-                if known is not None and answer.end < known.end:
-                    seen[partition] = answer
+            found: list[int] = []
+            for p, answer in listed.items():
+                seen = self._seen.get(topic, {}).get(p)
+                if answer.end < at_least.get(p, 0) or _is_doubtful(answer, seen, before.get(p)):
+                    found.append(p)
                 else:
-                    self._raise(topic, partition, answer.end, answer.leader_epoch)
+                    self._believe(topic, p, answer)
+            return found
+
+    def believe(self, topic: str, partition: int, answer: Listed) -> None:
+        """This answer stands, also where it is below what was seen."""
+        with self._lock:
+            self._believe(topic, partition, answer)
+
+    def _believe(self, topic: str, partition: int, answer: Listed) -> None:
+        seen = self._seen.get(topic, {})
+        if partition in seen and answer.end < seen[partition].end:
+            seen[partition] = answer
+        else:
+            self._raise(topic, partition, answer.end, answer.leader_epoch)
 
     def _raise(self, topic: str, partition: int, end: int, leader_epoch: int) -> None:
         seen = self._seen.get(topic) or self._seen.setdefault(topic, {})
@@ -112,7 +120,7 @@ class HighWater:
 
 
 def _is_doubtful(answer: Listed, seen: Listed | None, before: Listed | None) -> bool:
-    if not answer.is_answer or answer.end < answer.start:
+    if not answer.is_answer:
         return True
     if seen is None or answer.end >= seen.end:
         return False
@@ -135,7 +143,7 @@ def ask_offsets(
     question and says whether there is time for one; `enough` says whether most of the time has passed. Raises
     BrokerUnavailable if a partition gave no answer in all that time, and whatever `ask` raises.
     """
-    before: dict[int, Listed] = {}
+    before, doubtful = dict[int, Listed](), list[int]()
     was_enough = False
     while True:
         try:
@@ -145,18 +153,17 @@ def ask_offsets(
                 raise
             # The time that was left was too short for a slow broker; what it said for most of the time stands.
             listed = before
-            _check_answers(topic, listed)
             break
         doubtful = seen.doubtful(topic, listed, before, at_least or {})
         if doubtful and not before and seen.identify(topic, topic_id()):
             doubtful = seen.doubtful(topic, listed, before, at_least or {})
-        if not doubtful:
-            break
-        if not again():
-            _check_answers(topic, {p: listed[p] for p in doubtful})
+        if not (doubtful and again()):
             break
         before, was_enough = listed, enough()
-    seen.believe(topic, listed)
+    for p in doubtful:
+        if not listed[p].is_answer:
+            raise BrokerUnavailable("Kafka gives no offset of a partition", hint="", topic=topic, partition=p)
+        seen.believe(topic, p, listed[p])
     return {p: OffsetRange(answer.start, answer.end) for p, answer in listed.items()}
 
 
@@ -167,9 +174,3 @@ def known_id(describe: Callable[[str], TopicDescription | None], topic: str) -> 
     except Unavailable:
         return None
     return None if described is None else described.topic_id
-
-
-def _check_answers(topic: str, doubtful: Mapping[int, Listed]) -> None:
-    for partition, answer in doubtful.items():
-        if not answer.is_answer or answer.end < answer.start:
-            raise BrokerUnavailable("Kafka gives no offset of a partition", hint="", topic=topic, partition=partition)
