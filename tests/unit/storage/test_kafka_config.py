@@ -166,6 +166,13 @@ def test_a_secret_is_never_shown(name: str) -> None:
     assert not [text for text in shown if CANARY in text]
 
 
+def test_of_a_secret_that_begins_as_another_does_nothing_is_shown() -> None:
+    """Whichever of them stands first in the settings."""
+    for names in (("sasl.password", "ssl.key.password"), ("ssl.key.password", "sasl.password")):
+        config = client_config({**SERVERS, names[0]: "begins", names[1]: "begins-and-ends"})
+        assert config.redact("wrong: begins-and-ends, begins") == "wrong: ***, ***"
+
+
 def test_credentials_in_addresses_are_never_shown() -> None:
     """A password in an address is masked, and the host stays readable."""
     config = client_config({"bootstrap.servers": f"SASL_SSL://me:{CANARY}@kafka.example:9092"})

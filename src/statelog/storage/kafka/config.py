@@ -28,51 +28,38 @@ _MASK = "***"
 _SECRET_NAME = re.compile(r"password|secret|token|pem|key|jaas|oauthbearer\.config", re.IGNORECASE)
 _URL_CREDENTIALS = re.compile(r"(?<=://)\S*(?=@)|[^\s/@:,]+:[^\s@,]+(?=@)")
 
-_DENIED = {
+_REFUSED = {
     "plugin.library.paths": "it loads code into this process",
     "sasl.kerberos.kinit.cmd": "it runs a shell command",
     "ssl.engine.location": "it loads code into this process",
     "ssl.engine.id": "it loads code into this process",
     "enable.sasl.oauthbearer.unsecure.jwt": "it accepts tokens that nobody signed",
     "debug": "protocol traces can contain credentials and state",
-}
-_DENIED_PREFIXES = {
+    "enable.metrics.push": "statelog sends no telemetry",
+    **dict.fromkeys((
+        "acks", "request.required.acks", "enable.idempotence", "enable.gapless.guarantee", "retries",
+        "message.send.max.retries", "max.in.flight", "max.in.flight.requests.per.connection", "partitioner",
+        "queuing.strategy", "delivery.report.only.error", "auto.offset.reset", "isolation.level", "check.crcs",
+        "enable.auto.commit", "auto.commit.enable", "auto.commit.interval.ms", "enable.auto.offset.store",
+        "enable.partition.eof", "allow.auto.create.topics", "offset.store.method", "offset.store.path",
+        "group.protocol", "consume.callback.max.messages",
+    ), "statelog sets it, because the guarantees of the log rest on it"),
+    **dict.fromkeys((
+        "group.id", "group.instance.id", "transactional.id", "transaction.timeout.ms", "partition.assignment.strategy",
+    ), "statelog names its own groups and uses no transactions"),
+    **dict.fromkeys((
+        "message.max.bytes", "max.message.bytes", "receive.message.max.bytes", "message.copy.max.bytes",
+    ), "statelog sets it to fit the size of its chunks"),
+}  # fmt: skip
+_REFUSED_PREFIXES = {
     "test.mock.": "it silently replaces the brokers and their security",
     "log.": "protocol traces can contain credentials and state",
     "log_": "logging belongs to Python's logging, logger 'statelog.kafka'",
 }
-_DENIED_VALUES = {
+_REFUSED_VALUES = {
     ("enable.ssl.certificate.verification", "false"): "anybody could pose as the broker",
     ("ssl.endpoint.identification.algorithm", "none"): "anybody with any certificate could pose as the broker",
 }
-_SAFETY = "statelog sets it, because the guarantees of the log rest on it"
-_IDENTITY = "statelog names its own groups and uses no transactions"
-_SIZE = "statelog sets it to fit the size of its chunks"
-_OWNED = {
-    **dict.fromkeys(
-        (
-            "acks", "request.required.acks", "enable.idempotence", "enable.gapless.guarantee", "retries",
-            "message.send.max.retries", "max.in.flight", "max.in.flight.requests.per.connection", "partitioner",
-            "queuing.strategy", "delivery.report.only.error", "auto.offset.reset", "isolation.level", "check.crcs",
-            "enable.auto.commit", "auto.commit.enable", "auto.commit.interval.ms", "enable.auto.offset.store",
-            "enable.partition.eof", "allow.auto.create.topics", "offset.store.method", "offset.store.path",
-            "group.protocol", "consume.callback.max.messages",
-        ),
-        _SAFETY,
-    ),
-    **dict.fromkeys(
-        (
-            "group.id", "group.instance.id", "transactional.id", "transaction.timeout.ms",
-            "partition.assignment.strategy",
-        ),
-        _IDENTITY,
-    ),
-    **dict.fromkeys(
-        ("message.max.bytes", "max.message.bytes", "receive.message.max.bytes", "message.copy.max.bytes"),
-        _SIZE,
-    ),
-    "enable.metrics.push": "statelog sends no telemetry",
-}  # fmt: skip
 _SHELL_SAFE = re.compile(r"[A-Za-z0-9._/@:+-]*")
 _EXPANDED = frozenset({"sasl.kerberos.principal", "sasl.kerberos.keytab"})
 """Settings that the client puts into a shell command."""
@@ -85,7 +72,8 @@ _IN_FILES = frozenset({
 """Settings that a file may hold, whatever it says: no rule looks at their values."""
 _CALLBACK = re.compile(r"(^|[._])(cb|callback)$|^(on_|logger$|opaque$)")
 
-_BOTH = {
+_EVERY = {
+    "allow.auto.create.topics": "false",
     "enable.metrics.push": "false",
     "socket.nagle.disable": "true",
     "client.id": "statelog",
@@ -102,14 +90,12 @@ _PRODUCER = {
     # A topic that is gone is believed to be gone after this long, not after half a minute.
     "topic.metadata.propagation.max.ms": "10000",
     "queue.buffering.max.kbytes": str(256 << 10),
-    "allow.auto.create.topics": "false",
 }
 _MEMBER = {
     "enable.auto.commit": "false",
     "enable.auto.offset.store": "false",
     "auto.offset.reset": "error",
     "enable.partition.eof": "true",
-    "allow.auto.create.topics": "false",
     "check.crcs": "true",
 }
 _CONSUMER = {
@@ -128,7 +114,6 @@ _ADMIN = {
     # Questions go to the controller that the last metadata named. If that broker is dead, a client that connects on
     # demand alone knocks at it a thousand times a second, on all of a core, and learns of another one too late.
     "enable.sparse.connections": "false",
-    "allow.auto.create.topics": "false",
 }
 _READERS = "statelog-reader"
 _PRODUCER_TUNING = (
@@ -165,15 +150,17 @@ class ClientConfig:
     def masked(self) -> dict[str, str]:
         """The settings with every secret replaced by asterisks: safe to print and to log."""
         token = {} if self.token is None else {TOKEN: name_of(self.token)}
-        return {**{name: _masked_value(name, value) for name, value in self.settings.items()}, **token}
+        shown = {name: _MASK if _holds_secret(name) else mask_text(value) for name, value in self.settings.items()}
+        return {**shown, **token}
 
     def __repr__(self) -> str:
         return f"ClientConfig({self.masked()!r})"
 
     def redact(self, text: str) -> str:
         """`text`, such as a client's message, without any secret value of these settings and URL credentials."""
-        given = (value for name, value in self.settings.items() if is_secret_setting(name) and not secret_of(name))
-        for secret in filter(None, (*given, *tuple(self.read))):
+        given = (value for name, value in self.settings.items() if _holds_secret(name))
+        # The longest first: one may begin as another does.
+        for secret in sorted(filter(None, (*given, *tuple(self.read))), key=len, reverse=True):
             text = text.replace(secret, _MASK)
         return mask_text(text)
 
@@ -311,6 +298,10 @@ def is_secret_setting(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
+def _holds_secret(name: str) -> bool:
+    return is_secret_setting(name) and not secret_of(name)
+
+
 def mask_text(text: str) -> str:
     """Free text, such as a URL or a client's message, without the credentials of URLs in it."""
     return _URL_CREDENTIALS.sub(_MASK, text)
@@ -319,11 +310,7 @@ def mask_text(text: str) -> str:
 def _merged(config: ClientConfig, own: Mapping[str, str], *, without: tuple[str, ...]) -> dict[str, str]:
     """Own settings under the user's. Validation has made sure that no user setting is one that must win."""
     users = {name: value for name, value in config.settings.items() if not name.startswith(without)}
-    return {**_BOTH, **own, **users}
-
-
-def _masked_value(name: str, value: str) -> str:
-    return _MASK if _SECRET_NAME.search(name) and not secret_of(name) else mask_text(value)
+    return {**_EVERY, **own, **users}
 
 
 def _check_setting(name: object, value: object) -> None:
@@ -341,18 +328,16 @@ def _check_setting(name: object, value: object) -> None:
 
 
 def _reason_against(name: str, value: str) -> str | None:
-    if name in _DENIED:
-        return _DENIED[name]
-    if name in _OWNED:
-        return _OWNED[name]
+    if name in _REFUSED:
+        return _REFUSED[name]
     if _CALLBACK.search(name):
         return "callbacks belong to statelog"
-    for prefix, reason in _DENIED_PREFIXES.items():
+    for prefix, reason in _REFUSED_PREFIXES.items():
         if name.startswith(prefix):
             return reason
     if name in _EXPANDED and not _SHELL_SAFE.fullmatch(value):
         return "the client puts it into a shell command, and it has a character that a shell may not take as it is"
-    return _DENIED_VALUES.get((name, "false" if value in {"0", "f", "no"} else value))
+    return _REFUSED_VALUES.get((name, "false" if value in {"0", "f", "no"} else value))
 
 
 def _check_timeout(name: str, value: str) -> None:
