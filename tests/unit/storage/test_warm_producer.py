@@ -1,6 +1,9 @@
 """The spare producer of a log: when there is one, when it is made anew, and what is never handed out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import pytest
 
 from statelog.errors import BrokerUnavailable
 from statelog.storage.kafka import Producer
@@ -13,6 +16,7 @@ class _Client(MemoryProducer):
 
     is_closed = False
     is_well = True
+    looked_at: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(self) -> None:
         super().__init__(MemoryKafka())
@@ -20,6 +24,7 @@ class _Client(MemoryProducer):
     @property
     def is_sound(self) -> bool:
         """As the test says."""
+        self.looked_at()
         return self.is_well
 
     def close(self) -> None:
@@ -117,3 +122,20 @@ def test_close() -> None:
     spare.close()
     spare.close()
     assert make.made[0].is_closed
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_one_that_comes_back_behind_the_end_is_closed(is_new: bool) -> None:
+    """A log may be closed while the thread that keeps its spare makes one, or looks at it."""
+    make = _Maker()
+
+    def made() -> Producer:
+        if is_new:
+            spare.close()
+        return make()
+
+    spare = WarmProducer(made)
+    spare.keep(0.0)
+    make.made[0].looked_at = spare.close
+    spare.keep(1.0)
+    assert all(one.is_closed for one in make.made)
