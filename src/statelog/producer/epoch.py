@@ -139,7 +139,7 @@ def open_epoch(
     begin = max((one for one in (newest, base) if one is not None), key=lambda one: one.state.position, default=None)
     ledger = log.ledger.client(
         begin,
-        rebase=log.ledger.newest_manifest,
+        rebase=log.manifests.newest,
         clock=environment.clock,
         keeps=keeps_folding and begin is newest,
         tape=log.ledger_tape,

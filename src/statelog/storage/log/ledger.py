@@ -2,59 +2,50 @@
 
 Invariants:
 - A ledger that was truncated is folded from a manifest, never from its first record that is left.
-- It holds no log and no client of its own: what it makes, the caller closes.
+- It holds no client of its own: what it makes, the caller closes.
 """
 
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from statelog.closing import undone_by_errors
 from statelog.errors import BeyondEnd, OffsetGone
-from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.names import ledger_topic
-from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Record
 from statelog.storage.ledger_client import LedgerBase, LedgerClient
 from statelog.storage.ledger_tape import LedgerTape
-from statelog.storage.store import Store
+
+if TYPE_CHECKING:
+    from statelog.storage.log.log import Log
 
 _ASK_AGAIN_S = 0.25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ledger:
-    """The ledger of the log that `descriptor` describes: `log.ledger`.
-
-    `newest_manifest` reads the log's newest one from the store, or None. `identify` compares descriptor and cluster,
-    unless that was done just now, or always if `anew`: ids never come back, so what was acknowledged before this landed
-    in this log. `patience_s` is how long an answer of Kafka's that goes back behind what is known is asked again before
-    it is believed.
+    """The ledger of a log: `log.ledger`. `identify` compares descriptor and cluster, unless that was done just now, or
+    always if `anew`: ids never come back, so what was acknowledged before this landed in this log.
     """
 
-    descriptor: Descriptor
-    kafka: Kafka
-    store: Store
-    newest_manifest: Callable[[], Manifest | None]
-    identify: Callable[..., object]
-    patience_s: float
-
-    @property
-    def topic(self) -> str:
-        """The topic of the ledger."""
-        return ledger_topic(self.descriptor.name)
+    def __init__(self, log: "Log", identify: Callable[..., object]) -> None:
+        self._log = log
+        self.identify = identify
 
     def range(self, *, at_least: int = 0) -> OffsetRange:
-        """The ledger's start and end now. An end below `at_least` is asked again for `patience_s`, which begin with the
-        answer: it may be an old one, and this process may have stood still before it.
+        """The ledger's start and end now. An end below `at_least` is asked again for the log's `patience_s`, which
+        begin with the answer: it may be an old one, and this process may have stood still before it.
         """
-        found = self.kafka.offsets(self.topic, [0])[0]
-        deadline_s = time.monotonic() + self.patience_s
+        found = self._offsets()
+        deadline_s = time.monotonic() + self._log.patience_s
         while found.end < at_least and time.monotonic() < deadline_s:
             time.sleep(_ASK_AGAIN_S)
-            found = self.kafka.offsets(self.topic, [0])[0]
+            found = self._offsets()
         return found
+
+    def _offsets(self) -> OffsetRange:
+        return self._log.kafka.offsets(self._log.ledger_topic, [0])[0]
 
     def end(self, *, at_least: int = 0) -> int:
         """The ledger's end now, asked as `range` does."""
@@ -68,7 +59,7 @@ class Ledger:
         if position == 0:
             return ORIGIN
         try:
-            found = records_at(self.kafka, self.topic, {0: position - 1}).get(0)
+            found = records_at(self._log.kafka, self._log.ledger_topic, {0: position - 1}).get(0)
         except OffsetGone:
             return Place(position)
         return Place(position, found and LastRecord.of(found.offset, found.value))
@@ -90,22 +81,12 @@ class Ledger:
         if base is None:
             self._require_whole()
         client = LedgerClient(
-            self.kafka,
-            self.topic,
-            self.descriptor.identity,
-            base,
-            rebase=rebase,
-            verify=self.identify,
-            clock=clock,
-            keeps=keeps,
-            tape=tape,
-        )
-        try:
+            self._log.kafka, self._log.ledger_topic, self._log.descriptor.identity, base,
+            rebase=rebase, verify=self.identify, clock=clock, keeps=keeps, tape=tape,
+        )  # fmt: skip
+        with undone_by_errors(client.close):
             if start_position > client.position:
                 client.fold_to(start_position)
-        except BaseException:
-            client.close()
-            raise
         return client
 
     def newest_client(self) -> LedgerClient:
@@ -114,24 +95,19 @@ class Ledger:
         Who answers is asked first: a log may have been opened long ago. Raises IdentityChanged, Unavailable.
         """
         self.identify()
-        return self.client(self.newest_manifest(), rebase=self.newest_manifest)
+        newest = self._log.manifests.newest
+        return self.client(newest(), rebase=newest)
 
     def _require_whole(self) -> None:
-        start, end = self.kafka.offsets(self.topic, [0])[0]
+        start, end = self._offsets()
+        topic = self._log.ledger_topic
         if end == 0 and self.end(at_least=1) == 0:
-            raise BeyondEnd(
-                "the ledger is empty: it lost its mark, and all that stood behind it",
-                topic=self.topic,
-                hint="Restore the topic, or accept the loss by name",
-            )
+            what = "the ledger is empty: it lost its mark, and all that stood behind it"
+            raise BeyondEnd(what, topic=topic, hint="Restore the topic, or accept the loss by name")
         if start > 0:
-            raise OffsetGone(
-                "the ledger was truncated, and no manifest says what stood there",
-                topic=self.topic,
-                log_start=start,
-                url=self.store.url,
-                hint="Restore the manifests, or check that the root URL is the right one",
-            )
+            what = "the ledger was truncated, and no manifest says what stood there"
+            hint = "Restore the manifests, or check that the root URL is the right one"
+            raise OffsetGone(what, topic=topic, log_start=start, url=self._log.store.url, hint=hint)
 
 
 def records_at(kafka: Kafka, topic: str, offsets: Mapping[int, int]) -> dict[int, Record]:
@@ -147,10 +123,6 @@ def records_at(kafka: Kafka, topic: str, offsets: Mapping[int, int]) -> dict[int
 def check_reaches(log: str, end: int, position: int) -> None:
     """Raise BeyondEnd if the ledger of a log, which ends at `end`, lacks a part of what was seen of it."""
     if end < position:
-        raise BeyondEnd(
-            "the ledger ends below what was seen of it",
-            topic=ledger_topic(log),
-            log_end=end,
-            position=position,
-            hint="It lost commits that were acknowledged: restore the topic, or accept the loss by name",
-        )
+        what = "the ledger ends below what was seen of it"
+        hint = "It lost commits that were acknowledged: restore the topic, or accept the loss by name"
+        raise BeyondEnd(what, topic=ledger_topic(log), log_end=end, position=position, hint=hint)

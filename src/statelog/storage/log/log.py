@@ -100,8 +100,7 @@ class Log(Closing):
         self.ledger_tape = LedgerTape()
         """What the writers of this process know of the ledger's end."""
         self._place = ORIGIN
-        self._clock = current_environment().clock
-        self._looks = Looks(lambda: identify(kafka, store, descriptor), self._clock)
+        self._looks = Looks(lambda: identify(kafka, store, descriptor), current_environment().clock)
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
 
@@ -229,14 +228,7 @@ class Log(Closing):
     @property
     def ledger(self) -> Ledger:
         """The way to the ledger: its end, and clients that fold it."""
-        return Ledger(
-            descriptor=self.descriptor,
-            kafka=self.kafka,
-            store=self.store,
-            newest_manifest=self.manifests.newest,
-            identify=self._identify,
-            patience_s=self.patience_s,
-        )
+        return Ledger(self, self._identify)
 
     def evolve_value_schema(self, avsc: str) -> ValueSchema:
         """Make the text of an Avro record schema the newest value schema, or find that the log has it already.
