@@ -108,18 +108,12 @@ def file_layer(text: str, path: str) -> ConfigLayer:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError("the configuration file is not TOML", file=path, problem=str(error)) from None
-    values: dict[str, object] = {}
-    for name, value in document.items():
-        if name in (*FREE_TABLES, MATERIALIZER, LOGS):
-            _require_table(name, value, path)
-        if name == MATERIALIZER:
-            values.update(_known(f"{name}.{inner}", one, path) for inner, one in _table(value).items())
-        elif name not in (*FREE_TABLES, LOGS):
-            values.update([_known(name, value, path)])
-    kafka = dict(_flattened(_table(document.get("kafka")), "", path))
-    logs = {name: _of_log(name, value, path) for name, value in _table(document.get(LOGS)).items()}
-    storage = _table(document.get("storage"))
-    return _checked(ConfigLayer(origin=path, values=values, kafka=kafka, storage=storage, logs=logs))
+    tables = {name: _table(name, document.pop(name, {}), path) for name in (*FREE_TABLES, MATERIALIZER, LOGS)}
+    of_all = {f"{MATERIALIZER}.{name}": value for name, value in tables[MATERIALIZER].items()}
+    values = dict(_known(name, value, path) for name, value in {**document, **of_all}.items())
+    kafka = dict(_flattened(tables["kafka"], "", path))
+    logs = {name: _of_log(name, value, path) for name, value in tables[LOGS].items()}
+    return _checked(ConfigLayer(origin=path, values=values, kafka=kafka, storage=tables["storage"], logs=logs))
 
 
 def environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
@@ -142,23 +136,18 @@ def environment_layer(environment: Mapping[str, str]) -> ConfigLayer:
         elif variable in by_variable:
             key = by_variable[variable]
             values[key.path] = _read(key, text, variable)
-        elif variable.startswith(_PREFIX):
-            _refuse_unknown(variable, by_variable)
+        elif variable.startswith(_PREFIX) and not _FOREIGN.fullmatch(name := variable.removeprefix(_PREFIX)):
+            raise ConfigError(f"unknown variable {variable}", key=variable, hint=_likely_variable(name, by_variable))
     return _checked(ConfigLayer(origin="the environment", values=values, kafka=kafka, storage=storage))
 
 
 def flag_layer(values: Mapping[str, object], kafka: Iterable[str], storage: Iterable[str]) -> ConfigLayer:
     """The layer of flags: `values` by key path (None: not given), `--kafka NAME=VALUE` and `--storage NAME=VALUE`."""
     given = {path: _read(KEYS[path], value, KEYS[path].flag) for path, value in values.items() if value is not None}
-    options = dict(_pair("--storage", text) for text in storage)
-    return _checked(
-        ConfigLayer(
-            origin="the flags",
-            values=given,
-            kafka=dict(_pair("--kafka", text) for text in kafka),
-            storage={name: option_value(name, text, origin="--storage") for name, text in options.items()},
-        )
-    )
+    settings = dict(_pair("--kafka", text) for text in kafka)
+    said = dict(_pair("--storage", text) for text in storage)
+    options = {name: option_value(name, text, origin="--storage") for name, text in said.items()}
+    return _checked(ConfigLayer(origin="the flags", values=given, kafka=settings, storage=options))
 
 
 def merge(layers: Iterable[ConfigLayer]) -> Config:
@@ -193,24 +182,17 @@ def merge(layers: Iterable[ConfigLayer]) -> Config:
 
 def _of_log(log: str, value: object, file: str) -> dict[str, object]:
     """The settings of the materializer that hold for one log."""
-    _require_table(f"{LOGS}.{log}", value, file)
-    found = dict(_known(f"{MATERIALIZER}.{name}", one, file) for name, one in _table(value).items())
-    return {path.removeprefix(f"{MATERIALIZER}."): one for path, one in found.items()}
+    given = _table(f"{LOGS}.{log}", value, file)
+    return {name: _known(f"{MATERIALIZER}.{name}", one, file)[1] for name, one in given.items()}
 
 
 def _known(path: str, value: object, file: str) -> tuple[str, object]:
     if path not in KEYS:
         known = [*KEYS, *FREE_TABLES, MATERIALIZER, LOGS]
-        raise ConfigError(
-            f"the configuration has no key {path!r}", file=file, key=path, hint=_nearest(path, known)
-        ) from None
+        near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
+        hint = f"The nearest known key is {near[0]!r}" if near else f"Known keys: {', '.join(known)}"
+        raise ConfigError(f"the configuration has no key {path!r}", file=file, key=path, hint=hint)
     return path, _read(KEYS[path], value, file)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"The nearest known key is {near[0]!r}" if near else f"Known keys: {', '.join(names)}"
 
 
 def _read(key: Key, value: object, origin: str) -> object:
@@ -223,13 +205,10 @@ def _read(key: Key, value: object, origin: str) -> object:
         ) from None
 
 
-def _table(value: object) -> dict[str, object]:
-    return cast("dict[str, object]", value) if isinstance(value, dict) else {}
-
-
-def _require_table(name: str, value: object, file: str) -> None:
+def _table(name: str, value: object, file: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ConfigError(f"{name} is a table", file=file, key=name, hint=f"Write [{name}] and its keys below it")
+    return cast("dict[str, object]", value)
 
 
 def _flattened(table: Mapping[str, object], prefix: str, file: str) -> Generator[tuple[str, str]]:
@@ -237,7 +216,7 @@ def _flattened(table: Mapping[str, object], prefix: str, file: str) -> Generator
     for name, value in table.items():
         dotted = f"{prefix}{name}"
         if isinstance(value, dict):
-            yield from _flattened(_table(cast("object", value)), f"{dotted}.", file)
+            yield from _flattened(cast("dict[str, object]", value), f"{dotted}.", file)
             continue
         try:
             yield dotted, setting_text(value)
@@ -264,20 +243,12 @@ def _checked(layer: ConfigLayer) -> ConfigLayer:
 
 def _required(value: T | None, name: str, what: str, origins: Iterable[str]) -> T:
     if value is None:
-        raise ConfigError(
-            f"{name} is missing: {what}",
-            looked_in=", ".join(origins) or "nowhere",
-            hint=f"Set {name} in statelog.toml, {_PREFIX}{name.upper()} or --{name};"
-            " `statelog dev start` prints both for a development broker",
+        hint = (
+            f"Set {name} in statelog.toml, {_PREFIX}{name.upper()} or --{name};"
+            " `statelog dev start` prints both for a development broker"
         )
+        raise ConfigError(f"{name} is missing: {what}", looked_in=", ".join(origins) or "nowhere", hint=hint)
     return value
-
-
-def _refuse_unknown(variable: str, known: Iterable[str]) -> None:
-    """Raise ConfigError, with the likely name, unless the variable is another program's. Values are not looked at."""
-    name = variable.removeprefix(_PREFIX)
-    if not _FOREIGN.fullmatch(name):
-        raise ConfigError(f"unknown variable {variable}", key=variable, hint=_likely_variable(name, known))
 
 
 def _likely_variable(name: str, known: Iterable[str]) -> str:

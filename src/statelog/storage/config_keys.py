@@ -82,10 +82,9 @@ def _whole(value: object) -> int:
 
 def _share(value: object) -> float:
     try:
-        number = float(setting_text(value))
+        return float(setting_text(value))
     except ValueError:
         raise ConfigError("it is not a number") from None
-    return number
 
 
 def _engine(value: object) -> str:

@@ -46,8 +46,9 @@ def read_secret(name: str, path: object) -> str:
     except ValueError:
         secret, problem = "", "it is not UTF-8"
     if problem:
-        hint = "Mount the secret there, or correct the path"
-        raise ConfigError(
-            f"the file that {name} names cannot be used: {problem}", hint=hint, setting=name, file=str(path)
+        what, hint = (
+            f"the file that {name} names cannot be used: {problem}",
+            "Mount the secret there, or correct the path",
         )
+        raise ConfigError(what, hint=hint, setting=name, file=str(path))
     return secret
