@@ -169,10 +169,8 @@ class _MeasuredReader:
                     return
                 size_bytes += len(record.value)
                 yield record
-        except GeneratorExit:
-            raise
         except BaseException as raised:
-            error = type(raised).__name__
+            error = "" if isinstance(raised, GeneratorExit) else type(raised).__name__
             raise
         finally:
             self._to.tell("read", seconds, size_bytes, error)

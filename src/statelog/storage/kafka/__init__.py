@@ -119,7 +119,6 @@ class Producer(Protocol):
 
         Raises ConfigError, ClosedError.
         """
-        ...
 
     def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
         """Queue a record. Returns False, with nothing queued, if the queue is full: poll and try again.
@@ -154,7 +153,6 @@ class Producer(Protocol):
 
     def close(self) -> None:
         """Report whatever is in flight as UNKNOWN and release the client, without waiting. Idempotent."""
-        ...
 
 
 class Reader(Protocol):
@@ -172,7 +170,6 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Release the client. Idempotent."""
-        ...
 
 
 class Kafka(Protocol):
@@ -192,11 +189,9 @@ class Kafka(Protocol):
 
     def create_topic(self, spec: TopicSpec) -> None:
         """Create a topic and wait until its leaders are known. Raises AlreadyExists, BrokerUnavailable."""
-        ...
 
     def delete_topic(self, topic: str) -> None:
         """Delete a topic; one that is not there counts as deleted. Raises BrokerUnavailable."""
-        ...
 
     def offsets(
         self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
@@ -219,7 +214,6 @@ class Kafka(Protocol):
 
     def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
         """Commit a group offset, for Kafka's own lag tools, and a text beside it. Raises BrokerUnavailable."""
-        ...
 
     def published(self, group: str, topic: str, partition: int) -> str:
         """The text beside the group's offset; empty if there is none. Raises BrokerUnavailable."""
@@ -235,4 +229,3 @@ class Kafka(Protocol):
 
     def close(self) -> None:
         """Release all clients that this object holds itself (not its producers and readers). Idempotent."""
-        ...

@@ -41,7 +41,6 @@ _FIRST_SHARE = 4
 _RETRY_S, _RETRY_MAX_S = 0.02, 0.5
 _UNSENT = "waiting for controller"
 
-
 Answers = Mapping[Any, "concurrent.futures.Future[Any]"]
 Request = Callable[[admin.AdminClient, float], Sequence[Answers]]
 """Sends requests that may take so many seconds; returns the client's mappings to futures."""
@@ -174,11 +173,7 @@ class AdminClient:
         if refused.name not in LOST or not told:
             return refused
         refusal = refusal_of(told, math.inf, was_in=self.is_proven)
-        return (
-            Refused(*refusal)
-            if refusal
-            else Refused(refused.name, f"{refused.text} (last client error: {told[-1][1]})")
-        )
+        return Refused(*(refusal or (refused.name, f"{refused.text} (last client error: {told[-1][1]})")))
 
     def _result(self, future: "concurrent.futures.Future[Any]", limit_s: float) -> Any:
         """The answer, or Refused."""
@@ -249,32 +244,25 @@ class AdminSession:
                 is_cut = refused.name == _CUT and cuts <= _MOST_CUTS
                 if not is_cut and refused.name not in (LOST if is_doubted else DROPPED):
                     raise
-                self._drop(client)
+                self.drop(client)
                 is_late = not is_doubted and self._clock() >= until_s
                 if is_late or (not twice and _UNSENT not in refused.text):
                     raise
             is_first = False
 
-    def drop(self) -> None:
-        """Give the client up: the next question makes a new one. Threads that are asking it keep it until they end."""
+    def drop(self, client: AdminClient | None = None) -> None:
+        """Give the client up, or this one, unless another thread did: the next question makes a new one. Threads that
+        are asking it keep it until they end.
+        """
         with self._making:
-            self._let_go()
+            if self._current is not None and client in (None, self._current):
+                self.guard.drop()  # Else each one would stay behind, with its threads and its connections.
+                self._current = None
 
     def close(self) -> None:
         """Release the client. Idempotent."""
         self.guard.close()
         self._current = None
-
-    def _drop(self, client: AdminClient) -> None:
-        """Give this one up; another thread may have done so before."""
-        with self._making:
-            if client is self._current:
-                self._let_go()
-
-    def _let_go(self) -> None:
-        if self._current is not None:
-            self.guard.drop()  # Else each one would stay behind, with its threads and its connections.
-            self._current = None
 
     def _client(self) -> AdminClient:
         self.guard.check()  # Before the lock: a fork may have copied it while another thread had it.

@@ -31,27 +31,28 @@ from statelog.errors import (
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Reader, Record
 from statelog.storage.kafka.config import mask_text
 
+ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
+"""Errors about a topic or a partition that is not there."""
 _MEANS = {
     "MSG_SIZE_TOO_LARGE": "the record is larger than max.message.bytes of topic {topic}",
     "RECORD_LIST_TOO_LARGE": "the records are larger than segment.bytes of topic {topic}",
     "TOPIC_AUTHORIZATION_FAILED": "this client lacks the right to WRITE on topic {topic}",
-    **dict.fromkeys(
-        ("_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"),
-        "topic {topic} does not exist any more, or has fewer partitions",
-    ),
+    **dict.fromkeys(ABSENT, "topic {topic} does not exist any more, or has fewer partitions"),
 }
 """What a refusal of a record means for the person who reads it, where the broker's text does not say."""
+_GRANT = "Grant its principal what docs/security.md lists for the role"
 _REMEDIES = {
     "MSG_SIZE_TOO_LARGE": "Raise max.message.bytes of topic {topic} again: a log is made for what it allowed then"
     " (record_bytes_max in `statelog describe`)",
     "RECORD_LIST_TOO_LARGE": "Raise segment.bytes of topic {topic}",
-    "TOPIC_AUTHORIZATION_FAILED": "Grant its principal what docs/security.md lists for the role",
+    "TOPIC_AUTHORIZATION_FAILED": _GRANT,
 }
 """What has to be done before another try can end better."""
-_REFUSED = frozenset({
-    "_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
-    "TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "SECURITY_DISABLED",
+_CREDENTIALS = frozenset({
+    "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
 })  # fmt: skip
+_UNGRANTED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
+_REFUSED = _CREDENTIALS | _UNGRANTED | {"_SSL", "SECURITY_DISABLED"}
 _WRONG_SETTING = frozenset({
     "_INVALID_ARG", "INVALID_CONFIG", "INVALID_PARTITIONS", "INVALID_REPLICATION_FACTOR", "POLICY_VIOLATION",
     "INVALID_TOPIC_EXCEPTION", "TOPIC_EXCEPTION",
@@ -63,16 +64,10 @@ _SETTING_HINTS = {
     "on a single broker",
 }
 """What to do about a setting that the broker's text does not name."""
-ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION"})
-"""Errors about a topic or a partition that is not there."""
 REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 """Errors about an offset that the broker does not have."""
-_UNGRANTED = frozenset({"TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"})
 UNPACKING = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
 """Errors of one batch, which come again and again: its checksum is wrong, or it cannot be unpacked."""
-_CREDENTIALS = frozenset({
-    "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "UNSUPPORTED_SASL_MECHANISM", "ILLEGAL_SASL_STATE",
-})  # fmt: skip
 _CERTIFICATE = re.compile(r"certificate|unknown ca|verify failed", re.IGNORECASE)
 _MISMATCH = re.compile(r"connecting to an? \w+ (broker )?listener\?|incorrect security\.protocol", re.IGNORECASE)
 _NO_TOKEN = re.compile(r"acquire SASL OAUTHBEARER token|the token function")
@@ -101,14 +96,9 @@ def classify_delivery(
     # already sent, and its timeouts (_MSG_TIMED_OUT), its purges (both _PURGE_INFLIGHT and _PURGE_QUEUE, since a record
     # waits for its retry in the queue), a denied retry and a fatal state do not say whether that try was appended. Nor
     # does a refusal: rights and the limit on sizes may have changed since, and a broker looks at them first.
-    remedy = _REMEDIES.get(error_name, "").format(topic=topic)
-    return Delivery(DeliveryStatus.UNKNOWN, -1, _reason(topic, error_name, error_text), remedy=remedy)
-
-
-def _reason(topic: str, error_name: str, error_text: str) -> str:
-    """Why a record for `topic` did not surely get there: the client's name for it, its text, and what that means."""
     means = f" ({_MEANS[error_name].format(topic=topic)})" if error_name in _MEANS else ""
-    return f"{error_name}: {mask_text(error_text)}{means}"
+    remedy = _REMEDIES.get(error_name, "").format(topic=topic)
+    return Delivery(DeliveryStatus.UNKNOWN, -1, f"{error_name}: {mask_text(error_text)}{means}", remedy=remedy)
 
 
 def client_error(
@@ -121,10 +111,8 @@ def client_error(
     text = mask_text(error_text)
     where: dict[str, Fact] = {"bootstrap_servers": servers, "kafka_error": error_name, **facts}
     if error_name in _UNGRANTED:
-        hint = "Grant its principal what docs/security.md lists for the role"
-        right = needs or "a right"
-        what = f"{doing} takes {right}, which Kafka does not grant this client"
-        return ConfigError(what, hint=hint, **where)
+        what = f"{doing} takes {needs or 'a right'}, which Kafka does not grant this client"
+        return ConfigError(what, hint=_GRANT, **where)
     if error_name in _REFUSED:
         hint = "Check the sasl.* and ssl.* settings, and the port (docs/security.md)"
         return ConfigError(f"Kafka refuses this client while {doing}: {text}", hint=hint, **where)
@@ -144,14 +132,10 @@ def client_error(
 
 def unreadable(topic: str, partition: int, offsets: OffsetRange, reason: str) -> Unreadable:
     """The error for offsets that hold what the client cannot unpack."""
-    return Unreadable(
-        f"records cannot be unpacked: {reason}",
-        topic=topic,
-        partition=partition,
-        start_offset=offsets.start,
-        end_offset=offsets.end,
-        hint="Another replica may have them whole: make it the leader, or restore the broker's disk",
-    )
+    start, end = offsets
+    what = f"records cannot be unpacked: {reason}"
+    hint = "Another replica may have them whole: make it the leader, or restore the broker's disk"
+    return Unreadable(what, hint=hint, topic=topic, partition=partition, start_offset=start, end_offset=end)
 
 
 def refusal_of(errors: Sequence[tuple[str, str]], waited_s: float, *, was_in: bool = False) -> tuple[str, str] | None:
@@ -180,14 +164,9 @@ def check_range(topic: str, partition: int, wanted: OffsetRange, available: Offs
     else:
         return
     raise error(
-        f"{what}: {topic}[{partition}] holds [{available.start}, {available.end})",
-        topic=topic,
-        partition=partition,
-        start_offset=wanted.start,
-        end_offset=wanted.end,
-        log_start=available.start,
-        log_end=available.end,
-    )
+        f"{what}: {topic}[{partition}] holds [{available.start}, {available.end})", topic=topic, partition=partition,
+        start_offset=wanted.start, end_offset=wanted.end, log_start=available.start, log_end=available.end,
+    )  # fmt: skip
 
 
 # ---- what cannot be unpacked

@@ -32,23 +32,18 @@ class GroupListener(Protocol):
 
     def assigned(self, partitions: Sequence[int]) -> None:
         """These are this member's from now on."""
-        ...
 
     def revoked(self, partitions: Sequence[int]) -> None:
         """These are to be given up: they are another member's once this returns."""
-        ...
 
     def lost(self, partitions: Sequence[int]) -> None:
         """These are gone: another member may have had them for long."""
-        ...
 
     def ended(self, partition: int, end_offset: int) -> None:
         """Every record of a partition below this offset was given: from inside of `poll`, in the order of records."""
-        ...
 
     def refused(self, partition: int, reason: str) -> None:
         """The broker does not have the place that a partition is read from."""
-        ...
 
 
 Taken = tuple[Message, int, int]
@@ -74,11 +69,9 @@ class GroupMember(Protocol):
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
         """Read these partitions, too, each from its offset on. One that the group has taken back is left out."""
-        ...
 
     def stop(self, partitions: Sequence[int]) -> None:
         """Read these partitions no more, though the group has given them to this member."""
-        ...
 
     def is_current(self, partition: int, offset: int) -> bool:
         """Ask the group whether this member is one of its present generation. False if it is not, or nobody says.
@@ -89,7 +82,6 @@ class GroupMember(Protocol):
 
     def publish(self, offsets: Mapping[int, int]) -> None:
         """Commit these offsets to the group, for tools that look at its lag. Waits for nothing, fails for nothing."""
-        ...
 
     def known_end(self, partition: int) -> int | None:
         """The end of a partition that is read, as the last answer to a fetch said. Asks nobody; None before that."""
@@ -97,7 +89,6 @@ class GroupMember(Protocol):
 
     def close(self) -> None:
         """Leave the group, and release the client. What is still assigned is revoked first. Idempotent."""
-        ...
 
 
 # ---- settings

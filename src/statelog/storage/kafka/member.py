@@ -73,14 +73,9 @@ class ConfluentMember:
         properties, config = dict(settings.properties), settings.config
         self._native = make_client(confluent_kafka.Consumer, "a member of a group", properties, config, self._errors)
         self._guard.hold(self._native)
+        subscribe = self._native.subscribe
         with undone_by_errors(self.close):
-            native(
-                self._native.subscribe,
-                [topic],
-                on_assign=self._on_assign,
-                on_revoke=self._on_revoke,
-                on_lost=self._on_lost,
-            )
+            native(subscribe, [topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
 
     def poll(self, timeout_s: float) -> Taken | None:
         """The next record, or None. Raises what the listener raised; ConfigError, NotFound, Unreadable, Fenced or

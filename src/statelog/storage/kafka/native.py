@@ -35,14 +35,13 @@ from statelog.storage.kafka.config import ClientConfig
 from statelog.storage.kafka.errors import REFUSED_OFFSET, client_error
 from statelog.storage.kafka.token import TokenSource
 
-# Else Python itself would write what the client says, such as a broker that went away, to the program's stderr.
-logging.getLogger("statelog.kafka").addHandler(logging.NullHandler())
-
 P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C", admin.AdminClient, confluent_kafka.Consumer, confluent_kafka.Producer)
 
 _LOG = logging.getLogger("statelog.kafka")
+# Else Python itself would write what the client says, such as a broker that went away, to the program's stderr.
+_LOG.addHandler(logging.NullHandler())
 _REFUSED_S, _REFUSED_POLL_S = 0.1, 0.02
 """A broker answers by then that it does not have an offset."""
 
@@ -146,13 +145,13 @@ class _Origin:
 class ProcessGuard:
     """Holds one native handle on behalf of its owner. `name` says in messages whose it is."""
 
-    __slots__ = ("__weakref__", "_closed", "_finalizer", "_handle", "_name", "_owner")
+    __slots__ = ("__weakref__", "_finalizer", "_handle", "_name", "_owner", "is_closed")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._owner = OwnProcess(f"the {name}")
         self._handle: object | None = None
-        self._closed = False
+        self.is_closed = False
         self._finalizer: weakref.finalize[[int, int, str, _Origin], ProcessGuard] | None = None
 
     @property
@@ -160,14 +159,9 @@ class ProcessGuard:
         """Whether this process is a fork of the one that owns the handle, if there is a handle."""
         return self._handle is not None and self._owner.is_foreign
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def check(self) -> None:
         """Raise ClosedError after close, and in a fork of the process that made the handle."""
-        if self._closed:
+        if self.is_closed:
             hint = "Make a new one. A log's is closed with the log: read and write inside of its `with` block"
             raise ClosedError(f"the {self._name} is closed", hint=hint)
         if self._handle is not None:
@@ -180,7 +174,7 @@ class ProcessGuard:
         _handles[id(handle)] = handle
         self._finalizer = weakref.finalize(self, _drop_forgotten, id(handle), self._owner.pid, self._name, _Origin())
         self._finalizer.atexit = False
-        if self._closed:
+        if self.is_closed:
             self.drop()
             self.check()
 
@@ -194,7 +188,7 @@ class ProcessGuard:
 
     def close(self) -> None:
         """Drop the handle and refuse all further use."""
-        self._closed = True  # First: what is held behind the drop is for `hold` to see.
+        self.is_closed = True  # First: what is held behind the drop is for `hold` to see.
         self.drop()
 
 

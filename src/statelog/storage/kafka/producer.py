@@ -166,7 +166,11 @@ class ConfluentProducer:
         ((error, message),) = sent.answer.items()
         if error is not None:
             text = self._config.redact(error.str())
-            return self._explained(classify_delivery(sent.topic, error.name(), text, message.offset()))
+            found = classify_delivery(sent.topic, error.name(), text, message.offset())
+            if not self._errors:
+                return found
+            # A time-out says nothing of its cause; the client's last error does.
+            return found._replace(reason=f"{found.reason} (last client error: {self._last_error})")
         delivery = classify_delivery(sent.topic, None, "", message.offset(), message.latency() or 0.0)
         if delivery.status is DeliveryStatus.OK:
             self._seen.reached(sent.topic, sent.partition, delivery.offset + 1)
@@ -175,12 +179,6 @@ class ConfluentProducer:
     @property
     def _last_error(self) -> str:
         return last_error(self._errors, self._config)
-
-    def _explained(self, delivery: Delivery) -> Delivery:
-        """A time-out says nothing of its cause; the client's last error does."""
-        if not self._errors:
-            return delivery
-        return delivery._replace(reason=f"{delivery.reason} (last client error: {self._last_error})")
 
     def _abandon(self, delivery: Delivery) -> None:
         while self._pending:
@@ -199,13 +197,9 @@ class ConfluentProducer:
         name, text = kafka_error(refused, self._config)
         if name == "MSG_SIZE_TOO_LARGE":
             return ValueTooLarge(
-                "a record is larger than Kafka may take",
-                hint="Write smaller values, or smaller chunks",
-                topic=topic,
-                partition=partition,
-                size_bytes=size_bytes,
-                limit_bytes=MAX_MESSAGE_BYTES,
-            )
+                "a record is larger than Kafka may take", hint="Write smaller values, or smaller chunks",
+                topic=topic, partition=partition, size_bytes=size_bytes, limit_bytes=MAX_MESSAGE_BYTES,
+            )  # fmt: skip
         if name == "_FATAL":
             self._fatal = f"{name}: {text}"
             self._check_fatal(topic, partition)

@@ -266,13 +266,9 @@ class ConfluentReader:
         is_end = message.error() is not None
         if offset < wanted.start and not is_end:
             raise Corrupt(
-                "offsets of a partition went backwards",
-                hint="Read again; if it happens again, the broker's log is damaged",
-                topic=self._topic,
-                partition=partition,
-                offset=offset,
-                expected_offset=wanted.start,
-            )
+                "offsets of a partition went backwards", topic=self._topic, partition=partition, offset=offset,
+                expected_offset=wanted.start, hint="Read again; if it happens again, the broker's log is damaged",
+            )  # fmt: skip
         if not is_end and offset < wanted.end:
             records.append(Record(partition, offset, message.value() or b"", _stamp_ms(message)))
         next_offset = offset if is_end else offset + 1
@@ -348,12 +344,9 @@ class ConfluentReader:
         told = last_error(self._errors, self._config) or self._last_error
         raise BrokerUnavailable(
             "; ".join(filter(None, (f"no record came within {stall_timeout_s:g} s", told))),
-            bootstrap_servers=self._config.bootstrap_servers,
-            topic=self._topic,
-            partition=partition,
-            next_offset=wanted.start,
-            end_offset=wanted.end,
-        )
+            bootstrap_servers=self._config.bootstrap_servers, topic=self._topic, partition=partition,
+            next_offset=wanted.start, end_offset=wanted.end,
+        )  # fmt: skip
 
     def _unassign(self, done: set[int], *, others: bool) -> None:
         """Stop fetching what nobody wants any more. Not by pausing: a pause outlives the assignment it was made in."""

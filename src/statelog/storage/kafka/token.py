@@ -46,14 +46,9 @@ def token_by_name(given: object) -> TokenFunction | str:
     if not callable(given):
         raise ConfigError(f"a token is a function or its name, and not {type(given).__name__}", hint=_HINT)
     module, path = getattr(given, "__module__", None), getattr(given, "__qualname__", "")
-    name = f"{module}:{path}"
-    if (
-        module == "__main__"
-        or not _NAME.fullmatch(name)
-        or _attribute(sys.modules.get(module or ""), path) is not given
-    ):
-        return cast("TokenFunction", given)
-    return name
+    name, found = f"{module}:{path}", _attribute(sys.modules.get(module or ""), path)
+    has_name = module != "__main__" and _NAME.fullmatch(name) and found is given
+    return name if has_name else cast("TokenFunction", given)
 
 
 def name_of(token: TokenFunction | str) -> str:
@@ -150,10 +145,8 @@ def _imported(name: str) -> TokenFunction:
     try:
         found = _attribute(importlib.import_module(module), path)
     except Exception as error:  # noqa: BLE001 - the user's own module runs
-        told = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"the module of the token {name} cannot be imported: {told}", hint=_HINT, token=name
-        ) from None
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"the module of the token {name} cannot be imported: {why}", hint=_HINT, token=name) from None
     if not callable(found):
         raise ConfigError(f"the token {name} is no function of that module", hint=_HINT, token=name)
     return cast("TokenFunction", found)

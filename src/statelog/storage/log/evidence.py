@@ -87,15 +87,15 @@ def check_anchors(
         held = {p: anchor.offset for p, anchor in expected.items() if anchor.offset >= there[p].start}
         try:
             found = _hashes(log, topic, held)
+            break
         except OffsetGone:
             there = None  # Truncated since it was asked, by a round that won; every turn here follows a higher start.
-            continue
-        break
     for partition, offset in held.items():
-        if found.get(partition) != expected[partition].hash and not (
-            topic == log.ledger_topic and _is_restarted(log, offset)
-        ):
-            raise _mismatch(topic, partition, offset)
+        is_same = found.get(partition) == expected[partition].hash
+        if not (is_same or (topic == log.ledger_topic and _is_restarted(log, offset))):
+            what = "a record is not the one that the newest snapshot was built on"
+            hint = "The topic was restored, or lost its tail and grew again: restore it, or accept the loss by name"
+            raise AnchorMismatch(what, topic=topic, partition=partition, offset=offset, hint=hint)
 
 
 def check_data_anchors(
@@ -114,16 +114,6 @@ def check_data_anchors(
 def _is_restarted(log: "Log", offset: int) -> bool:
     with closing(log.kafka.reader(log.ledger_topic)) as reader:
         return is_restarted(reader, log.ledger.end(), offset)
-
-
-def _mismatch(topic: str, partition: int, offset: int) -> AnchorMismatch:
-    return AnchorMismatch(
-        "a record is not the one that the newest snapshot was built on",
-        topic=topic,
-        partition=partition,
-        offset=offset,
-        hint="The topic was restored, or lost its tail and grew again: restore it, or accept the loss by name",
-    )
 
 
 def _hashes(log: "Log", topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
@@ -154,9 +144,7 @@ class Witnesses:
         Raises Unavailable.
         """
         while True:
-            known = {
-                p: self._known(p, max(held.start, fold.committed_position(p)), held.end) for p, held in there.items()
-            }
+            known = {p: self._known(p, max(at.start, fold.committed_position(p)), at.end) for p, at in there.items()}
             try:
                 found = self._read(known, there)
             except OffsetGone:

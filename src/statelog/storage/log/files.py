@@ -21,8 +21,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from statelog.environment import current_environment
-from statelog.errors import AlreadyExists, Corrupt, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
+from statelog.errors import AlreadyExists, Corrupt, Fact, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import AcceptLoss, Restart, decode, encode
 from statelog.schemas.names import DESCRIPTOR_PATH, LOSSES, MANIFESTS, SCHEMAS, TRUNCATIONS, Numbered
 from statelog.schemas.snapshot.manifest import Manifest
@@ -129,17 +130,16 @@ def losses_of(store: Store) -> list[AcceptedLoss]:
     """What people gave up, oldest first, also where the ledger was truncated past it. Nothing is decided by it, so what
     cannot be read is reported, and stops nobody. Raises StoreUnavailable.
     """
-    return [_loss(info, store.read(info.path)) for info in _numbered(store, LOSSES).values()]
+    files = _numbered(store, LOSSES).values()
+    return [AcceptedLoss(one.path, one.modified_s, *_loss(store.read(one.path))) for one in files]
 
 
-def _loss(info: FileInfo, data: bytes) -> AcceptedLoss:
+def _loss(data: bytes) -> tuple[AcceptLoss | Restart | None, str]:
     try:
         record = decode(data)
     except (Corrupt, UnknownFormat) as error:
-        return AcceptedLoss(info.path, info.modified_s, None, error.message)
-    if not isinstance(record, AcceptLoss | Restart):
-        return AcceptedLoss(info.path, info.modified_s, None, "it says something else")
-    return AcceptedLoss(info.path, info.modified_s, record)
+        return None, error.message
+    return (record, "") if isinstance(record, AcceptLoss | Restart) else (None, "it says something else")
 
 
 def _numbered(store: Store, files: Numbered) -> dict[int, FileInfo]:
@@ -186,13 +186,9 @@ class ManifestChain:
         if newest == 0 or newest < seen:
             self.check_place()
         if newest < seen:
-            raise StoreUnavailable(
-                "the store went back: the newest manifest is older than one that stood here",
-                hint="Another directory, or an older copy, lies at the root URL: bring the right one back",
-                store=self._store.url,
-                newest=newest,
-                seen=seen,
-            )
+            what = "the store went back: the newest manifest is older than one that stood here"
+            hint = "Another directory, or an older copy, lies at the root URL: bring the right one back"
+            raise StoreUnavailable(what, hint=hint, store=self._store.url, newest=newest, seen=seen)
         self._highest = max(self._highest, newest)
         self._listing = (listed, now_s)
         return listed
@@ -207,13 +203,7 @@ class ManifestChain:
             message = "the store is not there: the log's directory holds no descriptor"
             raise StoreUnavailable(message, hint=_GONE_HINT, store=self._store.url)
         if found.digest != self._descriptor.digest:
-            raise IdentityChanged(
-                "the directory is another log's",
-                hint="Check the root URL",
-                store=self._store.url,
-                expected=self._descriptor.identity.ledger_topic_id,
-                found=found.identity.ledger_topic_id,
-            )
+            raise self._another(found.identity, "the directory is another log's", "Check the root URL")
 
     def read(self, number: int, *, max_age_s: float = 0.0) -> Manifest:
         """One manifest; as it was read less than `max_age_s` ago, if it was the last one.
@@ -241,15 +231,14 @@ class ManifestChain:
         """
         found = self.newest_of_any(max_age_s=max_age_s)
         if found is not None and found.identity != self._descriptor.identity:
-            raise IdentityChanged(
-                "the newest manifest was made for other topics",
-                manifest=found.number,
-                store=self._store.url,
-                expected=self._descriptor.identity.ledger_topic_id,
-                found=found.identity.ledger_topic_id,
-                hint="If a person accepted that the topics were lost, open the log again; else these are another log's",
-            )
+            what = "the newest manifest was made for other topics"
+            hint = "If a person accepted that the topics were lost, open the log again; else these are another log's"
+            raise self._another(found.identity, what, hint, manifest=found.number)
         return found
+
+    def _another(self, found: LogIdentity, what: str, hint: str, **facts: Fact) -> IdentityChanged:
+        ids = {"expected": self._descriptor.identity.ledger_topic_id, "found": found.ledger_topic_id}
+        return IdentityChanged(what, hint=hint, store=self._store.url, **ids, **facts)
 
     def newest_of_any(self, *, max_age_s: float = 0.0) -> Manifest | None:
         """The newest manifest, whichever topics it was made for. Raises Damaged, StoreUnavailable."""
@@ -261,11 +250,8 @@ class ManifestChain:
                 # Only numbers that a newer one replaced are ever deleted: the list is stale, ask again.
                 missed.append(numbers[-1])
                 if missed.count(numbers[-1]) >= _LOOKS:
-                    raise StoreUnavailable(
-                        "the store lists the newest manifest, and then says that it is not there",
-                        hint=_GONE_HINT,
-                        **error.facts,
-                    ) from error
+                    what = "the store lists the newest manifest, and then says that it is not there"
+                    raise StoreUnavailable(what, hint=_GONE_HINT, **error.facts) from error
         return None
 
     def put(self, manifest: Manifest) -> bool:
@@ -274,23 +260,16 @@ class ManifestChain:
         The first put proves the store. Raises UnsafeStore, with nothing put, if it overwrites; StoreUnavailable if it
         cannot be told whose manifest it is; StorageFull.
         """
-        self._prove()
-        self._listing = None
-        number = manifest.number
-        is_ours = is_put(
-            self._store,
-            MANIFESTS.path(number),
-            manifest.to_bytes(),
-            lambda: self.read(number).nonce == manifest.nonce,
-        )
-        self._highest = max(self._highest, number)  # Whose it is: one stands there.
-        return is_ours
-
-    def _prove(self) -> None:
-        """Prove put-if-absent, unless this chain did. Readers and writers put no manifest, and ask nothing."""
         if not self._is_proved:
             self._store.check()
             self._is_proved = True
+        self._listing = None
+        number = manifest.number
+        is_ours = is_put(
+            self._store, MANIFESTS.path(number), manifest.to_bytes(), lambda: self.read(number).nonce == manifest.nonce
+        )
+        self._highest = max(self._highest, number)  # Whose it is: one stands there.
+        return is_ours
 
 
 # ---- value schemas
@@ -310,12 +289,9 @@ class ValueSchemas:
             try:
                 text = self._store.read(SCHEMAS.path(schema_id)).decode()
             except NotFound as error:
-                raise UnknownFormat(
-                    "a chunk names a value schema that the log does not have",
-                    schema_id=schema_id,
-                    path=SCHEMAS.path(schema_id),
-                    hint="Restore the file: nothing deletes it",
-                ) from error
+                what, path = "a chunk names a value schema that the log does not have", SCHEMAS.path(schema_id)
+                hint = "Restore the file: nothing deletes it"
+                raise UnknownFormat(what, schema_id=schema_id, path=path, hint=hint) from error
             self._known[schema_id] = parse_value_schema(text, schema_id)
         return self._known[schema_id]
 

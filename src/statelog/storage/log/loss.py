@@ -81,9 +81,7 @@ def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, op
     log.verify(LEDGER_WRITING)
     with closing(log.checked_ledger()) as ledger:
         check_committed(ranges, ledger.fold.committed_positions)
-    record = AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator)
-    put_loss(log.store, record)
-    return _append(log, record)
+    return _accept(log, ranges, reason, operator)
 
 
 def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
@@ -119,9 +117,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     if not (is_lossy or ranges):
         raise ConfigError("the ledger lost nothing", log=log.name, log_end=end, hint="There is nothing to accept")
     if ranges:
-        accepted = AcceptLoss(ranges=ranges, reason=reason, operator=operator)
-        put_loss(log.store, accepted)
-        _append(log, accepted)
+        _accept(log, ranges, reason, operator)
     return state.restarted
 
 
@@ -141,7 +137,9 @@ def _in_snapshot_alone(log: Log, newest: Manifest, state: LedgerState) -> tuple[
     return tuple(found)
 
 
-def _append(log: Log, record: AcceptLoss) -> int:
+def _accept(log: Log, ranges: Collection[LossRange], reason: str, operator: str) -> int:
+    record = AcceptLoss(ranges=tuple(ranges), reason=reason, operator=operator)
+    put_loss(log.store, record)
     with closing(log.kafka.producer()) as producer:
         return append_record(producer, log.ledger_topic, record)
 
@@ -184,12 +182,9 @@ def check_runs(store: Store, manifest: Manifest) -> None:
     sizes = {info.path: info.size_bytes for info in store.list("runs/")}
     for run in manifest.runs:
         if sizes.get(run.path) != run.size_bytes:
-            raise NotFound(
-                "a run of the newest snapshot is gone, or has another size",
-                path=run.path,
-                manifest=manifest.number,
-                hint="Restore it from a copy of the store first: nothing else holds what the ledger lost",
-            )
+            what = "a run of the newest snapshot is gone, or has another size"
+            hint = "Restore it from a copy of the store first: nothing else holds what the ledger lost"
+            raise NotFound(what, path=run.path, manifest=manifest.number, hint=hint)
 
 
 def append_restarts(log: Log, record: Restart, offset: int) -> int:
@@ -275,12 +270,9 @@ class _Acceptance:
         self._check_cluster()
         newest = ManifestChain(self.store, self.made).newest_of_any()
         if newest is None:
-            raise NotFound(
-                "there is no snapshot, and without its ledger a log holds nothing else that counts",
-                log=self.made.name,
-                url=self.store.url,
-                hint="If the topics are gone for good: delete the log, and make it anew",
-            )
+            what = "there is no snapshot, and without its ledger a log holds nothing else that counts"
+            hint = "If the topics are gone for good: delete the log, and make it anew"
+            raise NotFound(what, log=self.made.name, url=self.store.url, hint=hint)
         check_runs(self.store, newest)
         return newest
 
@@ -291,23 +283,17 @@ class _Acceptance:
         ids = newest.identity
         # With the topics that the log was made with no others can have been accepted.
         if ids != self.made.identity == identity_shown(self.client, self.made.name):
-            raise IdentityChanged(
-                "the newest manifest was made for another log",
-                log=self.made.name,
-                manifest=newest.number,
-                hint="Files were copied between directories: restore this log's own",
-            )
+            hint = "Files were copied between directories: restore this log's own"
+            what = "the newest manifest was made for another log"
+            raise IdentityChanged(what, log=self.made.name, manifest=newest.number, hint=hint)
         data = self._fate(data_topic(self.made.name), ids.data_topic_id)
         ledger = self._fate(ledger_topic(self.made.name), ids.ledger_topic_id)
         if ledger is TopicFate.KEPT and data is TopicFate.KEPT:
             raise ConfigError("the log's topics are there", log=self.made.name, hint="There is nothing to accept")
         if ledger is TopicFate.KEPT:
-            raise IdentityChanged(
-                f"the data topic {data}, and the ledger still lists what it held",
-                log=self.made.name,
-                topic=data_topic(self.made.name),
-                hint="Restore it; or delete the ledger topic, too, and accept the loss of both",
-            )
+            what = f"the data topic {data}, and the ledger still lists what it held"
+            hint = "Restore it; or delete the ledger topic, too, and accept the loss of both"
+            raise IdentityChanged(what, log=self.made.name, topic=data_topic(self.made.name), hint=hint)
         return TopicLoss(data, ledger, newest.number, newest.position)
 
     def replace(self, base: Manifest, reason: str, operator: str) -> Log | None:
@@ -344,14 +330,12 @@ class _Acceptance:
     def _check_cluster(self) -> None:
         found, expected = self.client.cluster_id(), self.made.identity.cluster_id
         if found != expected:
-            raise IdentityChanged(
-                "this is another cluster, and nothing could stop a writer on the log's own",
-                log=self.made.name,
-                expected=expected,
-                found=found,
-                hint="Check bootstrap.servers. If the log's cluster is gone, copy its newest snapshot into a new log"
-                " (`statelog copy --snapshot --finish`)",
+            what = "this is another cluster, and nothing could stop a writer on the log's own"
+            hint = (
+                "Check bootstrap.servers. If the log's cluster is gone, copy its newest snapshot into a new log"
+                " (`statelog copy --snapshot --finish`)"
             )
+            raise IdentityChanged(what, log=self.made.name, expected=expected, found=found, hint=hint)
 
     def _fate(self, topic: str, topic_id: str) -> TopicFate:
         found = look_for(self.client, topic)

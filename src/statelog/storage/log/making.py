@@ -31,13 +31,7 @@ from statelog.schemas.values.schema import ValueSchema, parse_value_schema
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.errors import MISSING_REQUEST
 from statelog.storage.ledger_tape import append_record
-from statelog.storage.log.files import (
-    descriptor_of,
-    descriptor_or_none,
-    put_same,
-    put_truncation,
-    truncation_of,
-)
+from statelog.storage.log.files import descriptor_of, descriptor_or_none, put_same, put_truncation, truncation_of
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.topics import (
     UNGRANTED,
@@ -106,23 +100,18 @@ def mark_ledger(client: Kafka, topic: str, mark: Mark | Restart) -> None:
     except BeyondEnd:
         found = None
     if found != mark.digest:
-        raise UnsafeTopic(
+        what = (
             "the first record of the ledger is not where its acknowledgement says: the topic acknowledges records"
-            " before their place in the log is known, or lost it",
-            topic=topic,
-            offset=offset,
-            hint="Delete both topics, and create the log where what is acknowledged has its place (docs/kafka.md)",
+            " before their place in the log is known, or lost it"
         )
+        hint = "Delete both topics, and create the log where what is acknowledged has its place (docs/kafka.md)"
+        raise UnsafeTopic(what, topic=topic, offset=offset, hint=hint)
     if offset > 0 and owner_of(client, topic) != mark.digest:
         raise owned_elsewhere(topic)
 
 
 def make_log(
-    ports: Ports,
-    name: str,
-    options: LogOptions,
-    replication_factor: int,
-    mark: Callable[..., Mark | Restart] = Mark,
+    ports: Ports, name: str, options: LogOptions, replication_factor: int, mark: Callable[..., Mark | Restart] = Mark
 ) -> Descriptor:
     """Make a log, or finish one whose create died; returns its descriptor. `mark` makes the ledger's first record of
     the descriptor's digest.
@@ -135,12 +124,8 @@ def make_log(
     store.check()
     begun = descriptor_or_none(store)
     if begun is not None and not is_begun(client, begun):
-        raise AlreadyExists(
-            f"the log {name} is there already",
-            hint="Open it (Log.open; every command but init does), or delete it first",
-            log=name,
-            url=store.url,
-        )
+        hint = "Open it (Log.open; every command but init does), or delete it first"
+        raise AlreadyExists(f"the log {name} is there already", hint=hint, log=name, url=store.url)
     needs = TopicNeeds(begun.record_bytes_max if begun else MIN_RECORD_BYTES, new.truncation.retention_ms)
     data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived, needs)
     ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived, needs)
@@ -196,14 +181,12 @@ def prove_truncation(client: Kafka, topics: Iterable[str], *, needs_right: bool 
 def delete_log(client: Kafka, store: Store, name: str) -> None:
     """Delete a log: topics, snapshots, descriptor. Raises NotFound, ConfigError, Unavailable."""
     descriptor = topics_in_force(client, store, descriptor_of(store, name))
-    ids = {
-        data_topic(name): descriptor.identity.data_topic_id,
-        ledger_topic(name): descriptor.identity.ledger_topic_id,
-    }
-    if client.cluster_id() != descriptor.identity.cluster_id:
+    ids = descriptor.identity
+    if client.cluster_id() != ids.cluster_id:
         raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
-    found = {topic: client.describe_topic(topic) for topic in ids}
-    own = {topic: one for topic, one in found.items() if one is not None and one.topic_id == ids[topic]}
+    topics = {data_topic(name): ids.data_topic_id, ledger_topic(name): ids.ledger_topic_id}
+    found = {topic: client.describe_topic(topic) for topic in topics}
+    own = [topic for topic, one in found.items() if one is not None and one.topic_id == topics[topic]]
     owner = owner_of(client, ledger_topic(name)) if ledger_topic(name) in own else None
     for topic in own if owner in (None, descriptor.digest) else ():
         client.delete_topic(topic)

@@ -28,7 +28,7 @@ _Long = Literal[KeyType.LONG, "long"]
 _Fields = dict[str, Any]
 
 
-class _Others(TypedDict, total=False):
+class _Other(TypedDict, total=False):
     """Those that say nothing of the types of keys and values."""
 
     partitions: int | None
@@ -65,35 +65,31 @@ class LogOptions(Generic[K, V]):
 
         @overload
         def __init__(
-            self: "LogOptions[bytes, bytes]",
-            *,
-            key_type: _Bytes = None,
-            value_schema: None = None,
-            **_: Unpack[_Others],
+            self: "LogOptions[bytes, bytes]", *, key_type: _Bytes = None, value_schema: None = None, **_: Unpack[_Other]
         ) -> None: ...
         @overload
         def __init__(
-            self: "LogOptions[bytes, _Fields]", *, key_type: _Bytes = None, value_schema: str, **_: Unpack[_Others]
+            self: "LogOptions[bytes, _Fields]", *, key_type: _Bytes = None, value_schema: str, **_: Unpack[_Other]
         ) -> None: ...
         @overload
         def __init__(
-            self: "LogOptions[str, bytes]", *, key_type: _Text, value_schema: None = None, **_: Unpack[_Others]
+            self: "LogOptions[str, bytes]", *, key_type: _Text, value_schema: None = None, **_: Unpack[_Other]
         ) -> None: ...
         @overload
         def __init__(
-            self: "LogOptions[str, _Fields]", *, key_type: _Text, value_schema: str, **_: Unpack[_Others]
+            self: "LogOptions[str, _Fields]", *, key_type: _Text, value_schema: str, **_: Unpack[_Other]
         ) -> None: ...
         @overload
         def __init__(
-            self: "LogOptions[int, bytes]", *, key_type: _Long, value_schema: None = None, **_: Unpack[_Others]
+            self: "LogOptions[int, bytes]", *, key_type: _Long, value_schema: None = None, **_: Unpack[_Other]
         ) -> None: ...
         @overload
         def __init__(
-            self: "LogOptions[int, _Fields]", *, key_type: _Long, value_schema: str, **_: Unpack[_Others]
+            self: "LogOptions[int, _Fields]", *, key_type: _Long, value_schema: str, **_: Unpack[_Other]
         ) -> None: ...
         @overload
         def __init__(
-            self, *, key_type: KeyType | str | None = None, value_schema: str | None = None, **_: Unpack[_Others]
+            self, *, key_type: KeyType | str | None = None, value_schema: str | None = None, **_: Unpack[_Other]
         ) -> None: ...
         def __init__(self, **_: Any) -> None: ...
 

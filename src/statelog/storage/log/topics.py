@@ -122,8 +122,7 @@ def _is_seen(client: Kafka, topic: str) -> bool:
 def look_for(client: Kafka, topic: str) -> TopicDescription | None:
     """The topic, or None if it is not there. A broker that was away may not know it yet, so that is asked again."""
     for _ in range(_LOOKS - 1):
-        found = client.describe_topic(topic)
-        if found is not None:
+        if found := client.describe_topic(topic):
             return found
         time.sleep(_LOOK_AGAIN_S)
     return client.describe_topic(topic)
@@ -159,12 +158,10 @@ def _require_empty(client: Kafka, topic: str, partitions: int) -> None:
         raise owned_elsewhere(topic)
     if used or count != partitions:
         raise AlreadyExists(
-            "a topic of this name is there, and it is not an empty one of this shape",
-            topic=topic,
-            partitions=count,
+            "a topic of this name is there, and it is not an empty one of this shape", topic=topic, partitions=count,
             hint="It may be another program's input, or belong to a log below another root. Choose another name for"
             " this log, or delete the topic if nobody needs it",
-        )
+        )  # fmt: skip
 
 
 def _is_used(client: Kafka, topic: str, partitions: int) -> bool:
@@ -230,12 +227,9 @@ def check_owner(client: Kafka, descriptor: Descriptor, manifests: ManifestChain,
         return
     owner, name = owner_of(client, ledger_topic(descriptor.name)), descriptor.name
     if owner is not None and owner != descriptor.digest:
-        raise IdentityChanged(
-            "the topics belong to a log of this name below another root",
-            log=name,
-            url=url,
-            hint="Open it at its own root; what is below this one can be deleted",
-        )
+        what = "the topics belong to a log of this name below another root"
+        hint = "Open it at its own root; what is below this one can be deleted"
+        raise IdentityChanged(what, log=name, url=url, hint=hint)
     if owner is None and not manifests.numbers() and is_begun(client, descriptor):
         hint = "Create it again, with the same settings"
         raise NotFound(f"the log {name} was begun, and its create died", url=url, hint=hint)
@@ -251,11 +245,8 @@ def _is_rolled_up(descriptor: Descriptor, manifests: ManifestChain) -> bool:
 
 def owned_elsewhere(topic: str) -> AlreadyExists:
     """The error for a ledger that another descriptor owns."""
-    return AlreadyExists(
-        "the topic belongs to a log of this name below another root",
-        topic=topic,
-        hint="Open it at its own root, or choose another log name",
-    )
+    hint = "Open it at its own root, or choose another log name"
+    return AlreadyExists("the topic belongs to a log of this name below another root", topic=topic, hint=hint)
 
 
 def is_begun(client: Kafka, descriptor: Descriptor) -> bool:

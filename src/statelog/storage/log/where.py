@@ -200,14 +200,12 @@ def one_client(where: Where) -> Generator[Where]:
         client.close()
 
 
-def opened_store(name: str, where: Where) -> Store:
-    """The port of a log's directory alone. Raises ConfigError, InvalidName."""
+def opened_store(name: str, where: Where, *, told: str | None = None) -> Store:
+    """The port of a log's directory alone. Whoever watches hears of it as of the log `told`, if that is another.
+
+    Raises ConfigError, InvalidName.
+    """
     check_log_name(name)
-    return _opened_store(name, where, told=name)
-
-
-def _opened_store(name: str, where: Where, told: str) -> Store:
-    """Whoever watches is told that it is of the log `told`."""
     check_where(where)
     if isinstance(where.root, Store):
         store = where.root
@@ -216,7 +214,9 @@ def _opened_store(name: str, where: Where, told: str) -> Store:
     else:
         store = open_store(fspath(where.root), name, where.storage_options)
     observers = current_environment().observers
-    return MeasuredStore(store, told, observers) if observers and not isinstance(store, MeasuredStore) else store
+    if not observers or isinstance(store, MeasuredStore):
+        return store
+    return MeasuredStore(store, name if told is None else told, observers)
 
 
 def _watched_kafka(kafka: Kafka, log: str) -> Kafka:
@@ -228,7 +228,7 @@ def _watched_kafka(kafka: Kafka, log: str) -> Kafka:
 
 def log_names(where: Where) -> list[str]:
     """What may be a log below the root, by name: opening one tells. Raises StoreUnavailable, ConfigError."""
-    return sorted(name for name in _opened_store("any", where, told="").siblings() if is_log_name(name))
+    return sorted(name for name in opened_store("any", where, told="").siblings() if is_log_name(name))
 
 
 def _client(config: ClientConfig, waived: frozenset[Waiver]) -> ConfluentKafka:
