@@ -122,7 +122,7 @@ def copy_log(
     except NotFound:
         log = _create_closed(name, where, options, _reason(source.name, name))
     with log:
-        options.check(log.descriptor, log.value_schemas.all, log.truncation)
+        options.check(log)
         work = LogCopy(log, source, settings, finish=finish, verify=verify, is_alone=is_alone, on_progress=on_progress)
         return work.copy()
 

@@ -190,9 +190,7 @@ class ConfluentKafka:
         new = admin.NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
         try:
             self._admin.ask(
-                lambda client, limit_s: [
-                    client.create_topics([new], request_timeout=limit_s, operation_timeout=limit_s)
-                ],
+                lambda client, left_s: [client.create_topics([new], request_timeout=left_s, operation_timeout=left_s)],
                 twice=False,  # A second request would be told that the topic of the first one exists.
             )
         except Refused as refused:
@@ -211,9 +209,7 @@ class ConfluentKafka:
         self._made.pop(topic, None)
         try:
             self._admin.ask(
-                lambda client, limit_s: [
-                    client.delete_topics([topic], request_timeout=limit_s, operation_timeout=limit_s)
-                ]
+                lambda client, left_s: [client.delete_topics([topic], request_timeout=left_s, operation_timeout=left_s)]
             )
         except Refused as refused:
             if refused.name not in _ABSENT:

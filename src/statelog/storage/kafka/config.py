@@ -202,11 +202,8 @@ def _with_token(settings: Mapping[str, str], token: TokenFunction | str) -> Clie
     others += [name for name in settings if name == "security.protocol" and "SASL" not in settings[name].upper()]
     others += [name for name in settings if name.startswith("sasl.oauthbearer.")]
     if others:
-        raise ConfigError(
-            f"Kafka setting {others[0]} is of another way of logging in than a token function",
-            hint=f"Remove {others[0]}, or the token",
-            setting=others[0],
-        )
+        what = f"Kafka setting {others[0]} is of another way of logging in than a token function"
+        raise ConfigError(what, hint=f"Remove {others[0]}, or the token", setting=others[0])
     return replace(config, token=token)
 
 
@@ -228,10 +225,8 @@ def _validated(settings: Mapping[str, str]) -> ClientConfig:
 def check_kafka(kafka: object) -> None:
     """Raise ConfigError for what is neither a mapping of settings nor a port: an address alone, say."""
     if not isinstance(kafka, Mapping) and not hasattr(kafka, "describe_topic"):
-        raise ConfigError(
-            f"kafka is a mapping of settings, or a Kafka port, and not {type(kafka).__name__}",
-            hint='Where({"bootstrap.servers": "127.0.0.1:9092"}, root)',
-        )
+        what = f"kafka is a mapping of settings, or a Kafka port, and not {type(kafka).__name__}"
+        raise ConfigError(what, hint='Where({"bootstrap.servers": "127.0.0.1:9092"}, root)')
 
 
 def check_password_in_clear(config: ClientConfig) -> None:
@@ -243,11 +238,9 @@ def check_password_in_clear(config: ClientConfig) -> None:
     hosts = [server.strip().rpartition("://")[2].rpartition(":")[0] for server in config.bootstrap_servers.split(",")]
     remote = [host for host in hosts if not is_loopback(host)]
     if remote:
-        raise ConfigError(
-            f"the mechanism {mechanism.upper()} would send the {_IN_CLEAR[mechanism]} as it is over the network",
-            hint="Use security.protocol SASL_SSL or a SCRAM mechanism; the waiver is called cleartext",
-            host=remote[0],
-        )
+        what = f"the mechanism {mechanism.upper()} would send the {_IN_CLEAR[mechanism]} as it is over the network"
+        hint = "Use security.protocol SASL_SSL or a SCRAM mechanism; the waiver is called cleartext"
+        raise ConfigError(what, hint=hint, host=remote[0])
 
 
 def is_loopback(host: str) -> bool:
@@ -323,8 +316,12 @@ def _check_setting(name: object, value: object) -> None:
         raise _refused(name, reason)
     if name != name.strip() or not name:
         raise ConfigError(f"Kafka setting {name!r} has blanks around its name", setting=name)
-    if name in _TIMEOUTS:
-        _check_timeout(name, value)
+    # A delivery timeout must be settled in finite time: librdkafka reads 0 as 'wait indefinitely'.
+    is_settled = value.isdecimal() and _MIN_TIMEOUT_MS <= int(value) <= _MAX_TIMEOUT_MS
+    if name in _TIMEOUTS and not is_settled:
+        what = f"{name} is not a whole number of milliseconds between {_MIN_TIMEOUT_MS} and {_MAX_TIMEOUT_MS}"
+        hint = "300000 suits most clusters: it outlasts a change of leader, and a slow link"
+        raise ConfigError(what, hint=hint, setting=name)
 
 
 def _reason_against(name: str, value: str) -> str | None:
@@ -338,16 +335,6 @@ def _reason_against(name: str, value: str) -> str | None:
     if name in _EXPANDED and not _SHELL_SAFE.fullmatch(value):
         return "the client puts it into a shell command, and it has a character that a shell may not take as it is"
     return _REFUSED_VALUES.get((name, "false" if value in {"0", "f", "no"} else value))
-
-
-def _check_timeout(name: str, value: str) -> None:
-    """A delivery timeout must be settled in finite time: librdkafka reads 0 as 'wait indefinitely'."""
-    if not value.isdecimal() or not _MIN_TIMEOUT_MS <= int(value) <= _MAX_TIMEOUT_MS:
-        raise ConfigError(
-            f"{name} is not a whole number of milliseconds between {_MIN_TIMEOUT_MS} and {_MAX_TIMEOUT_MS}",
-            hint="300000 suits most clusters: it outlasts a change of leader, and a slow link",
-            setting=name,
-        )
 
 
 def _refused(name: str, reason: str) -> ConfigError:

@@ -254,11 +254,7 @@ class ConfluentReader:
         return records, moved
 
     def _advance(
-        self,
-        message: confluent_kafka.Message,
-        wanted: OffsetRange,
-        left: dict[int, OffsetRange],
-        records: list[Record],
+        self, message: confluent_kafka.Message, wanted: OffsetRange, left: dict[int, OffsetRange], records: list[Record]
     ) -> bool:
         """Move one partition to the place of a record, or of the log's end. False if that is where it was."""
         partition, offset = message.partition(), message.offset()

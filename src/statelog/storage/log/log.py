@@ -383,7 +383,7 @@ def _open_or_create(name: str, where: Where, options: LogOptions) -> Log:
         # If there is none, its create may be under way, or have died: to create it once more completes it.
         with suppress(NotFound):
             log = Log.open(name, where)
-            options.check(log.descriptor, log.value_schemas.all, log.truncation)
+            options.check(log)
             return log
         try:
             return Log.create(name, where, options)  # Made by these options: nothing is left to check.

@@ -220,12 +220,7 @@ class TopicLoss(NamedTuple):
 
 
 def accept_topic_loss(
-    name: str,
-    where: Where,
-    *,
-    reason: str,
-    operator: str,
-    confirm: Callable[[TopicLoss], object] = lambda _: None,
+    name: str, where: Where, *, reason: str, operator: str, confirm: Callable[[TopicLoss], object] = lambda _: None
 ) -> Log:
     """Give up what a lost ledger held behind the newest snapshot, recreate what is gone, and open the log.
 

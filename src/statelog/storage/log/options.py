@@ -1,18 +1,20 @@
 """`LogOptions`: how a log is made, as a value; what says nothing agrees with every log that is there."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, overload
 
 from statelog.errors import ConfigError
-from statelog.schemas.descriptor import Descriptor, HashRule
+from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.names import check_kind, parse_enum
 from statelog.schemas.topic_policy import Truncation
-from statelog.schemas.values.schema import ValueSchema, parse_value_schema
+from statelog.schemas.values.schema import parse_value_schema
 
 if TYPE_CHECKING:  # The language has defaults of type variables from Python 3.13 on.
     from typing_extensions import TypeVar
+
+    from statelog.storage.log.log import Log
 
     K = TypeVar("K", default=Any)
     V = TypeVar("V", default=Any)
@@ -103,44 +105,27 @@ class LogOptions(Generic[K, V]):
         """The names of the options that say something."""
         return {one.name for one in fields(self) if getattr(self, one.name) is not None}
 
-    def check(
-        self,
-        descriptor: Descriptor,
-        schemas: Callable[[], Collection[ValueSchema]],
-        truncation: Callable[[], tuple[str, int | None]] = Truncation,
-    ) -> None:
-        """Raise ConfigError if a log is not what these options say, and name all that differs.
-
-        `schemas` gives every value schema of the log: one that the log has moved on from still agrees with it;
-        `truncation` who truncates it.
+    def check(self, log: "Log") -> None:
+        """Raise ConfigError if a log is not what these options say, and name all that differs. A value schema that the
+        log has moved on from still agrees with it.
         """
-        different = [
-            *self._differing(descriptor),
-            *self._differing_schema(schemas),
-            *self._differing_truncation(truncation),
-        ]
+        different = list(self._differing(log))
         if different:
-            raise ConfigError(
-                f"the log {descriptor.name} was made with other options: {', '.join(different)}",
-                log=descriptor.name,
-                hint="Leave them out to open the log as it is, or choose another name",
-            )
+            what = f"the log {log.name} was made with other options: {', '.join(different)}"
+            hint = "Leave them out to open the log as it is, or choose another name"
+            raise ConfigError(what, log=log.name, hint=hint)
 
-    def _differing(self, descriptor: Descriptor) -> Iterator[str]:
+    def _differing(self, log: "Log") -> Iterator[str]:
         kinds = {"key_type": KeyType, "hash_rule": HashRule}
         for name in ("partitions", "key_groups", "prefix_bytes", *kinds):
-            wanted, found = getattr(self, name), getattr(descriptor, name)
+            wanted, found = getattr(self, name), getattr(log.descriptor, name)
             if wanted is not None and (parse_enum(kinds[name], name, wanted) if name in kinds else wanted) != found:
                 yield f"{name} is {found} and not {wanted}"
-
-    def _differing_schema(self, schemas: Callable[[], Collection[ValueSchema]]) -> Iterator[str]:
         if self.value_schema is not None:
-            wanted = parse_value_schema(self.value_schema, 1)
-            if wanted.avsc not in {known.avsc for known in schemas()}:
+            avsc = parse_value_schema(self.value_schema, 1).avsc
+            if avsc not in {known.avsc for known in log.value_schemas.all()}:
                 yield "value_schema is not one of the log's, to which evolve_value_schema adds one"
-
-    def _differing_truncation(self, truncation: Callable[[], tuple[str, int | None]]) -> Iterator[str]:
         if self.truncation is not None or self.retention_days is not None:
-            wanted, found = Truncation.named(self.truncation, self.retention_days), Truncation.named(*truncation())
-            if wanted.mode is not found.mode or self.retention_days not in (None, found.retention_days):
-                yield f"truncation is {found} and not {wanted}"
+            said, kept = Truncation.named(self.truncation, self.retention_days), log.truncation()
+            if said.mode is not kept.mode or self.retention_days not in (None, kept.retention_days):
+                yield f"truncation is {kept} and not {said}"
