@@ -308,13 +308,16 @@ def test_a_topic_that_keeps_less_than_the_log_was_told(tmp_path: Path) -> None:
 
 
 def test_who_truncates_is_asked_for_with_the_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as the cluster is not asked anew, neither is the store."""
+    """As long as the cluster is not asked anew, neither is the store. Who asks meanwhile when records are deleted, such
+    as a round that looks for what is near that, is not told that they are kept.
+    """
     log = Aging(LogOptions(partitions=2, truncation="retention", retention_days=7), (), APACHE)
     log.create()
     asked: list[Truncation] = []
     truncation = Log.truncation
 
     def note(self: Log) -> Truncation:
+        assert self.retention_s == 7 * DAY_S
         asked.append(truncation(self))
         return asked[-1]
 

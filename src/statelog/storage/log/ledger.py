@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from statelog.closing import undone_by_errors
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.names import ledger_topic
@@ -84,9 +83,12 @@ class Ledger:
             self._log.kafka, self._log.ledger_topic, self._log.descriptor.identity, base,
             rebase=rebase, verify=self.identify, clock=clock, keeps=keeps, tape=tape,
         )  # fmt: skip
-        with undone_by_errors(client.close):
+        try:
             if start_position > client.position:
                 client.fold_to(start_position)
+        except BaseException:
+            client.close()
+            raise
         return client
 
     def newest_client(self) -> LedgerClient:

@@ -89,8 +89,15 @@ class Log(Closing):
         self, descriptor: Descriptor, kafka: Kafka, store: Store, *, waived: frozenset[Waiver] = frozenset()
     ) -> None:
         self.descriptor = descriptor
+        self.name = descriptor.name
+        self.data_topic = data_topic(self.name)
+        """The topic of the chunks."""
+        self.ledger_topic = ledger_topic(self.name)
+        """The topic of the ledger."""
         self.kafka = kafka
         self.store = store
+        self.ledger = Ledger(self, self._identify)
+        """The way to the ledger: its end, and clients that fold it."""
         self.manifests = ManifestChain(store, descriptor)
         self.value_schemas = ValueSchemas(store, descriptor.value_schema_id)
         self.warm_producer = WarmProducer(self._writing_producer)
@@ -156,16 +163,19 @@ class Log(Closing):
         return self._check(self._identify(), rights)
 
     def _check(self, verified: Verified, rights: Rights) -> Truncation:
-        self._looks.newest = None  # What is refused here is asked anew.
         data, ledger, warning = verified.topics
         truncation = verified.truncation
-        if truncation is None:
-            if warning:
-                _LOG.warning(warning)
-            is_kept = retention_s(data.config, ledger.config) is None
-            truncation = Truncation() if is_kept else self.truncation()
-            verified.topics.check_made(self.descriptor, truncation, self._waived)
-        rights.check(data, ledger)
+        try:
+            if truncation is None:
+                if warning:
+                    _LOG.warning(warning)
+                is_kept = retention_s(data.config, ledger.config) is None
+                truncation = Truncation() if is_kept else self.truncation()
+                verified.topics.check_made(self.descriptor, truncation, self._waived)
+            rights.check(data, ledger)
+        except BaseException:
+            self._looks.newest = None  # What is refused here is asked anew.
+            raise
         self._looks.newest = verified._replace(truncation=truncation)
         return truncation
 
@@ -209,26 +219,6 @@ class Log(Closing):
         return f"Log({self.name!r}, url={self.store.url!r})"
 
     # ---- what it is
-
-    @property
-    def name(self) -> str:
-        """The log's name."""
-        return self.descriptor.name
-
-    @property
-    def data_topic(self) -> str:
-        """The topic of the chunks."""
-        return data_topic(self.name)
-
-    @property
-    def ledger_topic(self) -> str:
-        """The topic of the ledger."""
-        return ledger_topic(self.name)
-
-    @property
-    def ledger(self) -> Ledger:
-        """The way to the ledger: its end, and clients that fold it."""
-        return Ledger(self, self._identify)
 
     def evolve_value_schema(self, avsc: str) -> ValueSchema:
         """Make the text of an Avro record schema the newest value schema, or find that the log has it already.
