@@ -1,6 +1,7 @@
 """Commits and Opens whose outcome is unknown: settled before anything else, told truthfully, never sent twice."""
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import pytest
 
@@ -231,6 +232,32 @@ def test_a_commit_whose_verdict_cannot_be_read_is_unknown_and_not_retryable(worl
     last = world.last()
     assert last is not None
     assert last.metadata == {"offset": "1"}
+
+
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_valid_commit_that_is_not_believed_yet_is_found_when_it_is_settled(
+    world: World, before: int, *, final: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is folded when the cluster does not say who it is: not sent again, nor called refused."""
+    with Environment(clock=Clock()).run(world.rig.open) as log, world.writer(log) as writer:
+        for i in range(before):
+            writer.put(b"k", b"before")
+            writer.commit(checkpoint_id=i + 1)
+
+        def no_answer(*_: object) -> NoReturn:
+            monkeypatch.undo()
+            raise BrokerUnavailable("no answer")
+
+        writer.put(b"k", b"v")
+        handle = writer.persist(7).result()
+        world.faults.on_send = lambda: monkeypatch.setattr(log.kafka, "identify", no_answer)
+        writer.confirm(handle, final=final)
+        assert writer.last_commit is not None
+        assert writer.last_commit.checkpoint == handle.checkpoint
+
+    assert world.commits() == before + 1
+    assert world.rig.state() == {b"k": b"v"}
 
 
 def test_settling_that_fails_is_unknown(world: World) -> None:

@@ -123,10 +123,6 @@ class _Applied(NamedTuple):
     writer: str
 
 
-def _never() -> bool:
-    return False
-
-
 def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
     """Whether a person accepted that the ledger lost what stood at `offset`. Raises Damaged, BrokerUnavailable."""
     records = reader.read({0: OffsetRange(offset, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
@@ -166,6 +162,8 @@ class LedgerClient(Closing):
         self._read_s: float | None = None
         self._reader = kafka.reader(topic)
         self._valid: list[ValidCommit] = []
+        self._newest: _Applied | None = None
+        self._taken_bytes = 0
         self._keeps = keeps
         self._tape = tape
         self._compared: set[LastRecord] = set()
@@ -207,10 +205,8 @@ class LedgerClient(Closing):
         OffsetGone if it starts above the fold's position all the same, BeyondEnd if it ends below `end_position`,
         IdentityChanged, CorruptLedger, UnknownFormat, BrokerUnavailable.
         """
-        taken = [0]
         with self._asking_who_answers():
-            for folded in self._follow(end_position, lambda: taken[0] >= most_bytes):
-                taken[0] += self._take(folded)
+            self._follow(end_position, takes=True, most_bytes=most_bytes)
         valid, self._valid = self._valid, []
         return valid
 
@@ -220,9 +216,7 @@ class LedgerClient(Closing):
             yield self.read_to(end_position, most_bytes=_PORTION_BYTES)
 
     def read_end(self) -> list[ValidCommit]:
-        """Fold up to the ledger's end now. Raises BeyondEnd if it ends below the fold's position, other Damaged,
-        BrokerUnavailable.
-        """
+        """As `read_to` the ledger's end now. Raises BeyondEnd, too, if that lies below the fold's position."""
         return self.read_to(self._checked_end())
 
     def fold_to(self, end_position: int) -> None:
@@ -250,21 +244,42 @@ class LedgerClient(Closing):
         read, unless the last one is too old.
         With `verify` that is asked, at any rate before it is found valid. Raises BeyondEnd or AnchorMismatch if the
         ledger lost acknowledged records, IdentityChanged if it is another, OutcomeUnknown if it was truncated past ours
-        before it could be read.
+        before it could be read. A commit whose verdict is not believed yet comes out of the next `read_to`.
         """
-        with self._asking_who_answers():
-            if offset < self.fold.position:
-                raise self._lost("a record was appended below what was folded already", offset)
-            if offset == self.fold.position and not self._is_over_due(self._read_s):
-                self._last = self._appended(offset, record)
-                void = self.fold.apply(offset, record)
-            else:
-                void = self._read_verdict(offset, record)
-            if verify is not None and void is None:
-                verify()
+        self._newest = None
+        try:
+            with self._asking_who_answers():
+                landed = self._landed(offset, record)
+                if verify is not None and landed.void is None:
+                    verify()
+        except BaseException:
+            self._take_newest()
+            raise
         if self._tape is not None and isinstance(record, Open):  # It was looked at: others need not read it.
-            self._tape.put(Taped(Record(0, offset, encode(record), -1), record))
-        return void
+            self._tape.put(Taped(landed.found, record))
+        return landed.void
+
+    def _landed(self, offset: int, record: LedgerRecord) -> _Applied:
+        """Our record, folded where it was acknowledged."""
+        if offset < self.fold.position:
+            raise self._lost("a record was appended below what was folded already", offset)
+        if offset == self.fold.position and not self._is_torn and not self._is_over_due(self._read_s):
+            taped = self._tape.at(offset) if self._tape is not None else None
+            if taped is None or taped.record is not record:
+                taped = Taped(Record(0, offset, encode(record), -1), record)
+            self._fold([taped])
+        else:
+            self._pass(offset + 1)
+        if self._newest is None:
+            raise OutcomeUnknown(
+                "the ledger was truncated past a record before its verdict was read",
+                topic=self._topic,
+                offset=offset,
+                hint="Open the writer again: that settles it",
+            )
+        if self._newest.found.offset != offset or self._newest.record != record:
+            raise self._lost("another record stands where ours was acknowledged", offset)
+        return self._newest
 
     @contextmanager
     def _asking_who_answers(self) -> Generator[None]:
@@ -280,53 +295,20 @@ class LedgerClient(Closing):
     def _is_over_due(self, looked_s: float | None, max_age_s: float = LOOK_AGAIN_S) -> bool:
         return looked_s is None or self._clock() - looked_s >= max_age_s
 
-    def _appended(self, offset: int, record: LedgerRecord) -> LastRecord:
-        taped = self._tape.at(offset) if self._tape is not None else None
-        return LastRecord.of(offset, taped.found.value if taped and taped.record is record else encode(record))
-
-    def _read_verdict(self, offset: int, record: LedgerRecord) -> Void | None:
-        landed = self._pass(offset + 1)
-        if landed is not None:
-            return self._void_of(landed, offset, record)
-        raise OutcomeUnknown(
-            "the ledger was truncated past a record before its verdict was read",
-            topic=self._topic,
-            offset=offset,
-            hint="Open the writer again: that settles it",
-        )
-
-    def _void_of(self, landed: _Applied, offset: int, record: LedgerRecord) -> Void | None:
-        if landed.found.offset != offset or landed.record != record:
-            raise self._lost("another record stands where ours was acknowledged", offset)
-        return landed.void
-
-    def _pass(self, end_position: int) -> _Applied | None:
-        """Fold, and give the last record that was folded. A commit is made for who keeps them only."""
-        tape, last = self._tape, self._last
+    def _pass(self, end_position: int) -> None:
+        """Fold by what others know, as far as they know it."""
+        tape, last = self._tape, self.last
         if tape is None or last is None or self._keeps or self._is_torn or tape.at(last.offset) is None:
-            return self._read_on(end_position)
+            self._follow(end_position)
+            return
         new = self._shared(tape.await_run(last, end_position), LOOK_AGAIN_S if tape.is_read else LOOK_AGAIN_S / 2)
         if new is None:
             with tape.reading():
                 new = self._shared(tape.run(last, end_position), LOOK_AGAIN_S / 2)
                 if new is None:
-                    return self._read_on(end_position)
-        folded = None
-        for one in self._fold(new):
-            folded = one
-        self._last = self.last  # Which is asked for by every chunk.
-        return folded
-
-    def _read_on(self, end_position: int) -> _Applied | None:
-        folded, new = None, list[Taped]()
-        for folded in self._follow(end_position):
-            if self._keeps:
-                self._take(folded)
-            if self._tape is not None and folded.found.offset >= end_position - _SHARED:
-                new.append(Taped(folded.found, folded.record))
-        if self._tape is not None:
-            self._tape.put(*new)
-        return folded
+                    self._follow(end_position)
+                    return
+        self._fold(new)
 
     def _shared(self, run: Run | None, max_age_s: float) -> list[Taped] | None:
         """What others know of what is to fold, if one of us has looked lately."""
@@ -336,46 +318,50 @@ class LedgerClient(Closing):
             self._read_s = max(run.looked_s, self._read_s or run.looked_s)
         return None if self._is_over_due(self._read_s, max_age_s) else run.new
 
-    def _take(self, folded: _Applied) -> int:
-        """Note a valid commit, and return its size in bytes; 0 for all else."""
-        record, void, found, writer = folded
-        if void is not None or not isinstance(record, Commit):
-            return 0
-        place = Place(found.offset + 1, LastRecord.of(found.offset, found.value))
-        self._valid.append(ValidCommit(writer, record, found.timestamp_ms, place))
-        return len(record.body)
-
-    def _follow(self, end_position: int, is_enough: Callable[[], bool] = _never) -> Generator[_Applied]:
-        """Fold what is below `end_position`, record by record, if need be from a newer base, until it is enough."""
+    def _follow(self, end_position: int, *, takes: bool = False, most_bytes: int = sys.maxsize) -> None:
+        """Read and fold what is below `end_position`, if need be from a newer base."""
         while True:
             try:
-                yield from self._fold_records(end_position, is_enough)
+                self._read_on(end_position, takes or self._keeps, most_bytes)
             except OffsetGone:
                 newer = self._rebase() if self._rebase else None
                 if newer is None or newer.place.position <= self.fold.position:
                     raise
                 self.fold, self._last = LedgerFold(self._identity, newer.state), newer.place.last
-                self._keeps = False
+                self._newest, self._keeps = None, False
             else:
                 return
 
-    def _fold_records(self, end_position: int, is_enough: Callable[[], bool]) -> Generator[_Applied]:
+    def _read_on(self, end_position: int, takes: bool, most_bytes: int) -> None:
         if self._is_torn:
             raise ClosedError("a record of the ledger was folded half", hint="Make a new ledger client")
         is_news = end_position > self.fold.position
         if not is_news and (end_position < self.fold.position or not self._is_over_due(self._read_s)):
             return
         self._read_s, asked_s, position = None, self._clock(), self.fold.position
-        new = (Taped(found, decode(found.value)) for found in self._new_records(end_position))
-        if (yield from self._fold(new, is_enough)):
+        shared: list[Taped] = []
+        self._fold(self._read(end_position, shared), takes=takes, most_bytes=most_bytes)
+        if self._tape is not None:
+            self._tape.put(*shared)
+        if self._taken_bytes >= most_bytes:
             return
         self._read_s = asked_s
         if self._tape is not None:
             self._tape.look = Look(asked_s, position - 1, end_position)
         self.fold.advance(end_position)
 
-    def _fold(self, new: Iterable[Taped], is_enough: Callable[[], bool] = _never) -> Generator[_Applied, None, bool]:
-        """Fold one record after the other. Returns whether it was enough."""
+    def _read(self, end_position: int, shared: list[Taped]) -> Iterator[Taped]:
+        """What is new; of it the others get what lies near the end, and what they know otherwise, perhaps."""
+        tape = self._tape
+        for found in self._new_records(end_position):
+            taped = Taped(found, decode(found.value))
+            if tape is not None and (found.offset >= end_position - _SHARED or tape.at(found.offset) is not None):
+                shared.append(taped)
+            yield taped
+
+    def _fold(self, new: Iterable[Taped], *, takes: bool = False, most_bytes: int = sys.maxsize) -> None:
+        """Fold one record after the other, until the commits that it takes have `most_bytes` together."""
+        self._taken_bytes = 0
         for found, record in new:
             # An exception from here to the next record, Ctrl-C included, would drop a commit that is folded already.
             self._weigh(found.offset, record)
@@ -384,13 +370,25 @@ class LedgerClient(Closing):
             live = self.fold.live_epoch(record.epoch) if isinstance(record, Commit) else None
             void = self.fold.apply(found.offset, record)
             self._last = found
-            yield _Applied(record, void, found, live.writer if live else "")
+            self._newest = _Applied(record, void, found, live.writer if live else "")
+            if takes:
+                self._take_newest()
             self._is_torn = False
-            if self._proof is None and is_enough():
-                return True
+            if self._proof is None and self._taken_bytes >= most_bytes:
+                break
         if self._proof is not None:
             raise self._proof
-        return False
+        self._last = self.last  # Which is asked for by every chunk.
+
+    def _take_newest(self) -> None:
+        """Keep the record that was folded last for `read_to` to return, once, if it is a valid commit."""
+        newest = self._newest
+        if newest is None or newest.void is not None or not isinstance(newest.record, Commit):
+            return
+        place = Place(newest.found.offset + 1, LastRecord.of(newest.found.offset, newest.found.value))
+        if not self._valid or self._valid[-1].place != place:
+            self._valid.append(ValidCommit(newest.writer, newest.record, newest.found.timestamp_ms, place))
+            self._taken_bytes += len(newest.record.body)
 
     def _weigh(self, offset: int, record: LedgerRecord | None) -> None:
         """Note a record that proves a lost tail. Only a Restart behind it speaks for a person who accepted that."""
@@ -424,53 +422,45 @@ class LedgerClient(Closing):
             unknown = {one for one in places if one.last not in known}
             for position, last in sorted(unknown, reverse=True):
                 assert last is not None
-                if tape is not None and tape.knows(last, self._last):
+                if tape is not None and tape.knows(last, self.last):
                     continue
                 try:
                     with closing(self._records(last.offset, position)) as records:
                         found = next(records, None)
                 except OffsetGone:
                     return  # All others lie below.
-                if not self._is_sound(last, found):
-                    raise self._mismatch(last)
+                if found is None or last != LastRecord.of(found.offset, found.value):
+                    self._require_accepted(last)
 
-    def _is_sound(self, last: LastRecord, found: Record | None) -> bool:
-        """Whether the record is the one that was read there before, or a person accepted that it is not."""
-        if found is not None and last == LastRecord.of(found.offset, found.value):
-            return True
-        return is_restarted(self._reader, self.end_position(), last.offset)
-
-    def _mismatch(self, last: LastRecord) -> AnchorMismatch:
-        return AnchorMismatch(
-            "a ledger record is not the one that was read there before",
-            topic=self._topic,
-            offset=last.offset,
-            position=self.fold.position,
-            hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
-        )
+    def _require_accepted(self, last: LastRecord) -> None:
+        """Raise AnchorMismatch unless a person accepted that the ledger lost this record."""
+        if not is_restarted(self._reader, self.end_position(), last.offset):
+            raise AnchorMismatch(
+                "a ledger record is not the one that was read there before",
+                topic=self._topic,
+                offset=last.offset,
+                position=self.fold.position,
+                hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
+            )
 
     def _new_records(self, end_position: int) -> Generator[Record]:
         """The records from the fold's position on, read from the last one that was folded, if it is still there."""
         last = self._last = self.last
-        if last is None:
-            yield from self._records(self.fold.position, end_position)
-            return
-        records = self._records(last.offset, end_position)
-        try:
-            found = next(records, None)
-        except OffsetGone:
-            self._last = None
-            yield from self._records(self.fold.position, end_position)
-            return
-        if found is not None and last == LastRecord.of(found.offset, found.value):
-            if self._is_over_due(self._compared_s):
-                self._compared, self._compared_s = set(), self._clock()
-            self._compared.add(last)
-            yield from records
-            return
-        records.close()
-        if not self._is_sound(last, None):
-            raise self._mismatch(last)
+        if last is not None:
+            with closing(self._records(last.offset, end_position)) as records:
+                try:
+                    found = next(records, None)
+                except OffsetGone:
+                    self._last = None
+                else:
+                    if found is not None and last == LastRecord.of(found.offset, found.value):
+                        if self._is_over_due(self._compared_s):
+                            self._compared, self._compared_s = set(), self._clock()
+                        self._compared.add(last)
+                        yield from records
+                        return
+            if self._last is not None:
+                self._require_accepted(last)
         yield from self._records(self.fold.position, end_position)
 
     def _records(self, start: int, end_position: int) -> Generator[Record]:

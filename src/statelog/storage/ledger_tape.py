@@ -94,16 +94,16 @@ class LedgerTape:
         """The record there, if it is known."""
         return self._taped.get(offset)
 
-    def run(self, last: LastRecord | Record, end: int) -> Run | None:
+    def run(self, last: LastRecord, end: int) -> Run | None:
         """All behind the record `last` up to `end`; None if one is missing, or `last` is another one here."""
-        new, first = self._between(last.offset + 1, end), self._taped.get(last.offset)
+        with self._news:
+            new, first, look = self._between(last.offset + 1, end), self._taped.get(last.offset), self.look
         if new is None or first is None or not _is_same(first.found, last):
             return None
-        look = self.look
         is_looked = look is not None and look.start < end and look.end > last.offset
         return Run(new, look.asked_s if look is not None and is_looked else None)
 
-    def knows(self, place: LastRecord, last: LastRecord | Record | None) -> bool:
+    def knows(self, place: LastRecord, last: LastRecord | None) -> bool:
         """Whether this record and the one that was folded `last` are here, the same, and none between is missing."""
         if last is None:
             return False
@@ -111,7 +111,7 @@ class LedgerTape:
         found = self._taped.get(end.offset)
         return found is not None and _is_same(found.found, end) and self.run(first, end.offset + 1) is not None
 
-    def await_run(self, last: LastRecord | Record, end: int) -> Run | None:
+    def await_run(self, last: LastRecord, end: int) -> Run | None:
         """As `run`, once what other threads have sent is answered, if that may be what is missing."""
         with self._news:
             self._news.wait_for(lambda: self._between(last.offset, end) is not None or not self._others(), _ANSWER_S)
@@ -148,9 +148,7 @@ class LedgerTape:
             self._size_bytes -= len(self._taped.pop(next(iter(self._taped))).found.value)
 
 
-def _is_same(found: Record, last: LastRecord | Record) -> bool:
-    if isinstance(last, Record):
-        return found is last or found[:3] == last[:3]
+def _is_same(found: Record, last: LastRecord) -> bool:
     return LastRecord.of(found.offset, found.value) == last
 
 
