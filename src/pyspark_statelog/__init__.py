@@ -6,15 +6,9 @@ look-ups of data sources, not only ours. So this module imports nothing of state
 
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql import datasource
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import (
-        DataSourceReader,
-        DataSourceStreamArrowWriter,
-        DataSourceStreamReader,
-        DataSourceWriter,
-    )
     from pyspark.sql.types import StructType
 
     from statelog.spark.source import Loaded
@@ -22,14 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["DefaultSource"]
 
 
-class DefaultSource(DataSource):
+class DefaultSource(datasource.DataSource):
     """The data source `statelog`: a log's state, its changes, or views of it to read, and changes to write.
 
     Spark asks it for the columns once for each `load()`, pickles it, and has every scan of the DataFrame read through a
     copy. So the position is taken with the columns, and all scans read the same.
     """
 
-    _loaded: "Loaded | None" = None
+    def __init__(self, options: dict[str, str]) -> None:
+        """Raises ConfigError for a Spark that is too old, before an import fails on it."""
+        from statelog.spark.session import require_spark
+
+        require_spark()
+        super().__init__(options)
+        self._loaded: Loaded | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -38,7 +38,6 @@ class DefaultSource(DataSource):
 
     def schema(self) -> "StructType":
         """The columns of what is read. Raises ConfigError, NotFound, Unavailable."""
-        _require_spark()
         from statelog.spark.options import names_stream
         from statelog.spark.source import load
 
@@ -49,37 +48,26 @@ class DefaultSource(DataSource):
         columns, self._loaded = load(self.options)
         return columns
 
-    def reader(self, schema: "StructType") -> "DataSourceReader":
+    def reader(self, schema: "StructType") -> "datasource.DataSourceReader":
         """A batch reader of what the option `read` names."""
-        _require_spark()
         from statelog.spark.source import reader
 
         return reader(self.options, schema, self._loaded)
 
-    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802  # Spark's name
+    def streamReader(self, schema: "StructType") -> "datasource.DataSourceStreamReader":  # noqa: N802  # Spark's name
         """A reader of committed changes as micro-batches; does no I/O yet."""
-        _require_spark()
         from statelog.spark.stream_reader import StreamReader
 
         return StreamReader(self.options, schema)
 
-    def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
+    def writer(self, schema: "StructType", overwrite: bool) -> "datasource.DataSourceWriter":
         """A batch writer of changes; does no I/O."""
-        _require_spark()
         from statelog.spark.sink import BatchWriter
 
         return BatchWriter(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamArrowWriter":  # noqa: N802  # Spark's name
+    def streamWriter(self, schema: "StructType", overwrite: bool) -> "datasource.DataSourceStreamArrowWriter":  # noqa: N802  # Spark's name
         """A streaming writer of changes; does no I/O."""
-        _require_spark()
         from statelog.spark.sink import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite=overwrite)
-
-
-def _require_spark() -> None:
-    """Raise ConfigError for a Spark that is too old, before an import fails on it."""
-    from statelog.spark.session import require_spark
-
-    require_spark()

@@ -3,9 +3,10 @@
 Checked once, as frozen values. An option has one rule, whatever it is given for.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -30,6 +31,7 @@ COMMON = ("log", "path", "root", "allowUnsafe")
 LEASE_S = 300
 """How long a planned read is held, by default, for tasks that have not started."""
 _STREAM_LEASE_S = 3600
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _READ = (*COMMON, "read", "keyGroups", "minPartitions", "columns", "leaseSeconds")
 _STATE = (*_READ, "atPosition", "atWriter", "atCheckpoint", "atTime", "keys", "includeKeyGroup")
 _STARTS = ("startingPosition", "startingWriter", "startingCheckpoint", "startingTime")
@@ -92,18 +94,25 @@ class OnTruncation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamOptions(ReadOptions):
-    """A stream of changes.
+class Limit:
+    """The most changes, and bytes of record values, of a micro-batch; `math.inf` for any number."""
 
-    `max_changes` and `max_bytes` (of record values) end a micro-batch at the last commit within them, at least one;
-    None for no limit. `reader` is the id of its subscription, None for a lease, which holds `lease_s` after the last
-    micro-batch began.
+    changes: float = math.inf
+    size_bytes: float = math.inf
+
+
+NO_LIMIT = Limit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions(ReadOptions):
+    """A stream of changes. `reader` is the id of its subscription, None for a lease, which holds `lease_s` after the
+    last micro-batch began.
     """
 
     start: Beginning | At
     reader: str | None = None
-    max_changes: int | None = None
-    max_bytes: int | None = None
+    limit: Limit = NO_LIMIT
     on_truncation: OnTruncation = OnTruncation.FAIL
 
 
@@ -213,14 +222,16 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
         raise ConfigError(
             f"a stream cannot read {given['read']!r}", hint="Leave the option read out: a stream reads changes"
         )
-    reader = given.get("readerid")
+    reader, truncation = given.get("readerid"), given.get("ontruncation", OnTruncation.FAIL).lower()
+    if truncation not in list(OnTruncation):
+        raise ConfigError(f"the option onTruncation is {truncation!r}", hint="Give fail or snapshot")
+    changes, size_bytes = (number(given, f"max{what}PerTrigger", least=1) for what in ("Changes", "Bytes"))
     return StreamOptions(
         **_shared(given, _STREAM_LEASE_S),
         start=_start(given),
         reader=None if reader is None else check_name("reader", reader),
-        max_changes=number(given, "maxChangesPerTrigger", least=1),
-        max_bytes=number(given, "maxBytesPerTrigger", least=1),
-        on_truncation=_on_truncation(given),
+        limit=Limit(changes=changes or math.inf, size_bytes=size_bytes or math.inf),
+        on_truncation=OnTruncation(truncation),
     )
 
 
@@ -273,12 +284,10 @@ def _milliseconds(name: str, text: str) -> int:
         time = datetime.fromisoformat(text)
     except ValueError:
         time = None
-    if time is None or time.tzinfo is None or time.timestamp() < 0:
-        raise ConfigError(
-            f"the option {name} is {text!r}",
-            hint="Give milliseconds since 1970, or ISO 8601 with an offset: 2026-01-31T12:00:00Z",
-        )
-    return int(time.timestamp() * 1000)
+    if time is None or time.tzinfo is None or time < _EPOCH:
+        hint = "Give milliseconds since 1970, or ISO 8601 with an offset: 2026-01-31T12:00:00Z"
+        raise ConfigError(f"the option {name} is {text!r}", hint=hint)
+    return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _start(given: Mapping[str, str]) -> Beginning | At:
@@ -296,13 +305,6 @@ def _start(given: Mapping[str, str]) -> Beginning | At:
     return _at(given, "starting", Beginning.EARLIEST) or Beginning.EARLIEST
 
 
-def _on_truncation(given: Mapping[str, str]) -> OnTruncation:
-    text = given.get("ontruncation", OnTruncation.FAIL).lower()
-    if text not in list(OnTruncation):
-        raise ConfigError(f"the option onTruncation is {text!r}", hint="Give fail or snapshot")
-    return OnTruncation(text)
-
-
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     """The options of a write. Raises ConfigError that names the option, InvalidName."""
     given = lowered(options)
@@ -314,17 +316,15 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
             hint="Name this job's writer: a job keeps its name for life, and no two jobs share one. SQL's INSERT cannot"
             " name it, so write a DataFrame: spark.table(...).write.format('statelog').option('writerId', ...)",
         )
-    checkpoint, batch = number(given, "checkpointId"), number(given, "batchId")
+    checkpoint, batch = number(given, "checkpointId", least=1), number(given, "batchId")
     if streaming and (checkpoint is not None or batch is not None):
         raise ConfigError("checkpointId and batchId are for batch writes", hint="A stream numbers its own batches")
     if checkpoint is not None and batch is not None:
         raise ConfigError("checkpointId and batchId exclude each other", hint="Give the one that names your batch")
     unique, sequence = flag(given, "uniqueKeys"), given.get("sequenceby") or None
     if unique and sequence:
-        raise ConfigError(
-            "uniqueKeys and sequenceBy exclude each other",
-            hint="With uniqueKeys no key comes twice in a batch, so there is nothing to put in sequence",
-        )
+        hint = "With uniqueKeys no key comes twice in a batch, so there is nothing to put in sequence"
+        raise ConfigError("uniqueKeys and sequenceBy exclude each other", hint=hint)
     is_share = "/" in given.get("partitions", "")
     return WriteOptions(
         where=log_address(given),
@@ -349,8 +349,6 @@ def _share(text: str) -> tuple[int, int]:
     """A worker's number, from 0, and the number of workers: "0/3" is the first of three shares."""
     worker, slash, workers = text.partition("/")
     if not (slash and worker.isdecimal() and workers.isdecimal() and int(worker) < int(workers)):
-        raise ConfigError(
-            f"the option partitions is {text!r}, which is no share",
-            hint="Give a worker's number, from 0, and how many there are: 0/3, 1/3 and 2/3 are a whole",
-        )
+        hint = "Give a worker's number, from 0, and how many there are: 0/3, 1/3 and 2/3 are a whole"
+        raise ConfigError(f"the option partitions is {text!r}, which is no share", hint=hint)
     return int(worker), int(workers)

@@ -4,9 +4,7 @@ Spark asks for the columns once for each `load()`, and plans each scan of the Da
 in any worker. The data source object is what they have in common: it is made once for each `load()`, and pickled. So
 what is read is planned there and travels with it: a scan cuts the plan into parts, and a task carries out its part.
 
-Changes have the columns `key`, `op` (put, delete), `value` (null in a delete), `key_group`, and of the commit `writer`,
-`checkpoint`, `position` (the one right behind it) and `timestamp`. A row is a change as it was appended; none is folded
-away.
+A row of changes is a change as it was appended; none is folded away.
 
 Invariants:
 - Only a `load()` chooses a position; a scan may find it gone, but never reads another.
@@ -71,6 +69,7 @@ _HOLDER = "spark-read"
 _STATE, _CHANGES = "state", "changes"
 _AT = ("atposition", "atwriter", "atcheckpoint", "attime")
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+"""The module of the worker that hands over filters."""
 _LOOKS_PER_TTL = 6
 
 
@@ -79,8 +78,8 @@ _LOOKS_PER_TTL = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What was planned at a `load()`, when (UTC), and for how many seconds each scan holds what it reads; 0 for not at
-    all. `plan` is None for a view, of which the position is all, and in tasks, which have their parts.
+    """What was planned at a `load()`, when (UTC), and for how many seconds each scan holds what it reads. `plan` is
+    None for a view, of which the position is all, and in tasks, which have their parts.
     """
 
     at: datetime
@@ -106,7 +105,8 @@ def reader(options: Mapping[str, str], schema: StructType, loaded: Loaded | None
     """The reader of one scan. `loaded` is None where the user gave the columns. Raises ConfigError, as planning."""
     kind = _kind(options)
     if kind == _STATE:
-        return (_PushingStateReader if _takes_filters() else _StateReader)(options, schema, loaded)
+        # In no other worker Spark takes a reader that takes filters, so no setting of ours says which one to make.
+        return (_PushingStateReader if _PUSHING_WORKER in sys.modules else _StateReader)(options, schema, loaded)
     if kind == _CHANGES:
         return _ChangeReader(options, schema, loaded)
     return ViewReader(view_options(options), schema, kind, (loaded or _load_view(options)[1]).position)
@@ -114,15 +114,16 @@ def reader(options: Mapping[str, str], schema: StructType, loaded: Loaded | None
 
 def _load_state(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     read = state_options(options)
-    newest = cached_log(read.where).value_schemas.newest()
-    return chosen(_state_columns(read, newest), read.columns), Loaded.now(_reserved(read, read.at), read)
+    log = cached_log(read.where)
+    columns = chosen(_state_columns(log, read, log.value_schemas.newest()), read.columns)
+    return columns, Loaded.now(_reserved(log, read, read.at), read)
 
 
 def _load_changes(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     read = change_options(options)
     loaded = Loaded.now(_planned_changes(read), read)
-    _held(read, loaded)
-    return _change_columns(read, loaded.plan), loaded
+    log, plan = _held(read, loaded)
+    return _change_columns(log, read, plan), loaded
 
 
 def _load_view(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
@@ -136,13 +137,6 @@ def _kind(options: Mapping[str, str]) -> str:
     if kind not in known:
         raise ConfigError(f"the option read is {kind!r}", hint=f"It is one of {', '.join(known)}")
     return kind
-
-
-def _takes_filters() -> bool:
-    """Whether Spark runs us in the worker that hands over filters. In any other it refuses a reader that takes them, so
-    no setting of ours says which one to make.
-    """
-    return _PUSHING_WORKER in sys.modules
 
 
 # ---- the readers, one for each scan
@@ -171,32 +165,29 @@ class _Scan(DataSourceReader, Generic[Options]):
 
 
 class _StateReader(_Scan[StateOptions]):
-    """A scan of a state.
-
-    `loaded` is None where the user gave the columns: Spark then makes a source for each scan, and nothing is ever
-    asked that the scans of one DataFrame share. Raises ConfigError then, unless the options say which state.
+    """A scan of a state. `loaded` is None where the user gave the columns: Spark then makes a source for each scan, and
+    nothing is ever asked that the scans of one DataFrame share. Raises ConfigError then, unless the options say which
+    state.
     """
 
     @reported()
     def __init__(self, options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> None:
-        self._options = state_options(options)
-        if loaded is None and self._options.at is None:
-            raise ConfigError(
-                "with a user schema each scan of the DataFrame would read a different state",
-                hint="Leave .schema() out, or choose the state: atPosition, atTime, or atWriter and atCheckpoint",
-            )
+        read = self._options = state_options(options)
+        if loaded is None and read.at is None:
+            hint = "Leave .schema() out, or choose the state: atPosition, atTime, or atWriter and atCheckpoint"
+            raise ConfigError("with a user schema each scan of the DataFrame would read a different state", hint=hint)
+        log = cached_log(read.where) if loaded is None else _planned_on(read, loaded)[0]
         self._schema = spark_arrow_schema(schema)
-        self._value_schema_id = self._value_schema(schema).id
-        descriptor = cached_log(self._options.where).descriptor
-        self._selection = selected(descriptor, self._options.key_groups, self._options.keys)
-        self._loaded = loaded or Loaded.now(_reserved(self._options, self._options.at), self._options)
+        self._value_schema_id = _value_schema(log, read, schema).id
+        self._selection = selected(log.descriptor, read.key_groups, read.keys)
+        self._loaded = loaded or Loaded.now(_reserved(log, read, read.at), read)
 
     @reported()
     def partitions(self) -> Sequence[InputPartition]:
         """The parts of the plan, which is held again. Raises NotFound, IdentityChanged, Damaged, Unavailable."""
-        plan = replace(_held(self._options, self._loaded), value_schema_id=self._value_schema_id)
-        descriptor = cached_log(self._options.where).descriptor
-        return state_parts(plan, self._selection.key_groups, descriptor, self._options.min_partitions)
+        log, plan = _held(self._options, self._loaded)
+        plan = replace(plan, value_schema_id=self._value_schema_id)
+        return state_parts(plan, self._selection.key_groups, log.descriptor, self._options.min_partitions)
 
     def _rows(self, log: Log, plan: Plan) -> Iterator[pa.RecordBatch]:
         for table in read_state(log, plan):
@@ -208,17 +199,6 @@ class _StateReader(_Scan[StateOptions]):
         keys = pa.array(self._selection.keys, table.schema.field("key").type)
         return table.filter(pc.is_in(table.column("key"), value_set=keys))
 
-    def _value_schema(self, schema: StructType) -> ValueSchema:
-        """The value schema whose state has these columns. Raises ConfigError."""
-        names = self._options.columns
-
-        def columns_of(one: ValueSchema) -> StructType:
-            columns = _state_columns(self._options, one)
-            known = set(columns.fieldNames())
-            return chosen(columns, None if names is None else [name for name in names if name in known])
-
-        return newest_with(schema, cached_log(self._options.where).value_schemas.all(), columns_of, "the state")
-
 
 class _PushingStateReader(_StateReader):
     """A reader that takes filters. Spark refuses one as long as `spark.sql.python.filterPushdown.enabled` is false."""
@@ -226,15 +206,13 @@ class _PushingStateReader(_StateReader):
     @reported()
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
         """Read no more than rows that pass may need; Spark is given back all filters, and applies them to the rows."""
-        self._selection = narrowed(self._selection, filters, cached_log(self._options.where).descriptor)
+        self._selection = narrowed(self._selection, filters, _planned_on(self._options, self._loaded)[0].descriptor)
         return filters
 
 
 class _ChangeReader(_Scan[ChangeOptions]):
-    """A scan of changes.
-
-    `loaded` is None where the user gave the columns; see `_StateReader`. Raises ConfigError then, unless the options
-    say where the range begins and ends.
+    """A scan of changes. `loaded` is as that of a `_StateReader`: without it the options have to say where the range
+    begins and ends, or ConfigError is raised.
     """
 
     @reported()
@@ -246,41 +224,51 @@ class _ChangeReader(_Scan[ChangeOptions]):
                 hint="Leave .schema() out, or say where the range begins and where it ends",
             )
         self._loaded = loaded or Loaded.now(_planned_changes(read), read)
-        check_columns(schema, _change_columns(read, self._loaded.plan), "the changes")
+        log, plan = _planned_on(read, self._loaded)
+        check_columns(schema, _change_columns(log, read, plan), "the changes")
         self._schema = spark_arrow_schema(schema)
 
     @reported()
     def partitions(self) -> Sequence[InputPartition]:
         """The parts of the plan, which is held again. Raises NotFound, IdentityChanged, Unavailable."""
-        plan = _held(self._options, self._loaded)
-        return change_parts(plan, cached_log(self._options.where).descriptor.partitions, self._options.min_partitions)
+        log, plan = _held(self._options, self._loaded)
+        return change_parts(plan, log.descriptor.partitions, self._options.min_partitions)
 
     def _rows(self, log: Log, plan: Plan) -> Iterator[pa.RecordBatch]:
         for batch in read_changes(log, plan):
             yield from change_batches(batch, self._schema)
 
 
-def _state_columns(options: StateOptions, value_schema: ValueSchema) -> StructType:
+def _state_columns(log: Log, options: StateOptions, value_schema: ValueSchema) -> StructType:
     """All columns of a state in this value schema."""
     with_group = options.include_key_group or "key_group" in (options.columns or ())
-    return state_columns(cached_log(options.where).descriptor, value_schema, include_key_group=with_group)
+    return state_columns(log.descriptor, value_schema, include_key_group=with_group)
 
 
-def _change_columns(options: ChangeOptions, plan: Plan | None) -> StructType:
-    assert plan is not None, "changes were planned"
+def _value_schema(log: Log, options: StateOptions, schema: StructType) -> ValueSchema:
+    """The value schema whose state has these columns. Raises ConfigError."""
+    names = options.columns
+
+    def columns_of(one: ValueSchema) -> StructType:
+        fields = _state_columns(log, options, one).fields
+        return StructType([field for field in fields if names is None or field.name in names])
+
+    return newest_with(schema, log.value_schemas.all(), columns_of, "the state")
+
+
+def _change_columns(log: Log, options: ChangeOptions, plan: Plan) -> StructType:
     assert plan.value_schema_id is not None, "changes are planned in one value schema"
-    log = cached_log(options.where)
     return chosen(change_columns(log.descriptor, log.value_schemas.get(plan.value_schema_id)), options.columns)
 
 
 # ---- a plan and its lease
 
 
-def _reserved(options: ReadOptions, at: At | None) -> Plan:
+def _reserved(log: Log, options: ReadOptions, at: At | None) -> Plan:
     """The plan of a state. A lease keeps its position for the tasks, and runs out by itself."""
     terms = lease_terms(options.lease_s, _HOLDER)
     settings = RecoverySettings(holder=_HOLDER, lease_ttl_s=terms.ttl_s, lease=terms.wanted)
-    recovery = recover(cached_log(options.where), key_groups=options.key_groups, at=at, settings=settings)
+    recovery = recover(log, key_groups=options.key_groups, at=at, settings=settings)
     recovery.reserve()
     return recovery.plan
 
@@ -289,9 +277,9 @@ def _planned_changes(options: ChangeOptions) -> Plan:
     return plan_changes(cached_log(options.where), options.start, options.end, key_groups=options.key_groups)
 
 
-def _held(options: ReadOptions, loaded: Loaded) -> Plan:
-    """Hold what was planned for another scan; returns what to carry out: the plan, or of a state whose snapshot was
-    cleaned up since another one of its position. Raises NotFound if it is gone, IdentityChanged, Damaged, Unavailable.
+def _planned_on(options: ReadOptions, loaded: Loaded) -> tuple[Log, Plan]:
+    """The log that was planned on, and the plan. This process may have opened another one under its name before, whose
+    key groups and schemas tell nothing of this one. Raises IdentityChanged if the log has other topics by now.
     """
     plan = loaded.plan
     assert plan is not None, "parts are made where the plan is"
@@ -304,14 +292,22 @@ def _held(options: ReadOptions, loaded: Loaded) -> Plan:
             found=shown_id(log.descriptor.identity.ledger_topic_id),
             hint="load() again",
         )
+    return log, plan
+
+
+def _held(options: ReadOptions, loaded: Loaded) -> tuple[Log, Plan]:
+    """Hold what was planned for another scan; returns what to carry out: the plan, or of a state whose snapshot was
+    cleaned up since another one of its position. Raises NotFound if it is gone, IdentityChanged, Damaged, Unavailable.
+    """
+    log, plan = _planned_on(options, loaded)
     with _reading(loaded):
         try:  # The lease keeps the position for the tasks, and runs out by itself.
             Hold(log.store, lease_terms(loaded.lease_s, _HOLDER)).on(log, plan)
         except OffsetGone:
             if plan.is_of_changes:
                 raise
-            return _reserved(options, AtPosition(plan.position))
-    return plan
+            plan = _reserved(log, options, AtPosition(plan.position))
+    return log, plan
 
 
 @contextmanager

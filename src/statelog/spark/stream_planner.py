@@ -16,10 +16,9 @@ Invariants:
 """
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import current_environment
@@ -41,7 +40,7 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.snapshot.claims import check_holder
-from statelog.spark.options import Beginning, OnTruncation, StreamOptions
+from statelog.spark.options import NO_LIMIT, Beginning, Limit, OnTruncation, StreamOptions
 from statelog.spark.parts import lease_terms
 from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
 from statelog.storage.claims import HeldSubscription
@@ -52,17 +51,6 @@ _LOG = logging.getLogger("statelog.spark")
 _CLOCKS_APART_S = 60
 _MOVE_S = 30.0
 _ANEW_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """The most changes, and bytes of record values, of a micro-batch; `math.inf` for any number."""
-
-    changes: float = math.inf
-    size_bytes: float = math.inf
-
-
-NO_LIMIT = Limit()
 
 
 def admitted(commits: Iterable[CommitFacts], limit: Limit) -> int:
@@ -84,8 +72,8 @@ class StreamPlanner(Closing):
     """Plans for one query. Belongs to one thread."""
 
     def __init__(self, log: Log, options: StreamOptions) -> None:
-        self._log = log
-        self._options = options
+        self.log = log
+        self.options = options
         self._environment = current_environment()
         self._groups = None if options.key_groups is None else frozenset(options.key_groups)
         self._hold: StreamHold | None = None
@@ -98,16 +86,16 @@ class StreamPlanner(Closing):
     def begin(self) -> StreamOffset:
         """Where a new reading begins. Raises NotFound if the log does not hold the place, ConfigError for a time
         that is still to come, Damaged, Unavailable."""
-        reading, identity = self._environment.new_id(), self._log.descriptor.identity
-        match self._options.start:
+        reading, identity = self._environment.new_id(), self.log.descriptor.identity
+        match self.options.start:
             case Beginning.SNAPSHOT:
-                newest = self._log.manifests.newest()
+                newest = self.log.manifests.newest()
                 place = newest.place if newest else ORIGIN
                 return StreamOffset.initial(identity, reading, place, awaits_state=newest is not None)
             case Beginning.LATEST:
-                position = self._log.ledger.end(at_least=self._log.position)
+                position = self.log.ledger.end(at_least=self.log.position)
             case Beginning.EARLIEST:
-                position = RetainedHistory(self._log, self._groups).oldest_position
+                position = RetainedHistory(self.log, self._groups).oldest_position
             case AtTime() as time if time.timestamp_ms / 1000 > self._environment.wall_clock() + _CLOCKS_APART_S:
                 raise ConfigError(
                     f"the option startingTime lies in the future: {time}",
@@ -115,8 +103,8 @@ class StreamPlanner(Closing):
                     " startingPosition=latest begins with what is committed from now on",
                 )
             case bound:
-                position = RetainedHistory(self._log, self._groups).resolve(bound)
-        place = self._log.ledger.place_at(position)
+                position = RetainedHistory(self.log, self._groups).resolve(bound)
+        place = self.log.ledger.place_at(position)
         return StreamOffset.initial(identity, reading, place, awaits_state=False)
 
     def end_of(self, start: StreamOffset, limit: Limit = NO_LIMIT, *, until: int | None = None) -> StreamOffset:
@@ -130,16 +118,14 @@ class StreamPlanner(Closing):
             self._held(start).move(start.position, window.rebase)
         except (NotFound, OffsetGone, SubscriptionEnded) as error:
             return self._begin_anew(start, error)
-        end_position = self._log.ledger.end(at_least=start.position)
+        end_position = self.log.ledger.end(at_least=start.position)
         if start.awaits_state:
             self._check_snapshot(start.position)
             self._known = (end_position, start.position)
             return replace(start, awaits_state=False)
         self._release_state()  # Spark has committed the micro-batch that read it.
         target = end_position if until is None else min(until, end_position)
-        window.read_ahead(
-            target, lambda: limit is not NO_LIMIT and admitted(window.commits, limit) < len(window.commits)
-        )
+        window.read_ahead(target, lambda: limit != NO_LIMIT and admitted(window.commits, limit) < len(window.commits))
         taken = admitted(window.commits, limit)
         found = replace(start, place=window.commits[taken - 1].place, is_reset=False) if taken else start
         self._known = (end_position, found.position)
@@ -158,11 +144,11 @@ class StreamPlanner(Closing):
             window = self._follow(first)
             self._held(first).take_up(window.rebase)
             if self._known == (0, 0):  # Started again with a micro-batch that was begun: its end was not asked for.
-                self._known = (self._log.ledger.end(at_least=end.position), end.position)
+                self._known = (self.log.ledger.end(at_least=end.position), end.position)
             if first.awaits_state or is_reset(start, end):
                 return self._state(end.position, value_schema_id)
             return plan_changes(
-                self._log,
+                self.log,
                 AtPosition(first.position),
                 AtPosition(end.position),
                 key_groups=self._groups,
@@ -193,7 +179,7 @@ class StreamPlanner(Closing):
         if self._hold is None or self._hold.reading != offset.reading:
             if self._hold is not None:
                 self._hold.close()
-            self._hold = self._environment.run(StreamHold, self._log, self._options, offset.reading)
+            self._hold = self._environment.run(StreamHold, self.log, self.options, offset.reading)
         return self._hold
 
     def _follow(self, offset: StreamOffset) -> "CommitWindow":
@@ -204,18 +190,18 @@ class StreamPlanner(Closing):
         if self._window is not None:
             self._window.close()
             self._window = None
-        reach = RetainedHistory(self._log, self._groups, self._held(offset).kept_base(), seen=[offset.place])
+        reach = RetainedHistory(self.log, self._groups, self._held(offset).kept_base(), seen=[offset.place])
         base = reach.base_for(offset.position)
-        self._window = CommitWindow(self._log, base, offset.place, self._groups)
+        self._window = CommitWindow(self.log, base, offset.place, self._groups)
         return self._window
 
     def _begin_anew(self, start: StreamOffset, error: StatelogError) -> StreamOffset:
         """Behind a reset, at the newest snapshot, if the query asked for that. Raises the trouble with the way out."""
-        newest = self._log.manifests.newest()
-        if self._options.on_truncation is OnTruncation.FAIL or newest is None:
+        newest = self.log.manifests.newest()
+        if self.options.on_truncation is OnTruncation.FAIL or newest is None:
             raise _gone(f"position {start.position}, where the query goes on", error) from error
         place = newest.place
-        _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self._log.name, place[0], error)
+        _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self.log.name, place[0], error)
         anew = StreamOffset.initial(start.identity, self._environment.new_id(), place, awaits_state=False)
         self._held(anew).move(anew.position, lambda: newest)
         return replace(anew, is_reset=True)
@@ -224,7 +210,7 @@ class StreamPlanner(Closing):
         """See that the snapshot is there, which is kept from when its position is held. Nothing of it is in Spark's
         checkpoint yet: started again, the query begins with another one.
         """
-        if all(one.position != position for one in RetainedHistory(self._log, self._groups).manifests):
+        if all(one.position != position for one in RetainedHistory(self.log, self._groups).manifests):
             raise NotFound(
                 "the snapshot where the stream was to begin was dropped at the same moment",
                 position=position,
@@ -234,12 +220,12 @@ class StreamPlanner(Closing):
     def _state(self, position: int, value_schema_id: int) -> Plan:
         """The plan of a state, held by a lease until its micro-batch is committed."""
         self._release_state()
-        newest_id = self._log.value_schemas.newest().id
+        newest_id = self.log.value_schemas.newest().id
         if newest_id > value_schema_id:
             raise newer_values(newest_id, value_schema_id)  # It is not known whether the state has such values.
-        lease_s = max(300, self._options.lease_s)
+        lease_s = max(300, self.options.lease_s)
         settings = RecoverySettings(holder="spark-stream", lease_ttl_s=lease_s, value_schema_id=value_schema_id)
-        found = recover(self._log, key_groups=self._groups, at=AtPosition(position), settings=settings)
+        found = recover(self.log, key_groups=self._groups, at=AtPosition(position), settings=settings)
         self._let_state_go = found.reserve()
         return replace(found.plan, value_schema_id=value_schema_id)
 
@@ -330,18 +316,17 @@ class StreamHold(Closing):
 
     def take_up(self, base: Callable[[], LedgerBase]) -> None:
         """Spark has the reading in its checkpoint: from now on nobody else takes its reader id."""
-        if not self._is_taken_up:
+        if self._subscription is not None and not self._is_taken_up:
+            self._hold(base(), take_up=True)
             self._is_taken_up = True
-            if self._subscription is not None:
-                self._hold(base())
 
     def close(self) -> None:
         """Let a lease go; a subscription stays."""
         self._lease.close()
 
-    def _hold(self, base: LedgerBase) -> None:
+    def _hold(self, base: LedgerBase, *, take_up: bool = False) -> None:
         if self._subscription is not None:
-            self._subscription.hold(base.state, base.place.last, take_up=self._is_taken_up)
+            self._subscription.hold(base.state, base.place.last, take_up=take_up or self._is_taken_up)
         else:
             self._lease.claim(Needs.behind(base.state, range(self._log.descriptor.partitions)))
         self._position, self._held_s = base.state.position, self._clock()

@@ -12,6 +12,7 @@ Invariant: nothing is raised and nothing opened while it is made, because Spark 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -32,11 +33,11 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log, open_log
 from statelog.spark.columns import change_batches, change_columns, chosen, newest_with, spark_arrow_schema
-from statelog.spark.options import StreamOptions, stream_options
+from statelog.spark.options import NO_LIMIT, StreamOptions, stream_options
 from statelog.spark.parts import PlanPart, change_parts, read_state, state_parts
 from statelog.spark.reported import reported
 from statelog.spark.stream_offset import FORMAT_VERSION, StreamOffset, is_reset
-from statelog.spark.stream_planner import NO_LIMIT, Limit, StreamPlanner
+from statelog.spark.stream_planner import StreamPlanner
 from statelog.storage.log.log import Log
 
 RESET = "reset"
@@ -56,7 +57,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self._given = dict(options)
         self._columns = schema
-        self._running: _Running | None = None
+        self._planner: StreamPlanner | None = None
+        self._value_schema_id = 0
         self._until: int | None = None
 
     # ---- in the process of the query's run
@@ -64,17 +66,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @reported()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Where a new query begins."""
-        return self._run().planner.begin().to_json()
+        return self._run().begin().to_json()
 
     @reported()
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  # Spark's name
         """That there is a limit, if the options have one; how it is kept is `latestOffset`'s."""
-        options = self._run().options
-        if options.max_changes is not None:
-            return ReadMaxRows(options.max_changes)
-        if options.max_bytes is not None:
-            return ReadMaxBytes(options.max_bytes)
-        return ReadAllAvailable()
+        limit = self._run().options.limit
+        if limit.changes < math.inf:
+            return ReadMaxRows(int(limit.changes))
+        return ReadMaxBytes(int(limit.size_bytes)) if limit.size_bytes < math.inf else ReadAllAvailable()
 
     @reported()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
@@ -84,68 +84,55 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @reported()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """Where the next micro-batch ends. Without a limit of Spark's, those of the options do not count."""
-        running = self._run()
-        offset = StreamOffset.from_json(start, running.log.descriptor.identity)
-        allowed = NO_LIMIT if isinstance(limit, ReadAllAvailable) else _limit(running.options)
-        return running.planner.end_of(offset, allowed, until=self._until).to_json()
+        planner = self._run()
+        offset = StreamOffset.from_json(start, planner.log.descriptor.identity)
+        allowed = NO_LIMIT if isinstance(limit, ReadAllAvailable) else planner.options.limit
+        return planner.end_of(offset, allowed, until=self._until).to_json()
 
     @reported()
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
         """For the progress report: the ledger's end, and how far the query is behind it."""
-        return {"version": FORMAT_VERSION, **self._run().planner.report()}
+        return {"version": FORMAT_VERSION, **self._run().report()}
 
     @reported()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The parts of a micro-batch."""
-        running = self._run()
-        identity, descriptor = running.log.descriptor.identity, running.log.descriptor
-        first, last = StreamOffset.from_json(start, identity), StreamOffset.from_json(end, identity)
-        plan = running.planner.plan(first, last, running.value_schema_id)
-        return parts_of(plan, descriptor, running.options, begins_anew=is_reset(first, last))
+        planner = self._run()
+        descriptor = planner.log.descriptor
+        first, last = (StreamOffset.from_json(one, descriptor.identity) for one in (start, end))
+        plan = planner.plan(first, last, self._value_schema_id)
+        return parts_of(plan, descriptor, planner.options, begins_anew=is_reset(first, last))
 
     def stop(self) -> None:
         """Release everything. Spark seldom asks for it."""
-        if self._running is not None:
-            self._running.planner.close()
-            self._running.log.close()
-            self._running = None
+        if self._planner is not None:
+            self._planner.close()
+            self._planner.log.close()
+            self._planner = None
 
     # ---- on executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one part. Raises NotFound, Damaged, Unavailable."""
         with reported():
-            log = cached_log(stream_options(self._given).where)
+            identity = partition.plan.identity if isinstance(partition, PlanPart) else None
+            log = cached_log(stream_options(self._given).where, identity)
             yield from part_rows(log, partition, spark_arrow_schema(self._columns))
 
     def __getstate__(self) -> dict[str, object]:
         """Without what only the query's own process has."""
-        return {**self.__dict__, "_running": None}
+        return {**self.__dict__, "_planner": None}
 
-    def _run(self) -> "_Running":
-        if self._running is None:
-            self._running = _Running(stream_options(self._given), self._columns)
-        return self._running
-
-
-class _Running:
-    """What a run of a query keeps: the log, and the planner on it."""
-
-    def __init__(self, options: StreamOptions, columns: StructType) -> None:
-        self.options = options
-        self.log = open_log(options.where)
-        with undone_by_errors(self.log.close):
-            schemas = self.log.value_schemas.all()
-            found = newest_with(columns, schemas, lambda one: _columns(self.log, options, one), "the changes")
-            self.value_schema_id = found.id
-            self.planner = StreamPlanner(self.log, options)
-
-
-def _limit(options: StreamOptions) -> Limit:
-    return Limit(
-        changes=math.inf if options.max_changes is None else options.max_changes,
-        size_bytes=math.inf if options.max_bytes is None else options.max_bytes,
-    )
+    def _run(self) -> StreamPlanner:
+        if self._planner is None:
+            options = stream_options(self._given)
+            log = open_log(options.where)
+            with undone_by_errors(log.close):
+                schemas = log.value_schemas.all()
+                found = newest_with(self._columns, schemas, partial(_columns, log, options), "the changes")
+                self._value_schema_id = found.id
+                self._planner = StreamPlanner(log, options)
+        return self._planner
 
 
 def _columns(log: Log, options: StreamOptions, value: ValueSchema) -> StructType:

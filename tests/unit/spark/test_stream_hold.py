@@ -1,6 +1,9 @@
 """What holds a stream's place: a lease that moves and is made anew, or a subscription, written when it has to be."""
 
+import pytest
+
 from statelog.environment import Environment
+from statelog.errors import BrokerUnavailable
 from statelog.spark.options import stream_options
 from statelog.spark.stream_planner import StreamHold
 from statelog.storage.claims import list_leases, list_subscriptions
@@ -47,6 +50,20 @@ def test_a_lease_moves_with_the_stream_and_never_grows_old() -> None:
     assert again.lease.created_s == held.lease.created_s + 3600
     hold.close()
     assert list_leases(log.store) == []
+
+
+def test_a_reading_that_could_not_be_taken_up_is_taken_up_later() -> None:
+    """Until it is, another one may have its reader id: what failed once is tried again."""
+    _, log, hold = _scene(readerId="lake")
+
+    def fail() -> Folded:
+        raise BrokerUnavailable("no answer")
+
+    with pytest.raises(BrokerUnavailable):
+        hold.take_up(fail)
+    hold.take_up(lambda: _base(log, 0))
+    (stored,) = list_subscriptions(log.store).files
+    assert stored.subscription.is_taken_up
 
 
 def test_no_lease_is_none() -> None:

@@ -18,9 +18,9 @@ from statelog.materializer import run_round
 from statelog.reading.plan import Plan
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files
 from statelog.spark.columns import change_columns, spark_arrow_schema
-from statelog.spark.options import stream_options
+from statelog.spark.options import NO_LIMIT, Limit, stream_options
 from statelog.spark.stream_offset import StreamOffset, is_reset
-from statelog.spark.stream_planner import NO_LIMIT, Limit, StreamPlanner
+from statelog.spark.stream_planner import StreamPlanner
 from statelog.spark.stream_reader import part_rows, parts_of
 from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.log.log import Log

@@ -1,0 +1,56 @@
+"""A log that was deleted and made anew, as workers see it that opened the old one: nothing they know of that counts."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from pyspark_statelog import DefaultSource
+from statelog.producer.writer import Writer
+from statelog.spark.clients import cached_log
+from statelog.spark.option_texts import log_address
+from statelog.storage.log.log import Log
+from statelog.storage.log.where import Where
+from tests.support.processes.starts import in_fork
+from tests.support.services.broker import Broker
+from tests.support.spark.rig import SparkLog, write_numbers
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.mark.parametrize("kind", ["state", "stream"])
+def test_a_worker_that_knows_the_old_log_reads_all_of_the_new_one(
+    broker: Broker, log_name: str, tmp_path: Path, kind: str
+) -> None:
+    """Another worker has planned, on a log of more key groups. This one, which has opened the old log and nothing
+    since, plans the scan of all of its key groups, or carries out the parts of its stream.
+    """
+    rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
+    rig.log.close()
+    cached_log(log_address(rig.options))
+    Log.delete(log_name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
+    with SparkLog.create(log_name, broker.bootstrap, tmp_path, key_groups=64).log as log, Writer(log, "w") as writer:
+        write_numbers(writer, {key: key for key in range(100)})
+        writer.commit()
+    path = tmp_path / "planned"
+
+    def plan() -> None:
+        source = DefaultSource({**rig.options, **({"startingPosition": "earliest"} if kind == "stream" else {})})
+        columns = source.schema()
+        if kind == "state":
+            path.write_bytes(pickle.dumps((source, columns)))
+            return
+        stream: Any = source.streamReader(columns)
+        begin = stream.initialOffset()
+        parts = stream.partitions(begin, stream.latestOffset(begin, ReadAllAvailable()))
+        path.write_bytes(pickle.dumps((stream, parts)))
+
+    assert in_fork(plan) == 0
+    reader, parts = pickle.loads(path.read_bytes())
+    if kind == "state":
+        reader = reader.reader(parts)
+        parts = reader.partitions()
+    batches = [batch for part in parts for batch in pickle.loads(pickle.dumps(reader)).read(part)]
+    assert sorted(row["key"] for batch in batches for row in batch.to_pylist()) == list(range(100))
