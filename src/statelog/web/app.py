@@ -194,7 +194,7 @@ class _Page:
         self._live += 1
         try:
             last, silent_s = "", 0.0
-            while not await _is_over(request):
+            while not (request.app.state.is_ending or await request.is_disconnected()):
                 text = await run_in_threadpool(render)
                 if text != last:
                     last, silent_s = text, 0.0
@@ -205,10 +205,6 @@ class _Page:
                 silent_s += await _pause(request)
         finally:
             self._live -= 1
-
-
-async def _is_over(request: Request) -> bool:
-    return request.app.state.is_ending or await request.is_disconnected()
 
 
 async def _pause(request: Request) -> float:
@@ -236,26 +232,18 @@ def _templates() -> jinja2.Environment:
         loader=jinja2.PackageLoader("statelog.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    filters: dict[str, Callable[..., Any]] = {
+    filters: dict[str, Callable[[Any], str]] = {
         "words": words,
         "clean": clean,
         "count": show_count,
         "duration": show_duration,
-        "time": _moment,
-        "clock": _clock,
+        "time": lambda time_s: f"{show_time(time_s)[:19].replace('T', ' ')} UTC",
+        "clock": lambda time_s: show_time(time_s)[11:19],
         "url": quote,
     }
     made.filters.update(filters)
     cast("dict[str, Any]", made.globals).update({"shown": shown, "most_rows": _MOST_ROWS})
     return made
-
-
-def _moment(time_s: float) -> str:
-    return f"{show_time(time_s)[:19].replace('T', ' ')} UTC"
-
-
-def _clock(time_s: float) -> str:
-    return show_time(time_s)[11:19]
 
 
 def _log_values(look: LogLook) -> dict[str, object]:

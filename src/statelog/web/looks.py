@@ -4,10 +4,10 @@ Owns the Kafka client, which all logs share, and the threads. A look is `describ
 and the commits that came since the last one. Writes nothing, and holds nothing: no lease, no subscription.
 
 Invariants:
-- A log that hangs, or that is damaged, takes nothing from the page of another one: each has a look of its own, and one
-  look at a time.
+- A log that hangs, or that is damaged, takes nothing from the page of another one: each has one look at a time.
 - A look is made only while somebody asks. Who asks waits for a bounded time, and gets the last one with its age, also
   while a new one hangs; what went wrong is kept beside it.
+- A clock that is set anew neither hastens nor delays a look.
 """
 
 import logging
@@ -16,15 +16,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
-from threading import Lock
 from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from statelog.closing import Closing, undone_by_errors
+from statelog.environment import current_environment
 from statelog.errors import NotFound, OffsetGone, StatelogError
 from statelog.materializer import MaterializerSettings
 from statelog.operate.description import describe_log
@@ -32,8 +32,8 @@ from statelog.operate.finding import error_text
 from statelog.operate.lookup import KeyHistory, Looked, groups_of, history_of, look_up
 from statelog.operate.report import Report
 from statelog.operate.rows import BytesText, read_keys
+from statelog.reading import CommitFacts, commit_facts
 from statelog.recovery import RecoverySettings
-from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where, log_names, one_client, opened_store
 
@@ -54,7 +54,7 @@ _SHARE = 4.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LookFailure:
     """What went wrong, for people: its kind, what it says, what to do; so many `times` in a row, the last at `at_s`."""
 
@@ -67,8 +67,8 @@ class LookFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen(Generic[T]):
-    """The last value, None before the first, and the time when it was asked for; whether a later one failed, and what
-    failed lately, the newest first. `waiting_s`: for how long a new one has been under way; 0 if none is.
+    """The last value, None before the first, and when it was asked for (seconds since 1970); whether a later one
+    failed, and what failed lately, the newest first. `waiting_s`: for how long a new one has been under way, 0 if none.
     """
 
     value: T | None = None
@@ -79,12 +79,13 @@ class Seen(Generic[T]):
 
 
 class Fresh(Generic[T]):
-    """Thread-safe. `clock`: seconds since 1970. What `make` raises is kept as a failure."""
+    """Thread-safe. What `make` raises is kept as a failure."""
 
-    def __init__(self, make: Callable[[], T], executor: Executor, *, clock: Callable[[], float]) -> None:
+    def __init__(self, make: Callable[[], T], executor: Executor) -> None:
         self._make = make
         self._executor = executor
-        self._clock = clock
+        self._clock = current_environment().clock
+        self._wall_clock = current_environment().wall_clock
         self._lock = threading.Lock()
         self._seen: Seen[T] = Seen()
         self._under_way: Future[None] | None = None
@@ -111,18 +112,15 @@ class Fresh(Generic[T]):
         return self._clock() >= self._ended_s + max(most_age_s, _SHARE * took_s)
 
     def _run(self) -> None:
-        began_s = self._clock()
+        at_s = self._wall_clock()
         seen = self._seen
         try:
-            seen = Seen(value=self._make(), at_s=began_s, failures=seen.failures)
+            seen = Seen(value=self._make(), at_s=at_s, failures=seen.failures)
         except StatelogError as error:
-            failure = LookFailure(
-                kind=type(error).__name__, message=error_text(error), hint=error.hint or "", at_s=began_s
-            )
-            seen = _failed(seen, failure)
+            seen = _failed(seen, LookFailure(type(error).__name__, error_text(error), error.hint or "", at_s))
         except Exception as error:  # noqa: BLE001 - a defect is shown on the page, and logged with its trace
             _LOG.exception("a look failed for a reason that is no error of ours")
-            seen = _failed(seen, LookFailure(kind=type(error).__name__, message=str(error), hint="", at_s=began_s))
+            seen = _failed(seen, LookFailure(type(error).__name__, str(error), "", at_s))
         finally:
             with self._lock:
                 self._seen, self._under_way = seen, None
@@ -138,23 +136,11 @@ def _failed(seen: Seen[T], failure: LookFailure) -> Seen[T]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitSeen:
-    """One commit, as the page lists it. `time_s`: seconds since 1970, by the broker; None if it has none."""
-
-    writer: str
-    checkpoint: int
-    position: int
-    changes: int
-    size_bytes: int
-    time_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogLook:
     """A log at one moment: what `describe` says of it, its latest commits, the newest first, and their rate."""
 
     report: Report
-    commits: tuple[CommitSeen, ...]
+    commits: tuple[CommitFacts, ...]
     commits_per_s: float
 
 
@@ -176,9 +162,9 @@ class PageLooks(Closing):
         self.settings = settings
         """Those of the materializer, which say what holds truncation back, and what a restore may take."""
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="statelog-look")
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._logs: dict[str, Fresh[LogLook]] = {}
-        self._names = Fresh(lambda: log_names(self._where), self._executor, clock=time.time)
+        self._names = Fresh(lambda: log_names(self._where), self._executor)
 
     @property
     def root(self) -> str:
@@ -194,7 +180,7 @@ class PageLooks(Closing):
         with self._lock:
             if name not in self._logs:
                 watched = _Watched(lambda: Log.open(name, self._where), self.settings)
-                self._logs[name] = Fresh(watched.look, self._executor, clock=time.time)
+                self._logs[name] = Fresh(watched.look, self._executor)
             fresh = self._logs[name]
         return fresh.get(wait_s=wait_s, most_age_s=max(_FRESH_S, _EACH_S * beside))
 
@@ -225,43 +211,39 @@ class _Watched:
         self._recent: _Recent | None = None
 
     def look(self) -> LogLook:
-        log, self._log = self._log or self._open(), None
-        with undone_by_errors(log.close):
+        with undone_by_errors(self._let_go):
+            log = self._log = self._log or self._open()
             report = describe_log(log, self._settings, time.time())
-            recent = self._follow(log)
-        self._log = log
+            recent = self._recent = self._recent or _Recent(log)
+            try:
+                recent.read()
+            except OffsetGone:  # A truncation has overtaken it.
+                recent.close()
+                recent = self._recent = _Recent(log)
+                recent.read()
         return LogLook(report=report, commits=tuple(reversed(recent.latest)), commits_per_s=recent.rate(time.time()))
 
-    def _follow(self, log: Log) -> "_Recent":
-        """What came since the last look; begun behind a truncation that overtook it."""
-        recent, self._recent = self._recent, None
-        if recent is not None:
-            with undone_by_errors(recent.close), suppress(OffsetGone):
-                recent.read()
-                self._recent = recent
-                return recent
-            recent.close()
-        recent = _Recent(log)
-        with undone_by_errors(recent.close):
-            recent.read()
-        self._recent = recent
-        return recent
+    def _let_go(self) -> None:
+        held = [one for one in (self._recent, self._log) if one is not None]
+        self._recent = self._log = None
+        for one in held:
+            one.close()
 
 
 class _Recent:
     """The latest commits of a log, and when they came."""
 
     def __init__(self, log: Log) -> None:
+        self._partitions = range(log.descriptor.partitions)
         self._commits = log.ledger.client(log.manifests.newest())
-        self.latest: deque[CommitSeen] = deque(maxlen=_LATEST)
+        self.latest: deque[CommitFacts] = deque(maxlen=_LATEST)
         self._times_s: deque[float] = deque(maxlen=_MOST_TIMES)
 
     def read(self) -> None:
         for found in chain.from_iterable(self._commits.portions(self._commits.end_position())):
-            seen = _seen(found)
-            self.latest.append(seen)
-            if seen.time_s is not None:
-                self._times_s.append(seen.time_s)
+            self.latest.append(commit_facts(found, self._partitions))
+            if found.timestamp_ms >= 0:
+                self._times_s.append(found.timestamp_ms / 1000)
 
     def rate(self, now_s: float) -> float:
         """Commits a second, over the last minute."""
@@ -272,18 +254,6 @@ class _Recent:
 
     def close(self) -> None:
         self._commits.close()
-
-
-def _seen(found: ValidCommit) -> CommitSeen:
-    handles = found.body.handles
-    return CommitSeen(
-        writer=found.writer,
-        checkpoint=found.checkpoint_id,
-        position=found.position,
-        changes=sum(handle.changes for handle in handles),
-        size_bytes=sum(handle.size_bytes for handle in handles),
-        time_s=found.timestamp_ms / 1000 if found.timestamp_ms >= 0 else None,
-    )
 
 
 def is_no_log(seen: Seen[LogLook]) -> bool:

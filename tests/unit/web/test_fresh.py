@@ -1,17 +1,25 @@
 """A value that is made behind the page: who makes it, how old it may be, and what is shown when it fails or hangs."""
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable
 from statelog.testing import StillClock
 from statelog.web.looks import Fresh
 
 _SOON_S = 5.0
 _AGE_S = 1.0
+T = TypeVar("T")
+
+
+def fresh_value(make: Callable[[], T], executor: ThreadPoolExecutor, clock: StillClock) -> Fresh[T]:
+    """One that knows the time of this clock alone."""
+    return Environment(clock=clock, wall_clock=clock).run(Fresh, make, executor)
 
 
 @pytest.fixture
@@ -24,7 +32,7 @@ def executor() -> Generator[ThreadPoolExecutor]:
 def test_a_value_is_made_when_it_is_asked_for_and_too_old(executor: ThreadPoolExecutor) -> None:
     """Not before, and not again before its time."""
     clock, made = StillClock(), iter(range(10))
-    fresh = Fresh(lambda: next(made), executor, clock=clock)
+    fresh = fresh_value(lambda: next(made), executor, clock)
     assert [fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value for _ in range(3)] == [0, 0, 0]
     clock.advance(2.0)
     assert fresh.get(wait_s=_SOON_S, most_age_s=3.0).value == 0, "old enough for this page"
@@ -40,12 +48,28 @@ def test_what_takes_long_is_made_less_often(executor: ThreadPoolExecutor) -> Non
         clock.advance(60.0)
         return next(made)
 
-    fresh = Fresh(slow, executor, clock=clock)
+    fresh = fresh_value(slow, executor, clock)
     assert fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value == 0
     clock.advance(239.0)
     assert fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value == 0
     clock.advance(1.0)
     assert fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value == 1
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_anew_delays_nothing(executor: ThreadPoolExecutor, hours: int) -> None:
+    """Back by an hour between two looks, or on in the middle of one, which seems to take so long: the page goes on."""
+    clock, wall_clock, made = StillClock(), StillClock(1e9), iter(range(10))
+
+    def make() -> int:
+        wall_clock.advance(hours * 3600.0)
+        return next(made)
+
+    fresh = Environment(clock=clock, wall_clock=wall_clock).run(Fresh, make, executor)
+    for number in range(3):
+        seen = fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S)
+        assert (seen.value, seen.waiting_s, seen.at_s) == (number, 0.0, 1e9 + hours * 3600.0 * number)
+        clock.advance(_AGE_S)
 
 
 def test_the_last_value_is_shown_beside_what_failed_since(executor: ThreadPoolExecutor) -> None:
@@ -58,7 +82,7 @@ def test_the_last_value_is_shown_beside_what_failed_since(executor: ThreadPoolEx
             raise errors[0]
         return "state"
 
-    fresh = Fresh(make, executor, clock=clock)
+    fresh = fresh_value(make, executor, clock)
     good_s = clock()
     assert fresh.get(wait_s=_SOON_S, most_age_s=_AGE_S).value == "state"
     errors.append(BrokerUnavailable("no answer", topic="visits", hint="Start it"))
@@ -83,7 +107,7 @@ def test_a_defect_is_told_and_logged(executor: ThreadPoolExecutor, caplog: pytes
     def make() -> int:
         raise ZeroDivisionError("a defect")
 
-    seen = Fresh(make, executor, clock=StillClock()).get(wait_s=_SOON_S, most_age_s=_AGE_S)
+    seen = fresh_value(make, executor, StillClock()).get(wait_s=_SOON_S, most_age_s=_AGE_S)
     assert [(one.kind, one.message) for one in seen.failures] == [("ZeroDivisionError", "a defect")]
     assert "ZeroDivisionError" in caplog.text
 
@@ -97,7 +121,7 @@ def test_one_that_hangs_is_waited_for_once(executor: ThreadPoolExecutor) -> None
         assert gate.wait(30)
         return number
 
-    fresh = Fresh(make, executor, clock=clock)
+    fresh = fresh_value(make, executor, clock)
     assert fresh.get(wait_s=0.0, most_age_s=_AGE_S).value is None
     clock.advance(100.0)
     for _ in range(5):
