@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot
-from statelog.spark.engine import SparkEngineMaker, TaskWork
+from statelog.spark.engine import SparkEngine, TaskWork
 from statelog.spark.option_texts import log_address
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
@@ -66,7 +67,7 @@ def _peaks_mib(spark: SparkSession, broker: Broker, name: str, directory: Path, 
     rig = SparkLog.create(name, broker.bootstrap, directory, partitions=1, value_schema=None)
     peaks = directory / f"peaks-{mib}"
     peaks.mkdir()
-    maker = SparkEngineMaker(spark=spark, where=log_address(rig.options), most_tasks=2)
+    maker = partial(SparkEngine, spark=spark, where=log_address(rig.options), most_tasks=2)
 
     def measured(_: int, work: TaskWork) -> TaskWork:
         return MeasuredWork(where=work.where, scratch=work.scratch, tasks=work.tasks, directory=peaks)

@@ -3,6 +3,7 @@
 import pickle
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from statelog.materializer.round import Round, run_round
 from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import share
-from statelog.spark.engine import SparkEngine, SparkEngineMaker, TaskDone, TaskWork
+from statelog.spark.engine import SparkEngine, TaskDone, TaskWork
 from statelog.spark.option_texts import log_address
 from tests.support.services.broker import Broker
 from tests.support.spark.engine_pair import EnginePair, change, run_paths, settings_at
@@ -79,9 +80,9 @@ def test_repeated_tasks_and_errors(spark: SparkSession, broker: Broker, log_name
             assert isinstance(pickle.loads(last.column("done")[0].as_py()), TaskDone)
             return super().do(work)
 
-    maker = SparkEngineMaker(spark=spark, where=log_address(rig.options), most_tasks=2, task_bytes=1)
+    maker = partial(SparkEngine, spark=spark, where=log_address(rig.options), most_tasks=2, task_bytes=1)
     change(rng, [rig])
-    outcome = Round(rig.log, settings_at(tmp_path), make_engine=lambda work: Speculating(maker, work)).run()
+    outcome = Round(rig.log, settings_at(tmp_path), make_engine=partial(Speculating, **maker.keywords)).run()
     assert isinstance(outcome, CompletedRound)
     tasks = [work.task(number) for work in seen for number in range(len(work.tasks))]
     manifest = rig.log.manifests.read(1)
@@ -95,7 +96,7 @@ def test_repeated_tasks_and_errors(spark: SparkSession, broker: Broker, log_name
         statelog.spark.materialize(spark, rig.log.name, rig.where, settings=settings_at(tmp_path), task_bytes=1)
     assert lost.value.facts["path"] == missing
 
-    broken = SparkEngine(maker, _work(rig, tmp_path))
+    broken = maker(_work(rig, tmp_path))
     with pytest.raises(Unavailable, match="Spark job"):
         broken.do(TaskWork(where=log_address(rig.options), scratch=tmp_path, tasks=(b"no task",)))
 
@@ -103,7 +104,7 @@ def test_repeated_tasks_and_errors(spark: SparkSession, broker: Broker, log_name
         raise RoundGivenUp("over")
 
     with pytest.raises(RoundGivenUp):
-        SparkEngine(maker, _work(rig, tmp_path, given_up)).write(tasks[:1])
+        maker(_work(rig, tmp_path, given_up)).write(tasks[:1])
 
 
 def test_a_killed_worker_is_a_failed_round_at_worst(
@@ -111,7 +112,7 @@ def test_a_killed_worker_is_a_failed_round_at_worst(
 ) -> None:
     """A session that repeats no task, and a worker killed when its runs are there: no snapshot, then the right one."""
     pair = EnginePair(log_name, broker.bootstrap, tmp_path)
-    maker = SparkEngineMaker(spark=spark, where=log_address(pair.remote.options), most_tasks=2, task_bytes=1)
+    maker = partial(SparkEngine, spark=spark, where=log_address(pair.remote.options), most_tasks=2, task_bytes=1)
     misfortune = Misfortune(kind="worker", point="done", directory=tmp_path)
 
     def strike(_: int, work: TaskWork) -> TaskWork:

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -26,7 +27,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
 from statelog.environment import current_environment, repeated
-from statelog.errors import ConfigError, CorruptRun, NotFound, RoundGivenUp, StatelogError, Unavailable
+from statelog.errors import ConfigError, CorruptRun, NotFound, RoundGivenUp, Unavailable
 from statelog.materializer.engine import (
     EngineMaker,
     Replayed,
@@ -106,7 +107,8 @@ class TaskWork:
         log = cached_log(self.where)
         environment = current_environment()
         with scratch_directory(self.scratch, environment) as scratch:
-            work = RoundWork(log=log, scratch=scratch, go_on=_go_on, environment=environment)
+            # Spark ends a task that is not wanted any more by ending its process.
+            work = RoundWork(log=log, scratch=scratch, go_on=lambda: None, environment=environment)
             found, replayed = write_runs(task, work, stored(log.store))
             for one in found:
                 upload_run(log.store, one.written)
@@ -116,15 +118,8 @@ class TaskWork:
                 read_back(log.store, one.run)
             except (CorruptRun, NotFound) as error:
                 raise not_whole(error) from error
-        return TaskDone(
-            runs=tuple(one.run for one in found),
-            replayed=replayed,
-            read_back_s=time.monotonic() - uploaded_s,
-        )
-
-
-def _go_on() -> None:
-    """Spark ends a task that is not wanted any more by ending its process."""
+        runs = tuple(one.run for one in found)
+        return TaskDone(runs=runs, replayed=replayed, read_back_s=time.monotonic() - uploaded_s)
 
 
 # ---- a round, on the driver
@@ -167,9 +162,8 @@ def spark_engine(
     address = log_address(address_options(name, where))
     if (most_tasks is not None and most_tasks < 1) or task_bytes < 1:
         raise ConfigError("most_tasks and task_bytes are at least 1", most_tasks=most_tasks, task_bytes=task_bytes)
-    return SparkEngineMaker(
-        spark=spark, where=address, most_tasks=most_tasks or _parallelism(spark), task_bytes=task_bytes
-    )
+    most = most_tasks or _parallelism(spark)
+    return partial(SparkEngine, spark=spark, where=address, most_tasks=most, task_bytes=task_bytes)
 
 
 def _parallelism(spark: SparkSession) -> int:
@@ -178,36 +172,27 @@ def _parallelism(spark: SparkSession) -> int:
     return len(of_rows.toArrow().column("partition").unique())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparkEngineMaker:
-    """Makes the engine of each round: see `spark_engine`."""
-
-    spark: SparkSession
-    where: LogAddress
-    most_tasks: int
-    task_bytes: int = TASK_BYTES
-
-    def __call__(self, work: RoundWork) -> "SparkEngine":
-        """The engine of one round."""
-        return SparkEngine(self, work)
-
-
 class SparkEngine:
-    """The engine of one round, on a Spark session."""
+    """The engine of one round, on a Spark session: see `spark_engine`."""
 
-    def __init__(self, made_by: SparkEngineMaker, work: RoundWork) -> None:
-        self._made_by = made_by
+    def __init__(
+        self, work: RoundWork, *, spark: SparkSession, where: LogAddress, most_tasks: int, task_bytes: int = TASK_BYTES
+    ) -> None:
         self._work = work
+        self._spark = spark
+        self._where = where
+        self._most_tasks = most_tasks
+        self._task_bytes = task_bytes
         self._done: dict[str, TaskDone] = {}
 
     def tasks_for(self, size_bytes: int) -> int:
         """As many as Spark can run at once, but none with less to do than a task is worth."""
-        return max(1, min(self._made_by.most_tasks, size_bytes // self._made_by.task_bytes))
+        return max(1, min(self._most_tasks, size_bytes // self._task_bytes))
 
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are in the store."""
         self._work.go_on()
-        found = self.do(TaskWork.of(self._made_by.where, self._work.scratch.parent, tasks))
+        found = self.do(TaskWork.of(self._where, self._work.scratch.parent, tasks))
         done = [found[number] for number in range(len(tasks))]
         self._done.update({run.path: one for one in done for run in one.runs})
         return Written(
@@ -218,14 +203,18 @@ class SparkEngine:
 
     def do(self, work: TaskWork) -> dict[int, TaskDone]:
         """What the tasks of a stage give, by number."""
-        spark, count = self._made_by.spark, len(work.tasks)
-        done = spark.range(0, count, 1, count).mapInArrow(work.rows, DONE_SCHEMA)
+        count = len(work.tasks)
+        done = self._spark.range(0, count, 1, count).mapInArrow(work.rows, DONE_SCHEMA)
         try:
-            with _interruptible(spark, self._work.go_on):
+            with _interruptible(self._spark, self._work.go_on):
                 rows = done.collect()
         except Exception as error:
             self._work.go_on()  # Whatever Spark says of a job that was interrupted.
-            raise _typed(error) from error
+            lines = str(error).strip().splitlines()
+            raise error_of(error) or Unavailable(
+                f"the Spark job of a round failed: {type(error).__name__}: {lines[0] if lines else ''}",
+                hint="Nothing is lost, and the next round starts over. The job's own log says more",
+            ) from error
         return {row.task: pickle.loads(row.done) for row in rows}  # noqa: S301  # From our own task.
 
     def forget(self, runs: Sequence[RunRef]) -> None:
@@ -255,15 +244,3 @@ def _interruptible(spark: SparkSession, go_on: Callable[[], None]) -> Generator[
             yield
     finally:
         spark.removeTag(tag)
-
-
-def _typed(error: Exception) -> StatelogError:
-    """The error of a task, or what Spark says of its own."""
-    found = error_of(error)
-    if found is not None:
-        return found
-    lines = str(error).strip().splitlines()
-    return Unavailable(
-        f"the Spark job of a round failed: {type(error).__name__}: {lines[0] if lines else ''}",
-        hint="Nothing is lost, and the next round starts over. The job's own log says more",
-    )

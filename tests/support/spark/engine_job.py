@@ -7,11 +7,12 @@ import json
 import os
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from statelog.spark.engine import SparkEngineMaker, TaskDone, TaskWork
+from statelog.spark.engine import SparkEngine, TaskDone, TaskWork
 from statelog.spark.option_texts import log_address
 from tests.support.spark.clusters import KINDS, spark_environment
 from tests.support.spark.engine_pair import EnginePair, run_paths
@@ -49,7 +50,7 @@ def _struck_round(spark: SparkSession, pair: EnginePair, case: tuple[str, str, i
             return work
         return StruckWork(where=work.where, scratch=work.scratch, tasks=work.tasks, misfortune=misfortune)
 
-    maker = SparkEngineMaker(spark=spark, where=log_address(pair.remote.options), most_tasks=2, task_bytes=1)
+    maker = partial(SparkEngine, spark=spark, where=log_address(pair.remote.options), most_tasks=2, task_bytes=1)
     stages: list[dict[int, TaskDone]] = []
     pair.change(200)
     pair.roll_up(engine_of(maker, strike, stages))

@@ -6,13 +6,14 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pyspark import TaskContext
 
 from statelog.materializer.engine import EngineMaker
 from statelog.materializer.tasks import Task
-from statelog.spark.engine import SparkEngine, SparkEngineMaker, TaskDone, TaskWork
+from statelog.spark.engine import SparkEngine, TaskDone, TaskWork
 from tests.support.spark.strikes import parent_of
 
 __all__ = ["MeasuredWork", "Misfortune", "StruckWork", "engine_of"]
@@ -106,7 +107,7 @@ class MeasuredWork(TaskWork):
 
 
 def engine_of(
-    maker: SparkEngineMaker, change: Callable[[int, TaskWork], TaskWork], done: list[dict[int, TaskDone]]
+    maker: "partial[SparkEngine]", change: Callable[[int, TaskWork], TaskWork], done: list[dict[int, TaskDone]]
 ) -> EngineMaker:
     """Engines as `maker` makes them, of one round: `change` makes other work of that of each stage, by its number, and
     what the stages gave is added to `done`.
@@ -117,4 +118,4 @@ def engine_of(
             done.append(super().do(change(len(done), work)))
             return done[-1]
 
-    return lambda work: Changing(maker, work)
+    return partial(Changing, **maker.keywords)
