@@ -1,7 +1,5 @@
 """Columns of a DataFrame: those of a state (`schemas.values.schema`) and of changes, and the key group. Pure.
 
-A write has `key`, optionally `op` (put or delete), `key_group` if the log's callers place their keys, and the value.
-
 Two tasks of a batch must not write the same key group, for nothing orders them. In a DataFrame arranged by key group
 they cannot, and each task writes to few partitions, which is also the fastest: persisting costs a request for each.
 
@@ -54,9 +52,8 @@ def newest_with(
     for one in reversed(schemas):
         if _same(given, columns_of(one)):
             return one
-    newest = schemas[-1]
-    check_columns(given, columns_of(newest), what)
-    return newest
+    check_columns(given, columns_of(schemas[-1]), what)
+    return schemas[-1]
 
 
 def _same(one: StructType, other: StructType) -> bool:

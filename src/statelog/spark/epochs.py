@@ -17,7 +17,6 @@ Invariants:
 import json
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,9 +72,7 @@ def plan_batch(options: WriteOptions, *, check: Check | None = None) -> TaskGran
 
 
 class _Planning:
-    """One batch, as it is planned. Raises LogInUse, CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable,
-    ConfigError.
-    """
+    """One batch, as it is planned. Raises as `plan_batch`."""
 
     def __init__(self, options: WriteOptions, check: Check | None) -> None:
         self._options = options
@@ -123,25 +120,22 @@ class _Planning:
         """
         overtaken: Fenced | None = None
         for _ in range(_LOOKS):
-            with ExitStack() as opened:
-                ledger = self._log.ledger.newest_client()
-                opened.callback(ledger.close)
+            ledger = self._log.ledger.newest_client()
+            with undone_by_errors(ledger.close):
                 ledger.fold_end()
                 grant = self._grant(ledger.fold)
                 if grant is not None:
-                    opened.pop_all()
                     return _Epoch(grant, ledger, self._log)
                 rivals = self._rivals(ledger.fold)
+            ledger.close()
             try:
                 epoch = self._open(ledger.fold.prior(self._options.writer, self._taken))
             except Fenced as error:
                 overtaken = error
                 continue
-            for rival in rivals:
-                level = logging.INFO if rival.live.writer == self._options.writer else logging.WARNING
-                _LOG.log(
-                    level, "%s: writer %s took over from %s", self._log.name, self._options.writer, rival.live.writer
-                )
+            for ended in (rival.live.writer for rival in rivals):
+                level = logging.INFO if ended == self._options.writer else logging.WARNING
+                _LOG.log(level, "%s: writer %s took over from %s", self._log.name, self._options.writer, ended)
             return epoch
         assert overtaken is not None, "every look ends in an epoch or is overtaken"
         raise overtaken

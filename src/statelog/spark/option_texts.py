@@ -39,10 +39,8 @@ def refuse_unknown(given: Mapping[str, str], known: Collection[str], what: str, 
     names = {name.lower() for name in (*known, *own)}
     unknown = sorted(name for name in given if name not in names and not name.startswith((_KAFKA, _STORAGE)))
     if unknown:
-        raise ConfigError(
-            f"unknown option {', '.join(unknown)} for a {what}",
-            hint=f"Known are {', '.join(known)}, kafka.* and storage.*",
-        )
+        hint = f"Known are {', '.join(known)}, kafka.* and storage.*"
+        raise ConfigError(f"unknown option {', '.join(unknown)} for a {what}", hint=hint)
 
 
 def listed(text: str) -> tuple[str, ...]:

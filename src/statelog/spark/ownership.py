@@ -27,7 +27,7 @@ from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.records import VOID_VALUE, Open, decode
 from statelog.schemas.ledger.state import LastCommit, LiveEpoch
 from statelog.spark.options import WriteOptions
-from statelog.spark.query_run import is_plain, is_query, query_of, same_run
+from statelog.spark.query_run import OF_PLAIN, OF_QUERY, query_of, same_run
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.log.log import Log
 
@@ -49,31 +49,24 @@ class BatchDecision:
     is_replay: bool = False
 
 
-def decide_batch(
-    last: LastCommit | None,
-    *,
-    writer: str,
-    query_id: str,
-    batch_id: int,
-    take_over_from: str | None,
-    run_id: str | None = None,
-) -> BatchDecision:
+def decide_batch(last: LastCommit | None, options: WriteOptions, query_id: str, batch_id: int) -> BatchDecision:
     """What to do with a micro-batch. Its checkpoint is `batch_id + 1`, shifted if the query took the writer over.
 
     Raises CheckpointMismatch for a batch older than the last one, and for another query's writer; Misuse for one that
     this run of the query has written already.
     """
+    run_id = options.run_id
     if last is None:
         return _committed_as(query_id, batch_id, 0, run_id)
     if _owner_of(last) != query_id:
-        _check_take_over(last, writer, query_id, take_over_from)
+        _check_take_over(last, options, query_id)
         return _committed_as(query_id, batch_id, last.checkpoint.id - batch_id, run_id)
     shift = int(last.metadata.get(_SHIFT, 0))
     decision = _committed_as(query_id, batch_id, shift, run_id)
     if decision.checkpoint_id < last.checkpoint.id:
         raise CheckpointMismatch(
             f"batch {batch_id} is older than the writer's last one",
-            writer=writer,
+            writer=options.writer,
             query_id=query_id,
             last_batch=last.checkpoint.id - 1 - shift,
             hint="The checkpoint location is older than the log: restore it, or start a query with another writerId",
@@ -82,7 +75,7 @@ def decide_batch(
         if run_id and last.metadata.get(_RUN) == run_id:
             raise Misuse(
                 f"batch {batch_id} was already written by this run of the query: this is another write of it",
-                writer=writer,
+                writer=options.writer,
                 query_id=query_id,
                 hint="Write a batch in one call, with puts and deletes by the column op; or give each write a writer of"
                 " its own, with partitions of its own. This batch counts as written: add what is missing by hand",
@@ -91,22 +84,20 @@ def decide_batch(
     return decision
 
 
-def decide_write(
-    last: LastCommit | None, *, writer: str, checkpoint_id: int | None, take_over_from: str | None
-) -> BatchDecision:
+def decide_write(last: LastCommit | None, options: WriteOptions) -> BatchDecision:
     """What to do with a plain batch write. Without a checkpoint id it is the next one, whatever that is.
 
     Raises CheckpointMismatch for an id below the last one, and for a query's writer.
     """
-    last_id = last.checkpoint.id if last is not None else 0
+    checkpoint_id, last_id = options.checkpoint_id, last.checkpoint.id if last is not None else 0
     if last is not None and _owner_of(last) != NO_QUERY:
-        _check_take_over(last, writer, NO_QUERY, take_over_from)
-    elif checkpoint_id is not None and checkpoint_id == last_id:
+        _check_take_over(last, options, NO_QUERY)
+    elif checkpoint_id == last_id:
         return BatchDecision(checkpoint_id=last_id, is_replay=True)
     if checkpoint_id is not None and checkpoint_id <= last_id:
         raise CheckpointMismatch(
             f"checkpoint {checkpoint_id} is not later than the writer's last one",
-            writer=writer,
+            writer=options.writer,
             last_checkpoint=last_id,
             hint="Checkpoint ids of a writer must grow; only the last one may be written again, and is skipped",
         )
@@ -127,13 +118,13 @@ def _owner_of(last: LastCommit) -> str:
     return str(last.metadata.get(_QUERY, NO_QUERY))
 
 
-def _check_take_over(last: LastCommit, writer: str, query_id: str, take_over_from: str | None) -> None:
-    """Raise CheckpointMismatch unless `take_over_from` names the owner of the writer's last commit."""
+def _check_take_over(last: LastCommit, options: WriteOptions, query_id: str) -> None:
+    """Raise CheckpointMismatch unless takeOverFrom names the owner of the writer's last commit."""
     owner = _owner_of(last)
-    if take_over_from != owner:
+    if options.take_over_from != owner:
         raise CheckpointMismatch(
             "the writer's last commit belongs to another query",
-            writer=writer,
+            writer=options.writer,
             query_id=query_id,
             last_query_id=owner,
             last_checkpoint=last.checkpoint.id,
@@ -166,7 +157,7 @@ def check_ownership(
     """
     ours = query_id if options.serves_query else NO_QUERY
     if last is not None and ours and _owner_of(last) != ours:
-        _check_take_over(last, options.writer, ours, options.take_over_from)
+        _check_take_over(last, options, ours)
     if options.take_over:
         return
     for rival in rivals:
@@ -185,7 +176,7 @@ def check_ownership(
 def _may_live(rival: Rival) -> bool:
     if rival.age_s is None or rival.age_s > RECENT_S:
         return False
-    return is_query(rival.live.nonce) or (is_plain(rival.live.nonce) and not rival.has_committed)
+    return rival.live.nonce.startswith(OF_QUERY if rival.has_committed else (OF_QUERY, OF_PLAIN))
 
 
 def _is_ours(rival: Rival, options: WriteOptions, ours: str | None, tag: bytes) -> bool:
@@ -243,7 +234,7 @@ def under_way(nonce: bytes) -> bytes:
 
 def _begun(log: Log, nonce: bytes, committed: int, end: int) -> int | None:
     """Where the ledger says that a plain write was begun since the epoch's last commit; None if it was not."""
-    if not is_plain(nonce) or committed + 1 >= end:
+    if not nonce.startswith(OF_PLAIN) or committed + 1 >= end:
         return None
     found = _find(log, OffsetRange(committed + 1, end), lambda record: record.value == under_way(nonce))
     return None if found is None else found.offset

@@ -12,7 +12,7 @@ Invariants:
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,10 +116,8 @@ def _key(text: str, kind: KeyType) -> Key:
         if kind is KeyType.BYTES:
             return bytes.fromhex(text[2:]) if text.startswith("0x") else text.encode()
     except ValueError:
-        raise ConfigError(
-            f"the option keys names {text!r}, which is no key of type {kind}",
-            hint="Long keys are whole numbers; bytes are text, or hexadecimal behind 0x",
-        ) from None
+        hint = "Long keys are whole numbers; bytes are text, or hexadecimal behind 0x"
+        raise ConfigError(f"the option keys names {text!r}, which is no key of type {kind}", hint=hint) from None
     return text
 
 
@@ -172,20 +170,12 @@ def read_state(log: Log, plan: Plan) -> Iterator[pa.Table]:
     # Nothing to renew: the planner holds what is read.
     settings = RecoverySettings(holder="spark-task", threads=1, value_schema_id=plan.value_schema_id)
     given = 0
-    with closing(PlanReader(log, plan, settings).sorted_tables()) as tables:
-        try:
-            for table in tables:
-                given += table.num_rows
-                yield table
-        except (SnapshotFailed, OffsetGone):
-            pass
-        else:
-            return
-    yield from _rest(log, plan, settings, given)
-
-
-def _rest(log: Log, plan: Plan, settings: RecoverySettings, given: int) -> Iterator[pa.Table]:
-    """What is left of the part behind `given` rows, from whatever snapshot can be read."""
+    with suppress(SnapshotFailed, OffsetGone), closing(PlanReader(log, plan, settings).sorted_tables()) as tables:
+        for table in tables:
+            given += table.num_rows
+            yield table
+        return
+    # What is left behind the given rows, from whatever snapshot can be read.
     with recover(log, key_groups=plan.key_groups, at=AtPosition(plan.position), settings=settings).stream() as stream:
         for changes, _ in stream:
             skipped = min(given, changes.num_rows)

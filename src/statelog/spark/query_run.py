@@ -24,7 +24,8 @@ from typing import NamedTuple
 from statelog.errors import ConfigError
 from statelog.spark.options import WriteOptions
 
-_OF_QUERY, _OF_PLAIN, _VOIDED = b"SQ", b"SP", b"S-"
+OF_QUERY, OF_PLAIN, _VOIDED = b"SQ", b"SP", b"S-"
+"""What the nonces of a streaming query of Spark's begin with, those of plain writes, and those of nobody."""
 _KIND_BYTES, _PART_BYTES, _TAG_BYTES = 2, 3, 8
 _FORGOTTEN_S = 30 * 86_400.0
 
@@ -36,7 +37,7 @@ def run_tag(options: WriteOptions) -> bytes:
     """
     where = (options.where.log, options.writer, options.checkpoint_location or options.query_id)
     session = (platform.node(), *_session(), options.partitions, options.share)
-    kind = _OF_QUERY if options.serves_query else _OF_PLAIN
+    kind = OF_QUERY if options.serves_query else OF_PLAIN
     return kind + _hashed(where) + _hashed((where, session))
 
 
@@ -53,16 +54,6 @@ def sibling_nonce(nonce: bytes) -> bytes:
 def same_run(one: bytes, other: bytes) -> bool:
     """Whether two nonces are of one run."""
     return one[:_TAG_BYTES] == other[:_TAG_BYTES]
-
-
-def is_query(nonce: bytes) -> bool:
-    """Whether a streaming query of Spark's opened the epoch."""
-    return nonce.startswith(_OF_QUERY)
-
-
-def is_plain(nonce: bytes) -> bool:
-    """Whether a plain write of Spark's opened the epoch."""
-    return nonce.startswith(_OF_PLAIN)
 
 
 def query_of(nonce: bytes) -> bytes:

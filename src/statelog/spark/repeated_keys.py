@@ -34,7 +34,6 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _HALF = np.uint64(32)
 
 Rows = NDArray[np.int64]
-Half = NDArray[np.uint64]
 
 
 class NewestRows:
@@ -104,7 +103,9 @@ class _Ranking(NamedTuple):
 
 def _rank(rows: pa.RecordBatch, sequence: str) -> _Ranking:
     by_sequence = pc.sort_indices(rows.column(sequence))
-    keys, groups = rows.column("key").take(by_sequence), _groups(rows, by_sequence)
+    keys, groups = rows.column("key").take(by_sequence), pa.array(np.zeros(rows.num_rows, np.uint16))
+    if "key_group" in rows.schema.names:
+        groups = rows.column("key_group").take(by_sequence)
     # Stable, so that the rows of a key stay in sequence.
     by_key = sorted_rows(groups, keys)
     order = by_sequence.to_numpy()[by_key].astype(np.int64)
@@ -115,12 +116,6 @@ def _rank(rows: pa.RecordBatch, sequence: str) -> _Ranking:
     sequences = rows.column(sequence).take(pa.array(order))
     is_newest = pc.equal(sequences, sequences.take(pa.array(last))).to_numpy(zero_copy_only=False)
     return _Ranking(order, last, is_last, is_newest)
-
-
-def _groups(rows: pa.RecordBatch, order: pa.Array) -> pa.Array:
-    if "key_group" not in rows.schema.names:
-        return pa.array(np.zeros(rows.num_rows, np.uint16))
-    return rows.column("key_group").take(order)
 
 
 def _equal_to_next(column: pa.Array, order: Rows) -> NDArray[np.bool_]:
@@ -142,7 +137,7 @@ class UniqueKeys(Closing):
         self._spilled_rows = 0
         self._segment: SpillSegment | None = None
 
-    def add(self, keys: pa.Array, key_groups: NDArray[np.uint16] | None = None) -> None:
+    def add(self, keys: pa.Array, key_groups: NDArray[np.integer] | None = None) -> None:
         """Remember the keys of some rows, or keys in the key groups that the caller chose for them.
 
         Raises InvalidChange if one came twice in the last few million rows; StorageFull, StoreUnavailable.
@@ -158,13 +153,13 @@ class UniqueKeys(Closing):
     def check(self) -> None:
         """Raise InvalidChange if a key came twice in all, StoreUnavailable, Corrupt."""
         if self._segment is None:
-            _refuse_repeats(*_joined(self._held))
+            _refuse_repeats(_joined(self._held))
             return
         self._spill()
         # Equal fingerprints share a remainder, so each pass over the file looks at a part of them only.
         passes = -(-self._spilled_rows // self._memory_rows)
         for one in range(passes):
-            _refuse_repeats(*_joined([_of_pass(block, one, passes) for block in _blocks(self._segment)]))
+            _refuse_repeats(_joined([_of_pass(block, one, passes) for block in _blocks(self._segment)]))
 
     def close(self) -> None:
         """Forget everything. Idempotent."""
@@ -176,13 +171,13 @@ class UniqueKeys(Closing):
     def _spill(self) -> None:
         if not self._held:
             return
-        one, two = _joined(self._held)
+        joined = _joined(self._held)
         self._held, self._held_rows = [], 0
-        _refuse_repeats(one, two)
+        _refuse_repeats(joined)
         if self._segment is None:
             self._segment = SpillSegment(Path(tempfile.gettempdir()))
-        self._segment.append(np.concatenate((one, two)).data)
-        self._spilled_rows += len(one)
+        self._segment.append(np.concatenate(joined).data)
+        self._spilled_rows += len(joined[0])
 
 
 def _blocks(segment: SpillSegment) -> Iterator[Fingerprints]:
@@ -206,8 +201,9 @@ def _joined(parts: list[Fingerprints]) -> Fingerprints:
     return np.concatenate([one for one, _ in parts]), np.concatenate([two for _, two in parts])
 
 
-def _refuse_repeats(one: Half, two: Half) -> None:
+def _refuse_repeats(found: Fingerprints) -> None:
     """Sorts the first halves alone, which is several times faster than both, and looks at the second ones of equals."""
+    one, two = found
     ordered = np.sort(one)
     repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     if not len(repeated):

@@ -15,7 +15,6 @@ Invariants:
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
@@ -56,18 +55,13 @@ class Names:
     kept: tuple[str, ...]
     sequence: str | None = None
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether no name differs in case."""
-        return self.given == self.columns
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMapping:
     """How rows become changes. `advice` is what to write for values that do not fit, by the path of their field."""
 
     names: Names
-    advice: tuple[tuple[str, str], ...]
+    advice: Mapping[str, str]
     key_type: KeyType
     is_grouped: bool
     unique_keys: bool
@@ -85,7 +79,7 @@ def row_mapping(schema: StructType, options: WriteOptions, descriptor: Descripto
         )
     return RowMapping(
         names=names,
-        advice=tuple(_check_types(names, schema, descriptor, value).items()),
+        advice=_check_types(names, schema, descriptor, value),
         key_type=descriptor.key_type,
         is_grouped=descriptor.hash_rule is HashRule.CALLER,
         unique_keys=options.unique_keys,
@@ -101,7 +95,7 @@ def write_rows(
     is_case_sensitive: bool,
 ) -> None:
     """Write the rows of a task. Raises InvalidChange, KeyGroupMismatch, ValueTooLarge."""
-    if is_case_sensitive and not mapping.names.is_exact:
+    if is_case_sensitive and mapping.names.given != mapping.names.columns:
         raise InvalidChange(
             "column names differ in case from those of the log, and spark.sql.caseSensitive is set",
             hint="Rename them",
@@ -112,7 +106,7 @@ def write_rows(
         for changes in _changes(batches, mapping):
             append(changes)
     except InvalidChange as error:
-        advice = dict(mapping.advice).get(str(error.facts.get("field", "")))
+        advice = mapping.advice.get(str(error.facts.get("field", "")))
         if advice is None:
             raise
         raise error.restated(hint=advice) from error
@@ -135,7 +129,8 @@ def _changes(batches: Iterable[pa.RecordBatch], mapping: RowMapping) -> Iterator
     with UniqueKeys() as keys:
         for batch in _gathered(batches):
             rows = _renamed(batch, mapping)
-            keys.add(rows.column("key"), _key_groups(rows) if mapping.is_grouped else None)
+            groups = rows.column("key_group").to_numpy(zero_copy_only=False) if mapping.is_grouped else None
+            keys.add(rows.column("key"), groups)
             yield rows
         keys.check()
 
@@ -171,33 +166,17 @@ def _renamed(batch: pa.RecordBatch, mapping: RowMapping) -> pa.RecordBatch:
     if nulls:
         raise InvalidChange("a key group is null", hint="Every change needs the key group of its key", nulls=nulls)
     if keys.type != mapping.key_type.arrow_type:
-        rows = rows.set_column(place, "key", _cast(keys, mapping.key_type))
+        try:
+            rows = rows.set_column(place, "key", keys.cast(mapping.key_type.arrow_type))
+        except pa.ArrowException as error:
+            kind = mapping.key_type.value
+            raise InvalidChange(f"column key cannot be {kind}: {error}", column="key") from error
     if not mapping.null_deletes and "op" not in mapping.names.columns and "value" in mapping.names.columns:
         nulls = rows.column("value").null_count
         if nulls:
-            raise InvalidChange(
-                "a value is null, and there is no column op",
-                hint="Add a column op with put or delete, set nullDeletes if a null deletes, or leave such rows out",
-                column="value",
-                nulls=nulls,
-            )
+            hint = "Add a column op with put or delete, set nullDeletes if a null deletes, or leave such rows out"
+            raise InvalidChange("a value is null, and there is no column op", column="value", nulls=nulls, hint=hint)
     return rows
-
-
-def _cast(keys: pa.Array, key_type: KeyType) -> pa.Array:
-    try:
-        return keys.cast(key_type.arrow_type)
-    except pa.ArrowException as error:
-        raise InvalidChange(f"column key cannot be {key_type.value}: {error}", column="key") from error
-
-
-def _key_groups(rows: pa.RecordBatch) -> "np.ndarray[tuple[int], np.dtype[np.uint16]]":
-    return rows.column("key_group").to_numpy(zero_copy_only=False).astype(np.uint16)
-
-
-def has_key(given: Sequence[str]) -> bool:
-    """Whether a DataFrame with these columns has one for the key."""
-    return "key" in map(str.lower, given)
 
 
 def _match_names(given: Sequence[str], descriptor: Descriptor, value: ValueSchema, sequence_by: str | None) -> Names:
@@ -238,11 +217,8 @@ def _sequence(given: Sequence[str], wanted: str) -> int:
     """The place of the column that `sequenceBy` names."""
     found = _matched(wanted, given)
     if found not in given:
-        raise InvalidChange(
-            f"there is no column {wanted}, which sequenceBy names",
-            columns=", ".join(given),
-            hint="Name a column that grows with every change of a key; it need not be part of the value",
-        )
+        hint = "Name a column that grows with every change of a key; it need not be part of the value"
+        raise InvalidChange(f"there is no column {wanted}, which sequenceBy names", columns=", ".join(given), hint=hint)
     return given.index(found)
 
 

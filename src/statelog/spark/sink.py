@@ -3,16 +3,14 @@
 
 The planning process asks for the right to write (`epochs`), executors write chunks and return handles, and the commit
 process puts one Commit for (writer, query, batch), unless the ledger has the batch already. Nothing that Spark repeats,
-kills or forgets can show: what no commit lists is void, and a commit that is there is not put again. A batch is exactly
-once with `checkpointId` (the caller numbers its batches) or `batchId` (what `upsert` gives for a micro-batch); with
-neither, a job that is run again appends again, as with any sink.
+kills or forgets can show: what no commit lists is void. A batch is exactly once with `checkpointId` (the caller numbers
+its batches) or `batchId` (what `upsert` gives for a micro-batch).
 
 `upsert` is for update mode, which Spark gives to no Python sink, and which stateful aggregations need. It is a batch
 write that carries the batch id; tasks know the query id themselves. It keeps no client in the driver's process.
 
 Invariants:
-- Making a writer does no I/O, because Spark makes one for planning and one for the commit of every batch. It pickles,
-  twice, the one for planning and no other, so the right to write is asked for there.
+- Making a writer does no I/O. Spark pickles the one for planning and no other: the right to write is asked for there.
 - A task touches neither ledger nor DFS: it needs the brokers, and the grant that travels in the pickled writer.
 - The commit process acts under the grant that comes with the tasks' messages, and opens nothing, except to settle a
   commit whose outcome is unknown. A commit continues the base that its tasks were planned with: if the cached
@@ -39,11 +37,9 @@ from statelog.environment import current_environment
 from statelog.errors import ConfigError, InvalidChange, Misuse, StatelogError
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.epoch import Grant, TaskGrant
-from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.key_groups import ranges_text
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.state import LastCommit
-from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import ProcessCache, cached_log, task_producer
 from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.option_texts import LogAddress, address_options
@@ -51,7 +47,7 @@ from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.ownership import BatchDecision, decide_batch, decide_write
 from statelog.spark.query_run import sibling_nonce
 from statelog.spark.reported import reported, unpicklable
-from statelog.spark.rows import TASK_SETTINGS, RowMapping, has_key, row_mapping, write_rows
+from statelog.spark.rows import TASK_SETTINGS, RowMapping, row_mapping, write_rows
 from statelog.storage import Where
 
 _LOG = logging.getLogger("statelog.spark")
@@ -61,8 +57,6 @@ _CASE_PROPERTY = "spark.sql.caseSensitive"  # As all settings of a session, a pr
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PROCESS = str(uuid.uuid4())
 
-_BatchRule = Callable[[LastCommit | None], BatchDecision]
-
 _coordinators: ProcessCache[tuple[LogAddress, bytes], Coordinator] = ProcessCache()
 
 
@@ -71,10 +65,8 @@ _coordinators: ProcessCache[tuple[LogAddress, bytes], Coordinator] = ProcessCach
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult(WriterCommitMessage):
-    """What a task tells the commit process.
-
-    `handle` is `Handle.to_bytes`; `grant` and `base` are what it was written under; `query_id` is '' outside of a
-    streaming query.
+    """What a task tells the commit process: `handle` (`Handle.to_bytes`), and the grant and base that it was written
+    under; `query_id` is '' outside of a streaming query.
     """
 
     grant: Grant
@@ -86,19 +78,13 @@ class TaskResult(WriterCommitMessage):
 def _named_query(found: str | None, given: str | None) -> str:
     """The query as Spark names it, or, only where it does not, the user. Raises ConfigError if they differ."""
     if found and given and found != given:
-        raise ConfigError(
-            "the option queryId contradicts Spark's own query id",
-            given=given,
-            found=found,
-            hint="Leave queryId out: Spark tells its tasks which query they belong to",
-        )
+        hint = "Leave queryId out: Spark tells its tasks which query they belong to"
+        raise ConfigError("the option queryId contradicts Spark's own query id", given=given, found=found, hint=hint)
     return found or given or ""
 
 
 class _Sink:
-    """What both writers are, before and after planning. One has its plan from the first pickling on, and so in every
-    copy.
-    """
+    """What both writers are. One has its plan from the first pickling on, and so in every copy."""
 
     _is_stream: bool
 
@@ -106,12 +92,10 @@ class _Sink:
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self.options = write_options(options, streaming=self._is_stream)
         if overwrite:
-            raise Misuse(
-                "statelog takes changes: complete mode and overwrite are not supported",
-                hint="Use append mode; for aggregations, update mode with foreachBatch(statelog.spark.upsert(...))",
-            )
+            hint = "Use append mode; for aggregations, update mode with foreachBatch(statelog.spark.upsert(...))"
+            raise Misuse("statelog takes changes: complete mode and overwrite are not supported", hint=hint)
         names = schema.fieldNames()
-        if not has_key(names):
+        if "key" not in map(str.lower, names):
             raise InvalidChange(
                 "the DataFrame has no column key", columns=", ".join(names), hint="Rename the key column to key"
             )
@@ -140,15 +124,13 @@ class _Sink:
             handle = writer.finish()
         return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id=query_id)
 
-    def _mapping(self, descriptor: Descriptor, value_schema: ValueSchema) -> RowMapping:
-        return row_mapping(self._columns, self.options, descriptor, value_schema)
-
     def __getstate__(self) -> dict[str, object]:
         """With the plan. Columns are checked before anything is opened, and anyone fenced."""
         if self.task is None:
+            mapping = partial(row_mapping, self._columns, self.options)
             try:
-                task = plan_batch(self.options, check=self._mapping)
-                self._rows = self._mapping(task.grant.descriptor, task.grant.value_schema)
+                task = plan_batch(self.options, check=mapping)
+                self._rows = mapping(task.grant.descriptor, task.grant.value_schema)
                 self.task = task
             except StatelogError as error:
                 raise unpicklable(error) from None
@@ -201,29 +183,18 @@ def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage |
     Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
     results = _results(messages)
-    rule = partial(
-        decide_batch,
-        writer=options.writer,
-        query_id=_query_id(results),
-        batch_id=batch_id,
-        take_over_from=options.take_over_from,
-        run_id=options.run_id,
-    )
-    return _commit(options, results, rule)
+    query_id = _query_id(results)
+    return _commit(options, results, lambda last: decide_batch(last, options, query_id, batch_id))
 
 
 def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> bool:
     """Commit a plain batch write; False if it was a replay. Raises as `commit_batch`."""
-    rule = partial(
-        decide_write,
-        writer=options.writer,
-        checkpoint_id=options.checkpoint_id,
-        take_over_from=options.take_over_from,
-    )
-    return _commit(options, _results(messages), rule)
+    return _commit(options, _results(messages), lambda last: decide_write(last, options))
 
 
-def _commit(options: WriteOptions, results: Sequence[TaskResult], decide: _BatchRule) -> bool:
+def _commit(
+    options: WriteOptions, results: Sequence[TaskResult], decide: Callable[[LastCommit | None], BatchDecision]
+) -> bool:
     if not results:
         return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
     key = (options.where, results[0].grant.nonce)
@@ -281,10 +252,8 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
 
 def _query_id(results: Sequence[TaskResult]) -> str:
     if results and not results[0].query_id:
-        raise ConfigError(
-            "Spark does not tell the tasks which query they belong to",
-            hint="Name it yourself, for good: option queryId, or query_id of upsert",
-        )
+        hint = "Name it yourself, for good: option queryId, or query_id of upsert"
+        raise ConfigError("Spark does not tell the tasks which query they belong to", hint=hint)
     return results[0].query_id if results else ""
 
 
@@ -293,14 +262,12 @@ def _query_id(results: Sequence[TaskResult]) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Upsert:
-    """A function for `foreachBatch`, made by `upsert`. Pickles, for Spark Connect."""
+    """The function that `upsert` makes. Pickles, for Spark Connect."""
 
     options: tuple[tuple[str, str], ...]
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Write and commit the micro-batch. An empty one is a commit, too: progress. A second call in the same
-        micro-batch with the same writer is Misuse.
-        """
+        """Write and commit the micro-batch. An empty one is a commit, too: progress. A second call in it is Misuse."""
         given = {**_caller(batch), **dict(self.options), "batchId": str(batch_id)}
         batch.write.format("statelog").mode("append").options(**given).save()
 

@@ -1,5 +1,7 @@
 """What a batch is to the log: new, a replay, or refused; and a history of batches, replays and take-overs."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,12 @@ from hypothesis import strategies as st
 from statelog.errors import CheckpointMismatch, Misuse
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.state import LastCommit
+from statelog.spark.option_texts import LogAddress
+from statelog.spark.options import WriteOptions
 from statelog.spark.ownership import NO_QUERY, BatchDecision, decide_batch, decide_write
+from statelog.storage.log.where import Where
+
+_OPTIONS = WriteOptions(where=LogAddress("log", Where({"bootstrap.servers": "127.0.0.1:9"}, "/nowhere")), writer="w")
 
 
 def after(decision: BatchDecision) -> LastCommit:
@@ -17,12 +24,12 @@ def after(decision: BatchDecision) -> LastCommit:
 
 def batch(last: LastCommit | None, query: str, number: int, take_over_from: str | None = None) -> BatchDecision:
     """The decision for a micro-batch of writer `w`."""
-    return decide_batch(last, writer="w", query_id=query, batch_id=number, take_over_from=take_over_from)
+    return decide_batch(last, replace(_OPTIONS, take_over_from=take_over_from), query, number)
 
 
 def write(last: LastCommit | None, checkpoint_id: int | None, take_over_from: str | None = None) -> BatchDecision:
     """The decision for a plain write of writer `w`."""
-    return decide_write(last, writer="w", checkpoint_id=checkpoint_id, take_over_from=take_over_from)
+    return decide_write(last, replace(_OPTIONS, checkpoint_id=checkpoint_id, take_over_from=take_over_from))
 
 
 @given(steps=st.lists(st.integers(0, 3), max_size=20), shift=st.integers(0, 50))
@@ -49,7 +56,7 @@ def test_a_second_write_of_a_batch_is_no_replay() -> None:
     """
 
     def written(last: LastCommit | None, run_id: str | None) -> BatchDecision:
-        return decide_batch(last, writer="w", query_id="q", batch_id=3, take_over_from=None, run_id=run_id)
+        return decide_batch(last, replace(_OPTIONS, run_id=run_id), "q", 3)
 
     last = after(written(None, "one"))
     with pytest.raises(Misuse, match="already written by this run"):
