@@ -18,28 +18,30 @@ from tests.support.services.broker import Broker
 from tests.support.spark.rig import SparkLog, write_numbers
 
 pytestmark = pytest.mark.broker
+_OPTIONS = {"state": {}, "stream": {"startingPosition": "earliest"}, "commits": {"read": "commits"}}
 
 
-@pytest.mark.parametrize("kind", ["state", "stream"])
+@pytest.mark.parametrize("kind", ["state", "stream", "commits"])
 def test_a_worker_that_knows_the_old_log_reads_all_of_the_new_one(
     broker: Broker, log_name: str, tmp_path: Path, kind: str
 ) -> None:
     """Another worker has planned, on a log of more key groups. This one, which has opened the old log and nothing
-    since, plans the scan of all of its key groups, or carries out the parts of its stream.
+    since, plans the scan of all of its key groups, carries out the parts of its stream, and counts all of its changes.
     """
     rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
     rig.log.close()
     cached_log(log_address(rig.options))
     Log.delete(log_name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
-    with SparkLog.create(log_name, broker.bootstrap, tmp_path, key_groups=64).log as log, Writer(log, "w") as writer:
+    anew = SparkLog.create(log_name, broker.bootstrap, tmp_path, partitions=8, key_groups=64)
+    with anew.log as log, Writer(log, "w") as writer:
         write_numbers(writer, {key: key for key in range(100)})
         writer.commit()
     path = tmp_path / "planned"
 
     def plan() -> None:
-        source = DefaultSource({**rig.options, **({"startingPosition": "earliest"} if kind == "stream" else {})})
+        source = DefaultSource({**rig.options, **_OPTIONS[kind]})
         columns = source.schema()
-        if kind == "state":
+        if kind != "stream":
             path.write_bytes(pickle.dumps((source, columns)))
             return
         stream: Any = source.streamReader(columns)
@@ -49,8 +51,12 @@ def test_a_worker_that_knows_the_old_log_reads_all_of_the_new_one(
 
     assert in_fork(plan) == 0
     reader, parts = pickle.loads(path.read_bytes())
-    if kind == "state":
+    if kind != "stream":
         reader = reader.reader(parts)
         parts = reader.partitions()
     batches = [batch for part in parts for batch in pickle.loads(pickle.dumps(reader)).read(part)]
-    assert sorted(row["key"] for batch in batches for row in batch.to_pylist()) == list(range(100))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    if kind == "commits":
+        assert [row["changes"] for row in rows] == [100]
+    else:
+        assert sorted(row["key"] for row in rows) == list(range(100))

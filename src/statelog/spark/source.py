@@ -33,7 +33,7 @@ from statelog.reading import At, AtPosition, HeldPlan, Hold, Plan, plan_changes
 from statelog.recovery.changes import read_changes
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings, terms_of
-from statelog.schemas.ledger.place import shown_id
+from statelog.schemas.ledger.place import LogIdentity, shown_id
 from statelog.schemas.values.schema import ValueSchema, state_batches
 from statelog.spark.clients import cached_log, open_log, planned
 from statelog.spark.columns import (
@@ -78,10 +78,11 @@ _LOOKS_PER_TTL = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What was planned at a `load()`, when (UTC), and for how many seconds each scan holds what it reads. `plan` is
-    None for a view, of which the position is all, and in tasks, which have their parts.
+    """What was planned at a `load()`, of which log, when (UTC), and for how many seconds each scan holds what it reads.
+    `plan` is None for a view, of which the position is all, and in tasks, which have their parts.
     """
 
+    identity: LogIdentity
     at: datetime
     position: int
     lease_s: int = 0
@@ -90,7 +91,8 @@ class Loaded:
     @classmethod
     def now(cls, plan: Plan, options: ReadOptions) -> "Loaded":
         """A plan that was just made."""
-        return cls(at=datetime.now(UTC), position=plan.position, lease_s=options.lease_s, plan=plan)
+        at = datetime.now(UTC)
+        return cls(identity=plan.identity, at=at, position=plan.position, lease_s=options.lease_s, plan=plan)
 
 
 @reported()
@@ -109,7 +111,8 @@ def reader(options: Mapping[str, str], schema: StructType, loaded: Loaded | None
         return (_PushingStateReader if _PUSHING_WORKER in sys.modules else _StateReader)(options, schema, loaded)
     if kind == _CHANGES:
         return _ChangeReader(options, schema, loaded)
-    return ViewReader(view_options(options), schema, kind, (loaded or _load_view(options)[1]).position)
+    loaded = loaded or _load_view(options)[1]
+    return ViewReader(view_options(options), schema, kind, loaded.identity, loaded.position)
 
 
 def _load_state(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
@@ -129,7 +132,8 @@ def _load_changes(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
 def _load_view(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     log = cached_log(view_options(options))
     position = log.ledger.end(at_least=log.position)
-    return view_columns(read_of(options)), Loaded(at=datetime.now(UTC), position=position)
+    identity = log.descriptor.identity
+    return view_columns(read_of(options)), Loaded(identity=identity, at=datetime.now(UTC), position=position)
 
 
 def _kind(options: Mapping[str, str]) -> str:

@@ -140,11 +140,7 @@ def _columns(log: Log, options: StreamOptions, value: ValueSchema) -> StructType
 
 
 class ResetPart(InputPartition):
-    """A reset marker."""
-
-    def __init__(self, position: int) -> None:
-        super().__init__(position)
-        self.position = position
+    """A reset marker; its value is the position."""
 
 
 def parts_of(
@@ -170,7 +166,7 @@ def part_rows(log: Log, part: InputPartition, wanted: pa.Schema) -> Iterator[pa.
             for table in read_state(log, plan):
                 for batch in table.to_batches():
                     yield from change_batches(batch, wanted, plan.position)
-        case ResetPart(position=position):
+        case ResetPart(value=position):
             yield pa.RecordBatch.from_pylist([{"op": RESET, "position": position}], wanted)
         case _:
             return  # Spark's stand-in for an empty list of partitions.

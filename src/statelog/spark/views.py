@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog.reading import CommitFacts, RetainedHistory, commit_facts
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.snapshot.claims import newest_files
 from statelog.spark.clients import cached_log
 from statelog.spark.columns import check_columns, spark_arrow_schema
@@ -192,11 +192,11 @@ def view_columns(view: str) -> StructType:
 
 
 class ViewReader(DataSourceReader):
-    """Spark's view of a view: read by one task, up to a ledger position."""
+    """Spark's view of a view: read by one task, up to a ledger position of the log with this identity."""
 
     @reported()
-    def __init__(self, where: LogAddress, schema: StructType, view: str, position: int) -> None:
-        self._where, self._view, self._position = where, view, position
+    def __init__(self, where: LogAddress, schema: StructType, view: str, identity: LogIdentity, position: int) -> None:
+        self._where, self._view, self._identity, self._position = where, view, identity, position
         check_columns(schema, view_columns(view), "the view")
         self._schema = spark_arrow_schema(schema)
 
@@ -208,5 +208,5 @@ class ViewReader(DataSourceReader):
         """The rows. Raises Damaged, Unavailable."""
         with reported():
             view = VIEWS[self._view]
-            for rows in view.rows(cached_log(self._where), self._position):
+            for rows in view.rows(cached_log(self._where, self._identity), self._position):
                 yield from pa.Table.from_pylist(rows, view.schema).cast(self._schema).to_batches()
