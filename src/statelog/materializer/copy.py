@@ -57,7 +57,6 @@ from statelog.storage.log.loss import append_restarts
 from statelog.storage.log.making import make_log
 from statelog.storage.log.topics import record_at
 from statelog.storage.log.where import opened_ports
-from statelog.storage.run_reader import stored
 
 _LOG = logging.getLogger("statelog.storage")
 _TERMS = Terms("statelog copy", 300.0)
@@ -318,7 +317,7 @@ class LogCopy(Round):
         source, converter = self._source, Converter(self._source, value_schema_id)
         tail = delta_tables(source, plan.replay, converter, self._work, drop_deletes=False)
         runs, start = [part.run for part in plan.runs], self._environment.start
-        tables = merged_runs(runs, _ALL, converter, stored(source.store), start, [tail], drop_deletes=drop_deletes)
+        tables = merged_runs(source.store, runs, _ALL, converter, start, [tail], drop_deletes=drop_deletes)
         try:
             with closing(tail), closing(tables):
                 for table in tables:
@@ -355,9 +354,8 @@ class LogCopy(Round):
         plan = self._state(source, AtPosition(position))
         with closing(self._read(plan, schema.id, drop_deletes=True)) as tables:
             expected = StateDigest.of(tables, source.value_schemas.get(schema.id))
-        own, opening = Converter(self._log, schema.id), stored(self._log.store)
-        start = self._environment.start
-        with closing(merged_runs(self._runs, _ALL, own, opening, start, drop_deletes=True)) as tables:
+        own, store, start = Converter(self._log, schema.id), self._log.store, self._environment.start
+        with closing(merged_runs(store, self._runs, _ALL, own, start, drop_deletes=True)) as tables:
             found = StateDigest.of(tables, schema)
         if found != expected:
             raise Corrupt(

@@ -18,8 +18,8 @@ Invariants:
 """
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import wait
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,8 +43,9 @@ from statelog.storage.local.own_directory import make_own
 from statelog.storage.local.spill import NamelessFile
 from statelog.storage.log.log import Log
 from statelog.storage.merge import Lane, LanePart, merge_streams
-from statelog.storage.run_reader import PIECE_BYTES, OpenRun, open_local, read_back
+from statelog.storage.run_reader import PIECE_BYTES, open_local, read_back
 from statelog.storage.run_writer import RunWriter, WrittenRun, upload_run, write_cut
+from statelog.storage.store import Store
 
 FOLD_BYTES = 64 << 20
 _TASK_BYTES = 32 << 20
@@ -129,7 +130,7 @@ class LocalEngine:
         fold_bytes = max(1, self._work.fold_bytes // min(self._work.threads, max(1, len(tasks))))
 
         def do(task: Task, go_on: Callable[[], None]) -> TaskRuns:
-            return write_runs(task, replace(self._work, go_on=go_on, fold_bytes=fold_bytes), self._open)
+            return write_runs(task, replace(self._work, go_on=go_on, fold_bytes=fold_bytes), self._local)
 
         try:
             done = self._in_threads(do, tasks)
@@ -171,10 +172,6 @@ class LocalEngine:
     def _kept(self, found: "Sequence[LocalRunRef]", seconds: float, rows: int) -> Written:
         self._local.update({one.run.path: one.written for one in found})
         return Written(runs=tuple(one.run for one in found), seconds=seconds, rows=rows)
-
-    def _open(self, run: RunFile) -> AbstractContextManager[BinaryIO]:
-        written = self._local.get(run.path)
-        return open_local(written.local, run.path) if written else self._log.store.open(run.path)
 
     def _in_threads(self, do: Callable[[P, Callable[[], None]], T], parts: Sequence[P]) -> list[T]:
         jobs = [partial(do, part) for part in parts]
@@ -219,15 +216,33 @@ class TaskRuns(NamedTuple):
     replayed: Replayed
 
 
-def write_runs(task: Task, work: RoundWork, opening: OpenRun) -> TaskRuns:
-    """Do a task. Returns local runs that tile what the task covers.
+def write_runs(task: Task, work: RoundWork, local: Mapping[str, WrittenRun] | None = None) -> TaskRuns:
+    """Do a task. Returns local runs that tile what the task covers; `local` as `merged_runs` takes it.
 
     Raises Damaged, NotFound (a run was deleted meanwhile: the manifest is no longer the newest), Unavailable, and what
     `go_on` raises.
     """
-    replayed = Replayed()
-    with closing(_tables(task, work, opening, replayed)) as tables:
-        return TaskRuns(write_tables(tables, task.output, work), replayed)
+    log, output, runs, replayed = work.log, task.output, task.runs, Replayed()
+    converter = Converter(log, output.value_schema_id)
+    with ExitStack() as stack:
+        tails: list[Iterator[pa.Table]] = []
+        if task.replay is not None:
+            # Among runs its deletes may hide something: they go in the merge, if at all.
+            drop_deletes = output.drop_deletes and not runs
+            found = delta_tables(log, task.replay, converter, work, drop_deletes=drop_deletes)
+            tails = [replayed.counted(stack.enter_context(closing(found)), work.environment.clock)]
+        merged = merged_runs(
+            log.store,
+            runs,
+            output.key_groups,
+            converter,
+            work.environment.start,
+            tails,
+            drop_deletes=output.drop_deletes,
+            local=local,
+        )
+        with closing(merged) as tables:
+            return TaskRuns(write_tables(tables, output, work), replayed)
 
 
 def write_tables(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork) -> list[LocalRunRef]:
@@ -301,77 +316,57 @@ def not_whole(error: StatelogError) -> StoreUnavailable:
     )
 
 
-def _tables(task: Task, work: RoundWork, opening: OpenRun, replayed: Replayed) -> Generator[pa.Table]:
-    output, runs = task.output, task.runs
-    converter = Converter(work.log, output.value_schema_id)
-    with ExitStack() as stack:
-        tails: list[Iterator[pa.Table]] = []
-        if task.replay is not None:
-            # Among runs its deletes may hide something: they go in the merge, if at all.
-            drop_deletes = output.drop_deletes and not runs
-            found = delta_tables(work.log, task.replay, converter, work, drop_deletes=drop_deletes)
-            tails = [replayed.counted(stack.enter_context(closing(found)), work.environment.clock)]
-        yield from merged_runs(
-            runs,
-            output.key_groups,
-            converter,
-            opening,
-            None if work.log.store.url.startswith("file:") else work.environment.start,
-            tails,
-            drop_deletes=output.drop_deletes,
-        )
-
-
 def merged_runs(
+    store: Store,
     runs: Iterable[RunRef],
     key_groups: range,
     converter: Converter,
-    opening: OpenRun,
-    start: Start | None,
+    start: Start,
     newer: Sequence[Iterable[pa.Table]] = (),
     *,
     drop_deletes: bool,
+    local: Mapping[str, WrittenRun] | None = None,
 ) -> Generator[pa.Table]:
     """Sorted tables with the newest change of every key, of runs in manifest order and `newer` sorted streams behind
-    them. `start` reads ahead, as a `Lane` takes it. Raises Damaged, NotFound, Unavailable, and what the streams raise.
+    them. What is `local`, by path, is read there: it may never be read back, so more of it is compared. Raises Damaged,
+    NotFound, Unavailable, and what the streams raise.
     """
+    local = local or {}
+
+    def opening(run: RunFile) -> AbstractContextManager[BinaryIO]:
+        written = local.get(run.path)
+        return open_local(written.local, run.path) if written else store.open(run.path)
+
     with ExitStack() as opened:
-        streams = [_lane(lane, key_groups, converter, opening, start, opened) for lane in lanes(runs)]
+        streams: list[Iterable[pa.Table]] = []
+        for mine in lanes(runs):
+            parts = [_part(run, key_groups, checks_pages=run.path in local) for run in mine]
+            lane = Lane(
+                parts,
+                opening,
+                None if store.url.startswith("file:") else start,
+                Future.result,
+                most=1,
+                most_bytes=PIECE_BYTES,
+                most_row_groups=2,
+            )
+            opened.callback(_release, lane)
+            streams.append(_converted(mine, lane, converter))
         yield from merge_streams([*streams, *newer], drop_deletes=drop_deletes)
 
 
-def _lane(
-    runs: Sequence[RunRef],
-    key_groups: range,
-    converter: Converter,
-    opening: OpenRun,
-    start: Start | None,
-    opened: ExitStack,
-) -> Iterator[pa.Table]:
-    """The rows of runs one after the other, each open only while it is read; `start` reads a piece ahead."""
-    parts = [_part(run, key_groups) for run in runs]
-    lane = Lane(
-        parts,
-        opening,
-        start,
-        lambda found: found.result(),
-        most=1,
-        most_bytes=PIECE_BYTES,
-        most_row_groups=2,
-        checks_pages=True,  # What the round wrote itself is never read back if it is merged.
-    )
-    opened.callback(lambda: wait(lane.close()))
-    return (
-        converter.table(table, run.value_schema_id)
-        for run, tables in zip(runs, lane, strict=True)
-        for table in tables
-        if table.num_rows
-    )
-
-
-def _part(run: RunRef, key_groups: range) -> LanePart:
+def _part(run: RunRef, key_groups: range, *, checks_pages: bool) -> LanePart:
     is_whole = key_groups.start <= run.first_key_group and run.end_key_group <= key_groups.stop
-    return LanePart(run, row_groups_for(run.index, key_groups), None if is_whole else key_groups)
+    return LanePart(run, row_groups_for(run.index, key_groups), None if is_whole else key_groups, checks_pages)
+
+
+def _release(lane: Lane) -> None:
+    wait(lane.close())
+
+
+def _converted(runs: Sequence[RunRef], lane: Lane, converter: Converter) -> Iterator[pa.Table]:
+    for run, tables in zip(runs, lane, strict=True):
+        yield from (converter.table(table, run.value_schema_id) for table in tables if table.num_rows)
 
 
 def _going_on(tables: Iterable[pa.Table], work: RoundWork) -> Iterator[pa.Table]:

@@ -47,7 +47,7 @@ from statelog.spark.option_texts import LogAddress, address_options, log_address
 from statelog.spark.reported import error_of, reported
 from statelog.spark.session import require_spark
 from statelog.storage import Log, Where
-from statelog.storage.run_reader import read_back, stored
+from statelog.storage.run_reader import read_back
 from statelog.storage.run_writer import upload_run
 
 _LOOK_S = 0.5
@@ -109,7 +109,7 @@ class TaskWork:
         with scratch_directory(self.scratch, environment) as scratch:
             # Spark ends a task that is not wanted any more by ending its process.
             work = RoundWork(log=log, scratch=scratch, go_on=lambda: None, environment=environment)
-            found, replayed = write_runs(task, work, stored(log.store))
+            found, replayed = write_runs(task, work)
             for one in found:
                 upload_run(log.store, one.written)
         uploaded_s = time.monotonic()

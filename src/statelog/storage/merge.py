@@ -165,11 +165,12 @@ class Prefetch(Iterator[T]):
 
 
 class LanePart(NamedTuple):
-    """Row groups of a run, and the key groups that are wanted of them (None: all)."""
+    """Row groups of a run, the key groups that are wanted of them (None: all), and `checks_pages` as of `RunReader`."""
 
     run: RunFile
     row_groups: Sequence[int]
     wanted: Collection[int] | None
+    checks_pages: bool = False
 
 
 class Lane:
@@ -188,15 +189,14 @@ class Lane:
         most: int,
         most_bytes: int,
         most_row_groups: int,
-        checks_pages: bool = False,
     ) -> None:
         """One request reads `most_row_groups`: all of them are decoded before any of them is used, and may have
-        compressed well. `checks_pages` as `RunReader` takes it. Without a `start` nothing is read ahead: a local file
-        answers at once, and another thread for each of its pieces costs more than it hides.
+        compressed well. Without a `start` nothing is read ahead: a local file answers at once, and another thread for
+        each of its pieces costs more than it hides.
         """
         self._handles: list[RunHandles] = []
         self._jobs: list[list[Job[list[pa.Table]]]] = []
-        for run, row_groups, wanted in parts:
+        for run, row_groups, wanted, checks_pages in parts:
             files, spans = RunHandles(run, opening, checks_pages=checks_pages), run.index.row_groups
             self._handles.append(files)
             self._jobs.append(
