@@ -16,8 +16,8 @@ import pytest
 from statelog.environment import Environment, inline
 from statelog.errors import CorruptRun, NotFound, OffsetGone, StatelogError, StoreUnavailable, SubscriptionEnded
 from statelog.materializer import cleanup
-from statelog.materializer.background_merge import BackgroundMerge
 from statelog.materializer.engine import EngineMaker
+from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound, LostRound
 from statelog.materializer.round import Round, run_round
 from statelog.materializer.settings import MaterializerSettings

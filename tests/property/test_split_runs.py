@@ -9,7 +9,7 @@ import pytest
 
 from statelog.environment import inline
 from statelog.errors import StatelogError
-from statelog.materializer.background_merge import BackgroundMerge
+from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
 from statelog.recovery import recover
@@ -126,7 +126,7 @@ def _asks_for_no_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     def any_of(merge: Merge, runs: Sequence[RunRef]) -> Merge:
         return Merge(tuple(run for run in runs if run in merge.runs) or merge.runs)
 
-    monkeypatch.setattr("statelog.materializer.background_merge._still_named", any_of)
+    monkeypatch.setattr("statelog.materializer.merging._still_named", any_of)
 
 
 @pytest.mark.parametrize("remove", [_drops_early, _never_closes, _asks_for_no_inputs])

@@ -25,12 +25,12 @@ from enum import Enum
 
 from statelog.environment import current_environment
 from statelog.errors import Damaged, RoundGivenUp, StatelogError, StoreRefused, Unavailable
-from statelog.materializer.background_merge import BackgroundMerge
 from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.control import BackgroundTask, Control, begin_task
 from statelog.materializer.engine import EngineMaker, LocalEngine
 from statelog.materializer.events import Event, EventKind, error_facts, log_event, shortfalls, shown_error
+from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import Round
 from statelog.materializer.schedule import Rates, RoundCause, cause_of_round, delay_after

@@ -19,7 +19,7 @@ Invariants:
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -129,7 +129,7 @@ class LocalEngine:
         """Do the tasks; their runs are local files. One of those that was lost or harmed since is no damage."""
         fold_bytes = max(1, self._work.fold_bytes // min(self._work.threads, max(1, len(tasks))))
 
-        def do(task: Task, go_on: Callable[[], None]) -> TaskRuns:
+        def do(task: Task, go_on: Callable[[], None]) -> tuple[list[LocalRunRef], Replayed]:
             return write_runs(task, replace(self._work, go_on=go_on, fold_bytes=fold_bytes), self._local)
 
         try:
@@ -139,9 +139,9 @@ class LocalEngine:
                 raise not_whole(error) from error
             raise
         return self._kept(
-            [one for task in done for one in task.runs],
-            sum(task.replayed.seconds for task in done),
-            sum(task.replayed.rows for task in done),
+            [one for runs, _ in done for one in runs],
+            sum(replayed.seconds for _, replayed in done),
+            sum(replayed.rows for _, replayed in done),
         )
 
     def write_tables(self, tables: Iterable[pa.Table], output: TaskOutput) -> Written:
@@ -209,15 +209,11 @@ class Replayed:
             yield table
 
 
-class TaskRuns(NamedTuple):
-    """The runs that a task wrote, and what it replayed for them."""
-
-    runs: list[LocalRunRef]
-    replayed: Replayed
-
-
-def write_runs(task: Task, work: RoundWork, local: Mapping[str, WrittenRun] | None = None) -> TaskRuns:
-    """Do a task. Returns local runs that tile what the task covers; `local` as `merged_runs` takes it.
+def write_runs(
+    task: Task, work: RoundWork, local: Mapping[str, WrittenRun] | None = None
+) -> tuple[list[LocalRunRef], Replayed]:
+    """Do a task. Returns local runs that tile what the task covers, and what was replayed for them; `local` as
+    `merged_runs` takes it.
 
     Raises Damaged, NotFound (a run was deleted meanwhile: the manifest is no longer the newest), Unavailable, and what
     `go_on` raises.
@@ -242,7 +238,7 @@ def write_runs(task: Task, work: RoundWork, local: Mapping[str, WrittenRun] | No
             local=local,
         )
         with closing(merged) as tables:
-            return TaskRuns(write_tables(tables, output, work), replayed)
+            return write_tables(tables, output, work), replayed
 
 
 def write_tables(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork) -> list[LocalRunRef]:
@@ -254,12 +250,7 @@ def write_tables(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork
 
 
 def delta_tables(
-    log: Log,
-    plan: ReplayPlan,
-    converter: Converter,
-    work: RoundWork,
-    *,
-    drop_deletes: bool,
+    log: Log, plan: ReplayPlan, converter: Converter, work: RoundWork, *, drop_deletes: bool
 ) -> Generator[pa.Table]:
     """Sorted tables with the last change of every key of the plan, values in the converter's schema. The log may be
     another one than the work's.
@@ -345,7 +336,7 @@ def merged_runs(
                 parts,
                 opening,
                 None if store.url.startswith("file:") else start,
-                Future.result,
+                lambda found: found.result(),
                 most=1,
                 most_bytes=PIECE_BYTES,
                 most_row_groups=2,

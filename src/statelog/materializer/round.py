@@ -21,20 +21,11 @@ from functools import partial
 from typing import NamedTuple
 
 from statelog.environment import current_environment
-from statelog.errors import (
-    ConfigError,
-    CorruptRun,
-    Damaged,
-    DataLoss,
-    NotFound,
-    OffsetGone,
-    RoundGivenUp,
-)
-from statelog.materializer.background_merge import BackgroundMerge
+from statelog.errors import ConfigError, CorruptRun, Damaged, DataLoss, NotFound, OffsetGone, RoundGivenUp
 from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, other_root, plan_cleanup, publish, run_cleanup
 from statelog.materializer.engine import EngineMaker, LocalEngine, RoundWork, Written, not_whole, scratch_directory
 from statelog.materializer.events import log_event, shortfalls
-from statelog.materializer.merging import Merging
+from statelog.materializer.merging import BackgroundMerge, Merging
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target

@@ -106,18 +106,14 @@ class MaterializerSettings:
     @property
     def threads_used(self) -> int:
         """`threads`, or what this machine gives."""
-        return self.threads or min(_THREADS_MAX, _cores())
+        # Those that this process may use, which macOS does not tell.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.threads or min(_THREADS_MAX, cores)
 
     @property
     def threads_beside(self) -> int:
         """How many of them merge beside the rounds."""
         return max(1, self.threads_used // 2)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):  # Not on macOS.
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _require(truth: bool, name: str, value: float, must: str) -> None:

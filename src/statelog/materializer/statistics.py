@@ -74,11 +74,7 @@ def with_tail(counts: MaterializerStatistics, tail: Tail, *, looked_s: float) ->
 def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, duration_s: float) -> MaterializerStatistics:
     """A round ended well. One that was given up before may end late, after newer ones: numbers never go back."""
     counts = replace(
-        counts,
-        failures_in_a_row=0,
-        error="",
-        last_duration_s=duration_s,
-        number=max(counts.number, outcome.number),
+        counts, failures_in_a_row=0, error="", last_duration_s=duration_s, number=max(counts.number, outcome.number)
     )
     match outcome:
         case CompletedRound():

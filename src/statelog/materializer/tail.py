@@ -16,7 +16,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 
 from statelog.environment import Environment, current_environment, repeated
@@ -148,14 +148,11 @@ def tail_now(log: Log) -> Tail:
     """
     log.verify(READING)
     end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
-    gauge = TailGauge(log, clock=current_environment().wall_clock)
-    try:
+    with closing(TailGauge(log, clock=current_environment().wall_clock)) as gauge:
         while (tail := gauge.look()).position < end_position:
             pass
         gauge.check()
         return tail
-    finally:
-        gauge.close()
 
 
 class TailWatch:

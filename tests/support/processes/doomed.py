@@ -16,7 +16,7 @@ from typing import Any
 import statelog
 from statelog.environment import Environment
 from statelog.errors import CheckpointMismatch
-from statelog.materializer.background_merge import BackgroundMerge
+from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round, run_round
 from statelog.producer.writer import Writer

@@ -10,8 +10,8 @@ import pytest
 
 from statelog.environment import inline, start_thread
 from statelog.errors import CorruptRun, Damaged, DataLoss, RoundGivenUp, StorageFull
-from statelog.materializer.background_merge import BackgroundMerge
 from statelog.materializer.daemon import Work
+from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound, RoundOutcome
 from statelog.materializer.round import Round, run_round
 from statelog.materializer.settings import MaterializerSettings
