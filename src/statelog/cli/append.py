@@ -19,7 +19,7 @@ from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, cast
+from typing import Any
 
 import click
 import numpy as np
@@ -103,8 +103,11 @@ def command(
             **options,
         )
         try:
+            stdin: Any = sys.stdin.buffer
+            if not hasattr(stdin, "peek"):
+                stdin = BufferedReader(stdin)  # As a test's.
             with (
-                open_input(source, fields, _stdin(), lines_as) as rows,
+                open_input(source, fields, stdin, lines_as) as rows,
                 open_bar(f"append {writer}", as_json=output.as_json) as bar,
             ):
                 Appender(writer, rows, fields, done).run(
@@ -116,11 +119,6 @@ def command(
         except StatelogError as error:
             raise error.restated(committed_rows=done.rows_before + done.rows) from error
         report("complete")
-
-
-def _stdin() -> BufferedReader:
-    given: Any = sys.stdin.buffer
-    return cast("BufferedReader", given if hasattr(given, "peek") else BufferedReader(given))  # Which a test's lacks.
 
 
 class ParquetRows:

@@ -5,7 +5,7 @@ whatever is open for its statistics when it is scraped. Where the client counts 
 PROMETHEUS_MULTIPROC_DIR, histograms and counters are those of all processes; statistics are of this one.
 
 Invariants:
-- What it was told of is held weakly, and is forgotten once it is closed: a scrape shows what is open.
+- What it was told of is held weakly, and is forgotten once it is closed, and in a fork: a scrape shows what is open.
 - A scrape asks no broker and no store.
 """
 
@@ -51,15 +51,21 @@ class Metrics(Collector):
 
     def __init__(self, directories: Sequence[str | PathLike[str]] = ()) -> None:
         self._directories = [fspath(one) for one in directories]
-        self._lock = threading.Lock()
-        self._made: list[_Made] = []
-        self._progress = weakref.WeakKeyDictionary[object, _LogProgress]()
-        self._last_s: dict[str, float] = {}
+        self._begin()
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: None if (still := this()) is None else still._begin())
         told = [(name, one.text, one.labels, one.kind) for name, one in TOLD.items()]
         self._counters = {one[0]: Counter(*one[:3], registry=None) for one in told if one[3] is Kind.COUNTER}
         self._times = {
             one[0]: Histogram(*one[:3], buckets=_BUCKETS_S, registry=None) for one in told if one[3] is Kind.HISTOGRAM
         }
+
+    def _begin(self) -> None:
+        """Nothing is open yet. In a fork what its parent had open is not, and nobody is there to release the lock."""
+        self._lock = threading.Lock()
+        self._made: list[_Made] = []
+        self._progress = weakref.WeakKeyDictionary[object, _LogProgress]()
+        self._last_s: dict[str, float] = {}
 
     # ---- as an observer
 

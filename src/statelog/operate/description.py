@@ -39,7 +39,9 @@ def describe_log(log: Log, settings: MaterializerSettings, now_s: float | None =
     bounds = held(log, settings, leases, subscriptions, most_snapshots=_OLDEST, now_s=now_s)
     found = log.describe()
     losses = losses_listing(losses_of(log.store), found.state)
-    listings = (_partitions(found), _writers(found), _value_schemas(found), _runs(found), losses, bounds.listing())
+    schemas = [(one.id, one.avsc) for one in found.value_schemas if not one.is_opaque]
+    values = Listing("value_schemas", ("id", "schema"), schemas)
+    listings = (_partitions(found), _writers(found), values, _runs(found), losses, bounds.listing())
     return Report(
         found.descriptor.name,
         {**_facts(found, tail), **truncation_facts(bounds)},
@@ -104,11 +106,6 @@ def _writers(found: LogDescription) -> Listing:
         for row in found.state.writers
     ]
     return Listing("writers", ("writer", "checkpoint", "commit_offset", "live_epoch", "metadata"), rows)
-
-
-def _value_schemas(found: LogDescription) -> Listing:
-    rows = [(one.id, one.avsc) for one in found.value_schemas if not one.is_opaque]
-    return Listing("value_schemas", ("id", "schema"), rows)
 
 
 def _runs(found: LogDescription) -> Listing:

@@ -378,7 +378,9 @@ class MemoryCluster:
         elif len(attempt.value) + _RECORD_OVERHEAD_BYTES > int(self._setting(attempt.topic, "max.message.bytes")):
             outcome = classify_delivery(attempt.topic, "MSG_SIZE_TOO_LARGE", "Broker: Message size too large", None)
         else:
-            offset, lost = self._stamp(attempt, log), _APPENDED_BUT.get(sending.fate)
+            is_stamped = self._setting(attempt.topic, "message.timestamp.type") == "LogAppendTime"
+            offset = log.append(attempt.value, int(self._clock() * 1000) if self._clock and is_stamped else -1)
+            lost = _APPENDED_BUT.get(sending.fate)
             outcome = Delivery(DeliveryStatus.OK, offset, "") if lost is None else Delivery(_UNKNOWN, -1, lost)
         if sending.outcome is None:
             sending.outcome = outcome
@@ -390,10 +392,6 @@ class MemoryCluster:
         offset = self.log(attempt.topic, attempt.partition).end + ahead
         sending.outcome = Delivery(DeliveryStatus.OK, offset, "")
         self._held.append(sending)
-
-    def _stamp(self, attempt: SendAttempt, log: PartitionLog) -> int:
-        is_stamped = self._setting(attempt.topic, "message.timestamp.type") == "LogAppendTime"
-        return log.append(attempt.value, int(self._clock() * 1000) if self._clock and is_stamped else -1)
 
     def _setting(self, topic: str, name: str) -> str:
         return {**_DEFAULT_TOPIC_CONFIG, **self._topics[topic].spec.config}[name]

@@ -65,9 +65,15 @@ def test_a_start_that_is_interrupted_leaves_no_process(tmp_path: Path, monkeypat
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
+    def command(*_: object) -> list[str]:
+        return [sys.executable, "-c", "import time; time.sleep(600)"]
+
+    def jars(directory: Path, **_: object) -> Path:
+        return directory
+
     monkeypatch.setattr(node, "find_java", lambda: Path(sys.executable))
-    monkeypatch.setattr(node, "ensure_jars", lambda directory, **_: directory)
-    monkeypatch.setattr(node, "java_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(node, "ensure_jars", jars)
+    monkeypatch.setattr(node, "java_command", command)
     monkeypatch.setattr("statelog.testing.broker.wait_until_ready", interrupt)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "meta.properties").touch()

@@ -1,7 +1,9 @@
 """What a process tells of itself: each request of its ports and each step, by the names that the documents have."""
 
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,12 +17,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 import statelog
-from statelog.environment import current_environment
+from statelog.environment import current_environment, watch
 from statelog.errors import ConfigError, NotFound
 from statelog.materializer import Materializer
 from statelog.materializer.outcome import Cleanup
 from statelog.materializer.statistics import MaterializerStatistics
 from statelog.operate import export_metrics, export_traces
+from statelog.operate.collector import Metrics
 from statelog.operate.drill import drill
 from statelog.operate.exporting import export_from_worker
 from statelog.operate.metrics import METRICS, samples_of
@@ -28,6 +31,7 @@ from statelog.producer import Writer
 from statelog.recovery import Progress, RecoverySettings, recover
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
+from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.rooms import ROOT
@@ -296,3 +300,47 @@ def test_spans_of_steps() -> None:
     assert span.start_time is not None
     assert span.end_time is not None
     assert span.end_time >= span.start_time
+
+
+def test_a_fork_shows_nothing_of_its_parent() -> None:
+    """What the parent has open is not the child's; and a scrape under way at the fork holds nobody up in the child."""
+    registry, metrics, twin = CollectorRegistry(), Metrics(), TwinLog()
+    registry.register(metrics)
+    unwatch = watch(metrics)
+
+    def check() -> None:
+        signal.alarm(30)
+        assert b"statelog_writer" not in generate_latest(registry)
+        with twin.open() as log, Writer(log, "child") as writer:
+            writer.put(b"k", b"v")
+            found = generate_latest(registry)
+            assert b'statelog_writer_changes_total{log="log",writer="child"} 1.0' in found
+            writer.commit()
+
+    try:
+        with twin.open() as log, Writer(log, "parent") as writer, _held(vars(metrics)["_lock"]):
+            writer.put(b"k", b"v")
+            assert in_fork(check) == 0
+            writer.commit()
+    finally:
+        unwatch()
+
+
+@contextmanager
+def _held(lock: threading.Lock) -> Generator[None]:
+    """Another thread holds it as long as the block lasts."""
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            is_over.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_held.wait(10)
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
