@@ -141,7 +141,7 @@ def _materialize(
                 outcome = Materializer(log, settings, control=control, make_engine=engine).run_once()
                 session.output.report(outcome_report(name, outcome))
                 return
-            events = _Events(session, control)
+            events = EventLines(session.output, control)
             daemon = Materializer(log, settings, control=control, make_engine=engine, on_event=events.tell)
             with _drills(session, lambda: [name], lambda one: Log.open(one, session.where()), events):
                 daemon.run()
@@ -150,7 +150,11 @@ def _materialize(
 
 def _materialize_all(session: Session, names: Sequence[str], control: Control, watch: _Watch) -> None:
     """Several logs: what ends the rounds of one does not end the command."""
-    settings, events, where = materializer_settings(session.config), _Events(session, control), session.where()
+    settings, events, where = (
+        materializer_settings(session.config),
+        EventLines(session.output, control),
+        session.where(),
+    )
     most = cast("int", session.config.materializer.get("rounds", FleetSettings().rounds))
 
     def kit(name: str) -> Kit:
@@ -184,7 +188,7 @@ def _materialize_all(session: Session, names: Sequence[str], control: Control, w
 
 
 def _drills(
-    session: Session, names: Callable[[], Collection[str]], open_log: "OpenLog", events: "_Events"
+    session: Session, names: Callable[[], Collection[str]], open_log: "OpenLog", events: "EventLines"
 ) -> AbstractContextManager[object]:
     """What drills the logs beside the rounds in the block, if the configuration wants it."""
     every_s = cast("float", session.config.materializer.get("drill_every_s", 0.0))
@@ -210,31 +214,36 @@ def _wait_for_log(session: Session, name: str, control: Control) -> bool:
     return False
 
 
-class _Events:
-    """Prints events. If stdout is closed the daemon stops with an error: unlike a reader, it has not finished."""
+class EventLines:
+    """Prints events, on any thread. If stdout takes none the daemon stops, with an error: unlike a reader, it has not
+    finished.
+    """
 
-    def __init__(self, session: Session, control: Control) -> None:
-        self._output = session.output
+    def __init__(self, output: Output, control: Control) -> None:
+        self._output = output
         self._control = control
-        self._are_unread = False
+        self._problem: OSError | None = None
 
     def tell(self, event: Event) -> None:
+        """Print it. Raises nothing."""
         now = datetime.datetime.now(datetime.UTC)
         fields = event_fields(event, now)
         if isinstance(self._output, JsonLogLines):
             fields = {"time": fields["time"], "level": logging.getLevelName(event.level).lower(), **fields}
         try:
             self._output.event(event_line(event, now), fields)
-        except BrokenPipeError:
+        except OSError as error:
             give_up_stdout()
-            self._are_unread = True
+            self._problem = error
             self._control.stop()
 
     def check(self) -> None:
-        """Once the daemon has ended: exit with an error if it ended because of that."""
-        if self._are_unread:
+        """Once the daemon has ended: exit with an error if it ended because of that. Raises OSError."""
+        if isinstance(self._problem, BrokenPipeError):
             self._output.warning("the daemon has ended because nobody reads its events any more")
             sys.exit(OTHER)
+        if self._problem is not None:
+            raise self._problem
 
 
 def engine_for(config: Config, log: str) -> EngineMaker:

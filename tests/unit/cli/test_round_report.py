@@ -1,6 +1,9 @@
 """Events of a daemon on a screen: the words of its log, with the loud ones marked."""
 
 import datetime
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,3 +32,29 @@ def test_an_object_says_when_what_and_where_and_the_facts() -> None:
     head = {"time": "2026-01-02T03:04:05.000+00:00", "log": "l"}
     assert event_fields(_ALARM, _NOW) == {**head, "event": "log-age-alarm", "age_s": 9.0}
     assert event_fields(_STOPPED, _NOW) == {**head, "event": "stopped"}
+
+
+_FULL = """
+import sys, threading
+from statelog.cli.materialize import EventLines
+from statelog.cli.output import Output
+from statelog.materializer import Control, Event, EventKind
+
+control = Control()
+lines = EventLines(Output(as_json=False), control)
+told = threading.Thread(target=lines.tell, args=(Event(kind=EventKind.STOPPED, log="l", at_s=0.0),))
+told.start()
+told.join()
+assert control.is_stopped
+lines.check()
+"""
+
+
+def test_a_full_disk_behind_its_events_stops_a_daemon() -> None:
+    """Whichever of its threads tells one: a watchdog that ended by it would alarm no more, and nobody would know."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", _FULL], stdout=full, stderr=subprocess.PIPE, check=False, timeout=60
+        )
+    assert done.stderr.endswith(b"OSError: [Errno 28] No space left on device\n")
+    assert done.stderr.count(b"Traceback") == 1, done.stderr
