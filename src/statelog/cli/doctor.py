@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from types import FrameType
 
 import click
@@ -17,7 +18,7 @@ from statelog.cli.output import DAMAGED, MISUSE, OK, UNAVAILABLE, as_typed
 from statelog.cli.session import Session, connected, materializer_settings
 from statelog.environment import current_environment
 from statelog.errors import ConfigError
-from statelog.operate.examination import Examined, examine
+from statelog.operate.examination import examine
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.kafka_needs import KafkaAnswers, findings, times
 from statelog.operate.kafka_probe import ThrowAwayTopics, ask_kafka
@@ -49,10 +50,8 @@ class _Doctor(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Drop it: Kafka is what is looked at."""
-        behind = [*args[1:], ""]
         is_bare = [
-            arg == "--kafka" and (after[:1] in ("-", "") or "=" not in after)
-            for arg, after in zip(args, behind, strict=False)
+            arg == "--kafka" and (after[:1] in ("-", "") or "=" not in after) for arg, after in pairwise([*args, ""])
         ]
         rest = super().parse_args(ctx, [arg for arg, bare in zip(args, is_bare, strict=True) if not bare])
         if any(is_bare) and ctx.params["log"]:
@@ -72,9 +71,9 @@ def command(session: Session, log: str | None, deep: bool, prove_store: bool, na
     if log is not None:
         if named is not None:
             raise ConfigError("--topics is for a Kafka", hint="Leave NAME out")
-        how = Examined(settings=materializer_settings(session.config), deep=deep, proves=prove_store)
+        settings = materializer_settings(session.config)
         with session.warnings_shown():
-            found = examine(log, session.where(), how)
+            found = examine(log, session.where(), settings, deep=deep, proves=prove_store)
         facts = {"log": log, "worst": worst(found).value}
         return _end(session, log, facts, found, _OF_LOG)
     return _examine_kafka(session, named)
@@ -94,7 +93,7 @@ def _examine_kafka(session: Session, named: str | None) -> None:
             )
             session.output.notice("asking Kafka: this takes up to a minute")
             with _removed(topics, session):
-                answers = ask_kafka(topics, store, waived)
+                answers = ask_kafka(topics, store)
     found = findings(answers)
     _end(session, "Kafka", _facts(answers, found), found, _COLUMNS)
 

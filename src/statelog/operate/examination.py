@@ -12,10 +12,9 @@ Invariants:
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
 
-from statelog.environment import Environment, current_environment
+from statelog.environment import current_environment
 from statelog.errors import CorruptDescriptor, CorruptRun, Fact, IdentityChanged, NotFound, OffsetGone, StatelogError
 from statelog.formatting import show_bytes, show_count
 from statelog.materializer.cleanup import VerifiedRuns, aging_need, other_root
@@ -47,33 +46,27 @@ from statelog.storage.run_reader import read_back
 _BAD = frozenset({Severity.REFUSED, Severity.UNAVAILABLE, Severity.DAMAGED})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
-    """How thoroughly to look. `deep` reads every run, and the tail behind the newest snapshot. `proves` tries whether
-    the store honours put-if-absent, by two files of a temporary name, the only thing that is ever written. `settings`
-    are the materializer's: its alarms, caps and bounds are those that count.
+def examine(
+    name: str, where: Where, settings: MaterializerSettings, *, deep: bool = False, proves: bool = False
+) -> tuple[Finding, ...]:
+    """One finding for each check; the alarms, caps and bounds of a materializer's `settings` count. `deep` reads every
+    run, and the tail behind the newest snapshot; `proves` tries whether the store honours put-if-absent.
+
+    Raises NotFound if there is no such log, InvalidName, ConfigError.
     """
-
-    settings: MaterializerSettings
-    deep: bool = False
-    proves: bool = False
-
-
-def examine(name: str, where: Where, how: Examined) -> tuple[Finding, ...]:
-    """One finding for each check. Raises NotFound if there is no such log, InvalidName, ConfigError."""
     with opened_ports(name, where, keeps=False) as ports:
-        return _Examination(name, ports, how, current_environment()).findings()
+        return _Examination(name, ports, settings, deep=deep, proves=proves).findings()
 
 
 class _Examination:
     """The answers, as far as they were asked for."""
 
-    def __init__(self, name: str, ports: Ports, how: Examined, environment: Environment) -> None:
+    def __init__(self, name: str, ports: Ports, settings: MaterializerSettings, *, deep: bool, proves: bool) -> None:
         self._name = name
         self._kafka, self._store, self._waived = ports
-        self._how = how
-        self._environment = environment
-        self._now_s = environment.wall_clock()
+        self._settings, self._is_deep, self._proves = settings, deep, proves
+        self._environment = current_environment()
+        self._now_s = self._environment.wall_clock()
         self._links: list[Manifest] = []
         self._commits: Sequence[ValidCommit] = ()
         self._plan: Plan | None = None
@@ -137,7 +130,7 @@ class _Examination:
 
     def put_if_absent(self) -> Verdict:
         """Only tried if the caller asks for it."""
-        if not self._how.proves:
+        if not self._proves:
             found = "not tried, as that writes (--prove-store); the manifest chain shows overwriting"
             return Verdict(Severity.OK, found)
         self._store.check()
@@ -165,7 +158,7 @@ class _Examination:
             still = {run.path for one in self._links if one.number in numbers for run in one.runs}
             bad = [one for one in bad if one.path in still]
         size_bytes = sum(run.size_bytes for run in named.values())
-        return log_checks.of_runs(len(named), size_bytes, bad, deep=self._how.deep)
+        return log_checks.of_runs(len(named), size_bytes, bad, deep=self._is_deep)
 
     def _named(self) -> dict[str, RunRef]:
         return {run.path: run for one in self._links for run in one.runs}
@@ -175,7 +168,7 @@ class _Examination:
             is_gone = size_bytes is None
             return BadRun(run.path, "is gone" if is_gone else f"has {size_bytes} bytes, not {run.size_bytes}")
         try:
-            if self._how.deep:
+            if self._is_deep:
                 read_back(self._store, run)
         except (CorruptRun, NotFound) as error:
             return BadRun(run.path, error.message)
@@ -245,7 +238,7 @@ class _Examination:
         if plan is None:
             return None
         commits, size = len(self._commits), show_bytes(plan.replay.size_bytes)
-        if not self._how.deep:
+        if not self._is_deep:
             return Verdict(Severity.OK, f"commits: {show_count(commits)}, {size} (--deep reads them)")
         changes = 0
         clock = self._environment.clock
@@ -283,14 +276,14 @@ class _Examination:
         if self._plan is None:
             return None
         tail = Tail.behind(self._newest).with_commits(self._commits, self._plan.position, self._now_s)
-        return log_checks.of_tail(tail, self._how.settings.alarm_age_s)
+        return log_checks.of_tail(tail, self._settings.alarm_age_s)
 
     def aging(self) -> Verdict | None:
         log, newest = self._log, self._newest
         log.verify()
         need = None
         if newest is not None and log.retention_s is not None:
-            leases = living(self._held[1], self._now_s, self._how.settings.lease_cap_s)
+            leases = living(self._held[1], self._now_s, self._settings.lease_cap_s)
             floor = truncation_floor(self._links, claims_of(log, leases, self._subscribed))
             need = aging_need(log, newest, self._links, floor, self._now_s)
         return log_checks.of_aging(need, log.retention_s)
@@ -309,7 +302,7 @@ class _Examination:
         return log_checks.of_leases(held, listed, position, self._now_s)
 
     def subscriptions(self) -> Verdict:
-        cap = self._how.settings.subscriptions
+        cap = self._settings.subscriptions
         return log_checks.of_subscriptions(self._subscribed, self._newest, cap, self._now_s)
 
     def clocks(self) -> Verdict:

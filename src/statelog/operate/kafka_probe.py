@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeVar
+from itertools import product
+from typing import TypeVar
 
 from statelog.environment import current_environment
 from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, NotFound, StatelogError, UnsafeTopic
@@ -36,16 +37,6 @@ _FRAMING_BYTES = 1 << 10
 """Kafka's framing counts into the size of a record."""
 _ASK_FOR_LESS = frozenset({"INVALID_REPLICATION_FACTOR", "POLICY_VIOLATION", "INVALID_CONFIG"})
 _VALUE = b"statelog doctor %06d" + b"." * 80
-
-
-class ProbeLoad(NamedTuple):
-    """So many records, and so many commits, each for so long at most."""
-
-    times: int = 300
-    limit_s: float = 20.0
-
-
-_USUAL = ProbeLoad()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,9 +75,7 @@ class ThrowAwayTopics:
         """With as many replicas as there may be; if need be, without what could be waived: that is judged by itself."""
         name = _NAMES[role](self.name)
         self._made.append(name)  # First: it may have been made although no answer came.
-        tries = [
-            (count, waived) for count in (self.replication_factor, 1) for waived in (self.waived, frozenset(Waiver))
-        ]
+        tries = list(product((self.replication_factor, 1), (self.waived, frozenset(Waiver))))
         for number, (replicas, waived) in enumerate(tries, 1):
             asked = topic_config(role, replicas)
             try:
@@ -108,19 +97,17 @@ class ThrowAwayTopics:
         return TopicAnswer(role, found, refused)
 
 
-def ask_kafka(
-    topics: ThrowAwayTopics, store: Store, waived: frozenset[Waiver], extent: ProbeLoad = _USUAL
-) -> KafkaAnswers:
-    """Ask everything; the log that is made has its directory in `store`. Raises Unavailable or ConfigError if not even
-    the cluster's id can be had.
+def ask_kafka(topics: ThrowAwayTopics, store: Store, *, most: int = 300, limit_s: float = 20.0) -> KafkaAnswers:
+    """Ask everything, with `most` records and as many commits, each for `limit_s` seconds at most; the log that is made
+    has its directory in `store`. Raises Unavailable or ConfigError if not even the cluster's id can be had.
     """
-    asking = _Asking(topics, extent)
+    asking = _Asking(topics, most, limit_s)
     cluster_id = topics.kafka.cluster_id()
     made = asking.ask(Need.TOPICS, ThrowAwayTopics.make, topics)
     commits_s = asking.ask(Need.LOG, partial(asking.commit, store), made)
     sent = asking.ask(Need.IDEMPOTENCE, asking.send, made)
     return KafkaAnswers(
-        waived=waived,
+        waived=topics.waived,
         wanted_replicas=topics.replication_factor,
         cluster_id=cluster_id,
         topics=made,
@@ -137,11 +124,11 @@ def ask_kafka(
 class _Asking:
     """The questions, and the errors that they ended with."""
 
-    def __init__(self, topics: ThrowAwayTopics, extent: ProbeLoad) -> None:
+    def __init__(self, topics: ThrowAwayTopics, most: int, limit_s: float) -> None:
         self.errors: dict[Need, StatelogError] = {}
         self._kafka = topics.kafka
         self._name, self._ledger = topics.name, ledger_topic(topics.name)
-        self._extent = extent
+        self._most, self._limit_s = most, limit_s
         self._environment = current_environment()
         self._last_sent_s = self._last_answered_s = 0.0
 
@@ -223,8 +210,8 @@ class _Asking:
     def _timed(self, act: Callable[[int], None]) -> tuple[float, ...]:
         """How long it took each time but the first, which connects."""
         clock, took_s = self._environment.clock, list[float]()
-        until_s = clock() + self._extent.limit_s
-        while len(took_s) <= self._extent.times and (clock() < until_s or len(took_s) < 2):
+        until_s = clock() + self._limit_s
+        while len(took_s) <= self._most and (clock() < until_s or len(took_s) < 2):
             began_s = clock()
             act(len(took_s))
             took_s.append(clock() - began_s)

@@ -12,7 +12,7 @@ import pytest
 from statelog.errors import BrokerUnavailable
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.kafka_needs import KafkaAnswers, Need, findings
-from statelog.operate.kafka_probe import ProbeLoad, ThrowAwayTopics, ask_kafka
+from statelog.operate.kafka_probe import ThrowAwayTopics, ask_kafka
 from statelog.schemas.topic_policy import Waiver, parse_waivers
 from statelog.storage.kafka import Kafka, TopicSpec
 from statelog.testing import provider as providers
@@ -35,7 +35,7 @@ from tests.support.told import lines
 
 PROFILES = tuple(one for one in vars(providers).values() if isinstance(one, Provider))
 PAGE = DOCS / "kafka.md"
-FEW = ProbeLoad(5, 20.0)
+FEW = 5
 
 
 class Examined(NamedTuple):
@@ -63,10 +63,14 @@ def examine(cluster: MemoryCluster, *waived: str, named: str = "", replicas: int
 
 def _asked(kafka: Kafka, waived: frozenset[Waiver], named: str, replicas: int) -> tuple[KafkaAnswers, list[str]]:
     topics = ThrowAwayTopics(
-        kafka=kafka, name=named or "thrown-away", are_somebodys=bool(named), replication_factor=replicas
+        kafka=kafka,
+        name=named or "thrown-away",
+        are_somebodys=bool(named),
+        replication_factor=replicas,
+        waived=waived,
     )
     try:
-        answers = ask_kafka(topics, MemoryStore(MemoryDisk(time.time), "d"), waived, FEW)
+        answers = ask_kafka(topics, MemoryStore(MemoryDisk(time.time), "d"), most=FEW)
     finally:
         assert topics.remove() == {}
     return answers, [name for name in ("thrown-away", "thrown-away.ledger") if kafka.describe_topic(name)]
@@ -213,7 +217,7 @@ def test_an_answer_that_fails_leaves_no_topics(call: int) -> None:
             kafka=MemoryKafka(cluster=cluster), name="t", are_somebodys=False, replication_factor=3
         )
         try:
-            answers = ask_kafka(topics, MemoryStore(MemoryDisk(time.time), "d"), frozenset(), FEW)
+            answers = ask_kafka(topics, MemoryStore(MemoryDisk(time.time), "d"), most=FEW)
         except BrokerUnavailable:
             assert call == 0
         else:

@@ -14,7 +14,7 @@ from statelog.errors import NotFound
 from statelog.materializer.copy import copy_log
 from statelog.materializer.round import run_round
 from statelog.operate import log_checks
-from statelog.operate.examination import Examined, _Examination, examine  # pyright: ignore[reportPrivateUsage] # below
+from statelog.operate.examination import _Examination, examine  # pyright: ignore[reportPrivateUsage] # below
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.log_checks import Check
 from statelog.reading.hold import Hold, Needs, Terms
@@ -66,7 +66,7 @@ def examined(
     settings = settings_for(Path(), subscriptions=SubscriptionCap(idle_s=3600.0))
     environment = Environment(wall_clock=twin.clock if now_s is None else lambda: now_s)
     place = replace(where or twin.where(), allow_unsafe=())
-    found = environment.run(examine, twin.name, place, Examined(settings=settings, **how))
+    found = environment.run(examine, twin.name, place, settings, **how)
     assert [one.name for one in found] == list(Check)
     return {one.name: one for one in found}
 
@@ -371,7 +371,7 @@ def test_a_name_without_a_log(twin: TwinLog) -> None:
     """Is no finding: there is nothing to look at."""
     with pytest.raises(NotFound):
         examine("other", replace(twin_rig("other", cluster=twin.cluster, disk=twin.disk).where(), allow_unsafe=UNSAFE),
-                Examined(settings=settings_for(Path())))  # fmt: skip
+                settings_for(Path()))  # fmt: skip
 
 
 def test_a_check_that_fails_is_a_finding(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
