@@ -12,7 +12,6 @@ from pathlib import Path
 from statelog.testing import dev, process
 from statelog.testing.broker import EmbeddedBroker, free_port
 from statelog.testing.dev import RunningBroker
-from statelog.testing.process import ProcessId
 
 __all__ = ["BROKER_VARIABLE", "demo_broker", "end_left_over"]
 
@@ -33,7 +32,10 @@ def demo_broker(directory: Path, on_step: Callable[[str], None]) -> Generator[st
         return
     port = free_port()
     broker = EmbeddedBroker(
-        directory / "broker", port=port, on_step=on_step, on_spawn=lambda spawned: _note(directory, spawned, port)
+        directory / "broker",
+        port=port,
+        on_step=on_step,
+        on_spawn=lambda spawned: dev.note_running(directory, RunningBroker.of(spawned, port)),
     )
     try:
         broker.start()
@@ -48,10 +50,3 @@ def end_left_over(directory: Path) -> None:
     left = dev.read_running(directory)
     if left is not None:
         process.end(left.process_id, _STOP_TIMEOUT_S)
-
-
-def _note(directory: Path, spawned: ProcessId, port: int) -> None:
-    running = RunningBroker(
-        pid=spawned.pid, process_started=spawned.started, port=port, kafka_version=EmbeddedBroker.version
-    )
-    dev.note_running(directory, running)

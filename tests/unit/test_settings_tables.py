@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from statelog.testing.dev import DevSettings
 from tests.support.rooms import ROOMS
 
 
 def _settings() -> list[type[Any]]:
     exported = (getattr(import_module(f"statelog.{room}"), name) for room in ROOMS for name in _names(room))
     found = [kind for kind in exported if re.search("(Settings|Policy)$", getattr(kind, "__name__", ""))]
-    return [DevSettings, *(kind for kind in found if "__dataclass_fields__" in vars(kind))]
+    return [kind for kind in found if "__dataclass_fields__" in vars(kind)]
 
 
 def _names(room: str) -> list[str]:

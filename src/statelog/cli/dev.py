@@ -9,7 +9,7 @@ from statelog.errors import BrokerUnavailable, NotFound
 from statelog.operate.report import Report
 from statelog.storage.log.where import ONE_BROKER
 from statelog.testing.broker import cache_directory
-from statelog.testing.dev import DevSettings, start, status, stop
+from statelog.testing.dev import start, status, stop
 
 _directory_option = click.option(
     "--directory",
@@ -33,9 +33,8 @@ def command() -> None:
 def start_command(port: int | None, heap_mb: int, directory: Path, as_json: bool) -> None:
     """Start the broker."""
     output = Output(as_json=as_json)
-    settings = DevSettings(directory=directory, port=port, heap_mb=heap_mb)
-    broker = start(settings, on_step=lambda step: output.notice(f"{step} ..."))
-    root = f"file://{settings.directory / 'logs'}"
+    broker = start(directory, port, heap_mb=heap_mb, on_step=lambda step: output.notice(f"{step} ..."))
+    root = f"file://{directory / 'logs'}"
     facts = {
         "bootstrap": broker.bootstrap,
         "root": root,
@@ -54,8 +53,7 @@ def start_command(port: int | None, heap_mb: int, directory: Path, as_json: bool
 @_json_option
 def stop_command(directory: Path, as_json: bool) -> None:
     """Stop the broker."""
-    stopped = stop(DevSettings(directory=directory))
-    Output(as_json=as_json).report(Report("development broker", {"stopped": stopped}))
+    Output(as_json=as_json).report(Report("development broker", {"stopped": stop(directory)}))
 
 
 @command.command("status", help="Show the broker's status. Exit code 3: not started; 4: not ready.")
@@ -63,7 +61,7 @@ def stop_command(directory: Path, as_json: bool) -> None:
 @_json_option
 def status_command(directory: Path, as_json: bool) -> None:
     """Show the broker."""
-    found = status(DevSettings(directory=directory))
+    found = status(directory)
     facts = {
         "running": found.pid is not None,
         "ready": not found.reason,

@@ -11,31 +11,18 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from statelog.errors import ConfigError
 from statelog.testing import process
-from statelog.testing.broker import STOP_TIMEOUT_S, EmbeddedBroker, cache_directory, free_port, locked, produce_probe
+from statelog.testing.broker import STOP_TIMEOUT_S, EmbeddedBroker, free_port, locked, produce_probe
 from statelog.testing.node import KAFKA_VERSION, keep_classes
 
 DEFAULT_PORT = 9092
-_NOTE = "running.json"
+_BROKER, _LOCK, _NOTE = "broker", "dev.lock", "running.json"
 _PROBE_TIMEOUT_S = 3.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevSettings:
-    """What the user may choose.
-
-    directory  where jars, data and the broker's log lie
-    port       None: the running broker's, or 9092 for a new one; 0: any free one
-    heap_mb    the Java heap, in MiB
-    """
-
-    directory: Path = field(default_factory=cache_directory)
-    port: int | None = None
-    heap_mb: int = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,80 +50,84 @@ class RunningBroker:
     port: int
     kafka_version: str
 
+    @classmethod
+    def of(cls, spawned: process.ProcessId, port: int) -> Self:
+        """One of the pinned version, just started."""
+        return cls(pid=spawned.pid, process_started=spawned.started, port=port, kafka_version=KAFKA_VERSION)
+
     @property
     def process_id(self) -> process.ProcessId:
         """The process, for certain."""
         return process.ProcessId(pid=self.pid, started=self.process_started)
 
 
-def start(settings: DevSettings, *, on_step: Callable[[str], None] = lambda _: None) -> DevBroker:
-    """Start the broker, or find it running; returns when it takes records.
+def start(
+    directory: Path, port: int | None = None, *, heap_mb: int = 512, on_step: Callable[[str], None] = lambda _: None
+) -> DevBroker:
+    """Start the broker in `directory`, or find it running; returns when it takes records. No `port` is that of the one
+    that runs, or 9092; 0 is any free one. `heap_mb` is the Java heap, in MiB.
 
     Raises ConfigError (no Java, no jgo, port taken, already running on another port), Unavailable (jars not
     fetched), Corrupt (jars not the released ones), BrokerUnavailable (not ready in time; with the log's path).
     """
-    settings.directory.mkdir(parents=True, exist_ok=True)
-    with locked(_lock(settings)):
-        running = read_running(settings.directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    with locked(directory / _LOCK):
+        running = read_running(directory)
         if running is None:
-            return _start_new(settings, on_step)
-        if settings.port not in {None, 0, running.port}:
+            return _start_new(directory, port, heap_mb, on_step)
+        if port not in {None, 0, running.port}:
             problem = "the development broker already runs on another port"
             hint = "Use that one, or stop it first: statelog dev stop"
-            raise ConfigError(problem, hint=hint, running_port=running.port, asked_port=settings.port)
-        return _described(settings, running)
+            raise ConfigError(problem, hint=hint, running_port=running.port, asked_port=port)
+        return _described(directory, running)
 
 
-def stop(settings: DevSettings) -> bool:
+def stop(directory: Path) -> bool:
     """Stop the broker; returns when its process is gone. False if none ran. Its data stays."""
-    if not settings.directory.is_dir():
+    if not directory.is_dir():
         return False
-    with locked(_lock(settings)):
-        running = read_running(settings.directory)
+    with locked(directory / _LOCK):
+        running = read_running(directory)
         if running is not None and process.end(running.process_id, STOP_TIMEOUT_S):
-            keep_classes(_broker_directory(settings), settings.directory)
-        forget(settings.directory)
+            keep_classes(directory / _BROKER, directory)
+        forget(directory)
         return running is not None
 
 
-def status(settings: DevSettings) -> DevBroker:
+def status(directory: Path) -> DevBroker:
     """Look at the broker without changing anything, but for one record in its probe topic. Waits for no lock."""
-    running = read_running(settings.directory)
+    running = read_running(directory)
     reason = "not started" if running is None else produce_probe(_bootstrap(running.port), _PROBE_TIMEOUT_S)
-    return _described(settings, running, reason=reason)
+    return _described(directory, running, reason=reason)
 
 
 def _described(
-    settings: DevSettings, running: RunningBroker | None, *, reason: str = "", was_running: bool = True
+    directory: Path, running: RunningBroker | None, *, reason: str = "", was_running: bool = True
 ) -> DevBroker:
     return DevBroker(
         bootstrap=None if running is None else _bootstrap(running.port),
         pid=None if running is None else running.pid,
         kafka_version=KAFKA_VERSION if running is None else running.kafka_version,
-        directory=settings.directory,
-        log_path=_broker_directory(settings) / "broker.log",
+        directory=directory,
+        log_path=directory / _BROKER / "broker.log",
         reason=reason,
         was_running=was_running,
     )
 
 
-def _start_new(settings: DevSettings, on_step: Callable[[str], None]) -> DevBroker:
-    port = _usable_port(settings.port)
+def _start_new(directory: Path, wanted: int | None, heap_mb: int, on_step: Callable[[str], None]) -> DevBroker:
+    port = _usable_port(wanted)
     broker = EmbeddedBroker(
-        _broker_directory(settings),
+        directory / _BROKER,
         port=port,
-        heap_mb=settings.heap_mb,
-        jars_directory=settings.directory,
+        heap_mb=heap_mb,
+        jars_directory=directory,
         on_step=on_step,
         # Noted before it is ready, so that a start that is killed leaves a broker that stop can find.
-        on_spawn=lambda spawned: note_running(settings.directory, _running(spawned, port)),
+        on_spawn=lambda spawned: note_running(directory, RunningBroker.of(spawned, port)),
     )
     broker.start()
-    return _described(settings, _running(broker.process, port), was_running=False)
-
-
-def _running(spawned: process.ProcessId, port: int) -> RunningBroker:
-    return RunningBroker(pid=spawned.pid, process_started=spawned.started, port=port, kafka_version=KAFKA_VERSION)
+    return _described(directory, RunningBroker.of(broker.process, port), was_running=False)
 
 
 def _usable_port(wanted: int | None) -> int:
@@ -158,14 +149,6 @@ def _usable_port(wanted: int | None) -> int:
 
 def _bootstrap(port: int) -> str:
     return f"127.0.0.1:{port}"
-
-
-def _lock(settings: DevSettings) -> Path:
-    return settings.directory / "dev.lock"
-
-
-def _broker_directory(settings: DevSettings) -> Path:
-    return settings.directory / "broker"
 
 
 def note_running(directory: Path, running: RunningBroker) -> None:

@@ -16,7 +16,7 @@ from statelog.errors import BrokerUnavailable, ConfigError, Corrupt, Unavailable
 from statelog.storage.log.where import Where
 from statelog.testing import dev, node, process
 from statelog.testing.broker import EmbeddedBroker, cache_directory, free_port, locked, wait_until_ready
-from statelog.testing.dev import DevBroker, DevSettings, RunningBroker
+from statelog.testing.dev import DevBroker, RunningBroker
 from statelog.testing.node import (
     KAFKA_VERSION,
     Listeners,
@@ -247,7 +247,7 @@ def test_a_taken_port_is_a_configuration_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
         with pytest.raises(ConfigError, match="in use") as refused:
-            dev.start(DevSettings(directory=tmp_path, port=port))
+            dev.start(tmp_path, port)
     assert refused.value.facts["port"] == port
 
 
@@ -256,19 +256,19 @@ def test_another_port_than_the_running_one_is_refused(tmp_path: Path, sleeper: P
     note = RunningBroker(pid=sleeper.pid, process_started=sleeper.started, port=4711, kafka_version="x")
     dev.note_running(tmp_path, note)
     with pytest.raises(ConfigError, match="running_port=4711"):
-        dev.start(DevSettings(directory=tmp_path, port=4712))
+        dev.start(tmp_path, 4712)
     for port in (None, 0, 4711):
-        found = dev.start(DevSettings(directory=tmp_path, port=port))
+        found = dev.start(tmp_path, port)
         assert (found.bootstrap, found.pid, found.was_running) == ("127.0.0.1:4711", sleeper.pid, True)
 
 
 def test_status_and_stop_without_a_broker(tmp_path: Path) -> None:
     """Where nothing was ever started, status says so, stop has nothing to do, and neither makes a directory."""
-    settings = DevSettings(directory=tmp_path / "none")
-    assert not dev.stop(settings)
-    seen = dev.status(settings)
+    directory = tmp_path / "none"
+    assert not dev.stop(directory)
+    seen = dev.status(directory)
     assert (seen.reason, seen.bootstrap, seen.pid) == ("not started", None, None)
-    assert not settings.directory.exists()
+    assert not directory.exists()
 
 
 def test_waiting_ends_with_the_process() -> None:
