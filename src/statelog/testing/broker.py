@@ -202,12 +202,10 @@ class EmbeddedBroker:
 
     def _write_settings(self) -> Path:
         """Every start gets a new controller port: only the node itself uses it."""
-        listeners = node.Listeners(
-            bind_host="127.0.0.1", port=self._port, controller_port=free_port(), advertised=self.bootstrap
-        )
+        data = self._directory / "data"
+        made = node.node_properties("127.0.0.1", self._port, free_port(), self.bootstrap, data)
         settings = self._directory / "server.properties"
-        text = node.properties_text(self._adapt(node.node_properties(listeners, self._directory / "data")))
-        settings.write_text(text, encoding="utf-8")
+        settings.write_text(node.properties_text(self._adapt(made)), encoding="utf-8")
         return settings
 
     def _format(self, java: Path, jars: Path, settings: Path) -> None:

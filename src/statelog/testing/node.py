@@ -19,7 +19,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import resources, util
 from pathlib import Path
 
@@ -243,23 +242,16 @@ COMMON_PROPERTIES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listeners:
-    """Where a node listens: `bind_host` is an address of its machine, `advertised` what clients use, host:port."""
-
-    bind_host: str
-    port: int
-    controller_port: int
-    advertised: str
-
-
-def node_properties(listeners: Listeners, data_directory: Path | None = None) -> dict[str, str]:
-    """The complete settings of a node. Without `data_directory` the node keeps the default of its image."""
+def node_properties(
+    bind_host: str, port: int, controller_port: int, advertised: str, data_directory: Path | None = None
+) -> dict[str, str]:
+    """The complete settings of a node that listens at an address of its machine, where clients find it as `advertised`,
+    host:port. Without `data_directory` it keeps the default of its image.
+    """
     placed = {
-        "listeners": f"PLAINTEXT://{listeners.bind_host}:{listeners.port},"
-        f"CONTROLLER://127.0.0.1:{listeners.controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{listeners.advertised}",
-        "controller.quorum.voters": f"1@127.0.0.1:{listeners.controller_port}",
+        "listeners": f"PLAINTEXT://{bind_host}:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{advertised}",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
         # Nothing is written while nothing happens, which is a third of the work of an idle node.
         "metadata.max.idle.interval.ms": "0",
     }

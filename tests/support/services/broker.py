@@ -19,7 +19,7 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.exceptions import ContainerConnectException, ContainerStartException
 
 from statelog.testing.broker import EmbeddedBroker, free_port, wait_until_ready
-from statelog.testing.node import Listeners, node_properties
+from statelog.testing.node import node_properties
 
 __all__ = [
     "BROKER_VARIABLE",
@@ -101,8 +101,8 @@ class KafkaContainer(DockerContainer):
         self._host = self.get_docker_client().host()
         local = self._host in {"localhost", "127.0.0.1"}
         self._advertised_host = "127.0.0.1" if local else self._host
-        listeners = Listeners(bind_host="0.0.0.0", port=self._port, controller_port=9093, advertised=self.bootstrap)
-        for name, value in container_environment(node_properties(listeners), _HEAP_MB).items():
+        properties = node_properties("0.0.0.0", self._port, 9093, self.bootstrap)
+        for name, value in container_environment(properties, _HEAP_MB).items():
             self.with_env(name, value)
         self.with_env("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")  # As an embedded one.
         # A pair instead of a port number names the address to bind to; the annotation leaves it out.

@@ -19,7 +19,6 @@ from statelog.testing.broker import EmbeddedBroker, cache_directory, free_port, 
 from statelog.testing.dev import DevBroker, RunningBroker
 from statelog.testing.node import (
     KAFKA_VERSION,
-    Listeners,
     check_jars,
     ensure_jars,
     fetch_jars,
@@ -30,8 +29,6 @@ from statelog.testing.node import (
 from statelog.testing.process import ProcessId, wait_for
 from tests.support.rooms import SOURCE
 from tests.support.services.broker import container_environment
-
-_LISTENERS = Listeners(bind_host="127.0.0.1", port=4001, controller_port=4002, advertised="127.0.0.1:4001")
 
 
 @pytest.fixture
@@ -196,7 +193,7 @@ def test_no_java_is_a_configuration_error(tmp_path: Path) -> None:
 
 def test_a_node_listens_on_loopback_only() -> None:
     """Every listener is bound to the loopback address, the controller's always."""
-    properties = node_properties(_LISTENERS, Path("/data"))
+    properties = node_properties("127.0.0.1", 4001, 4002, "127.0.0.1:4001", Path("/data"))
     assert properties["listeners"] == "PLAINTEXT://127.0.0.1:4001,CONTROLLER://127.0.0.1:4002"
     assert properties["auto.create.topics.enable"] == "false"
     assert properties["log.dirs"] == "/data"
