@@ -19,8 +19,7 @@ Invariants:
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -95,7 +94,7 @@ class ChangeLists:
 
 _KEY_CLASS: Mapping[KeyType, type] = {KeyType.BYTES: bytes, KeyType.STRING: str, KeyType.LONG: int}
 _FIELD_BYTES = 16  # What a field of a typed value counts for besides its text, until Arrow has measured it.
-_FIXED = frozenset((str, int, float, bool, bytes, type(None)))
+_FIXED = frozenset((int, float, bool, type(None)))
 
 
 class ChangeBuffer:
@@ -141,7 +140,8 @@ class ChangeBuffer:
         if not self._opaque:
             if not isinstance(value, Mapping):
                 raise self._refused_value(key, "a mapping of its fields", value)
-            return self._push(key, _own(value), _typed_bytes(value.values()))
+            own: dict[str, object] = dict(value)
+            return self._push(key, own, _make_own(own, own.items()))
         if not isinstance(value, bytes):
             raise self._refused_value(key, "bytes", value, hint=hint_for_value(value))
         return self._push(key, value, len(value))
@@ -297,42 +297,33 @@ def hint_for_value(value: object) -> str:
     return "Encode it: text.encode(), b'%d' % number; or make the log with a value_schema, whose values are dicts"
 
 
-def _own(value: Mapping[str, object]) -> dict[str, object]:
-    """A typed value as its caller cannot change it any more."""
-    return {name: one if type(one) in _FIXED else _own_field(one) for name, one in value.items()}
-
-
-def _own_field(field: object) -> object:
-    match field:
-        case bytearray():
-            return bytes(field)
-        case list() | tuple():
-            given = cast("Iterable[object]", field)
-            return [one if type(one) in _FIXED else _own_field(one) for one in given]
-        case Mapping():
-            return _own(cast("Mapping[str, object]", field))
-        case _:
-            return field
-
-
-def _typed_bytes(fields: Iterable[object]) -> int:
-    """About how many bytes the fields of a typed value take, nested ones included; rather too many than too few."""
+def _make_own(copy: Any, fields: Iterable[tuple[Any, object]]) -> int:
+    """Make the copy of a typed value, or of a part of it, a deep one, so that nobody else can change it. Returns about
+    how many bytes the fields take, nested ones included; rather too many than too few.
+    """
     size = 0
-    for field in fields:
+    for name, field in fields:
         size += _FIELD_BYTES
-        match field:
-            case str():
-                size += len(field) if field.isascii() else 4 * len(field)
-            case int() | float() | None:
-                pass
-            case bytes() | bytearray():
-                size += len(field)
-            case list() | tuple():
-                size += _typed_bytes(cast("Iterable[object]", field))
-            case Mapping():
-                size += _typed_bytes(chain.from_iterable(cast("Mapping[object, object]", field).items()))
-            case _:
-                pass
+        kind = type(field)
+        if kind is str:
+            size += len(field) if field.isascii() else 4 * len(field)  # type: ignore[attr-defined]  # it is text
+        elif kind is bytes:
+            size += len(field)  # type: ignore[arg-type]  # as above
+        elif kind not in _FIXED:
+            match field:
+                case str():
+                    size += 4 * len(field)
+                case bytes() | bytearray():
+                    copy[name] = bytes(field)
+                    size += len(field)
+                case list() | tuple():
+                    copy[name] = own = list(cast("Iterable[object]", field))
+                    size += _make_own(own, enumerate(own))
+                case Mapping():
+                    copy[name] = named = dict(cast("Mapping[object, object]", field))
+                    size += sum(4 * len(str(one)) for one in named) + _make_own(named, named.items())
+                case _:
+                    pass
     return size
 
 
