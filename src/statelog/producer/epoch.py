@@ -339,9 +339,8 @@ def _check_still_ours(
 
 def _check_expected(fold: LedgerFold, writer: str, expect: int | Checkpoint | None) -> None:
     last = fold.last_checkpoint(writer)
-    found = last.id if isinstance(expect, int) else last
-    if expect is not None and found != expect:
-        wanted = expect if isinstance(expect, int) else expect.id
+    if expect not in (None, last, last.id):
+        wanted = expect.id if isinstance(expect, Checkpoint) else expect
         raise CheckpointMismatch(
             f"the caller resumes from checkpoint {wanted}, but the log is at {last.id}",
             writer=writer,

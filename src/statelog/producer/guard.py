@@ -4,9 +4,7 @@
       └────────────────────────────▲
 
 A failed writer accepts only close: something that it sent is lost or unknown, and only a new life, resumed from the
-ledger, can find out what counts.
-
-Never waits, and owns no client.
+ledger, can find out what counts. A guard never waits, and owns no client.
 
 A signal's handler runs in the owner's thread, between any two steps of whatever it is in; so does a callback of a
 client. So each call has a *turn*: while it lasts `user` is nobody, and whoever comes meanwhile is refused with
@@ -95,9 +93,7 @@ class Guard:
         return get_ident() == self._thread and not self.is_inherited
 
     def check(self) -> None:
-        """Raise ClosedError unless it is open and the caller owns it; Fenced if another writer took over meanwhile;
-        NestedCall inside of another call.
-        """
+        """As `check_life` and `check_owner`. Raises ClosedError, Fenced, NestedCall."""
         self.check_life()
         self.check_owner()
         self.check_life()
@@ -124,11 +120,8 @@ class Guard:
     def check_thread(self) -> None:
         """Raise ClosedError unless the caller is in the owner's thread and process, in whatever turn."""
         if not self.is_owned:
-            raise ClosedError(
-                f"a {self._what} belongs to the thread and process that opened it",
-                writer=self._writer,
-                hint=self._apart,
-            )
+            text = f"a {self._what} belongs to the thread and process that opened it"
+            raise ClosedError(text, writer=self._writer, hint=self._apart)
 
     def end(self) -> bool:
         """Close it. Returns whether to release its clients: only once, and never in a forked child."""
@@ -151,20 +144,16 @@ class Guard:
             self.user = self._thread
 
     def end_turn(self, error: BaseException) -> None:
-        """The turn is over by an error: anything but a clear refusal, such as Ctrl-C half way through, ends the writer
-        with it.
-        """
+        """The turn is over by an error, which ends the writer with it, unless it is a clear refusal."""
         if not is_refusal(error):
             self.fail()
         self.leave()
 
     def become(self, life: Life) -> None:
-        """Change the state."""
-        lives = list(Life)
-        assert lives.index(life) >= lives.index(self.life)
+        """This life has failed, or is closed."""
+        assert self.life is not Life.CLOSED
         self.life = life
-        if life is not Life.OPEN:
-            self.user = NOBODY
+        self.user = NOBODY
 
     def fail(self) -> None:
         """Something is in doubt. A guard that was closed meanwhile, perhaps by a signal handler, stays closed.

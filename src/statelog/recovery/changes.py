@@ -97,6 +97,14 @@ def _part(plan: Plan, pieces: _Pieces) -> Plan:
     """The plan of these spans, which are adjacent in each partition."""
     used = sorted({span.commit for spans in pieces.values() for span in spans})
     numbers = {commit: number for number, commit in enumerate(used)}
+    ranges: dict[int, tuple[tuple[int, int], ...]] = {}
+    listed: dict[int, dict[Entry, WriterLife]] = {}
+    for partition, spans in pieces.items():
+        first, last = spans[0].first_offset, spans[-1].end_offset
+        whole, lives = plan.replay.ranges[partition], plan.replay.listed[partition]
+        ranges[partition] = tuple((max(a, first), min(b, last)) for a, b in whole if a < last and first < b)
+        listed[partition] = {entry: life for entry, life in lives.items() if first <= entry.first_offset < last}
+    accepted = tuple(lost for lost in plan.replay.accepted if lost.partition in pieces)
     return replace(
         plan,
         commits=tuple(plan.commits[commit] for commit in used),
@@ -104,22 +112,8 @@ def _part(plan: Plan, pieces: _Pieces) -> Plan:
             partition: tuple(span._replace(commit=numbers[span.commit]) for span in spans)
             for partition, spans in pieces.items()
         },
-        replay=_part_of_replay(plan.replay, pieces),
+        replay=ReplayPlan(ranges=ranges, listed=listed, accepted=accepted),
     )
-
-
-def _part_of_replay(replay: ReplayPlan, pieces: _Pieces) -> ReplayPlan:
-    ranges: dict[int, tuple[tuple[int, int], ...]] = {}
-    listed: dict[int, dict[Entry, WriterLife]] = {}
-    for partition, spans in pieces.items():
-        first, last = spans[0].first_offset, spans[-1].end_offset
-        whole = replay.ranges[partition]
-        ranges[partition] = tuple((max(a, first), min(b, last)) for a, b in whole if a < last and first < b)
-        listed[partition] = {
-            entry: life for entry, life in replay.listed[partition].items() if first <= entry.first_offset < last
-        }
-    accepted = tuple(lost for lost in replay.accepted if lost.partition in pieces)
-    return ReplayPlan(ranges=ranges, listed=listed, accepted=accepted)
 
 
 # ---- the changes of a part

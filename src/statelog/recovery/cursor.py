@@ -26,7 +26,7 @@ import pyarrow as pa
 from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
 from statelog.schemas.arrays import numbers_of
 from statelog.schemas.changes.chunk import DECODING_ERRORS
-from statelog.schemas.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.key_groups import MAX_KEY_GROUPS, ranges_of
 from statelog.schemas.ledger.place import LogIdentity, Place, shown_id
 from statelog.schemas.snapshot.runs import key_groups_of
 
@@ -61,10 +61,6 @@ class Applied(NamedTuple):
     def is_complete(self) -> bool:
         """Whether the whole state is applied, and no part of a later commit."""
         return self.has_state and self.rows == 0
-
-    def inside_commit(self, changes: int) -> "Applied":
-        """With so many more changes of the next commit, before its last."""
-        return self._replace(rows=self.rows + changes)
 
     def after(self, sorted_rows: pa.Table | pa.RecordBatch) -> "Applied":
         """With the next rows of the state, which are sorted and at least one."""
@@ -120,17 +116,10 @@ class Cursor:
 
     def to_json(self) -> str:
         """As text, on one line."""
-        groups = None if self.key_groups is None else _ranges(self.key_groups)
-        place, next_key_group, rows = self.applied
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                **asdict(self.identity),
-                "place": place.to_json(),
-                "applied": [next_key_group, rows],
-                "key_groups": groups,
-            }
-        )
+        groups = None if self.key_groups is None else ranges_of(self.key_groups)
+        place, *applied = self.applied
+        facts = {"place": place.to_json(), "applied": applied, "key_groups": groups}
+        return json.dumps({"format": _FORMAT, **asdict(self.identity), **facts})
 
     @classmethod
     def from_json(cls, text: str) -> "Cursor":
@@ -175,7 +164,7 @@ def _applied(fields: dict[str, Any]) -> Applied:
 
 
 def _groups_of(ranges: Iterable[tuple[int, int]]) -> frozenset[int]:
-    """What `_ranges` was made of. Raises ValueError, before it counts, for ranges that it does not make."""
+    """What `ranges_of` was given. Raises ValueError, before it counts, for ranges that it does not make."""
     groups: set[int] = set()
     last = -1
     for start, end in ranges:
@@ -184,17 +173,6 @@ def _groups_of(ranges: Iterable[tuple[int, int]]) -> frozenset[int]:
         groups.update(range(start, end))
         last = end
     return frozenset(groups)
-
-
-def _ranges(groups: frozenset[int]) -> list[tuple[int, int]]:
-    """The groups as half-open ranges."""
-    ranges: list[tuple[int, int]] = []
-    for group in sorted(groups):
-        if ranges and ranges[-1][1] == group:
-            ranges[-1] = (ranges[-1][0], group + 1)
-        else:
-            ranges.append((group, group + 1))
-    return ranges
 
 
 def encode_frame(changes: pa.RecordBatch, applied: Applied) -> memoryview:

@@ -22,7 +22,6 @@ from contextlib import ExitStack, closing
 from enum import StrEnum
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
@@ -47,7 +46,6 @@ from statelog.reading import (
 )
 from statelog.recovery.runs import RunOpener
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.storage.kafka import Reader
@@ -299,18 +297,21 @@ def committed_chunks(
     counter, pause = counter or ReadCount(), pause or Event().wait
     stall_timeout_s = settings.stall_timeout_s
     schemas = RetryWindow(settings.lease_ttl_s, clock)
-    known: dict[int, pa.Schema] = {}
 
     def from_kafka() -> Reader:
         return RetryingReader(log.kafka.reader(log.data_topic), RetryWindow(stall_timeout_s, clock), pause)
 
     def schema(schema_id: int) -> pa.Schema:
-        if schema_id not in known:
-            known[schema_id] = schemas.call(lambda: log.change_schema(schema_id), pause)
-        return known[schema_id]
+        return schemas.call(lambda: log.change_schema(schema_id), pause)
 
-    reader = _tail_reader(log, plan.replay, settings.local_copies, from_kafka)
-    counter.is_local = isinstance(reader, LocalCopyReader)
+    reader: Reader | None = None
+    if settings.local_copies is not None:
+        try:
+            reader = LocalCopyReader(settings.local_copies, log.name, plan.replay, from_kafka)
+        except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
+            _LOG.warning("the tail is read from Kafka, because the local copies do not hold all of it: %s", error)
+    counter.is_local = reader is not None
+    reader = reader or from_kafka()
     try:
         chunks = replay(reader, log.data_topic, plan.replay, schema, stall_timeout_s=stall_timeout_s, together=together)
         for chunk in chunks:
@@ -323,13 +324,3 @@ def committed_chunks(
 def _of_key_groups(chunk: CommittedChunk, key_groups: Collection[int]) -> CommittedChunk:
     changes = select_key_groups(chunk.changes, key_groups)
     return chunk if changes is chunk.changes else chunk._replace(changes=changes, size_bytes=changes.nbytes)
-
-
-def _tail_reader(log: Log, plan: ReplayPlan, local_copies: Path | None, from_kafka: Callable[[], Reader]) -> Reader:
-    """The local copies if they hold all of the tail, verified; else Kafka."""
-    if local_copies is not None:
-        try:
-            return LocalCopyReader(local_copies, log.name, plan, from_kafka)
-        except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
-            _LOG.warning("the tail is read from Kafka, because the local copies do not hold all of it: %s", error)
-    return from_kafka()

@@ -206,7 +206,7 @@ class ReadAhead:
         held = _empty(feed.converter.schema)
         for batch in cut_to_frames(tables, self._frame_bytes):
             if held.num_rows:
-                before = before.inside_commit(held.num_rows)
+                before = before._replace(rows=before.rows + held.num_rows)
                 self._offer(encode_frame(held, before), feed.renew)
             held = batch
         self._offer(encode_frame(held, after), feed.renew)

@@ -304,15 +304,20 @@ def share(count: int, *, worker: int, workers: int) -> range:
     return key_groups_of_partition(worker, workers, count)
 
 
-def ranges_text(numbers: Iterable[int]) -> str:
-    """Numbers as people write them: single ones and half-open ranges, such as "0:4,6"."""
+def ranges_of(numbers: Iterable[int]) -> list[list[int]]:
+    """Numbers as half-open ranges, ascending."""
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
         if ranges and ranges[-1][1] == number:
             ranges[-1][1] += 1
         else:
             ranges.append([number, number + 1])
-    return ",".join(str(start) if end == start + 1 else f"{start}:{end}" for start, end in ranges)
+    return ranges
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Numbers as people write them: single ones and half-open ranges, such as "0:4,6"."""
+    return ",".join(str(start) if end == start + 1 else f"{start}:{end}" for start, end in ranges_of(numbers))
 
 
 def read_ranges(text: str, what: str) -> tuple[int, ...]:
