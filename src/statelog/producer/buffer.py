@@ -304,12 +304,11 @@ def _make_own(copy: Any, fields: Iterable[tuple[Any, object]]) -> int:
     size = 0
     for name, field in fields:
         size += _FIELD_BYTES
-        kind = type(field)
-        if kind is str:
-            size += len(field) if field.isascii() else 4 * len(field)  # type: ignore[attr-defined]  # it is text
-        elif kind is bytes:
-            size += len(field)  # type: ignore[arg-type]  # as above
-        elif kind not in _FIXED:
+        if type(field) is str:
+            size += len(field) if field.isascii() else 4 * len(field)
+        elif type(field) is bytes:
+            size += len(field)
+        elif type(field) not in _FIXED:
             match field:
                 case str():
                     size += 4 * len(field)

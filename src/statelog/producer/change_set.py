@@ -125,9 +125,9 @@ class _PartitionPart:
 class ChangeSet:
     """The change set of number `sqn`. It is sent through one outbox, under that one's grant, and copied to `copy`."""
 
-    def __init__(self, sqn: int, copy: LocalCopy | None = None) -> None:
+    def __init__(self, sqn: int) -> None:
         self.sqn = sqn
-        self.copy = copy
+        self.copy: LocalCopy | None = None
         self._parts: dict[int, _PartitionPart] = {}
         self._held: list[Changes] = []
         self._missing = 0
@@ -158,10 +158,7 @@ class ChangeSet:
         self._held.append(changes)
 
     def send(self, outbox: Outbox) -> None:
-        """Send what is held, in order. Blocks while too much is in flight.
-
-        Raises PersistFailed, Unavailable.
-        """
+        """Send what is held, in order. Blocks while too much is in flight. Raises PersistFailed, Unavailable."""
         if self._held:
             held, self._held = self._held, []
             for changes in held:

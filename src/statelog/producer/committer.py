@@ -100,25 +100,7 @@ class Committer:
         """The checkpoint that the next commit continues."""
         return self.last.checkpoint if self.last else self.grant.base
 
-    def commit(
-        self,
-        handles: Sequence[Handle],
-        checkpoint_id: int,
-        metadata: Metadata,
-        *,
-        final: bool = False,
-        settle: bool = True,
-    ) -> LastCommit:
-        """Commit, and return once the ledger shows it valid. With `settle` an unknown outcome is settled first.
-
-        Raises CheckpointMismatch and other misuse before anything is sent. Any other error ends the committer: Fenced,
-        CommitRefused, Unavailable if the commit is certainly not in the ledger; OutcomeUnknown if it may be, and that
-        could not be settled (or must not be); Damaged.
-        """
-        self.begin(handles, checkpoint_id, metadata, final=final)
-        return self.finish(settle=settle)
-
-    def begin(self, handles: Sequence[Handle], checkpoint_id: int, metadata: Metadata, *, final: bool = False) -> None:
+    def begin(self, handles: Sequence[Handle], checkpoint_id: int, metadata: Metadata, *, final: bool) -> None:
         """Send a Commit, for `finish` to take its outcome. Raises CheckpointMismatch and other misuse before
         anything is sent, ClosedError, Fenced, Unavailable.
         """
@@ -142,7 +124,11 @@ class Committer:
         return self._under_way is not None and self._under_way.appended.wait(timeout_s)
 
     def finish(self, *, settle: bool = True) -> LastCommit:
-        """The outcome of the pending Commit. Raises Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable."""
+        """The pending Commit, once the ledger shows it valid. With `settle` an unknown outcome is settled first.
+
+        Any error ends the committer: Fenced, CommitRefused, Unavailable if the commit is certainly not in the ledger;
+        OutcomeUnknown if it may be, and that could not be settled (or must not be); Damaged.
+        """
         assert self._under_way is not None, "nothing is under way"
         sent, self._under_way = self._under_way, None
 

@@ -117,7 +117,8 @@ class Coordinator(GrantHolder, Guarded):
         for handle in listed:
             if handle.nonce != self.grant.nonce:  # An earlier life's, adopted: its chunks may be gone with its broker.
                 verify_handle(self._log, handle.continuing(self.base))
-        return self._committer.commit(listed, checkpoint_id, metadata or {}, final=final)
+        self._committer.begin(listed, checkpoint_id, metadata or {}, final=final)
+        return self._committer.finish()
 
     @Guarded.turn
     def refresh(self) -> None:

@@ -112,7 +112,7 @@ def open_epoch(
     writer: str,
     *,
     partitions: Sequence[int] | None = None,
-    expect: int | Checkpoint | None = None,
+    expect: int | None = None,
     ours: Collection[bytes] | None = None,
     judged: int | None = None,
     base: LedgerBase | None = None,
@@ -120,12 +120,12 @@ def open_epoch(
 ) -> EpochClients:
     """Open `writer` on `partitions` (None: all).
 
-    `expect` is the checkpoint to resume from, as an id (0: none yet) or as id and nonce; None accepts any. `ours` are
-    nonces of this process: if given, partitions and name must still belong to one of them, so that a re-open never
-    takes them back from another writer. Fenced then names the ledger position below which that was found. `judged` is
-    the newest epoch on them (`LedgerFold.prior`) that the caller has looked at: if given, one that was opened after it,
-    other than by this call, is Fenced, too. `base` is a fold that the caller has kept. With `keeps_folding` what is
-    folded on the way is handed on: the base of the recovery behind the Open.
+    `expect` is the id of the checkpoint to resume from (0: none yet); None accepts any. `ours` are nonces of this
+    process: if given, partitions and name must still belong to one of them, so that a re-open never takes them back
+    from another writer. Fenced then names the ledger position below which that was found. `judged` is the newest epoch
+    on them (`LedgerFold.prior`) that the caller has looked at: if given, one that was opened after it, other than by
+    this call, is Fenced, too. `base` is a fold that the caller has kept. With `keeps_folding` what is folded on the way
+    is handed on: the base of the recovery behind the Open.
 
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
@@ -337,14 +337,13 @@ def _check_still_ours(
     raise Fenced("another writer took over", writer=writer, by_writer=by_writer, position=fold.position)
 
 
-def _check_expected(fold: LedgerFold, writer: str, expect: int | Checkpoint | None) -> None:
-    last = fold.last_checkpoint(writer)
-    if expect not in (None, last, last.id):
-        wanted = expect.id if isinstance(expect, Checkpoint) else expect
+def _check_expected(fold: LedgerFold, writer: str, expect: int | None) -> None:
+    found = fold.last_checkpoint(writer).id
+    if expect not in (None, found):
         raise CheckpointMismatch(
-            f"the caller resumes from checkpoint {wanted}, but the log is at {last.id}",
+            f"the caller resumes from checkpoint {expect}, but the log is at {found}",
             writer=writer,
-            expected=wanted,
-            found=last.id,
+            expected=expect,
+            found=found,
             hint="Resume from last_commit; history is never rewound; to go back, commit the difference",
         )

@@ -274,7 +274,7 @@ class Writer(GrantHolder, ChangeWriter):
         with self._guard:
             step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta.take())
             self._environment.crash("sent")
-        grant, base, steps = self.grant, self._committer.base, tuple(self._pipeline.steps)
+        grant, base, unconfirmed = self.grant, self._committer.base, tuple(steps)
 
         def is_settled(timeout_s: float) -> bool:
             try:
@@ -284,7 +284,7 @@ class Writer(GrantHolder, ChangeWriter):
 
         def take() -> Handle:
             wait(step.end_sqn, None)
-            handle = grant.handle(base, tuple(self._pipeline.step(one) for one in steps))
+            handle = grant.handle(base, tuple(self._pipeline.step(one) for one in unconfirmed))
             self._meter.persist_s = self._meter.persist_s.with_value(self._environment.clock() - started_s)
             self._meter.full_bytes = handle.size_bytes
             self._meter.incremental_bytes = sum(entry.size_bytes for entry in handle.steps[-1].entries)

@@ -24,7 +24,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, cast
 
-from statelog.environment import DiskHook, no_faults
+from statelog.environment import DiskHook
 from statelog.errors import (
     ConfigError,
     Corrupt,
@@ -195,7 +195,7 @@ _TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EACCES)  
 
 
 @contextmanager
-def rocksdb_disk(path: Path, step: str = "", disk: DiskHook = no_faults) -> Generator[None]:
+def rocksdb_disk(path: Path, step: str, disk: DiskHook) -> Generator[None]:
     """As `storage.local.disk`. RocksDB's failures are plain `Exception` with a text."""
     try:
         with local_disk(path, step, disk):
