@@ -21,7 +21,7 @@ from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.rocksdb import RocksdbStore
 from statelog.tables.state.snapshot import sortable
 from statelog.tables.state.state import State
-from statelog.tables.state.store import DictStore, Missing, StatePlace, Store, TableRecord
+from statelog.tables.state.store import DictStore, Missing, StatePlace, Store, table_record
 from statelog.tables.state.values import ValueRule
 from tests.support.samples.runs import change_table
 
@@ -95,7 +95,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         else:
             homes.append(StateDirectory(tmp_path, "log", f"table-{len(homes)}"))
             store = RocksdbStore(homes[-1], rule, VALUES, TableSettings(), missing=missing)
-        store.adopt(TableRecord.of(rule.descriptor, OPAQUE, None), StatePlace(Place(SNAPSHOT_POSITION)))
+        store.adopt(table_record(rule.descriptor, OPAQUE, None), StatePlace(Place(SNAPSHOT_POSITION)))
         made.append(_based(store, snapshot, rule))
         return made[-1]
 

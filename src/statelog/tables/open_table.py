@@ -1,10 +1,4 @@
-"""`table`: opens keyed state that survives, and makes its log first if asked to.
-
-    1  open the log                       storage
-    2  lock the local directory, if any   state/directory.py
-       compare it with the ledger         state_opener.py: one that proves a loss is kept, and nothing is appended
-    3  the owner's Open                   producer: fences the former owner, so what is committed is final
-    4  the state at or above that Open    state_opener.py
+"""`table`: opens keyed state that survives, and makes its log first if asked to: docs/protocol-table.md, 1 to 4.
 
 Invariant: whatever fails on the way, nothing stays open.
 """

@@ -3,13 +3,10 @@ it: a whole one by a recovery, or an empty store that stands on the newest snaps
 docs/protocol-table.md, 5 to 9 and R1 to R5.
 
 Invariants:
-- A database is used only if its place is part of the history below the place that it has to come to: not ahead of it,
-  and the ledger's record below it is the one that it was. An owner looks before its Open, which would stand where the
-  lost records did.
-- What was committed behind the place is read whole, and verified, before the place moves.
-- No database holds what no commit holds. One that is ahead of its ledger, or was built on another record than is
-  there, proves a loss and is the only copy of what was lost, so it is left untouched and reported. Only once a person
-  has accepted the loss it is set aside, and it is never deleted then.
+- A database is used only if its place is part of the history below the place that it has to come to. An owner looks
+  before its Open, which would stand where the lost records did.
+- A database that proves a loss is the only copy of what was lost: it is left untouched, and reported, until a person
+  has accepted the loss, and is never deleted then.
 - A database that is made is renamed to its place once all that was committed behind its snapshot is in it.
 - A base is held from before its commits are read until the state has it.
 """
@@ -31,7 +28,7 @@ from statelog.tables.state.base import BaseSnapshot, Eligibility
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.snapshot import SnapshotAccess
 from statelog.tables.state.state import State
-from statelog.tables.state.store import DictStore, Missing, StatePlace, Store, TableRecord, difference
+from statelog.tables.state.store import DictStore, Missing, StatePlace, Store, difference, table_record
 from statelog.tables.state.values import ValueRule
 
 if TYPE_CHECKING:
@@ -150,7 +147,7 @@ class StateOpener:
     def _read_as(self, values: ValueRule) -> None:
         self._values = values
         self._recovery = replace(self._settings.recovery, value_schema_id=values.schema.id)
-        self._record = TableRecord.of(self._log.descriptor, values.schema, self._keys.owned)
+        self._record = table_record(self._log.descriptor, values.schema, self._keys.owned)
 
     # ---- what is kept
 
@@ -158,21 +155,19 @@ class StateOpener:
         """The database that is there, or why it cannot be used."""
         if directory.damage:
             return None, f"it was found damaged: {directory.damage}"
-        store: RocksdbStore | None = None
-        try:
-            store = self._database(directory)
-            reason = difference(store.record, self._record) or self._lost(directory, store.place)
+        with ExitStack() as undo:
+            try:
+                store = self._database(directory)
+                undo.callback(store.close)
+                reason = difference(store.record, self._record) or self._lost(directory, store.place)
+            except Corrupt as error:
+                return None, error.message
             if not reason and store.missing and not self._may_lack:
                 reason = "a part of its state is in a snapshot only"
-        except Corrupt as error:
-            reason = error.message
-        except BaseException:
-            if store is not None:
-                store.close()
-            raise
-        if reason and store is not None:
-            store.close()
-        return (None, reason) if reason else (store, "")
+            if reason:
+                return None, reason
+            undo.pop_all()
+        return store, ""
 
     def _lost(self, directory: StateDirectory, place: StatePlace) -> str:
         """Why a place is none of the ledger's any more, as a person has accepted; empty if it is one.

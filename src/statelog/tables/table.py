@@ -367,8 +367,6 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             if is_void:
                 self._commits.undone_since(count, self._count)
 
-    # ---- end
-
     @Guarded.last_turn
     def close(self) -> None:
         """Commit, and release everything. Idempotent.
@@ -405,8 +403,6 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
                     self._writer.__exit__(RuntimeError, None, None)
                 else:
                     self._writer.close()
-
-    # ---- inside
 
     @contextmanager
     def _failing(self) -> Generator[None]:

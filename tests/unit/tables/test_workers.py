@@ -212,9 +212,9 @@ def test_who_was_fenced_asks_first() -> None:
         vacancy = roster.due(now_s)
         assert vacancy is not None
         assert (vacancy.asks, vacancy.offset) == (True, 7)
-        roster.unconfirmed(1, now_s)
+        roster.asked(1, now_s, is_current=False)
         assert roster.due(now_s) is None
-    roster.confirmed(1)
+    roster.asked(1, 30.0, is_current=True)
     vacancy = roster.due(30.0)
     assert vacancy is not None
     assert not vacancy.asks

@@ -7,7 +7,8 @@
 
 Invariants:
 - In a call of the group nothing begins to open, and no client of the group is used.
-- Tables open in other threads, and are used, hooks included, in the worker's: in the order of their partitions.
+- Each table opens on a thread of its own. One that is open is adopted by the worker's thread, in the order in which
+  they were begun, and used there, hooks included; or closed, also if nobody waits for it any more.
 - A partition is read only while its table is open, from the place that the table's progress names.
 - What is committed was read from the topic that the progress names: the cluster says so once the last of it was read.
 - What no commit holds is dropped with its table, and the next one to open it reads it again.
@@ -17,20 +18,14 @@ Invariants:
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from functools import partial
 
 from statelog.closing import undone_by_errors
 from statelog.errors import BrokerUnavailable, Unavailable
 from statelog.tables.group.context import Hook, WorkerContext
-from statelog.tables.group.schedule import (
-    AssignedPartition,
-    Openings,
-    OpenSchedule,
-    PartitionStatistics,
-    Vacancy,
-    passes,
-)
+from statelog.tables.group.schedule import AssignedPartition, OpenSchedule, PartitionStatistics, Vacancy, passes
 
 _LOG = logging.getLogger("statelog.tables")
 _AT_ONCE = 4
@@ -50,7 +45,7 @@ class Assignment:
         self._standbys = context.standbys
         self._hooks = context.hooks
         self._schedule = OpenSchedule()
-        self._openings = Openings(context.environment.start)
+        self._begun: dict[int, Future[AssignedPartition]] = {}
         self._stopped: set[int] = set()
         self._publish_s = -math.inf
         self._published: dict[int, int] = {}
@@ -81,7 +76,7 @@ class Assignment:
         self._schedule.gone(partitions)
         self._context.environment.crash("revoked")
         with ExitStack() as ending:
-            ending.callback(self._openings.drop, partitions)
+            ending.callback(self._drop_begun, partitions)
             self._give_up(partitions, commits=commits)
         self._context.environment.crash("given-up")
 
@@ -112,16 +107,12 @@ class Assignment:
         if self._stopped:
             self.member.stop(sorted(self._stopped))
             self._stopped.clear()
-        begun = self._openings.partitions
-        vacancy = self._schedule.due(self._clock(), begun) if len(begun) < _AT_ONCE else None
+        vacancy = self._schedule.due(self._clock(), self._begun) if len(self._begun) < _AT_ONCE else None
         if vacancy is not None:
             self._begin(vacancy)
-        elif not begun:  # Nobody promotes a standby meanwhile.
+        elif not self.is_opening:  # Which might promote a standby meanwhile.
             self._standbys.keep(lambda partition: partition in self.held or self._schedule.has(partition))
-        opened = self._openings.over()
-        if opened is not None:
-            self._take(opened)
-        return vacancy is not None or opened is not None
+        return self._take() or vacancy is not None
 
     def tick(self) -> None:
         """Call `on_tick` for those that are due."""
@@ -136,25 +127,29 @@ class Assignment:
     @property
     def is_opening(self) -> bool:
         """Whether a table is being opened."""
-        return bool(self._openings.partitions)
+        return bool(self._begun)
 
     def _begin(self, vacancy: Vacancy) -> None:
         partition = vacancy.partition
         if vacancy.asks:
-            if not self.member.is_current(partition, vacancy.offset):
-                self._schedule.unconfirmed(partition, self._clock())
+            is_current = self.member.is_current(partition, vacancy.offset)
+            self._schedule.asked(partition, self._clock(), is_current=is_current)
+            if not is_current:
                 return
-            self._schedule.confirmed(partition)
         if vacancy.beside:
             text = "another process has the directory of partition %d, stopped perhaps: it opens beside it"
             _LOG.warning(text, partition)
-        self._openings.begin(partition, partial(self._opened, partition, vacancy.beside))
+        self._begun[partition] = self._context.environment.begin(partial(self._opened, partition, vacancy.beside))
 
-    def _take(self, partition: int) -> None:
-        """A table is open, or did not open."""
+    def _take(self) -> bool:
+        """Adopt the table that was begun first, if it is open; whether it is, or did not open."""
+        partition = next(iter(self._begun), None)
+        if partition is None or not self._begun[partition].done():
+            return False
         assigned: AssignedPartition | None = None
         try:
-            assigned = self._openings.take(partition)
+            assigned = self._begun.pop(partition).result()
+            assigned.adopt()
             self.member.read_from({partition: assigned.next_offset})
             self.held[partition] = assigned
         except BaseException as error:
@@ -164,12 +159,21 @@ class Assignment:
                 raise
             self._schedule.failed(partition, error, self._clock())
             _LOG.warning("the table of partition %d did not open, and is tried again: %s", partition, error)
-            return
+            return True
         self._schedule.opened(partition)
         assigned.committed_s = self._clock()
         assigned.tick_s = assigned.committed_s + self._hooks.tick_s
         _call(self._hooks.on_open, assigned)
         assigned.is_told = True
+        return True
+
+    def _drop_begun(self, partitions: Iterable[int]) -> None:
+        """Wait for those of these that are being opened, and close their tables."""
+        gone = [self._begun.pop(one) for one in partitions if one in self._begun]
+        with ExitStack() as closing:
+            for future in gone:
+                closing.callback(future.add_done_callback, _abandon)  # Later, if whoever waits was interrupted.
+            wait(gone)
 
     def _opened(self, partition: int, beside: bool) -> AssignedPartition:
         """The table of a partition, and where to read on. In another thread than the worker's."""
@@ -194,6 +198,7 @@ class Assignment:
                 assigned.wait()  # The place that was chosen is one that no later life chooses otherwise.
                 assigned.has_committed()
             context.environment.crash("table-placed")
+            assigned.adopt = table.hand_over()
         return assigned
 
     # ---- commits
@@ -282,7 +287,7 @@ class Assignment:
         with ExitStack() as ending:
             ending.callback(self._standbys.close)
             ending.callback(self.member.close)
-            ending.callback(self._openings.drop, self._openings.partitions)
+            ending.callback(self._drop_begun, list(self._begun))
             unsettled = [one for one in self.held if one == but]
             ending.callback(self._give_up, unsettled, commits=commits, sends=False)
             self._give_up([one for one in self.held if one != but], commits=commits)
@@ -318,6 +323,11 @@ class Assignment:
                 sent = [assigned for assigned in left if not sends or _quietly(assigned, assigned.send)]
                 left = [assigned for assigned in sent if _quietly(assigned, assigned.wait)]
                 self._tell(left, ends=turn + 1 == _LAST_COMMITS)
+
+
+def _abandon(future: "Future[AssignedPartition]") -> None:
+    if future.exception() is None:
+        future.result().abandon()
 
 
 def _call(hook: Hook | None, assigned: AssignedPartition) -> None:

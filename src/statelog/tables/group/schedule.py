@@ -1,5 +1,5 @@
-"""The partitions of a worker: `OpenSchedule` says when the table of each opens, `Openings` are those being opened, and
-an `AssignedPartition` has its table, how far it is processed, and its commits.
+"""The partitions of a worker: `OpenSchedule` says when the table of each opens, and an `AssignedPartition` has its
+table, how far it is processed, and its commits.
 
     assigned ─► due ─► opened ─► (a commit) ─► nothing held against it
                  ▲        │ its table failed: Fenced, PersistFailed, OutcomeUnknown, Unavailable
@@ -12,8 +12,6 @@ that this process is a member of its present generation.
 Invariants:
 - A partition is in the schedule or has a table, or is not ours.
 - Failures in a row are counted until a commit is history; nothing is tried without end, and nothing without a pause.
-- Each table opens on a thread of its own. One that is open is adopted by the worker's thread once, in the order in
-  which they were begun, or closed, also if nobody waits for it any more.
 - What a commit names as processed is what the table holds: offsets are counted before the table is committed, and never
   in between; the table is committed by nobody else, and gives up nothing of what is counted.
 - Whoever commits has no message in hand: all that the table holds then is processed, hooks' changes included.
@@ -21,12 +19,9 @@ Invariants:
 
 import math
 from collections.abc import Callable, Container, Iterable
-from concurrent.futures import Future, wait
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from statelog.environment import Start, begin
 from statelog.errors import Fenced, LogInUse, OutcomeUnknown, PersistFailed, Unavailable
 from statelog.pending import Pending
 from statelog.schemas.ledger.state import LastCommit
@@ -122,13 +117,10 @@ class OpenSchedule:
             offset=was.offset if offset is None else offset,
         )
 
-    def unconfirmed(self, partition: int, now_s: float) -> None:
-        """The group did not say that this process is still a member: ask again a little later."""
-        self._vacant[partition] = replace(self._vacant[partition], due_s=now_s + _PAUSE_S)
-
-    def confirmed(self, partition: int) -> None:
-        """The group said so, and the table may be opened."""
-        self._vacant[partition] = replace(self._vacant[partition], asks=False)
+    def asked(self, partition: int, now_s: float, *, is_current: bool) -> None:
+        """The group said whether this process is still a member; if not, it is asked again a little later."""
+        was = self._vacant[partition]
+        self._vacant[partition] = replace(was, asks=False) if is_current else replace(was, due_s=now_s + _PAUSE_S)
 
     def committed(self, partition: int) -> None:
         """A commit of its table is history: nothing is held against it."""
@@ -161,6 +153,8 @@ class AssignedPartition:
         self.tick_s = self.committed_s = -math.inf
         self.is_told = False
         self.input_end: int | None = None
+        self.adopt: Callable[[], None] = lambda: None
+        """Makes the table, once the thread that opened it has handed it over, the caller's."""
         self._commit = table.lend()
         self._sent = next_offset, table.changes
         self._pending: Pending[LastCommit] | None = None
@@ -214,54 +208,3 @@ class AssignedPartition:
     def abandon(self) -> None:
         """Drop the table, with all that no commit holds: another life goes on from its progress."""
         self.table.__exit__(RuntimeError, None, None)
-
-
-_Opened = tuple[AssignedPartition, Callable[[], None]]  # And what adopts its table.
-
-
-class Openings:
-    """The tables of one worker that are being opened, by partition. `start` begins one."""
-
-    def __init__(self, start: Start) -> None:
-        self._start = start
-        self._begun: dict[int, Future[_Opened]] = {}
-
-    @property
-    def partitions(self) -> list[int]:
-        """Whose tables are being opened."""
-        return list(self._begun)
-
-    def begin(self, partition: int, opened: Callable[[], AssignedPartition]) -> None:
-        """Begin to open a table, which `opened` does."""
-
-        def work() -> _Opened:
-            assigned = opened()
-            return assigned, assigned.table.hand_over()
-
-        self._begun[partition] = begin(self._start, work)
-
-    def over(self) -> int | None:
-        """The partition that was begun first, if its table is open, or did not open."""
-        first = next(iter(self._begun), None)
-        return first if first is not None and self._begun[first].done() else None
-
-    def take(self, partition: int) -> AssignedPartition:
-        """The one that is over; its table is the caller's thread's. Raises ConfigError, Damaged, Fenced, LogInUse,
-        NotFound, OutcomeUnknown, PersistFailed, Unavailable if it did not open.
-        """
-        assigned, adopt = self._begun.pop(partition).result()
-        adopt()
-        return assigned
-
-    def drop(self, partitions: Iterable[int]) -> None:
-        """Wait for those of these partitions, and close their tables."""
-        gone = [self._begun.pop(one) for one in partitions if one in self._begun]
-        with ExitStack() as closing:
-            for future in gone:
-                closing.callback(future.add_done_callback, _close)  # Later, if whoever waits was interrupted.
-            wait(gone)
-
-
-def _close(future: "Future[_Opened]") -> None:
-    if future.exception() is None:
-        future.result()[0].abandon()

@@ -245,8 +245,6 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         due_s = self._committed_s + self._interval_s - self._clock() if self._unsent else limit_s
         return min(max(due_s, 0.0), limit_s)
 
-    # ---- end
-
     @property
     def life(self) -> Life:
         """Whether it is open, failed or closed."""

@@ -58,7 +58,7 @@ class Follower:
         self._environment = setup.environment
         self._poll_s = poll_s
         self._stop = Event()
-        self._feed, placed = self._made(0, None)
+        self._feed, placed = planned_anew(lambda: self._begun(0, None, is_beside=False))
         self.state = FollowedState(placed(""), self._environment.clock)
 
     # ---- the thread
@@ -186,25 +186,21 @@ class Follower:
         """Rebuild the state, from the newest snapshot and the tail, beside the one that is read meanwhile."""
         _LOG.warning("the standby of %s is made anew: %s", self.setup.log.name, reason)
         old = self.state.view
+        at_least = max(at_least, old.place.position)
         self._feed.close()
-        self._feed, placed = self._made(max(at_least, old.place.position), schema, is_beside=True)
+        self._feed, placed = planned_anew(lambda: self._begun(at_least, schema, is_beside=True))
         self._check_wanted()
         with self.state.moving():
             old.state.close()
             self.state.view = placed(reason)
         self._environment.crash("rebuilt")
 
-    def _made(
-        self, at_least: int, schema: ValueSchema | None, *, is_beside: bool = False
-    ) -> tuple[CommitFeed, _Placed]:
+    def _begun(self, at_least: int, schema: ValueSchema | None, *, is_beside: bool) -> tuple[CommitFeed, _Placed]:
         """The newest state, at a position or above it, with values of this schema (None: the newest), and its feed; not
-        the first one if it `is_beside` another. Raises NotFound, Damaged, StorageFull, Unavailable.
+        the first one if it `is_beside` another. Raises NotFound, OffsetGone, Damaged, StorageFull, Unavailable.
         """
-        newest = self.setup.log.value_schemas.newest
-        return planned_anew(lambda: self._begun(at_least, ValueRule(schema or newest()), is_beside=is_beside))
-
-    def _begun(self, at_least: int, values: ValueRule, *, is_beside: bool) -> tuple[CommitFeed, _Placed]:
         setup, level_s = self.setup, self._environment.clock()
+        values = ValueRule(schema or setup.log.value_schemas.newest())
         feed: CommitFeed  # Of what the recovery leaves, and so made behind it.
 
         def beat(*_: object) -> None:
@@ -295,8 +291,6 @@ class Follower:
         if reached.state is before.state:
             return OpenReport(position=position, from_position=before.place.position)
         return replace(reached.opening, position=position, from_position=None, rows_read=0)
-
-    # ---- end
 
     def _fail(self, error: BaseException) -> None:
         if not self._stop.is_set():

@@ -246,8 +246,6 @@ class Standby(Closing, Keyed[K, V]):
             self._forgotten.detach()
             return Table(self._setup, writer, self._state.view.state, report)
 
-    # ---- end
-
     def close(self) -> None:
         """Stop following, and release everything. Idempotent; void in a fork."""
         if not self._owner.is_foreign:

@@ -80,6 +80,8 @@ class BaseSnapshot:
     def __init__(self, access: SnapshotAccess, eligibility: Eligibility) -> None:
         self._access = access
         self._log, self._snapshots = access.log, Snapshots(access.log)
+        self.schema = access.converter.schema
+        """That of the rows that come out."""
         self._eligibility = eligibility
         self._lock = RLock()
         self._held: RemoteSnapshot | None = None
@@ -95,11 +97,6 @@ class BaseSnapshot:
         if (held := self._held) is None:
             raise ClosedError("the table reads no snapshot any more")
         return held
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The schema of the rows that come out."""
-        return self._access.converter.schema
 
     def stand(self, position: int) -> None:
         """The table's place has moved on."""
@@ -200,8 +197,6 @@ class BaseSnapshot:
                 closing.callback(held.close)
                 if looking is not None:
                     looking.add_done_callback(partial(_close_found, held))
-
-    # ---- inside
 
     def _swap(self, newer: RemoteSnapshot) -> None:
         with self._lock:

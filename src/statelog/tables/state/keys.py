@@ -9,7 +9,6 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import index
 from typing import Any, cast
 from zlib import crc32
@@ -39,32 +38,18 @@ _LONG_BYTES = 8
 _MOST_UTF8 = 4
 
 
-@dataclass(frozen=True, slots=True)
 class KeyRule:
-    """The keys of one table. `owned` are its key groups, None for all; `one` is the key group of a table of plain keys
-    in a log whose callers name it.
+    """The keys of one table. `owned` are its key groups, None for all, and `groups` the same, ascending; `one` is the
+    key group of a table of plain keys in a log whose callers name it. Keys that are `is_paired` are pairs of key group
+    and key; those of the `quick_class` need no further look.
     """
 
-    descriptor: Descriptor
-    owned: frozenset[int] | None
-    one: int | None = None
-
-    @property
-    def quick_class(self) -> type:
-        """The class of keys that need no further look."""
-        is_anybody = self.owned is None or self.one is not None
-        is_plain = self.descriptor.key_type is KeyType.BYTES and is_anybody and not self.is_paired
-        return bytes if is_plain else Unquick
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether keys are pairs of key group and key."""
-        return self.descriptor.hash_rule is HashRule.CALLER and self.one is None
-
-    @property
-    def groups(self) -> Sequence[int]:
-        """The table's key groups, ascending."""
-        return range(self.descriptor.key_groups) if self.owned is None else sorted(self.owned)
+    def __init__(self, descriptor: Descriptor, owned: frozenset[int] | None, one: int | None = None) -> None:
+        self.descriptor, self.owned, self.one = descriptor, owned, one
+        self.groups: Sequence[int] = range(descriptor.key_groups) if owned is None else sorted(owned)
+        self.is_paired = descriptor.hash_rule is HashRule.CALLER and one is None
+        is_plain = descriptor.key_type is KeyType.BYTES and (owned is None or one is not None) and not self.is_paired
+        self.quick_class: type = bytes if is_plain else Unquick
 
     def admit(self, key: object) -> Any:
         """The key as the table holds it. Raises InvalidChange, KeyGroupMismatch."""
@@ -229,8 +214,6 @@ class KeyRule:
             yield middle if start is None else first, last if end is not None and end < 0 else behind
         if end is None or end > 0:
             yield lowest if start is None or start < 0 else first, middle if end is None else last
-
-    # ---- inside
 
     def _pair(self, key: object) -> tuple[int, Any]:
         found = type(key).__name__

@@ -8,7 +8,6 @@ batch, with the place that it leads to. No batch is synced. A kill takes none of
 Invariants:
 - The place is never ahead of the changes, nor they of it, whatever is killed; both column families are flushed as one.
 - Once it is closed, all of it is in files that are synced.
-- It never holds what no commit holds.
 - A kill leaves a key group missing, whatever of its rows was loaded; they are loaded again, but for what changed since.
 - Readers see a key group as complete before its tombstones are dropped.
 """
@@ -43,6 +42,7 @@ from statelog.tables.state.store import (
     GONE,
     MISSING_KEY,
     NOTHING,
+    PARTIAL_FORMAT,
     PLACE_KEY,
     TABLE_KEY,
     UNKNOWN,
@@ -55,6 +55,8 @@ from statelog.tables.state.store import (
     missing_from_json,
     place_from_json,
     place_to_json,
+    record_from_json,
+    record_to_json,
 )
 from statelog.tables.state.values import ValueRule
 
@@ -121,7 +123,7 @@ class RocksdbStore:
     def record(self) -> TableRecord:
         """Which state it is. Raises Corrupt."""
         with self._translating():
-            return TableRecord.from_json(self._family.get(TABLE_KEY))
+            return record_from_json(self._family.get(TABLE_KEY))
 
     @property
     def place(self) -> StatePlace:
@@ -131,9 +133,8 @@ class RocksdbStore:
 
     def _known(self) -> Missing:
         data = self._family.get(TABLE_KEY)
-        if data is None or not TableRecord.from_json(data).is_partial:
-            return NOTHING
-        return missing_from_json(self._family.get(MISSING_KEY))
+        is_partial = data is not None and record_from_json(data).get("format") == PARTIAL_FORMAT
+        return missing_from_json(self._family.get(MISSING_KEY)) if is_partial else NOTHING
 
     def _last_write(self) -> int:
         """The number of the newest write batch. Raises Corrupt if there are some missing below it."""
@@ -145,7 +146,7 @@ class RocksdbStore:
     def adopt(self, record: TableRecord, place: StatePlace) -> None:
         """A database that was just made is a table's from now on."""
         batch = self._batch(place)
-        batch.put(TABLE_KEY, record.as_partial(bool(self.missing)).to_json(), self._handle)
+        batch.put(TABLE_KEY, record_to_json(record, is_partial=bool(self.missing)), self._handle)
         if self.missing:
             batch.put(MISSING_KEY, Missing(self.first_position, frozenset(self.missing)).to_json(), self._handle)
         batch.delete(STATE_KEY, self._handle)
@@ -289,7 +290,7 @@ class RocksdbStore:
         if complete and left.key_groups:
             batch.put(MISSING_KEY, left.to_json(), self._handle)
         elif complete:
-            batch.put(TABLE_KEY, self.record.as_partial(False).to_json(), self._handle)
+            batch.put(TABLE_KEY, record_to_json(self.record, is_partial=False), self._handle)
             batch.delete(MISSING_KEY, self._handle)
         self._write(batch)
         self._rows = None
@@ -317,8 +318,6 @@ class RocksdbStore:
             except Exception as error:  # noqa: BLE001 - RocksDB raises no other class
                 self._translated(error, _ROTTEN)
                 _LOG.warning("the local state %s was not written out: %s", self._directory.database, error)
-
-    # ---- inside
 
     def _delete(self, batch: rocksdict.WriteBatch, keys: Sequence[bytes]) -> None:
         deque(map(batch.delete, keys), maxlen=0)

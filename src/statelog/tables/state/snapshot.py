@@ -93,13 +93,9 @@ class RowGroup:
         """How many rows lie at the key of the first row of `passed`, or before it."""
         return bisect_right(self._keys, passed._keys[0], *self._bounds(int(passed._groups[0])))
 
-    def is_delete(self, row: int) -> bool:
-        """Whether the row says that its key was removed."""
-        return bool(self._ops[row] == DELETE)
-
-    def value(self, row: int) -> pa.Array:
-        """The value of a row, as a column of one."""
-        return self._rows.column("value").slice(row, 1)
+    def value(self, row: int) -> pa.Array | None:
+        """The value of a row, as a column of one; None if it says that its key was removed."""
+        return None if self._ops[row] == DELETE else self._rows.column("value").slice(row, 1)
 
     def copy(self, rows: range) -> pa.Table:
         """Some adjacent rows, without holding on to the others."""
@@ -271,7 +267,7 @@ class RemoteSnapshot:
         for row_group in self._row_groups(places):
             row = row_group.find(key_group, key)
             if row is not None:
-                return None if row_group.is_delete(row) else row_group.value(row)
+                return row_group.value(row)
         return None
 
     def between(
@@ -306,8 +302,6 @@ class RemoteSnapshot:
         with self.lease:
             for run in self._runs:
                 run.close()
-
-    # ---- inside
 
     def _newest_first(self, key_group: int) -> list[RemoteRun]:
         runs = self._of_group.get(key_group)

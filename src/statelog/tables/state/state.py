@@ -242,8 +242,6 @@ class State:
             if self._loading is not None:
                 wait([self._loading], GRACE_S)
 
-    # ---- inside
-
     @contextmanager
     def _scanning(self) -> Generator[None]:
         with self._turn:

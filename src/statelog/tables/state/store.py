@@ -62,8 +62,10 @@ GONE = b"gone/"
 WRITE = b"write/"
 """Begins the key of the record of the newest write batch, with its number behind it."""
 _FORMAT = 1
-_PARTIAL_FORMAT = 2
+PARTIAL_FORMAT = 2
 """Of a state that is not whole: who does not know of that takes it for nothing else."""
+TableRecord: TypeAlias = dict[str, Any]
+"""Which state of which log: fields by name, as they stand in JSON."""
 UNKNOWN: Final = object()
 """What is found of a key that is not known here."""
 _EACH_BYTES = 200
@@ -89,54 +91,36 @@ class StatePlace:
         return self.ledger.last
 
 
-@dataclass(frozen=True, slots=True)
-class TableRecord:
-    """Which state of which log: fields by name, as they stand in JSON."""
+def table_record(descriptor: Descriptor, schema: ValueSchema, owned: frozenset[int] | None) -> TableRecord:
+    """That of a table of these key groups, None for all, whose values have this schema."""
+    return {
+        "log": descriptor.name,
+        **asdict(descriptor.identity),
+        "key_type": descriptor.key_type.value,
+        "hash_rule": descriptor.hash_rule.value,
+        "key_groups": descriptor.key_groups,
+        "owned_key_groups": None if owned is None else sorted(owned),
+        "value_schema_id": schema.id,
+        "value_schema": schema.avsc,
+    }
 
-    fields: dict[str, Any]
 
-    @classmethod
-    def of(cls, descriptor: Descriptor, schema: ValueSchema, owned: frozenset[int] | None) -> "TableRecord":
-        """That of a table of these key groups, None for all, whose values have this schema."""
-        return cls(
-            {
-                "format": _FORMAT,
-                "log": descriptor.name,
-                **asdict(descriptor.identity),
-                "key_type": descriptor.key_type.value,
-                "hash_rule": descriptor.hash_rule.value,
-                "key_groups": descriptor.key_groups,
-                "owned_key_groups": None if owned is None else sorted(owned),
-                "value_schema_id": schema.id,
-                "value_schema": schema.avsc,
-            }
-        )
+def record_to_json(record: TableRecord, *, is_partial: bool) -> bytes:
+    """As it stands in the database of a state of which a part is in a snapshot only, or none."""
+    return json.dumps({**record, "format": PARTIAL_FORMAT if is_partial else _FORMAT}, sort_keys=True).encode()
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether a part of the state is in a snapshot only."""
-        return self.fields.get("format") == _PARTIAL_FORMAT
 
-    def as_partial(self, is_partial: bool) -> "TableRecord":
-        """The record of the same state, whole or not."""
-        return TableRecord({**self.fields, "format": _PARTIAL_FORMAT if is_partial else _FORMAT})
-
-    def to_json(self) -> bytes:
-        """As it stands in the database."""
-        return json.dumps(self.fields, sort_keys=True).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes | None) -> "TableRecord":
-        """Raises Corrupt if there is none."""
-        return _parsed(data, "table", cls)
+def record_from_json(data: bytes | None) -> TableRecord:
+    """Raises Corrupt if there is none."""
+    return _parsed(data, "table", dict[str, Any])
 
 
 def difference(found: TableRecord, wanted: TableRecord) -> str:
     """How a database is another one than the table needs; empty if it is not."""
-    if found.fields.get("format") not in (_FORMAT, _PARTIAL_FORMAT):
-        return f"its format is {found.fields.get('format')} and not {_FORMAT}"
-    names = [name for name, value in wanted.fields.items() if name != "format" and found.fields.get(name) != value]
-    shown = (f"{name} is {found.fields.get(name)!r} and not {wanted.fields[name]!r}" for name in names)
+    if found.get("format") not in (_FORMAT, PARTIAL_FORMAT):
+        return f"its format is {found.get('format')} and not {_FORMAT}"
+    names = [name for name, value in wanted.items() if found.get(name) != value]
+    shown = (f"{name} is {found.get(name)!r} and not {wanted[name]!r}" for name in names)
     return "it is of another log, share or value schema: " + ", ".join(shown) if names else ""
 
 

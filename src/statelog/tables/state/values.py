@@ -41,10 +41,14 @@ _SCALARS: Mapping[str, type] = {
 
 
 class ValueRule:
-    """The values of one table, in one value schema."""
+    """The values of one table, in one value schema. Those that are `is_opaque` are bytes; those of the `quick_class`
+    need no further look.
+    """
 
     def __init__(self, schema: ValueSchema) -> None:
         self.schema = schema
+        self.is_opaque = schema.is_opaque
+        self.quick_class: type = bytes if schema.is_opaque else Unquick
         root = schema.root
         self._fields: dict[str, ValueType] = {} if root is None else {one.name: one.type for one in root.fields}
         self._mended = _mender(root) if root is not None else None
@@ -52,16 +56,6 @@ class ValueRule:
         self._null_bytes = 0 if root is None else max(_null_sizes(root))
         self.copy: Callable[[Any], Any] = _copier(root)
         """What is handed out for a value that is held."""
-
-    @property
-    def is_opaque(self) -> bool:
-        """Whether values are bytes."""
-        return self.schema.is_opaque
-
-    @property
-    def quick_class(self) -> type:
-        """The class of values that need no further look."""
-        return bytes if self.is_opaque else Unquick
 
     def admit(self, value: object) -> Any:
         """The value as the table holds it. Raises InvalidChange."""
@@ -159,9 +153,6 @@ def _null_sizes(kind: ValueType) -> Iterator[int]:
 
 def _null_bytes(kind: ValueType) -> int:
     return _SCALAR_BYTES + kind.size + sum(_null_bytes(one.type) for one in kind.fields)
-
-
-# ---- copies
 
 
 def _copier(root: ValueType | None) -> Callable[[Any], Any]:
