@@ -139,10 +139,8 @@ class Layers:
                 self.active = replace(self.suspended[0])
                 self.suspended.clear()
                 self._restack()
-            raise Misuse(
-                "transactions end in another order than they began, so all of them are undone",
-                hint="Nest their `with` blocks; of two asyncio tasks one waits for the other",
-            )
+            hint = "Nest their `with` blocks; of two asyncio tasks one waits for the other"
+            raise Misuse("transactions end in another order than they began, so all of them are undone", hint=hint)
         inner, self.active = self.active, self.suspended.pop()
         if keep:
             self.active.changes.update(inner.changes)

@@ -161,24 +161,18 @@ class CommitScheduler:
         is_full = left <= 0 or self._put_bytes >= settings.uncommitted_bytes_max
         if is_full or now_s - self._committed_s >= interval_s or layers.suspended:
             if self._is_news(self._named):
-                self._commit_noted()
+                try:
+                    self.commit(self._named, self._named_count)
+                except Misuse:
+                    if layers.suspended:  # It was never named: what it is the place of may be undone.
+                        self._named, self._named_count = self._noted_before
+                    raise
             self._put_bytes, self._committed_s = 0, now_s
         self.interval_s = interval_s
         self._look_s = min(self._committed_s + interval_s, now_s + _LOOK_S if self._checkpoints else math.inf)
         self._look_count = self._named_count + settings.uncommitted_changes_max - len(layers.active.changes)
         if layers.suspended:
             self.look_at_once()
-
-    def _commit_noted(self) -> None:
-        """Commit under the noted progress. One that is refused inside of a transaction was never named: what it is the
-        place of may be undone.
-        """
-        try:
-            self.commit(self._named, self._named_count)
-        except Misuse:
-            if self._layers.suspended:
-                self._named, self._named_count = self._noted_before
-            raise
 
     def finish(self, count: int) -> None:
         """Commit the deferred progress if the table has not changed since, or, where no progress was ever named, the

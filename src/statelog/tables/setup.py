@@ -170,10 +170,8 @@ def _owned(
     """
     if key_group is not None:
         if partitions is not None or log.hash_rule is not HashRule.CALLER:
-            raise ConfigError(
-                "a key group is owned by itself in a log whose callers name it",
-                hint='Make the log with hash_rule="caller", or give partitions alone',
-            )
+            hint = 'Make the log with hash_rule="caller", or give partitions alone'
+            raise ConfigError("a key group is owned by itself in a log whose callers name it", hint=hint)
         return (_partition_alone(log, key_group),), KeyRule(log, frozenset([key_group]), key_group)
     if partitions is None:
         return None, KeyRule(log, None)

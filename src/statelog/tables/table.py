@@ -7,10 +7,7 @@
 
 The protocol, with "if we die after step n": docs/protocol-table.md.
 
-Invariants:
-- What a restart finds is the state after the last commit, exactly, and that commit's progress.
-- Only the table's own thread touches it, one call at a time, and nothing goes on behind its back.
-- A commit that failed, or whose outcome is not known, ends the table: nothing is read from it any more.
+Invariant: a commit that failed, or whose outcome is not known, ends the table: nothing is read from it any more.
 """
 
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
@@ -211,9 +208,8 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             self.delete(key)
 
     def _unchanged(self, found: Iterator[tuple[Any, Any]], count: int) -> Iterator[tuple[K, V]]:
-        """Copies of what is found, as long as nothing changes the table, which was changed so often when it was asked.
-
-        The state is read as the items are taken: once it has moved on, they would be of no single moment.
+        """Copies of what is found, as long as nothing changes the table, which was changed so often when it was asked:
+        the state is read as the items are taken.
         """
         copy, turn, nobody = self._values.copy, self._guard, NOBODY
         while True:

@@ -10,9 +10,7 @@ Invariants:
 - Each table opens on a thread of its own. One that is open is adopted by the worker's thread, in the order in which
   they were begun, and used there, hooks included; or closed, also if nobody waits for it any more.
 - A partition is read only while its table is open, from the place that the table's progress names.
-- What is committed was read from the topic that the progress names: the cluster says so once the last of it was read.
 - What no commit holds is dropped with its table, and the next one to open it reads it again.
-- What is published to the group is history, for tools that look at its lag; nothing waits for it, or reads it back.
 """
 
 import logging
@@ -85,9 +83,8 @@ class Assignment:
         _LOG.warning("the place of partition %d of %s is refused: %s", partition, self._topic, reason)
         assigned = self.held.get(partition)
         if assigned is not None:
-            self._failed(
-                assigned, BrokerUnavailable(f"the place in the input is refused: {reason}", partition=partition)
-            )
+            error = BrokerUnavailable(f"the place in the input is refused: {reason}", partition=partition)
+            self._failed(assigned, error)
 
     def ended(self, partition: int, end_offset: int) -> None:
         """Only transaction markers and aborted records lie between the last record and this end. They count as
@@ -111,7 +108,7 @@ class Assignment:
         if vacancy is not None:
             self._begin(vacancy)
         elif not self.is_opening:  # Which might promote a standby meanwhile.
-            self._standbys.keep(lambda partition: partition in self.held or self._schedule.has(partition))
+            self._standbys.keep(lambda one: one in self.held or one in self._schedule.partitions)
         return self._take() or vacancy is not None
 
     def tick(self) -> None:

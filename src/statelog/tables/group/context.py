@@ -5,8 +5,6 @@
 
 Invariants:
 - An offset counts for the topic that it was taken from, and for no other of the same name.
-- Where records were lost that no table has processed, it is an error, unless it was allowed by name.
-- Hooks run in the worker's thread, between two messages, and none inside of another.
 - `on_close` is called once for each `on_open`, whatever ended the table, and whatever else fails.
 """
 

@@ -75,10 +75,6 @@ class OpenSchedule:
             self._failures.pop(partition, None)
             self._in_use_s.pop(partition, None)
 
-    def has(self, partition: int) -> bool:
-        """Whether a partition is waiting for its table."""
-        return partition in self._vacant
-
     @property
     def partitions(self) -> frozenset[int]:
         """Those that are waiting for their tables: any thread may ask."""

@@ -7,11 +7,7 @@
 
 The protocol, with "if we die after step n": docs/protocol-table.md.
 
-Invariants:
-- Each message of the input is in the state once: a table and the place behind its input are committed together.
-- A message is processed once the next one is asked for, or the worker is told to commit. Nothing of one that is not
-  processed is ever committed.
-- Only the worker's own thread touches it and its tables, once they are open; `stop` is anybody's.
+Invariant: only the worker's own thread touches it and its tables, once they are open; `stop` is anybody's.
 """
 
 import math

@@ -1,10 +1,6 @@
 """`FollowedState`: the state of a standby: a state that one thread moves on while any thread reads it.
 
 Invariants:
-- A read sees the state of one position: whole commits, and nothing in between. What moves the state on waits for the
-  reads that are under way, scans from their first item to their last.
-- `age_s` counts from a moment at which the ledger's end was not yet asked for, and the state came to what the answer
-  said: all that was acknowledged before that moment is in it, as far as Kafka's answer can be believed.
 - A signal's handler that comes into a move reads nothing, and one that comes into a read moves and closes nothing.
 - Once following has failed, every read says so. Once the state is let go, every read is refused.
 """
@@ -127,10 +123,8 @@ class FollowedState:
         with self._lock:
             self.check()
             if any(scan.thread == get_ident() for scan in self._scans):
-                raise Misuse(
-                    "a standby is not refreshed while this thread iterates it",
-                    hint="Take a list first: `for key in list(standby)`",
-                )
+                hint = "Take a list first: `for key in list(standby)`"
+                raise Misuse("a standby is not refreshed while this thread iterates it", hint=hint)
 
     def check(self, scan: _RunningScan | None = None) -> None:
         """Raise Damaged, Fenced, Unavailable if following did; ClosedError behind its end or the scan's; NestedCall."""

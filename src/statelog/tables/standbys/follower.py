@@ -1,16 +1,11 @@
 """`Follower`: moves the state of a standby on, commit by commit, as its owner commits; and hands it to the new owner.
 
-A feed holds the log from the state's position on, under its lease; what it gives next is what the state lacks. A thread
-makes a step every `poll_s`, and a caller who asks for the newest state makes one now. The follower also keeps a spare
-producer, so that a promotion does not wait for a client to connect. Each step: docs/protocol-table.md, S and P.
+Each step, what has a state made anew, and what ends it: docs/protocol-table.md, S and P. A thread makes a step every
+`poll_s`, and a caller who asks for the newest state makes one now.
 
 Invariants:
 - One step at a time, and none while the standby is promoted: each holds `lock`.
-- Nothing of a commit reaches the state before all of it was read and verified.
-- A state that cannot be followed any more (the log was truncated past it, a loss was accepted, there are values of a
-  newer schema) is made anew, loudly. Whatever else goes wrong ends the follower, and every read says why.
-- The new owner's state is that at its Open: every commit that anybody was told of is in it. Before the Open stands, a
-  failure changes nothing: the standby goes on. After it, it ends the standby.
+- Before the new owner's Open stands, a failure changes nothing: the standby goes on. After it, it ends the standby.
 """
 
 import logging

@@ -5,9 +5,6 @@
     state      what is read meanwhile                                       followed.py
 
 Invariants:
-- It writes nothing to Kafka before it is promoted; a producer that it keeps ready has sent nothing.
-- Several standbys of a table do not know of each other.
-- What is read is the state of one position, and never more than what is committed.
 - The thread that promotes it owns the table.
 - Whatever fails while it opens, nothing stays open.
 - A worker's partition has a table or none, and no standby beside it. A standby of its pool that fails is logged, and

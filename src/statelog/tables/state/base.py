@@ -3,11 +3,7 @@
 A read or a commit that finds it is time to has the lease renewed, and the base moved on to the newest snapshot that
 the table may stand on: asked on another thread, taken in the next call. See docs/protocol-table.md, R6.
 
-Invariants:
-- A base was found to be there after its lease was written.
-- A run that is gone or damaged moves the base on to a snapshot without it. If there is none, the run's error is
-  raised, or Fenced if another owner is the reason. The key is never said to be missing.
-- Lock order: nothing is waited for under the lock but the store.
+Invariant: nothing is waited for under the lock but the store.
 
 Which snapshots will do is `Eligibility`. A table's local changes are all those behind the first that it stood on, and
 any newer one is as good below them:

@@ -11,8 +11,8 @@
 Invariants:
 - The directory is its owner's alone, whatever the umask, unless a person gave it other rights.
 - One table at a time uses it, of this process or another. A kill frees the lock; a fork does not hold it.
-- A database that cannot be used is renamed: a person may want to see it. Each time is a log line. The newest two stay;
-  an older one is deleted with the next, or a state that moves between machines would fill all their disks with itself.
+- A database that cannot be used is renamed: a person may want to see it. The newest two stay: a state that moves
+  between machines would fill all their disks with itself.
 - Closing the directory closes any database that is still open in it, so that an interrupted opening never blocks the
   next one.
 """
@@ -53,7 +53,8 @@ class StateDirectory(Closing):
         self.unfinished = self.path / "making"
         self._damaged = self.path / "damaged"
         self._boot = self.path / "boot"
-        self._databases: WeakSet[RocksdbStore] = WeakSet()
+        self.databases: WeakSet[RocksdbStore] = WeakSet()
+        """Those that were opened here: they are closed with it, if nobody has by then."""
         with local_disk(self.path):
             make_parents(self.path)
             if not self.path.exists():
@@ -145,20 +146,16 @@ class StateDirectory(Closing):
             self.unfinished.rename(self.database)
             sync(self.path)
 
-    def holds(self, database: "RocksdbStore") -> None:
-        """This database was opened here: close it with the directory, if nobody has by then."""
-        self._databases.add(database)
-
     def close(self) -> None:
         """Close what is open, and release the lock. Idempotent."""
         with ExitStack() as closing:
             closing.callback(self.unlock)
-            for database in list(self._databases):
+            for database in list(self.databases):
                 closing.callback(database.close)
 
     def abandon(self) -> None:
         """In a forked child: the databases are the parent's, and here the lock is not held."""
-        for database in list(self._databases):
+        for database in list(self.databases):
             database.abandon()
         self.unlock()
 
@@ -170,8 +167,7 @@ class StateDirectory(Closing):
             os.close(lock)
 
     def __del__(self) -> None:
-        """As a file that is dropped unclosed: the same process may open it again."""
-        self.unlock()
+        self.unlock()  # As a file that is dropped unclosed: the same process may open it again.
 
 
 def _forget_parents() -> None:

@@ -65,8 +65,8 @@ _BATCH_ROWS = 50_000
 _MEMTABLE_BLOOM = 0.1
 """Part of a memtable that is its own filter: most keys are not in it, and a search that finds nothing costs 1 µs."""
 _ANY_CHARGE = 0
-"""The cache is one that splits into few shards, whatever its entries weigh. RocksDB's other one has 64, and the filter
-of a large file does not fit in one of them: it would be read from the file by every get, in 50 µs.
+"""Of entries of any weight, in a cache of few shards. RocksDB's other one has 64: the filter of a large file does not
+fit in one, and every get would read it from the file, in 50 µs.
 """
 _REPLAYED = 4
 """An open after a kill replays what is in the write-ahead log and in no file yet, at 10 ms of a processor for each MiB:
@@ -115,7 +115,7 @@ class RocksdbStore:
                 self._written = self._last_write()
                 lacks = missing or self._known()
         self.missing, self.first_position = set(lacks.key_groups), lacks.first_position
-        directory.holds(self)
+        directory.databases.add(self)
 
     # ---- what it says of itself
 
@@ -368,8 +368,8 @@ def _put(batch: rocksdict.WriteBatch, keys: pa.Array, values: list[bytes]) -> No
 def _options(settings: TableSettings) -> tuple[rocksdict.Options, rocksdict.Options]:
     """Those of the data, and of the records; together they keep within the settings' memory."""
     cache = rocksdict.Cache.new_hyper_clock_cache(settings.cache_bytes, _ANY_CHARGE)
-    made: list[rocksdict.Options] = []
-    for _ in range(2):
+
+    def made() -> rocksdict.Options:
         blocks = rocksdict.BlockBasedOptions()
         blocks.set_block_cache(cache)
         blocks.set_cache_index_and_filter_blocks(True)
@@ -382,5 +382,6 @@ def _options(settings: TableSettings) -> tuple[rocksdict.Options, rocksdict.Opti
         options.set_max_open_files(settings.open_files_max)
         options.set_atomic_flush(True)
         options.set_keep_log_file_num(2)
-        made.append(options)
-    return made[0], made[1]
+        return options
+
+    return made(), made()

@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from statelog.environment import Environment
 from statelog.errors import CorruptRun, NotFound
@@ -155,8 +154,7 @@ class _ByteKeys:
 def _keys_of(column: pa.Array) -> "_ByteKeys | memoryview[int]":
     if not pa.types.is_int64(column.type):
         return _ByteKeys(column)
-    numbers: NDArray[np.int64] = np.ascontiguousarray(column, np.int64)
-    return memoryview(numbers)  # type: ignore[arg-type]  # an array is a buffer of its numbers
+    return memoryview(np.ascontiguousarray(column, np.int64))  # type: ignore[arg-type]  # a buffer of its numbers
 
 
 def may_hold(bounds: KeyBounds | None, key: SortableKey) -> bool:
@@ -204,10 +202,7 @@ class RemoteRun:
         return [number for number in numbers if is_wanted(bounds[number])]
 
     def row_group(self, number: int) -> RowGroup:
-        """A row group, decoded, its values in the table's schema.
-
-        Raises SnapshotFailed if the run is gone or damaged, StoreUnavailable, ClosedError.
-        """
+        """A row group, decoded, its values in the table's schema. Raises as `chosen`."""
         table = self._translated(lambda: self._handles.row_groups([number], None)[0])
         return RowGroup(self._access.converter.table(table, self.ref.value_schema_id))
 
@@ -258,9 +253,8 @@ class RemoteSnapshot:
             run.warm()
 
     def find(self, key_group: int, key: SortableKey) -> pa.Array | None:
-        """The value of a key as a column of one; None if it is not there.
-
-        Raises SnapshotFailed, StoreUnavailable, and ClosedError if it was closed meanwhile.
+        """The value of a key as a column of one; None if it is not there. Raises SnapshotFailed, StoreUnavailable, and
+        ClosedError if it was closed meanwhile.
         """
         is_wanted = partial(may_hold, key=key)
         places = [(run, n) for run in self._newest_first(key_group) for n in run.chosen(key_group, is_wanted)]
@@ -273,11 +267,8 @@ class RemoteSnapshot:
     def between(
         self, key_group: int, start: SortableKey | None, end: SortableKey | None, *, streams: int
     ) -> Iterator[pa.Table]:
-        """The rows of a key group from `start` on and below `end`, sorted, in tables; deletes are gone.
-
-        `streams` is how many key groups are read at the same time: they share the memory.
-
-        Raises SnapshotFailed, StoreUnavailable, ClosedError.
+        """The rows of a key group from `start` on and below `end`, sorted, in tables; deletes are gone. `streams` is
+        how many key groups are read at the same time: they share the memory. Raises as `find`.
         """
         runs = self._newest_first(key_group)[::-1]
         most_bytes = max(_LEAST_PORTION_BYTES, self._access.cache.most_bytes // max(1, streams * len(runs)))
@@ -285,9 +276,8 @@ class RemoteSnapshot:
         return merge_streams(tables, drop_deletes=True)
 
     def tables(self, key_groups: frozenset[int], beat: Callable[[], None]) -> Generator[pa.Table]:
-        """The rows of some key groups by (key group, key), in tables. `beat` is called often. From any one thread.
-
-        Reads around the cache. Raises SnapshotFailed, StoreUnavailable, ClosedError.
+        """The rows of some key groups by (key group, key), in tables. `beat` is called often. From any one thread;
+        reads around the cache. Raises as `find`.
         """
         access = self._access
         plan = make_plan(access.log.descriptor, self.manifest, self.manifest, (), key_groups)

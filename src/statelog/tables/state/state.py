@@ -13,8 +13,7 @@ Invariants:
   closed; so a thread that waits for the object store does no harm when its table is gone.
 - A key group is complete only once a row of a later one, or the end, was read.
 - Once all is local, nothing of a snapshot is held, and reads go to the store directly.
-- A snapshot that cannot be read, and cannot be replaced, ends it: every call that needs it, and `apply`, tells why.
-  While loading, an object store that is away is waited for.
+- A snapshot that can neither be read nor replaced ends it: every call that needs it, and `apply`, tells why.
 """
 
 import heapq

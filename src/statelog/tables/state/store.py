@@ -11,9 +11,8 @@ Some key groups may be missing: of those it holds what changed since a snapshot.
 is gone: that has to be remembered, because the snapshot has it. A store that misses nothing is a whole state.
 
 Invariants:
-- After `apply`, and after `move`, it holds the state at that place, exactly. A kill in the middle of `apply` leaves the
-  state before it, or after it, together with the place of the one it is; a kill between `load` and `move` leaves the
-  older place under newer changes, which are loaded once more; where a state is in memory only, a kill leaves nothing.
+- After `apply`, and after `move`, it holds the state at that place, exactly. On a disk, a kill in `apply` leaves the
+  state before it, or after it, with its place; one between `load` and `move` the older place under newer changes.
 - What it gives is what it was given: keys and values as the rules of the table have them. Who gets them copies them.
 - Rows of the snapshot never replace a local change: filling asks first which of them are unchanged.
 - A key group leaves `missing` only when all its rows are here, and what is gone of it is forgotten only after that. A
@@ -331,13 +330,9 @@ class RecentCommits:
             changes, size_bytes = dict(islice(changes.items(), len(changes) - count, None)), self._bytes_max
         young_bytes = self._young_bytes + size_bytes
         if young_bytes > self._bytes_max // 2 or young_bytes + self._old_bytes > self._bytes_max:
-            self._turn_old(leaves_bytes=self._bytes_max - size_bytes)
+            young, young_bytes = self._young, self._young_bytes
+            self.forget()
+            if young_bytes + size_bytes <= self._bytes_max:
+                self._old, self._old_bytes = young, young_bytes
         self._young.update(changes)
         self._young_bytes += size_bytes
-
-    def _turn_old(self, *, leaves_bytes: int) -> None:
-        """Begin a young generation. The one before stays as the old one, if there is room for it."""
-        young, young_bytes = self._young, self._young_bytes
-        self.forget()
-        if young_bytes <= leaves_bytes:
-            self._old, self._old_bytes = young, young_bytes

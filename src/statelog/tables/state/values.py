@@ -67,7 +67,10 @@ class ValueRule:
             hint = hint_for_value(value) if value is None else ""
             raise InvalidChange("a value has to be a mapping of its fields", found=type(value).__name__, hint=hint)
         given = cast("Mapping[str, object]", value)
-        return dict(given) if self._is_plain(given) else self.of_column(rows_to_struct([given], self.schema))[0]
+        is_plain = given.keys() == self._fields.keys() and all(
+            _is_plain(given[name], kind) for name, kind in self._fields.items()
+        )
+        return dict(given) if is_plain else self.of_column(rows_to_struct([given], self.schema))[0]
 
     def size(self, value: Any) -> int:
         """At most how many bytes an admitted value has in the log, as `row_sizes` counts them; and about as many."""
@@ -120,14 +123,9 @@ class ValueRule:
         one, another = self.encode([value, other])
         return one == another
 
-    def _is_plain(self, value: Mapping[str, object]) -> bool:
-        """Whether it certainly is what Arrow would give back, so that a look at its types is enough."""
-        return value.keys() == self._fields.keys() and all(
-            _is_plain(value[name], kind) for name, kind in self._fields.items()
-        )
-
 
 def _is_plain(value: object, kind: ValueType) -> bool:
+    """Whether it certainly is what Arrow would give back, so that a look at its type is enough."""
     if value is None:
         return kind.nullable
     if kind.logical or type(value) is not _SCALARS.get(kind.kind):
