@@ -1,20 +1,18 @@
 """What keeps truncation and clean-up from what a reader needs: `Hold`, one lease, written, then looked at again; and
 `HeldPlan`, which plans a state, holds it, and plans it again if the log moved on.
 
-Every reader holds its position this way: a recovery, a follower, a read of changes, a Spark scan, a table that stands
-on a snapshot. What a lease says and when it has expired is decided in `schemas.snapshot.claims`. A subscription
-(`storage.claims`) is apart for a reason: it belongs to a reader's name and not to a process, holds while nobody runs,
-and moves by numbered files of which others may write the next; a lease is one file of one process, written over.
+What a lease says and when it has expired is decided in `schemas.snapshot.claims`. A subscription (`storage.claims`) is
+apart for a reason: it belongs to a reader's name and not to a process, holds while nobody runs, and moves by numbered
+files of which others may write the next; a lease is one file of one process, written over.
 
 Invariants:
 - The lease is written first, and only then is the plan checked: what the check finds stays as long as the lease does.
   A failed check leaves no lease.
-- A reader that cannot, or does not want to, write to the store takes no lease. It makes the same check, and truncation
-  does not wait for it. A store that refuses writes to us, or is full, costs the lease and a log line.
+- Who cannot, or does not want to, write to the store takes no lease, makes the same check, and truncation does not wait
+  for it. A store that refuses writes to us, or is full, costs the lease and a log line.
 - A lease is convenience, never safety. So a failed renewal is tolerated as long as the lease still stands, and a lease
   that cannot be removed is left to expire. Each of them is a log line.
-- A lease is capped by its age, so that a stuck reader cannot hold a log indefinitely. A reader that moves on gets a
-  new one.
+- A lease is capped by its age, so that a stuck reader cannot hold a log indefinitely.
 - A plan that was only made holds nothing, and nothing lies on the store for it: facts cost no lease.
 - Once something of a state was shown or handed out, no other position is ever planned.
 - If the log is truncated under a plan, it is made again, a bounded number of times. A damaged snapshot costs a log line
@@ -85,12 +83,11 @@ class Hold(Closing):
         self._lease: Lease | None = None
         self._written_s = self._claimed_s = 0.0
         self._is_stale = False
+        self._owner = OwnProcess("the recovery")
 
     def claim(self, needs: Needs, look: Callable[[], object] = lambda: None) -> Self:
-        """Hold this from now on, and nothing that was held before; `look` checks that all of it is there.
-
-        Nothing is held if that raises, OffsetGone for example. Raises StoreUnavailable, ConfigError, and then what was
-        held is.
+        """Hold this from now on, and nothing that was held before; `look` checks that all of it is there. If it raises,
+        nothing is held. Raises StoreUnavailable, ConfigError, and then what was held is.
         """
         self.needs = needs
         self._renew_claim()
@@ -106,11 +103,15 @@ class Hold(Closing):
         check: Callable[[Log, Plan], object] = check_held,
         partitions: Iterable[int] | None = None,
     ) -> Self:
-        """Hold what a plan reads, then `check` that it is there. Raises OffsetGone if it is not: plan again.
-
-        `partitions` are those to hold, None for those of the plan.
+        """Hold what a plan reads, of `partitions` or (None) those of the plan, then `check` that it is there. Raises
+        OffsetGone if it is not: plan again.
         """
         return self.claim(needed(plan, partitions), lambda: check(log, plan))
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a fork of the process that made it."""
+        return self._owner.is_foreign
 
     @property
     def is_held(self) -> bool:
@@ -118,10 +119,8 @@ class Hold(Closing):
         return self._lease is not None
 
     def renew(self) -> bool:
-        """Write the lease again if a third of its time has passed; tells whether it did.
-
-        Raises StoreUnavailable, StoreRefused or StorageFull only when the lease has run out since it could last be
-        written.
+        """Write the lease again if a third of its time has passed; tells whether it did. Raises StoreUnavailable,
+        StoreRefused or StorageFull only when the lease has run out since it could last be written.
         """
         age_s, ttl_s = self.environment.clock() - self._written_s, self._terms.ttl_s
         if self._lease is None or age_s < ttl_s / _RENEWALS_PER_TTL:
@@ -139,26 +138,23 @@ class Hold(Closing):
         return True
 
     def move(self, position: int, next_offsets: Mapping[int, int]) -> None:
-        """Nothing below is needed any more, as the next renewal says. A reader that moves on is not stuck, and has a
-        new lease from time to time.
-        """
+        """Nothing below is needed any more, as the next renewal says. Who moves on has a new lease now and then."""
         self.needs = self.needs._replace(position=position, next_offsets=next_offsets)
         if self.environment.clock() - self._claimed_s >= _AGE_S:
             with suppress(Unavailable):  # The older lease stands, and whether it can be renewed decides.
                 self._renew_claim()
 
     def close(self) -> None:
-        """Remove the lease. Idempotent; never raises, because a lease runs out by itself."""
-        self._let_go()
+        """Remove the lease, which else runs out. Idempotent; never raises; void in a fork, whose parent has it."""
+        if not self.is_foreign:
+            self._let_go()
 
     def _let_go(self) -> None:
         older, self._lease = self._lease, None
         self._remove(older)
 
     def _renew_claim(self) -> None:
-        """Write a new lease, made now by the store's clock, and remove the one before; one log line if the store takes
-        none, and the one before stays.
-        """
+        """Write a new lease, and remove the one before, which stays if the store takes none: that is a log line."""
         if not self._terms.wanted:
             return
         older = self._lease
@@ -237,7 +233,6 @@ class HeldPlan(Hold):
         self._plan_s = 0.0
         self._failures = 0
         self._is_checked = plan is not None
-        self._owner = OwnProcess("the recovery")
         self.plans = int(plan is not None)
         self.had_lease = False
 
@@ -247,11 +242,6 @@ class HeldPlan(Hold):
         if self._plan is None:
             raise Misuse("this recovery failed and has no plan", hint="Call recover again")
         return self._plan
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this is a fork of the process that made it."""
-        return self._owner.is_foreign
 
     def take_plan_s(self) -> float:
         """The seconds that planning took since this was asked last."""
@@ -270,9 +260,8 @@ class HeldPlan(Hold):
         self._failures = 0
 
     def take(self) -> Plan:
-        """The plan, under its lease and checked; another one if the log moved on since it was made.
-
-        Raises NotFound, Damaged, Unavailable, and then nothing is held; ClosedError in a fork.
+        """The plan, or another one if the log moved on since it was made, under its lease and checked. Raises NotFound,
+        Damaged, Unavailable, and then nothing is held; ClosedError in a fork.
         """
         self._owner.check()
         with self._timed(), undone_by_errors(self.close):
@@ -281,9 +270,8 @@ class HeldPlan(Hold):
         return plan
 
     def carry_out(self, attempt: Callable[[Plan], T]) -> T:
-        """What `attempt` makes of the plan, which is taken, and made again while it turns out not to hold.
-
-        Raises NotFound, Damaged, Unavailable, and the other errors of `attempt`. The caller closes the plan.
+        """What `attempt` makes of the plan, which is made again while it turns out not to hold, and left to the caller
+        to close. Raises as `take`, and the other errors of `attempt`.
         """
         while True:
             plan = self.take()
@@ -293,18 +281,15 @@ class HeldPlan(Hold):
                 self.replan(trouble)
 
     def reserve(self) -> Callable[[], None]:
-        """Leave a lease behind that is never renewed: it holds the plan's position for its time to live, or until what
-        this returns is called.
-        """
+        """Leave a lease behind that is never renewed: it lasts for its time to live, or until this is called back."""
         self.take()
         lease, self._lease = self._lease, None
         self.close()
         return partial(self._remove, lease)
 
     def replan(self, trouble: OffsetGone | SnapshotFailed) -> None:
-        """The plan cannot be carried out any more: the next one is another. Raises the trouble after the last try.
-
-        A damaged copy costs no try: no run fails twice because of its copies, so this ends.
+        """The plan cannot be carried out any more: the next one is another. Raises the trouble after the last try; a
+        damaged copy costs none, because no run fails twice because of its copies.
         """
         is_copy = isinstance(trouble, SnapshotFailed) and trouble.is_copy
         if isinstance(trouble, SnapshotFailed) and not is_copy:
@@ -323,7 +308,7 @@ class HeldPlan(Hold):
         self._at, self._hint = AtPosition(self._aim), _PASSED_HINT
 
     def close(self) -> None:
-        """Remove the lease. Idempotent; the plan may be taken again. Void in a fork, whose parent has the lease."""
+        """As every hold; the plan may be taken again."""
         if not self.is_foreign:
             self._failures = 0
             self._is_checked = False  # It may be taken much later.
@@ -375,10 +360,8 @@ class HeldPlan(Hold):
 
 
 def needed(plan: Plan, partitions: Iterable[int] | None = None) -> Needs:
-    """What has to stay while a plan is read. Changes need no ledger; a state also needs all commits behind it.
-
-    `partitions` are those to hold, None for those of the plan. One without a tail is held from its committed position
-    on, or from 0 if nothing was committed there.
+    """What has to stay while a plan is read. Changes need no ledger; a state also needs all commits behind it, in
+    `partitions`, or those of the plan: one without a tail from its committed position on, or from 0.
     """
     if plan.is_of_changes:
         return Needs(plan.position, plan.next_offsets)

@@ -1,5 +1,7 @@
 """Leases on the store: written before use, renewed at most every third of their time, removed at the end."""
 
+from pathlib import Path
+
 import pytest
 
 from statelog.environment import Environment
@@ -8,7 +10,9 @@ from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.claims import expired
 from statelog.storage.claims import list_leases
+from statelog.storage.store.local import LocalStore
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
+from tests.support.processes.starts import in_fork
 from tests.support.told import told
 
 _TERMS = Terms("test", 30.0)
@@ -44,6 +48,15 @@ def test_a_lease_lies_on_the_store_while_it_is_held() -> None:
         assert (held.lease.manifest_number, held.lease.position, held.lease.next_offsets) == (3, 7, {0: 5})
         assert held.lease.created_s == 500.0
     assert list_leases(scene.store) == []
+
+
+def test_a_fork_leaves_its_parents_lease_alone(tmp_path: Path) -> None:
+    """A child that leaves the parent's context, as one that ends inside a read of changes does, removes nothing."""
+    store = LocalStore(tmp_path, "log")
+    with Hold(store, _TERMS).claim(Needs(7, {0: 5}, 3)) as hold:
+        assert in_fork(hold.close) == 0
+        assert len(list_leases(store)) == 1
+    assert list_leases(store) == []
 
 
 def test_renewing_is_cheap_and_keeps_the_lease_alive() -> None:
