@@ -29,11 +29,12 @@ from statelog.schemas.snapshot.claims import Lease, Subscription, SubscriptionCa
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Floor, RetentionPolicy, condemned, truncation_floor
 from statelog.storage import claims
-from statelog.storage.claims import HeldSubscription, list_subscriptions
+from statelog.storage.claims import list_subscriptions
 from statelog.storage.log.log import Log
 from tests.sim.actors import Actor
 from tests.sim.nemesis import Nemesis
 from tests.sim.world import World
+from tests.support.rigs.claims import SureSubscription
 from tests.support.rigs.engine import split_engine
 from tests.support.rigs.log import State, TwinLog, apply_tail, settings_for, state_of_snapshot
 
@@ -169,7 +170,7 @@ class RoundWorld:
     def _follow(self) -> None:
         """A reader that begins at a snapshot, reads on for ever, and is told if the cap ended it meanwhile."""
         reader, log = f"reader{self.world.nonce().hex()}", self._log()
-        held = Environment(nonce=self.world.nonce).run(HeldSubscription, log, reader, holder_id=reader, holder=reader)
+        held = Environment(nonce=self.world.nonce).run(SureSubscription, log, reader, holder_id=reader, holder=reader)
         stored = log.manifests.newest()
         if stored is None:
             return

@@ -1,8 +1,8 @@
 """What readers hold, as it lies on the store: leases, and subscriptions.
 
-It executes; what holds, who may write the next file of a subscription and when the cap ends one is decided in
-`schemas.snapshot.claims`. A lease is written by `reading.hold`. A subscription is written before its reader checks its
-plan, moved as it commits, and ended by one more file.
+What holds, who may write the next file of a subscription and when the cap ends one is decided in
+`schemas.snapshot.claims`. A subscription is written before its reader checks its plan, moved as it commits, and ended
+by one more file.
 
 Invariants:
 - The next file of a subscription is put if absent, and its nonce says whose it is. Only older ones from a listing taken
@@ -71,8 +71,8 @@ class StoredSubscriptions:
 def list_subscriptions(
     store: Store, reader: str | None = None, listed: Iterable[FileInfo] | None = None
 ) -> StoredSubscriptions:
-    """All subscriptions that lie on the store, or those of one reader; `listed` is what was just listed of them, if it
-    was. Raises StoreUnavailable, InvalidName.
+    """All subscriptions, or those of one reader; `listed` is what was just listed of them, if it was. Raises
+    StoreUnavailable, InvalidName.
     """
     folder = _FOLDER if reader is None else subscription_path(reader, 1).removesuffix(f"{1:020d}.avro")
     for _ in range(_LOOKS):
@@ -121,9 +121,7 @@ def claims_of(log: Log, leases: Iterable[HeldLease], found: StoredSubscriptions)
 
 
 def list_leases(store: Store, listed: Iterable[FileInfo] | None = None) -> list[HeldLease]:
-    """All leases that lie on the store, or of those that were listed: expired ones too, by path. Raises
-    StoreUnavailable.
-    """
+    """All leases on the store, or those that were listed, expired ones too, by path. Raises StoreUnavailable."""
     found: list[HeldLease] = []
     for info in sorted(store.list("leases/") if listed is None else listed):
         try:
@@ -141,9 +139,8 @@ def list_leases(store: Store, listed: Iterable[FileInfo] | None = None) -> list[
 
 
 class HeldSubscription:
-    """One reading's subscription: made, continued and moved by the process that reads. Belongs to one thread.
-
-    `holder_id` is in the reading's own checkpoint; `holder` tells people who reads.
+    """One reading's subscription, of the process and the thread that reads. `holder_id` is in the reading's own
+    checkpoint; `holder` tells people who reads.
     """
 
     def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str) -> None:
@@ -153,8 +150,6 @@ class HeldSubscription:
         self._holder = holder
         self._environment = current_environment()
         self._is_checked = False
-        self.is_sure = False
-        """Whether no truncation decided before the first file was written can pass it (see `hold`)."""
 
     def newest(self) -> Subscription | None:
         """How the reader's subscription stands, or None. Raises Corrupt if that cannot be read, StoreUnavailable."""
@@ -164,9 +159,8 @@ class HeldSubscription:
         """Hold the position of `state`; what was held before is released once this stands. Returns what was written.
 
         `anchor` is the ledger record below it. `take_up` says that the reading's checkpoint exists: from then on no
-        other reading takes its place. The first time, the log's start is checked again after the write.
-
-        Raises SubscriptionEnded, ReaderInUse, OffsetGone, InvalidName, StoreRefused, Unavailable, Corrupt.
+        other reading takes its place. The first time, the log's start is checked again after the write. Raises
+        SubscriptionEnded, ReaderInUse, OffsetGone, InvalidName, StoreRefused, Unavailable, Corrupt.
         """
         for _ in range(_LOOKS):
             numbers, newest = self._look()
@@ -215,15 +209,7 @@ class HeldSubscription:
         )
 
     def _check_start(self, written: Subscription) -> None:
-        """Check that the log still begins at or below what is held, and whether that will stay so.
-
-        A round drops the manifests that it does not keep before it asks what holds truncation. So while one at or below
-        our position is still there, no round that asked before our write truncates above it. If there is none at all,
-        no round has asked.
-        """
-        listed = self._log.manifests.listed()
-        oldest = self._log.manifests.find(min(listed)) if listed else None
-        self.is_sure = not listed or (oldest is not None and oldest.position <= written.position)
+        """Check that the log still begins at or below what is held."""
         start = self._log.kafka.offsets(self._log.ledger_topic, [0])[0].start
         if start > written.position:
             raise OffsetGone(
@@ -240,9 +226,8 @@ class HeldSubscription:
 
 
 def end_subscription(store: Store, newest: Subscription, reason: str, environment: Environment) -> bool:
-    """End a subscription that stands at `newest`. False if its reader, or somebody else, has written it meanwhile.
-
-    Raises StoreRefused, Unavailable.
+    """End a subscription that stands at `newest`. False if somebody has written it meanwhile. Raises StoreRefused,
+    Unavailable.
     """
     ended = replace(newest, number=newest.number + 1, nonce=environment.nonce(), ended=reason)
     if not _put(store, ended):
@@ -257,9 +242,8 @@ def end_subscription(store: Store, newest: Subscription, reason: str, environmen
 
 
 def remove_subscription(log: Log, reader: str, reason: str) -> Subscription:
-    """End the subscription of `reader`, even if it cannot be read. Returns what it was.
-
-    One that ended before stays as it is. Raises NotFound, InvalidName, StoreRefused, Unavailable.
+    """End the subscription of `reader`, even if it cannot be read, unless it has ended. Returns what it was. Raises
+    NotFound, InvalidName, StoreRefused, Unavailable.
     """
     for _ in range(_LOOKS):
         found = list_subscriptions(log.store, reader)

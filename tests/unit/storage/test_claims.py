@@ -14,14 +14,10 @@ from statelog.materializer.outcome import CompletedRound
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import subscription_path
 from statelog.schemas.snapshot.claims import SubscriptionCap, holding
-from statelog.storage.claims import (
-    HeldSubscription,
-    end_subscription,
-    list_subscriptions,
-    remove_subscription,
-)
+from statelog.storage.claims import end_subscription, list_subscriptions, remove_subscription
 from statelog.storage.log.log import Log
 from statelog.testing.store import Fault, FaultHook
+from tests.support.rigs.claims import SureSubscription
 from tests.support.rigs.log import TwinLog, settings_for
 
 
@@ -29,8 +25,8 @@ def _state(log: Log) -> LedgerState:
     return log.describe().state
 
 
-def _held(log: Log, holder_id: str = "one") -> HeldSubscription:
-    return HeldSubscription(log, "lake", holder_id=holder_id, holder=f"query {holder_id}")
+def _held(log: Log, holder_id: str = "one") -> SureSubscription:
+    return SureSubscription(log, "lake", holder_id=holder_id, holder=f"query {holder_id}")
 
 
 def _paths(twin: TwinLog) -> list[str]:

@@ -1,0 +1,27 @@
+"""A subscription that tells whether it holds what it says."""
+
+from statelog.schemas.snapshot.claims import Subscription
+from statelog.storage.claims import HeldSubscription
+from statelog.storage.log.log import Log
+
+__all__ = ["SureSubscription"]
+
+
+class SureSubscription(HeldSubscription):
+    """`is_sure`: whether no truncation that was decided before the first file was written can pass it.
+
+    A round drops the manifests that it does not keep before it asks what holds truncation. So while one at or below
+    our position is still there, no round that asked before our write truncates above it. If there is none at all, no
+    round has asked.
+    """
+
+    def __init__(self, log: Log, reader: str, *, holder_id: str, holder: str) -> None:
+        super().__init__(log, reader, holder_id=holder_id, holder=holder)
+        self._manifests = log.manifests
+        self.is_sure = False
+
+    def _check_start(self, written: Subscription) -> None:
+        listed = self._manifests.listed()
+        oldest = self._manifests.find(min(listed)) if listed else None
+        self.is_sure = not listed or (oldest is not None and oldest.position <= written.position)
+        super()._check_start(written)
