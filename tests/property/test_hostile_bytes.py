@@ -35,7 +35,7 @@ from tests.support.samples.chunks import chunk_of, rows_batch
 from tests.support.samples.folds import Row, apply_to_dict
 from tests.support.samples.format_examples import EXAMPLES
 from tests.support.samples.ledger_story import IDENTITY, Story
-from tests.support.samples.runs import LABEL, change_table
+from tests.support.samples.runs import LABEL, change_table, table_of
 
 _ROWS: list[Row] = [
     (i % 7, int(i % 5 == 0), b"key-%d" % i, None if i % 5 == 0 else b"value" * (i % 9)) for i in range(40)
@@ -232,7 +232,7 @@ def _run(scratch: Path, *, sealed: bool) -> Target:
         run = _refaced(honest, data) if sealed else honest
         with RunReader(nullcontext(io.BytesIO(data)), run) as reader:
             reader.verify()
-            return reader.table().to_pylist(), reader.footer.metadata
+            return table_of(reader).to_pylist(), reader.footer.metadata
 
     return Target(written.local.read_bytes(), decode, bytes if sealed else None)
 

@@ -15,7 +15,7 @@ from statelog.storage.merge import merge_streams
 from statelog.storage.run_reader import RunReader, read_back
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.samples.folds import Row, rows_of
-from tests.support.samples.runs import change_table, write_run
+from tests.support.samples.runs import change_table, table_of, write_run
 
 BYTES = st.binary(max_size=4) | st.sampled_from([b"", b"\0", b"\0\0", b"a", b"a\0", b"\xff" * 80, b"\xff" * 81])
 TEXT = st.text(max_size=3) | st.sampled_from(["", "\0", "a", "a\0", "\U0001f600", "￿", "x" * 70])
@@ -106,7 +106,7 @@ def _believed(data: bytes, wanted: range) -> pa.Table | None:
     _, run, _ = _sample()
     try:
         with RunReader(_damaged_store(data, run).open(run.path), run) as reader:
-            return reader.table(wanted)
+            return table_of(reader, wanted)
     except CorruptRun as error:
         assert error.facts["path"] == run.path
         return None

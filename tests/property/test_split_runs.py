@@ -19,6 +19,7 @@ from statelog.schemas.snapshot.run_ref import Merge, RunRef, lanes
 from statelog.storage.run_reader import RunReader
 from tests.support.rigs.engine import split_engine
 from tests.support.rigs.log import TwinLog, settings_for, state_of_snapshot
+from tests.support.samples.runs import table_of
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ class _History:
             assert rows == len(self.twin.model)
             for run in manifest.runs:
                 with RunReader(log.store.open(run.path), run) as reader:
-                    held = reader.table()
+                    held = table_of(reader)
                 assert set(held.column("key_group").to_pylist()) <= set(range(run.first_key_group, run.end_key_group))
                 if run.start_position == 0:
                     assert DELETE not in held.column("op").to_pylist(), "a delete that hides nothing was kept"

@@ -27,14 +27,7 @@ import xxhash
 from statelog.closing import Closing, undone_by_errors
 from statelog.errors import ClosedError, CorruptRun, Fact, NotFound, StoreUnavailable
 from statelog.schemas.changes.chunk import DECODING_ERRORS
-from statelog.schemas.snapshot.runs import (
-    RowGroupSpan,
-    RunFile,
-    first_unsorted,
-    key_groups_of,
-    only_key_groups,
-    row_groups_for,
-)
+from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, first_unsorted, key_groups_of, only_key_groups
 from statelog.storage.store import RangeReader, Store
 
 T = TypeVar("T")
@@ -66,10 +59,7 @@ def open_local(local: Path, path: str) -> BinaryIO:
 
 
 class RunReader(Closing):
-    """Reads one run by row group. Opened files and the decoded footer are kept until `close`.
-
-    Errors of every method: CorruptRun (with path and facts), NotFound, StoreUnavailable.
-    """
+    """Reads one run by row group. Every method raises CorruptRun (with path and facts), NotFound, StoreUnavailable."""
 
     def __init__(
         self,
@@ -90,32 +80,16 @@ class RunReader(Closing):
             self._check_index()
             self.footer = footer or self._read_footer()
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of the run's columns, without metadata."""
-        return self._parquet(memoryview(b""), 0).schema_arrow.remove_metadata()
-
     def key_bounds(self) -> list[KeyBounds | None]:
         """What the verified footer says of the keys of each row group; None where it says nothing."""
         with self._decoding():
             return [_key_bounds(self.footer.row_group(i)) for i in range(self.footer.num_row_groups)]
 
-    def tables(self, wanted: Collection[int] | None = None) -> Iterator[pa.Table]:
-        """The changes of the wanted key groups (None: all) in order, one table for each row group that has some."""
-        index = self.run.index
-        numbers = range(len(index.row_groups)) if wanted is None else row_groups_for(index, wanted)
-        return (table for table in self.row_groups(numbers, wanted) if table.num_rows)
-
-    def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None = None) -> Iterator[pa.Table]:
+    def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None) -> Iterator[pa.Table]:
         """The changes of the wanted key groups (None: all) of some row groups, in order, a table for each."""
         for number, data in self._bytes_of(numbers):
             table = self._decode(number, data, checks_pages=self._checks_pages)
             yield table if wanted is None else only_key_groups(table, wanted)
-
-    def table(self, wanted: Collection[int] | None = None) -> pa.Table:
-        """The changes of the wanted key groups (None: all) as one table."""
-        tables = list(self.tables(wanted))
-        return pa.concat_tables(tables) if tables else self.schema.empty_table()
 
     def verify(self) -> None:
         """Read and decode the whole file, and compare its sha256."""
@@ -196,7 +170,7 @@ class RunReader(Closing):
             raise self._corrupt("a row group holds a key group outside its span", row_group=number)
         return table
 
-    def _parquet(self, data: memoryview, offset: int, *, checks_pages: bool = False) -> pq.ParquetFile:
+    def _parquet(self, data: memoryview, offset: int, *, checks_pages: bool) -> pq.ParquetFile:
         """The file as Parquet, of which only the verified bytes from `offset` can be read: others are an error."""
 
         def verified(start: int, end: int | None) -> bytes:
@@ -240,10 +214,7 @@ def stored(store: Store) -> OpenRun:
 
 
 def read_back(store: Store, run: RunFile) -> None:
-    """Read a whole run once more and check everything: length, sha256, every checksum, every row group.
-
-    Raises CorruptRun, NotFound, StoreUnavailable.
-    """
+    """Read a whole run once more and check everything. Raises CorruptRun, NotFound, StoreUnavailable."""
     is_small = run.size_bytes <= _VERIFIED_PIECE_BYTES
     with RunReader(io.BytesIO(store.read(run.path)) if is_small else store.open(run.path), run) as reader:
         reader.verify()
@@ -253,7 +224,9 @@ def read_back(store: Store, run: RunFile) -> None:
 
 
 class RunHandles:
-    """The open files of a run, which `opening` opens. Thread-safe; closed by its maker."""
+    """The open files of a run, which `opening` opens. Thread-safe; closed by its maker. Raises as `RunReader`, and
+    ClosedError.
+    """
 
     def __init__(self, run: RunFile, opening: OpenRun, *, checks_pages: bool = False) -> None:
         """`checks_pages` as `RunReader` takes it."""
@@ -267,16 +240,11 @@ class RunHandles:
         self._is_closed = False
 
     def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None) -> list[pa.Table]:
-        """The changes of the wanted key groups (None: all) of some row groups, a table for each, verified.
-
-        Raises CorruptRun, NotFound, StoreUnavailable, ClosedError.
-        """
+        """As those of a reader, all at once."""
         return self._ask(lambda reader: list(reader.row_groups(numbers, wanted)))
 
     def key_bounds(self) -> list[KeyBounds | None]:
-        """The bounds of the keys of each row group, as the verified footer has them. Raises CorruptRun, NotFound,
-        StoreUnavailable, ClosedError.
-        """
+        """As those of a reader."""
         return self._ask(RunReader.key_bounds)
 
     def close(self) -> None:
@@ -315,9 +283,7 @@ class RunHandles:
 def pieces(
     spans: Sequence[RowGroupSpan], numbers: Sequence[int], piece_bytes: int | None = None, most: int | None = None
 ) -> Iterator[list[int]]:
-    """Row groups that one request reads, `most` of them: they lie side by side, and have so many bytes together, or are
-    one alone.
-    """
+    """Row groups that one request reads, `most` of them: side by side, and of so many bytes, or one alone."""
     most_bytes, piece = piece_bytes or PIECE_BYTES, list[int]()
     for number in numbers:
         is_full = len(piece) == most

@@ -38,7 +38,7 @@ from statelog.testing.store import FaultHook, MemoryDisk, MemoryStore
 from tests.support.rigs.kafka import read_all
 from tests.support.rigs.log import LogRig, tail_of
 from tests.support.samples.folds import Row, apply_all, apply_to_dict, put_all, rows_of
-from tests.support.samples.runs import change_table, write_run
+from tests.support.samples.runs import change_table, table_of, write_run
 
 __all__ = ["KEYS", "Committed", "HistoryRig", "HistoryTwins", "Reader", "SnapshotTwins", "history_rig"]
 
@@ -114,7 +114,7 @@ class HistoryRig:
         if merge:
             merged: dict[Any, Row] = {}
             for run in runs:
-                merged.update(_by_key(RunReader(self.log.store.open(run.path), run).table()))
+                merged.update(_by_key(table_of(RunReader(self.log.store.open(run.path), run))))
             merged.update(delta)
             delta, runs, start = {key: row for key, row in merged.items() if row[1] == PUT}, [], 0
         if delta or (not runs and state.committed_positions):

@@ -45,6 +45,7 @@ from statelog.testing.faults import Faults
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import FaultHook, MemoryDisk, MemoryStore
 from tests.support.samples.folds import apply_all, apply_to_dict, put_all
+from tests.support.samples.runs import table_of
 
 __all__ = [
     "UNSAFE",
@@ -314,7 +315,7 @@ def state_of_snapshot(log: Log, manifest: Manifest | None) -> State:
     state: State = {}
     for run in manifest.runs if manifest else ():
         with RunReader(log.store.open(run.path), run) as reader:
-            apply_to_dict(reader.table(), state)
+            apply_to_dict(table_of(reader), state)
     return state
 
 

@@ -1,18 +1,19 @@
 """Tables of changes and runs of them, for tests of everything that reads or writes runs."""
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statelog.schemas.snapshot.runs import TARGET_ROWS, RunFile, RunMetadata
+from statelog.schemas.snapshot.runs import TARGET_ROWS, RunFile, RunMetadata, row_groups_for
+from statelog.storage.run_reader import RunReader
 from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
 from tests.support.samples.folds import Row
 
-__all__ = ["LABEL", "change_table", "label_of", "run_schema", "write_run"]
+__all__ = ["LABEL", "change_table", "label_of", "run_schema", "table_of", "tables_of", "write_run"]
 
 LABEL = RunMetadata(log="orders", first_position=10, end_position=20, value_schema_id=0)
 
@@ -58,3 +59,16 @@ def write_run(
         for table in tables:
             writer.append(table)
         return upload_run(store, writer.finish())
+
+
+def tables_of(reader: RunReader, wanted: Collection[int] | None = None) -> list[pa.Table]:
+    """The changes of the wanted key groups (None: all), a table for each row group that may have some."""
+    index = reader.run.index
+    numbers = range(len(index.row_groups)) if wanted is None else row_groups_for(index, wanted)
+    return list(reader.row_groups(numbers, wanted))
+
+
+def table_of(reader: RunReader, wanted: Collection[int] | None = None) -> pa.Table:
+    """The changes of the wanted key groups (None: all) as one table."""
+    schema = reader.footer.schema.to_arrow_schema().remove_metadata()
+    return pa.concat_tables([schema.empty_table(), *tables_of(reader, wanted)])

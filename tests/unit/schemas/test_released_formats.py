@@ -30,7 +30,7 @@ from statelog.schemas.topic_policy import Truncation, TruncationMode
 from statelog.storage.run_reader import RunReader
 from tests.support.samples.chunks import chunk_of, rows_batch
 from tests.support.samples.format_examples import EXAMPLES
-from tests.support.samples.runs import LABEL, label_of
+from tests.support.samples.runs import LABEL, label_of, table_of
 
 _SAMPLES = Path(__file__).parents[2] / "support" / "samples"
 _ROWS = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])
@@ -100,7 +100,7 @@ def test_a_run_is_read() -> None:
     with RunReader(path.open("rb"), run) as reader:
         reader.verify()
         assert label_of(reader.footer) == LABEL.to_parquet()
-        assert reader.table().to_pydict() == _ROWS.to_pydict()
+        assert table_of(reader).to_pydict() == _ROWS.to_pydict()
 
 
 def test_no_version_lacks_its_bytes() -> None:

@@ -31,7 +31,7 @@ from statelog.storage.run_reader import PIECE_BYTES, RunReader, open_local, read
 from statelog.storage.run_writer import RunWriter, upload_run
 from statelog.storage.store import Store
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.samples.runs import LABEL, change_table, label_of, run_schema, write_run
+from tests.support.samples.runs import LABEL, change_table, label_of, run_schema, table_of, tables_of, write_run
 
 CHANGES = [(group, 0, b"key-%d" % i, b"v" * 40) for group in range(16) for i in range(50)]
 
@@ -157,12 +157,12 @@ def test_whole_and_pruned_reads(store: Store, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     read_back(store, run)
     with RunReader(store.open(run.path), run) as reader:
-        assert reader.schema == table.schema
+        assert table_of(reader).schema == table.schema
         assert label_of(reader.footer) == LABEL.to_parquet()
-        assert reader.table().equals(table)
-        assert reader.table(range(3, 5)).equals(only_key_groups(table, range(3, 5)))
-        assert reader.table({1, 9}).equals(only_key_groups(table, {1, 9}))
-        assert reader.table(range(100, 200)).equals(table.schema.empty_table())
+        assert table_of(reader).equals(table)
+        assert table_of(reader, range(3, 5)).equals(only_key_groups(table, range(3, 5)))
+        assert table_of(reader, {1, 9}).equals(only_key_groups(table, {1, 9}))
+        assert table_of(reader, range(100, 200)).equals(table.schema.empty_table())
 
 
 def test_only_the_row_groups_that_are_wanted_are_read(store: Store, tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_only_the_row_groups_that_are_wanted_are_read(store: Store, tmp_path: Pa
             data[span.offset] ^= 1
     (tmp_path / "copy").write_bytes(data)
     with RunReader(open_local(tmp_path / "copy", run.path), run) as reader:
-        assert reader.table({3}).equals(only_key_groups(table, {3}))
+        assert table_of(reader, {3}).equals(only_key_groups(table, {3}))
         with pytest.raises(CorruptRun):
-            reader.table({9})
+            table_of(reader, {9})
 
 
 def test_a_local_copy_reads_like_the_store(store: Store, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_local_copy_reads_like_the_store(store: Store, tmp_path: Path) -> None
     store.download(run.path, tmp_path / "copy")
 
     with RunReader(open_local(tmp_path / "copy", run.path), run) as reader:
-        assert reader.table().equals(change_table(CHANGES))
+        assert table_of(reader).equals(change_table(CHANGES))
     with pytest.raises(NotFound):
         RunReader(open_local(tmp_path / "gone", run.path), run)
 
@@ -201,7 +201,7 @@ def test_an_empty_run_is_a_run(store: Store, tmp_path: Path) -> None:
     run = upload_run(store, written)
     read_back(store, run)
     with RunReader(store.open(run.path), run) as reader:
-        assert reader.table().num_rows == 0
+        assert table_of(reader).num_rows == 0
 
 
 def test_a_missing_run_is_not_found(store: Store, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_swapped_run_is_noticed(store: Store, tmp_path: Path) -> None:
     assert other.size_bytes == run.size_bytes
 
     with pytest.raises(CorruptRun), RunReader(store.open(other.path), replace(run, path=other.path)) as reader:
-        reader.table([1])
+        table_of(reader, [1])
 
 
 def test_settings_of_the_file(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_merge_bounds_what_it_loads(store: Store, tmp_path: Path) -> None:
         RunReader(store.open(new.path), new) as second,
         RunWriter(tmp_path / "merged", schema, LABEL) as writer,
     ):
-        for piece in merge_streams([first.tables(), second.tables()], drop_deletes=False):
+        for piece in merge_streams([tables_of(first), tables_of(second)], drop_deletes=False):
             writer.append(piece)
         rows = writer.finish().file.rows
 
