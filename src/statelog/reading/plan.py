@@ -1,15 +1,12 @@
 """`Plan`: what to read of a log: the state at a position, or the changes that were committed behind another. Pure.
 
-Position L of a plan is the state that comes out, or up to which changes do. A state is a snapshot's runs, which hold
-all changes below the snapshot's own position, and the commits from there up to L on top. Changes are the commits from
-`start_position` up to L, each with whose it is: then there are no runs, and a reader needs the data topic only.
-Everything in a plan can be pickled.
+A state is a snapshot's runs, and the commits from its position up to the plan's on top. Changes are the commits from
+`start_position` up to the plan's, each with whose it is: without runs, of the data topic only. A plan can be pickled.
 
 Invariants:
 - A run is read if and only if a row group of it may hold a wanted key group; a partition is read if it holds one.
 - The snapshot's position is never above the plan's.
-- Ranges are half-open in the ledger. A commit's own position is the one right behind it, so a plan that starts at a
-  commit's position goes on after it.
+- A commit's own position is the one right behind it, so a plan that starts at a commit's position goes on after it.
 - In a partition commits never overlap, so the offset of a chunk says which commit it belongs to.
 - A part of a plan (`part_of`, `split_changes`) is a plan; the parts together have everything once.
 """
@@ -54,12 +51,10 @@ class RunPart(NamedTuple):
 
 
 class CommitFacts(NamedTuple):
-    """One commit: who made it, when, and how much of it a plan covers.
+    """One commit: who made it, when (`ValidCommit` says how), and how much of it a plan covers.
 
-    `position` is the ledger position right behind it: the first state that has its changes; `place` names its record,
-    too. `timestamp_ms` is the broker's time in milliseconds since 1970, -1 if the ledger has none. `changes` and
-    `size_bytes` (of record values) count the partitions that hold a wanted key group, unwanted neighbours in them
-    included.
+    `position` is the ledger position right behind it, and `place` names its record, too. `changes` and `size_bytes` (of
+    record values) count the partitions that hold a wanted key group, unwanted neighbours in them included.
     """
 
     writer: str
@@ -72,9 +67,7 @@ class CommitFacts(NamedTuple):
 
 
 class CommitSpan(NamedTuple):
-    """The offsets, half-open, between which one partition has the changes of one commit; `commit` is its number in the
-    plan. Offsets in between may be void.
-    """
+    """The offsets, half-open, between which a partition has the changes of the plan's commit number `commit`."""
 
     first_offset: int
     end_offset: int
@@ -169,8 +162,8 @@ class Plan:
 
 
 class Folding(NamedTuple):
-    """A fold of the ledger that was checked: the snapshot where it began (None: the first record), the valid commits
-    behind that, and where they lead.
+    """A fold of the ledger that was checked: where it began (None: the first record), the valid commits behind that,
+    and where they lead.
     """
 
     base: Manifest | None
@@ -206,10 +199,7 @@ def make_plan(
     commits: Iterable[CommitBody],
     key_groups: frozenset[int] | None,
 ) -> Plan:
-    """The plan for the state at the place that the ledger was `folded` to.
-
-    `commits` are the valid ones since the manifest, in ledger order.
-    """
+    """The plan for the state that the ledger was `folded` to, by the valid `commits` since the manifest, in order."""
     partitions = partitions_of(key_groups, descriptor)
     return Plan(
         identity=descriptor.identity,
@@ -266,9 +256,7 @@ def make_change_plan(
 
 
 def part_of(plan: Plan, key_groups: frozenset[int], descriptor: Descriptor) -> Plan:
-    """The plan for some of its key groups, to be carried out elsewhere: without what only planning needs, which is the
-    manifest and the folded ledger.
-    """
+    """The plan for some of its key groups, to be carried out elsewhere: without the manifest and the folded ledger."""
     partitions = partitions_of(key_groups, descriptor)
     replay = plan.replay
     return replace(
@@ -333,10 +321,8 @@ class AtPosition:
 
 @dataclass(frozen=True, slots=True)
 class AtCheckpoint:
-    """The state right after a writer's checkpoint was committed; everybody's earlier commits included.
-
-    If a writer took an id again after it had ended (its row in the ledger starts anew), the newest one is meant.
-    Raises InvalidName.
+    """The state right after a writer's checkpoint was committed; everybody's earlier commits included. Of an id that a
+    writer took again after it had ended, the newest one is meant. Raises InvalidName.
     """
 
     writer: str
@@ -351,10 +337,8 @@ class AtCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The state right before the first record of the ledger that a broker took at this time or later.
-
-    `timestamp_ms`: milliseconds since 1970, by the brokers' clocks. Raises Misuse for a time before that, or behind the
-    year 9999, as one in microseconds is.
+    """The state right before the first record of the ledger that a broker took at this time or later, in milliseconds
+    since 1970 by its clock. Raises Misuse for a time before that, or behind the year 9999, as one in microseconds is.
     """
 
     timestamp_ms: int

@@ -1,9 +1,8 @@
 """`plan_state` and `plan_changes`: what to read of a log for a state, or for the changes between two; and the checks.
 
 The ledger is folded from the newest snapshot below a state, or the nearest fold below the changes, up to the position
-asked for, and on to its end, where it is compared with what was seen of it. Whether the log holds all that is planned
-is checked again once a lease is written: what is found then stays as long as the lease does. Anchors are compared when
-a state is planned, because what is read is verified record by record anyway. Never reads a run or a chunk.
+asked for, and on to its end, where it is compared with what was seen of it. Anchors are compared when a state is
+planned, because what is read is verified record by record anyway. Never reads a run or a chunk.
 
 Invariants:
 - A plan is never older than what this process has seen through this log, nor than what the caller knows of.
@@ -53,11 +52,9 @@ def plan_state(
     """What leads to the state `end`, None for the newest: a snapshot, and the tail behind it.
 
     It is never older than `seen`, the places that the caller remembers. `snapshots` knows which are damaged, and their
-    list may be as old as `max_age_s`; `aim` is the position of an earlier plan for it; `hint` is for a caller whose
-    state is not held.
-
-    Raises NotFound if the log does not hold it (and says what it holds), OffsetGone if truncation was faster than we
-    (plan again), the error of a failed snapshot if there is no way around it, Damaged, Unavailable.
+    list may be as old as `max_age_s`; `aim` is the position of an earlier plan for it. Raises NotFound, with `hint`, if
+    the log does not hold it, OffsetGone if truncation was faster than we (plan again), the error of a failed snapshot
+    if there is no way around it, Damaged, Unavailable.
     """
     log.verify(READING)
     with log.asking_who_answers():
@@ -104,9 +101,8 @@ def warn_if_aged(log: Log, folding: Folding) -> None:
 
 
 def plan_snapshot(log: Log, position: int | None, key_groups: frozenset[int] | None, snapshots: Snapshots) -> Plan:
-    """The newest snapshot that can be read, or the one at a position, and nothing behind it: without Kafka.
-
-    Raises NotFound, the error of a failed snapshot, IdentityChanged, StoreUnavailable.
+    """The newest snapshot that can be read, or the one at a position, and nothing behind it: without Kafka. Raises
+    NotFound, the error of a failed snapshot, IdentityChanged, StoreUnavailable.
     """
     found = list(snapshots.listed())
     chosen = next((one for one in found if position in (None, one.position)), None)
@@ -195,9 +191,7 @@ def _plan_between(
 
 
 def planned_anew(attempt: Callable[[], T]) -> T:
-    """The result of `attempt`, called again while truncation outruns its plan. Raises its errors;
-    NotFound and OffsetGone if the last call does.
-    """
+    """The result of `attempt`, called again while truncation outruns its plan. Raises what the last call does."""
     for _ in range(ATTEMPTS - 1):
         try:
             return attempt()
@@ -210,9 +204,8 @@ def planned_anew(attempt: Callable[[], T]) -> T:
 
 
 class SnapshotFailed(Exception):
-    """A run of the snapshot cannot be read; `error` is what callers get if there is no way around it.
-
-    `is_copy` says that it was a local copy: to read the run once more may succeed, and the snapshot is not to blame.
+    """A run of the snapshot cannot be read; `error` is what callers get if there is no way around it. `is_copy`: it was
+    a local copy, so the snapshot is not to blame.
     """
 
     def __init__(self, error: CorruptRun | NotFound, *, is_copy: bool = False) -> None:
@@ -229,8 +222,8 @@ class LogOffsets(NamedTuple):
 
 
 def _check_made(log: Log, history: RetainedHistory, ledger: LedgerClient, made: Plan) -> dict[int, OffsetRange]:
-    """Compare the ledger, folded to its end, and the log with what was seen and what is planned. Returns log start and
-    log end of the data partitions. Raises OffsetGone, BeyondEnd, AnchorMismatch, Unavailable.
+    """Compare the ledger, folded to its end, and the log with what was seen and planned. Returns `data_offsets`. Raises
+    OffsetGone, BeyondEnd, AnchorMismatch, Unavailable.
     """
     there = data_offsets(log, made)
     check_ledger(log, ledger, places=history.seen, there=there)
@@ -244,9 +237,8 @@ def data_offsets(log: Log, plan: Plan) -> dict[int, OffsetRange]:
 
 
 def check_held(log: Log, plan: Plan) -> LogOffsets | None:
-    """Whether the log and the store still hold what the plan reads; the offsets, or None for a snapshot alone.
-
-    Raises OffsetGone, after which planning again may help, BeyondEnd, BrokerUnavailable, StoreUnavailable.
+    """Check that log and store still hold what the plan reads. Returns the offsets, None for a snapshot alone. Raises
+    OffsetGone, after which planning again may help, BeyondEnd, BrokerUnavailable, StoreUnavailable.
     """
     if plan.manifest is not None:
         check_manifest(log, plan.manifest)
@@ -259,10 +251,7 @@ def check_held(log: Log, plan: Plan) -> LogOffsets | None:
 
 
 def check_plan(log: Log, plan: Plan) -> None:
-    """As `check_held`, and whether the records are still those that the snapshot was built on.
-
-    Raises AnchorMismatch if records were replaced; OffsetGone, BeyondEnd, BrokerUnavailable, StoreUnavailable.
-    """
+    """As `check_held`, and that the records are still those that the snapshot was built on: raises AnchorMismatch."""
     found = check_held(log, plan)
     if found is not None:
         anchors = plan.manifest.anchors if plan.manifest else ()
@@ -283,11 +272,9 @@ def check_manifest(log: Log, manifest: Manifest) -> None:
 
 
 def check_reach(plan: Plan, offsets: LogOffsets, log: str) -> None:
-    """Compare a plan with what the log holds now.
-
-    Raises BeyondEnd if the ledger ends below the position, or a partition below its committed position without an
-    accepted loss; OffsetGone if a partition starts above what is to be read, or the ledger above what a follower
-    reads next, which planning again may mend.
+    """Compare a plan with what the log holds now. Raises BeyondEnd if the ledger ends below the position, or, without
+    an accepted loss, a partition below its committed one; OffsetGone if a partition starts above what is to be read, or
+    the ledger above what a follower reads next, which planning again may mend.
     """
     check_reaches(log, offsets.ledger.end, plan.position)
     if plan.position < offsets.ledger.start and not plan.is_of_changes:

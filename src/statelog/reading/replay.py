@@ -4,15 +4,15 @@ asks again while a broker is away for a moment.
 
 It executes a `ReplayPlan`: fetches the planned offset ranges, decodes what a commit lists and nothing else, and fails
 if anything listed is missing or differs. What cannot even be unpacked is stepped over where no commit lists it. Publish
-nothing before the iterator has ended: only its end says that all that was listed is there. What a lasting silence means
-is decided elsewhere: the error of the last try is raised as it is.
+nothing before the iterator has ended: only its end says that all that was listed is there.
 
-Invariants of what is asked again:
-- The time of a retry runs from the last sign of life, or from the first question after a rest; a record is a sign of
-  life. A read that is taken up again goes on behind the last record that came, so none comes twice and none is missed.
+The time of a retry runs from the last sign of life, as a record is, or from the first question after a rest. A read
+that is taken up again goes on behind the last record that came, so none comes twice and none is missed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -59,10 +59,9 @@ def replay(
     together: bool = True,
 ) -> Iterator[CommittedChunk]:
     """Yield the committed chunks of `plan`, in offset order within a partition; small ones `together` as they come,
-    because each costs what its objects cost, however few changes it has.
-
-    `change_schema` gives the Arrow schema of changes whose values have a schema id. Raises IncompleteChangeSet,
-    CorruptChunk, Unreadable, UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
+    because each costs what its objects cost. `change_schema` gives the Arrow schema of changes whose values have a
+    schema id. Raises IncompleteChangeSet, CorruptChunk, Unreadable, UnknownFormat, OffsetGone, BeyondEnd,
+    BrokerUnavailable.
     """
     checks = {partition: PartitionCheck(topic, partition, plan) for partition in plan.listed}
     waiting: dict[int, list[_Listed]] = {}
@@ -92,9 +91,7 @@ class _Listed(NamedTuple):
 def _listed(
     reader: Reader, topic: str, plan: ReplayPlan, checks: Mapping[int, PartitionCheck], *, stall_timeout_s: float
 ) -> Iterator[_Listed]:
-    """What lies at listed offsets and is a chunk that belongs there. Of a foreign record, what is missing shows at the
-    end.
-    """
+    """What lies at listed offsets and belongs there. What a foreign record stands in for is missed at the end."""
     rounds = max((len(ranges) for ranges in plan.ranges.values()), default=0)
     for i in range(rounds):
         wanted = {p: OffsetRange(*ranges[i]) for p, ranges in plan.ranges.items() if i < len(ranges)}
@@ -139,12 +136,9 @@ def verify_handle(log: Log, handle: Handle) -> None:
     """Read back the change sets of a handle. Raises Damaged, IncompleteChangeSet above all, if they are not there."""
     body = CommitBody(metadata={}, handles=(handle,))
     plan = plan_replay([body], range(log.descriptor.partitions))
-    reader = log.kafka.reader(log.data_topic)
-    try:
+    with closing(log.kafka.reader(log.data_topic)) as reader:
         for _ in replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=STALL_TIMEOUT_S):
             pass
-    finally:
-        reader.close()
 
 
 class Converter:
@@ -162,18 +156,14 @@ class Converter:
         self.newest_id = self.target.id
 
     def chunk(self, chunk: CommittedChunk) -> CommittedChunk:
-        """A chunk in the one schema, with the memory that it then holds. Raises IncompatibleSchema, as
-        `batch`.
-        """
+        """A chunk in the one schema, with the memory that it then holds. Raises IncompatibleSchema, as `batch`."""
         changes = self.batch(chunk.changes, chunk.value_schema_id)
         if changes is chunk.changes:
             return chunk
         return chunk._replace(changes=changes, size_bytes=max(chunk.size_bytes, changes.nbytes))
 
     def batch(self, changes: pa.RecordBatch, value_schema_id: int) -> pa.RecordBatch:
-        """A chunk's changes. Raises IncompatibleSchema if the target is older than their schema and cannot, or may not,
-        read it.
-        """
+        """A chunk's changes. Raises IncompatibleSchema if the target is older and cannot, or may not, read them."""
         if value_schema_id == self.target.id:
             return changes
         if value_schema_id > self.target.id and not self._drops_fields:
@@ -209,15 +199,13 @@ Pause = Callable[[float], bool]
 """Waits so many seconds; True if the answer is no longer wanted. `Event.wait` is one."""
 
 
+@dataclass(slots=True)
 class ReadCount:
     """What one thread has read so far, and whether from local copies of change sets. Others may look at any time."""
 
-    __slots__ = ("changes", "is_local", "size_bytes")
-
-    def __init__(self) -> None:
-        self.changes = 0
-        self.size_bytes = 0
-        self.is_local = False
+    changes: int = 0
+    size_bytes: int = 0
+    is_local: bool = False
 
     def add(self, changes: int, size_bytes: int) -> None:
         """Count what was read."""
@@ -241,10 +229,6 @@ class RetryWindow:
     def heard(self) -> None:
         """An answer, or a part of it."""
         self._since_s = None
-
-    def ask_anew(self) -> None:
-        """A question begins, and the one before it got its answer."""
-        self._since_s = self._clock()
 
     @property
     def is_over(self) -> bool:
@@ -276,7 +260,6 @@ class RetryingReader:
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
         """Yield every record of `ranges`. Raises OffsetGone, and BrokerUnavailable once the window is over."""
         next_offsets = {partition: wanted.start for partition, wanted in ranges.items()}
-        ask_anew = self._retries.ask_anew
         while True:
             left = {partition: OffsetRange(next_offsets[partition], wanted.end) for partition, wanted in ranges.items()}
             self._retries.ask()
@@ -284,7 +267,8 @@ class RetryingReader:
                 for record in self._reader.read(left, stall_timeout_s=stall_timeout_s):
                     next_offsets[record.partition] = record.offset + 1
                     yield record
-                    ask_anew()  # The consumer may have taken its time.
+                    self._retries.heard()
+                    self._retries.ask()  # Only now: the consumer may have taken its time.
             except BrokerUnavailable:
                 if self._retries.is_over or self._pause(_RETRY_S):
                     raise

@@ -1,7 +1,7 @@
 """`RetainedHistory`: what a log holds of its history now: its snapshots, its ledger, and where a state lies in it.
 
-Changes can be read from a position on if the fold of the ledger can begin at or below it (at a snapshot, or at the
-ledger's first record) and the data topic still has what was committed behind it. Never reads a run or a chunk.
+Changes can be read from a position on if the fold of the ledger can begin at or below it and the data topic still has
+what was committed behind it.
 
 Invariants:
 - Manifests are listed before the ledger's end is asked, so no snapshot that was listed can lie above it.
@@ -12,9 +12,9 @@ Invariants:
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from functools import cached_property
+from functools import cache, cached_property
 
 from statelog.errors import (
     BrokerUnavailable,
@@ -43,12 +43,10 @@ _CLOCKS_APART_S = 600
 
 
 class RetainedHistory:
-    """One look at a log: `manifests` newest first, then the ledger's start and end.
+    """One look at a log: `manifests` newest first, perhaps as old as `max_age_s`, then the ledger's start and end.
 
     `base` is a fold that the caller has kept, for a start that no snapshot is left for; `seen` is what it remembers of
-    the ledger. The manifests may be as old as `max_age_s`.
-
-    Raises BeyondEnd if the ledger ends below a snapshot or what was seen of it, BrokerUnavailable.
+    the ledger. Raises BeyondEnd if that ends below a snapshot or what was seen of it, BrokerUnavailable.
     """
 
     def __init__(
@@ -93,10 +91,7 @@ class RetainedHistory:
         return min(positions, default=self.ledger.end)
 
     def base_for(self, start_position: int) -> LedgerBase | None:
-        """The nearest fold at or below a position; None for the ledger's first record. Raises NotFound if none is left.
-
-        Whether the data topic has all that follows is for the plan to tell.
-        """
+        """The nearest fold at or below a position; None for the ledger's first record. NotFound if none is left."""
         below = [base for base in self._bases() if base.state.position <= start_position]
         if below:
             return max(below, key=lambda base: base.state.position)
@@ -212,9 +207,8 @@ class RetainedHistory:
     # ---- times
 
     def _first_since(self, timestamp_ms: int) -> int:
-        """The offset of the ledger's first record of this time or later, by halving; the end if there is none.
-
-        Brokers stamp records as they append them, so times go up, but for a new leader whose clock is behind.
+        """The offset of the ledger's first record of this time or later, by halving; the end if there is none. Times go
+        up, because brokers stamp what they append, but for a new leader whose clock is behind.
         """
         low, high = self.ledger
         with closing(self._log.kafka.reader(self._log.ledger_topic)) as reader:
@@ -257,7 +251,8 @@ class Snapshots:
 
     def listed(self, *, max_age_s: float = 0.0) -> "Manifests":
         """Those of now, or of less than `max_age_s` ago. Raises IdentityChanged, StoreUnavailable."""
-        return Manifests(self, self._log.manifests.numbers(max_age_s=max_age_s), max_age_s)
+        numbers = self._log.manifests.numbers(max_age_s=max_age_s)
+        return Manifests(numbers, lambda one: self.read(one, is_newest=one == numbers[-1], max_age_s=max_age_s))
 
     @property
     def failure(self) -> StatelogError | None:
@@ -272,9 +267,8 @@ class Snapshots:
         _LOG.warning(text)
 
     def read(self, number: int, *, is_newest: bool, max_age_s: float) -> Manifest | None:
-        """A manifest, or None if it is gone, known to be damaged, or of topics that the log had before these.
-
-        Raises IdentityChanged if the newest one is of others, UnknownFormat.
+        """A manifest, or None if it is gone, known to be damaged, or of topics that the log had before these. Raises
+        IdentityChanged if the newest one is of others, UnknownFormat.
         """
         if number in self.failed:
             return None
@@ -302,18 +296,9 @@ class Snapshots:
 class Manifests:
     """The readable manifests out of those listed, newest first, each read when it is first looked at."""
 
-    def __init__(self, snapshots: Snapshots, numbers: Sequence[int], max_age_s: float) -> None:
-        self._snapshots = snapshots
+    def __init__(self, numbers: Sequence[int], read: Callable[[int], Manifest | None]) -> None:
         self._numbers = numbers
-        self._max_age_s = max_age_s
-        self._found: dict[int, Manifest | None] = {}
+        self._read = cache(read)
 
     def __iter__(self) -> Iterator[Manifest]:
-        for number in reversed(self._numbers):
-            if number not in self._found:
-                self._found[number] = self._snapshots.read(
-                    number, is_newest=number == self._numbers[-1], max_age_s=self._max_age_s
-                )
-            manifest = self._found[number]
-            if manifest is not None:
-                yield manifest
+        return (found for number in reversed(self._numbers) if (found := self._read(number)) is not None)

@@ -15,7 +15,6 @@ Invariants:
 - Only neighbours merge, so later changes win.
 - One thread adds; another may close meanwhile, and then the next add is refused and nothing stays on the disk.
 - Values are never joined into one array, so a slice may hold more than the 2 GiB that one Arrow array can.
-- A table that keeps all its rows is passed on without a copy.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -49,38 +48,33 @@ _HELD_BYTES = 4 * 1024  # A record, a batch and its buffers: what a chunk of a d
 
 
 class PartitionChanges:
-    """The changes of one partition as they arrive, oldest first; `size_bytes` is the memory that they take, about.
-
-    Each costs what its objects cost, some kilobytes, and its own calls in every fold: whoever reads joins small ones.
-    """
+    """The changes of one partition as they arrive, oldest first; `size_bytes` is the memory that they take, about."""
 
     def __init__(self) -> None:
-        self._tables: list[pa.Table] = []
+        self.tables: list[pa.Table] = []
         self._is_sorted = False
         self.size_bytes = 0
 
-    def add(self, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
-        """The next changes, which keep so many bytes in memory; 0 if nothing but their own."""
+    def add(self, changes: pa.RecordBatch, held_bytes: int = 0) -> int:
+        """The next changes, which keep so many bytes in memory; 0 if nothing but their own. Returns the growth."""
         self._is_sorted = False
-        self._tables.append(pa.Table.from_batches([changes]))
-        self.size_bytes += max(held_bytes or changes.nbytes, _HELD_BYTES)
-
-    def tables(self) -> list[pa.Table]:
-        """All of them."""
-        return self._tables
+        self.tables.append(pa.Table.from_batches([changes]))
+        grown = max(held_bytes or changes.nbytes, _HELD_BYTES)
+        self.size_bytes += grown
+        return grown
 
     def replace(self, tables: Sequence[pa.Table]) -> None:
         """Hold these instead: what a fold left."""
-        self._tables, self.size_bytes = list(tables), sum(table.nbytes for table in tables)
+        self.tables, self.size_bytes = list(tables), sum(table.nbytes for table in tables)
 
     def sort(self) -> pa.Table:
         """The newest change of each key, sorted, which it holds from now on in place of all."""
         if not self._is_sorted:
-            together = pa.concat_tables(self._tables)
-            self._tables = []
+            together = pa.concat_tables(self.tables)
+            self.tables = []
             self.replace([newest_sorted(together)])
             self._is_sorted = True
-        return self._tables[0]
+        return self.tables[0]
 
 
 @dataclass(slots=True)
@@ -111,23 +105,17 @@ class SortedTail(Closing):
         self._is_closed = False
 
     def add(self, partition: int, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
-        """The next changes of a partition, which keep so many bytes in memory; 0 if nothing but their own.
-
-        Raises StorageFull, StoreUnavailable, ConfigError for directories that cannot be used, ClosedError.
+        """The next changes of a partition, as `PartitionChanges` takes them. Raises StorageFull, StoreUnavailable,
+        ConfigError for directories that cannot be used, ClosedError.
         """
         if not changes.num_rows:
             return
-        pile = self._piles.setdefault(partition, PartitionChanges())
-        before = pile.size_bytes
-        pile.add(changes, held_bytes)
-        self._held_bytes += pile.size_bytes - before
+        self._held_bytes += self._piles.setdefault(partition, PartitionChanges()).add(changes, held_bytes)
         if self._held_bytes > self._fold_bytes:
             self._fold()
 
     def finish(self) -> None:
-        """That was all: what is on disk becomes as few streams as one merge may read. Raises StorageFull,
-        StoreUnavailable, ClosedError.
-        """
+        """That was all: what is on disk becomes as few streams as one merge may read. Raises as `add`."""
         while len(self._spilled) > (most := self._fan_in(self._spilled)):
             self._merge_last(most)
 
@@ -181,10 +169,7 @@ class SortedTail(Closing):
 
     def _spill(self, tables: Iterable[pa.Table], *, level: int) -> None:
         queue = SpillQueue(
-            memory_bytes=0,
-            segment_bytes=_SEGMENT_BYTES,
-            directories=next(self._directories),
-            open_file=self._open_file,
+            memory_bytes=0, segment_bytes=_SEGMENT_BYTES, directories=next(self._directories), open_file=self._open_file
         )
         spilled = _Spilled(queue, level)
         with self._lock:
@@ -212,9 +197,8 @@ def _drain(queue: SpillQueue) -> Iterator[pa.Table]:
 
 
 def cut_to_frames(tables: Iterable[pa.Table], frame_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The tables, one after the other, in batches of at most about `frame_bytes`; a larger row is alone in its own.
-
-    Small tables are joined, because every frame costs its own calls. None of the batches is empty.
+    """The tables, one after the other, in batches of about `frame_bytes` at most, none of them empty; a larger row is
+    alone in its own, and small tables are joined, because every frame costs its own calls.
     """
     waiting: list[pa.Table] = []
     waiting_bytes = 0
@@ -305,11 +289,9 @@ def select_key_groups(batch: pa.RecordBatch, wanted: Collection[int]) -> pa.Reco
 
 
 class MemoryTail:
-    """The tail as it comes, by partition. Whenever more than a bound has come on top of what is folded, the partition
-    that most of it is of is folded.
-
-    Deletes are kept: the runs below may hold what they delete. Memory stays near the newest changes plus the bound, or
-    twice the newest changes: where they are more than the bound, as much as they may come on top.
+    """The tail as it comes, by partition. Whenever more than `fold_bytes`, or than what is folded, has come on top of
+    that, the partition that most of it is of is folded: memory stays near the newest changes and as much again, or
+    `fold_bytes`. Deletes are kept: the runs below may hold what they delete.
     """
 
     def __init__(self, *, fold_bytes: int) -> None:
@@ -319,13 +301,10 @@ class MemoryTail:
         self._folded_bytes = self._held_bytes = 0
 
     def add(self, partition: int, changes: pa.RecordBatch, held_bytes: int = 0) -> None:
-        """The next changes of a partition, in offset order, which keep so many bytes in memory; 0 if their own."""
+        """The next changes of a partition, in offset order, as `PartitionChanges` takes them."""
         if not changes.num_rows:
             return
-        pile = self._piles.setdefault(partition, PartitionChanges())
-        before = pile.size_bytes
-        pile.add(changes, held_bytes)
-        self._held_bytes += pile.size_bytes - before
+        self._held_bytes += self._piles.setdefault(partition, PartitionChanges()).add(changes, held_bytes)
         if self._held_bytes - self._folded_bytes > max(self._fold_bytes, self._folded_bytes):
             self._fold(max(self._piles, key=self._on_top))
 
@@ -335,17 +314,15 @@ class MemoryTail:
     def _fold(self, partition: int) -> None:
         pile, folded = self._piles[partition], self._folded.get(partition, 0)
         before = pile.size_bytes
-        pile.replace(newest(pile.tables(), keep_deletes=True))
+        pile.replace(newest(pile.tables, keep_deletes=True))
         self._folded[partition] = pile.size_bytes
         self._held_bytes += pile.size_bytes - before
         self._folded_bytes += pile.size_bytes - folded
 
     def tables(self, partition: int) -> list[pa.Table]:
-        """What a partition holds, oldest first; a key may still come more than once. It is handed over, as by the other
-        two.
-        """
+        """What a partition holds, oldest first, keys perhaps more than once. It is handed over, as by the other two."""
         pile = self._piles.pop(partition, None)
-        return [] if pile is None else pile.tables()
+        return [] if pile is None else pile.tables
 
     def live(self, partition: int) -> list[pa.Table]:
         """The live rows of a partition, in no order."""

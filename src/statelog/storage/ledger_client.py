@@ -1,6 +1,4 @@
-"""The ledger client: folds the ledger, and appends records and settles their outcome.
-
-It executes; `schemas.ledger.fold` decides. One instance belongs to one thread.
+"""The ledger client: folds the ledger, and appends records and settles their outcome. Belongs to one thread.
 
 Invariants:
 - The fold is fed every ledger record from its base on, in order, without a gap that the broker did not make.
@@ -200,10 +198,10 @@ class LedgerClient(Closing):
         """Fold all records below `end_position`; returns the valid commits among those that were new.
 
         Ends before that, at a later position than before, once the commits to return have `most_bytes` together.
-        If the ledger was truncated past the fold while its owner was idle, the fold starts over from the newest
-        manifest (where the client was given a way to it), and the commits below that are not returned. Raises
-        OffsetGone if it starts above the fold's position all the same, BeyondEnd if it ends below `end_position`,
-        IdentityChanged, CorruptLedger, UnknownFormat, BrokerUnavailable.
+        If the ledger was truncated past the fold while its owner was idle, the fold starts over from what `rebase`
+        gives, and the commits below that are not returned. Raises OffsetGone if it starts above the fold's position all
+        the same, BeyondEnd if it ends below `end_position`, IdentityChanged, CorruptLedger, UnknownFormat,
+        BrokerUnavailable.
         """
         with self._asking_who_answers():
             self._follow(end_position, takes=True, most_bytes=most_bytes)
@@ -241,10 +239,9 @@ class LedgerClient(Closing):
         """Why the record that we appended at `offset` is void, or None if it is valid.
 
         If nothing can lie between what is folded and our record, or only what this process appended, this needs no
-        read, unless the last one is too old.
-        With `verify` that is asked, at any rate before it is found valid. Raises BeyondEnd or AnchorMismatch if the
-        ledger lost acknowledged records, IdentityChanged if it is another, OutcomeUnknown if it was truncated past ours
-        before it could be read. A commit whose verdict is not believed yet comes out of the next `read_to`.
+        read, unless the last one is too old. `verify` is asked before it is found valid. Raises BeyondEnd or
+        AnchorMismatch if the ledger lost acknowledged records, IdentityChanged if it is another, OutcomeUnknown if it
+        was truncated past ours. A commit whose verdict is not believed yet comes out of the next `read_to`.
         """
         self._newest = None
         try:

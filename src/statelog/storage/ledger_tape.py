@@ -3,11 +3,9 @@
 A record is sent once; its outcome is an offset, or not known. Then the producer must not be used again: the record may
 still land, and the next Open settles it.
 
-Of twenty writers each has to know what the nineteen others committed. Who is told that its commit was appended puts it
-down here, and so does who reads; who folds takes it from here. What nobody here knows one reads, and the others wait
-for it. Each still folds for itself: what is shared are values, so that whatever becomes of one, the others go on.
-
-It owns no client. Thread-safe.
+Who is told that its commit was appended puts it down here, and so does who reads; who folds takes it from here. What
+nobody here knows one reads, and the others wait for it. Each still folds for itself: what is shared are values, so that
+whatever becomes of one, the others go on. Thread-safe.
 
 Invariants:
 - What was read counts above what was acknowledged at its offset.
@@ -158,10 +156,8 @@ def _is_same(found: Record, last: LastRecord) -> bool:
 def send_record(
     producer: Producer, topic: str, record: LedgerRecord, clock: Callable[[], float], tape: LedgerTape | None = None
 ) -> Pending[int]:
-    """Append to the ledger, and wait for nothing; the result is the offset. A commit goes to the `tape`, too.
-
-    Raises Unavailable if it could not even be queued. The result raises OutcomeUnknown if it may be in the ledger, now
-    or later.
+    """Append to the ledger, and wait for nothing; the result is the offset. A commit goes to the `tape`, too. Raises
+    Unavailable if it could not even be queued; the result raises OutcomeUnknown if it may be in the ledger, or come.
     """
     kind, value = type(record).__name__, encode(record)
     reports: list[Delivery] = []

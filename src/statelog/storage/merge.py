@@ -1,10 +1,9 @@
 """Reads runs ahead of their user, lane by lane, and merges sorted streams, such as lanes, into one, in bounded memory.
 
 A `Lane` reads runs that have no key group in common, one after the other, so that several requests to the store are in
-flight at once, and a row group is decoded while the one before is used. A cursor walks each stream in order. In every
-step all cursors give the changes up to one bound, the lowest end of what they have loaded; `merge_tables` merges those.
-So memory holds about one table of each stream, and what is read ahead, also when a single key group is larger than
-memory. Never decides which runs to merge or whether deletes may go.
+flight at once, and a row group is decoded while the one before is used. In every step of a merge all streams give the
+changes up to one bound, the lowest end of what is loaded; `merge_tables` merges those. So memory holds about one table
+of each stream, and what is read ahead, also when a single key group is larger than memory.
 
 Invariants:
 - One step merges at most `MOST_BYTES`, however much is loaded, unless single rows exceed that: a column of Arrow's ends
@@ -39,9 +38,8 @@ _Place = tuple[int, Any]
 def merge_streams(
     streams: Sequence[Iterable[pa.Table]], *, drop_deletes: bool, most_bytes: int = MOST_BYTES
 ) -> Iterator[pa.Table]:
-    """Merge streams of sorted tables, oldest stream first, into one stream of sorted tables.
-
-    A table of the result is made of at most `most_bytes`, or of one row of each stream.
+    """Merge streams of sorted tables, oldest stream first, into one. A table of the result is made of at most
+    `most_bytes`, or of one row of each stream.
     """
     opened = [_Cursor(iter(stream)) for stream in streams]
     cursors: list[_Cursor] = [cursor for cursor in opened if cursor.filled]
@@ -123,13 +121,7 @@ class Prefetch(Iterator[T]):
     """
 
     def __init__(
-        self,
-        jobs: Iterable[Job[T]],
-        start: Start,
-        wait: "Callable[[Future[T]], T]",
-        *,
-        most: int,
-        most_bytes: int = 0,
+        self, jobs: Iterable[Job[T]], start: Start, wait: "Callable[[Future[T]], T]", *, most: int, most_bytes: int = 0
     ) -> None:
         self._left = deque(jobs)
         self._start = start
@@ -174,9 +166,8 @@ class LanePart(NamedTuple):
 
 
 class Lane:
-    """Parts of runs, read in their order from now on. Iterating gives the tables of each part, one for each row group;
-    those of one before those of the next. Errors of the tables: CorruptRun, NotFound, StoreUnavailable, and what `wait`
-    raises.
+    """Parts of runs, read in their order from now on. Iterating gives the tables of each part, one for each row group,
+    to be used before the next part. They raise CorruptRun, NotFound, StoreUnavailable, and what `wait` does.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Writes runs: to a local file, row group by row group, and then whole to the store.
 
-Owns the Parquet settings of a run and the index of its bytes. Never decides what goes into a run, nor where sorted
-changes are cut into several: `schemas.snapshot.run_ref.Cuts` does.
+Where sorted changes are cut into several is decided by `schemas.snapshot.run_ref.Cuts`.
 
 Invariants:
 - The runs that changes were cut into tile the key groups that were to be covered, whatever rows there are; without rows
@@ -55,9 +54,8 @@ class WrittenRun:
 
 
 class RunWriter(Closing):
-    """Writes one run to a local file, row group by row group; memory stays at about two row groups.
-
-    Use it as a context manager: leaving it without `finish` aborts and removes the file.
+    """Writes one run to a local file, row group by row group; memory stays at about two row groups. Leaving its context
+    without `finish` removes the file.
     """
 
     def __init__(
@@ -82,18 +80,13 @@ class RunWriter(Closing):
 
     @property
     def size_bytes(self) -> int:
-        """About how large the file will be: what is written, and what waits in memory to be a row group.
-
-        Raises StoreUnavailable.
-        """
+        """About how large the file will be: what is written, and what waits in memory. Raises StoreUnavailable."""
         with local_disk(self._local):
             return self._local.stat().st_size + self._pending_bytes
 
     def append(self, table: pa.Table) -> None:
-        """Add changes that come after all earlier ones by (key group, key).
-
-        Raises CorruptRun if they do not: the caller's merge is wrong, and a run out of order would hide changes.
-        StorageFull, StoreUnavailable for the local disk.
+        """Add changes that come after all earlier ones by (key group, key). Raises CorruptRun if they do not, and for
+        the local disk StorageFull, StoreUnavailable.
         """
         if not table.schema.equals(self._schema):
             raise self._broken("a table of another schema", got=str(table.schema), expected=str(self._schema))
@@ -141,9 +134,8 @@ class RunWriter(Closing):
 
 
 def upload_run(store: Store, written: WrittenRun) -> RunFile:
-    """Put a finished run under its name, and remove the local file.
-
-    Raises StoreUnavailable, StorageFull; the local file is gone either way, because a retry writes a new run.
+    """Put a finished run under its name, and remove the local file, also if this raises StoreUnavailable, StorageFull:
+    a retry writes a new run.
     """
     try:
         store.upload(written.local, written.file.path)
@@ -188,16 +180,9 @@ def _facts(local: Path, spans: list[tuple[int, int, int]]) -> WrittenRun:
 
 def _starts(metadata: pq.FileMetaData) -> list[int]:
     """The offset of every row group's first page."""
-    return [
-        min(_first_page(metadata.row_group(i).column(j)) for j in range(metadata.num_columns))
-        for i in range(metadata.num_row_groups)
-    ]
-
-
-def _first_page(column: pq.ColumnChunkMetaData) -> int:
-    if column.dictionary_page_offset is None:
-        return column.data_page_offset
-    return min(column.dictionary_page_offset, column.data_page_offset)
+    columns = range(metadata.num_columns)
+    chunks = ([metadata.row_group(i).column(j) for j in columns] for i in range(metadata.num_row_groups))
+    return [min(one.dictionary_page_offset or one.data_page_offset for one in group) for group in chunks]
 
 
 def _checksum(file: BinaryIO, size_bytes: int, digest: Callable[[bytes], object]) -> int:
@@ -217,8 +202,7 @@ def write_cut(
     tables: Iterable[pa.Table], new_writer: Callable[[], RunWriter], cuts: Cuts, key_groups: range
 ) -> list[tuple[range, WrittenRun]]:
     """Write sorted tables, whose rows lie within `key_groups`, as one run or as several where they are cut, each with
-    the key groups that it covers. Raises CorruptRun, StorageFull,
-    StoreUnavailable.
+    the key groups that it covers. Raises CorruptRun, StorageFull, StoreUnavailable.
     """
     cut = _CutRuns(new_writer, cuts, key_groups.start)
     with undone_by_errors(cut.abort):

@@ -77,7 +77,7 @@ def test_small_chunks_count_with_what_they_hold() -> None:
     for number, row in enumerate(rows, 1):
         pile.add(rows_batch([row]))
         assert pile.size_bytes >= number * 4096
-    assert _rows(pile.tables()) == rows
+    assert _rows(pile.tables) == rows
 
 
 def test_chunks_are_not_copied() -> None:
@@ -86,7 +86,7 @@ def test_chunks_are_not_copied() -> None:
     pile.add(rows_batch([(0, 0, b"a", b"1")]))
     pile.add(large)
     pile.add(rows_batch([(0, 0, b"c", b"1")]))
-    tables = pile.tables()
+    tables = pile.tables
     assert [key for _, _, key, _ in _rows(tables)] == [b"a", b"b", b"c"]
     (column,) = tables[1].column("value").chunks
     kept, came = column.buffers()[2], large.column("value").buffers()[2]

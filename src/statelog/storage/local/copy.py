@@ -9,9 +9,9 @@ A file per change set, `<directory>/<log>/<writer>/<epoch>-<nonce>/<sqn>.copy`:
 Until the change set is durable the file is called `.partial`. A copy is never the truth: Kafka is.
 
 Invariants:
-- Writing never fails the durable path. An error is remembered, the file removed, and there is no copy: all or nothing.
-- Reading is all or nothing, too: either every change set that is asked for lies here with the checksum that its commit
-  names, or nothing of it is read. What goes away while it is read is read from Kafka.
+- Writing never fails the durable path. An error is remembered, and there is no copy: all or nothing.
+- Either every change set that is asked for lies here with the checksum that its commit names, or nothing of it is read.
+  What goes away while it is read is read from Kafka.
 """
 
 import contextlib
@@ -176,13 +176,11 @@ class _Place(NamedTuple):
 
 
 class LocalCopyReader:
-    """Reads the change sets of a plan from local copies; implements `kafka.Reader`.
+    """Reads the change sets of a plan from local copies; implements `kafka.Reader`. No more than one file is open.
 
     Making it verifies all of them. One that goes away afterwards, because its writer needs the room, costs the rest of
-    its partition, which comes from `elsewhere`: a reader of the topic, made at need. No more than one file is open.
-
-    Raises NotFound if a change set has no copy, Corrupt, UnknownFormat if a copy is not what its commit lists,
-    StoreUnavailable.
+    its partition, which comes from `elsewhere`: a reader of the topic, made at need. Raises NotFound where a copy is
+    missing, Corrupt, UnknownFormat if a copy is not what its commit lists, StoreUnavailable.
     """
 
     def __init__(self, directory: Path, log: str, plan: ReplayPlan, elsewhere: Callable[[], Reader]) -> None:
@@ -200,17 +198,15 @@ class LocalCopyReader:
             places.sort(key=attrgetter("offset"))
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
-        """Yield the chunks of the plan that lie in `ranges`, by offset in a partition.
-
-        For the rest it raises OffsetGone, BeyondEnd, BrokerUnavailable, Unreadable.
-        """
+        """Yield the chunks of the plan that lie in `ranges`, by offset in a partition. Raises what `elsewhere` does."""
         for partition, wanted in ranges.items():
             for place in self._places.get(partition, ()):
                 if wanted.start <= place.offset < wanted.end:
                     chunk = self._chunk(place)
                     if chunk is None:
+                        self._topic = self._topic or self._elsewhere()
                         rest = {partition: OffsetRange(place.offset, wanted.end)}
-                        yield from self._other().read(rest, stall_timeout_s=stall_timeout_s)
+                        yield from self._topic.read(rest, stall_timeout_s=stall_timeout_s)
                         break
                     yield Record(partition, place.offset, chunk)
 
@@ -247,11 +243,6 @@ class LocalCopyReader:
         if self._file is not None:
             self._file.close()
         self._file = None
-
-    def _other(self) -> Reader:
-        if self._topic is None:
-            self._topic = self._elsewhere()
-        return self._topic
 
 
 def _files(log_directory: Path, plan: ReplayPlan) -> dict[Path, list[Entry]]:

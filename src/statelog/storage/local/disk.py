@@ -1,7 +1,4 @@
-"""The local disk: its failures as typed errors with hints, and what makes files durable.
-
-The store has its own translation (`store_errors`): what helps there, such as credentials, is of no use here.
-"""
+"""The local disk: its failures as typed errors with hints, other than a store's, and what makes files durable."""
 
 import errno
 import os
@@ -27,9 +24,7 @@ _OTHERWISE = "Check this machine's disk and its mounts, then run again"
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """The path of what is written to the local disk. Raises ConfigError for a URL, of which a directory called after
-    its protocol would be made.
-    """
+    """The path of what is written to the local disk. Raises ConfigError for a URL, which would become a directory."""
     if _URL.match(os.fspath(path)):
         raise ConfigError(
             "a path on the local disk is needed here, and this is a URL", hint="Write it there, and copy it"

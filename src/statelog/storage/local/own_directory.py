@@ -1,9 +1,8 @@
 """Local working directories, locked by their owner, and swept by the next one after a kill.
 
-A process that is killed leaves its directory behind. Its owner holds a lock on the directory itself, and the kernel
-releases a dead process' locks; so a process that gets the lock knows that the owner is gone, without process ids (which
-are used again) and without ages (a merge may take hours). Tools that clean temporary directories by age spare locked
-ones, too.
+The kernel releases a dead process' locks; so who gets the lock of a directory knows that its owner is gone, without
+process ids (which are used again) and without ages (a merge may take hours). Tools that clean temporary directories by
+age spare locked ones, too.
 
 Invariants:
 - Only a directory of the caller's name and 32 hex digits, that belongs to our user and whose lock was free, is ever
@@ -20,14 +19,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from statelog.closing import Closing, OwnProcess
+from statelog.closing import Closing
 from statelog.environment import current_environment
 
 _LOG = logging.getLogger("statelog.storage")
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-
-
 _held: "set[OwnDirectory]" = set()
 
 
@@ -37,13 +34,7 @@ class OwnDirectory(Closing):
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
         self._lock = lock
-        self._owner = OwnProcess("a local directory")
         _held.add(self)
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether this process is a fork of the one that owns the directory."""
-        return self._owner.is_foreign
 
     def close(self) -> None:
         """Delete it with all that is in it, and unlock it. Idempotent; void in a fork. What stays is a log line."""
@@ -61,9 +52,8 @@ class OwnDirectory(Closing):
 
 
 def make_own(parent: Path, prefix: str, suffix: str = "", *, new_id: Callable[[], str] | None = None) -> OwnDirectory:
-    """A new directory `<prefix><32 hex digits><suffix>` in `parent`, for this user only; the dead ones go first.
-
-    `new_id` gives the digits. Raises OSError. Dead ones that cannot be removed are log lines.
+    """A new directory `<prefix><32 hex digits of new_id><suffix>` in `parent`, for this user only. Dead ones go first,
+    or are log lines. Raises OSError.
     """
     sweep(parent, prefix, suffix)
     new_id = new_id or current_environment().new_id

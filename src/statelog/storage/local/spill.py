@@ -1,8 +1,7 @@
 """Spill files, and segments in them: what does not fit into memory, on a local disk.
 
-A spill file has no name, and exists only as long as this process holds it open. So it cannot be left behind, whatever
-ends the process, SIGKILL included: the kernel frees its space. There is nothing to sweep, no attempt can touch
-another's files, and no cleanup can be forgotten. Reads and writes say where, so two threads may share a file.
+A spill file has no name, and exists only as long as this process holds it open: whatever ends the process, the kernel
+frees its space. Reads and writes say where, so two threads may share a file.
 
 A segment is one file with frames in put order. On disk a frame is its length and the xxh3-64 of its bytes, 8 bytes
 little-endian each, and its bytes.
@@ -19,7 +18,6 @@ import struct
 import tempfile
 from pathlib import Path
 from threading import Lock
-from typing import NamedTuple
 
 import xxhash
 
@@ -33,10 +31,7 @@ _HEADER = struct.Struct("<QQ")
 
 
 class NamelessFile:
-    """A new, empty file in `directory`. `disk` is asked before it is opened, and before each write.
-
-    It and its methods raise StorageFull, StoreUnavailable.
-    """
+    """A new, empty file in `directory`, a `SpillFile`. `disk` is asked before it is opened, and before each write."""
 
     def __init__(self, directory: Path, disk: DiskHook = no_faults) -> None:
         self._directory = directory
@@ -82,13 +77,6 @@ def check_directories(directories: tuple[Path, ...]) -> None:
             )
 
 
-class Frame(NamedTuple):
-    """The bytes of a frame, and where the next one begins."""
-
-    data: memoryview
-    next_offset: int
-
-
 class SpillSegment:
     """Appended to by one thread, read by any. `end_offset` is where the next frame goes."""
 
@@ -118,8 +106,8 @@ class SpillSegment:
         if size_bytes != self.end_offset:
             raise self._corrupt("its length differs", size_bytes)
 
-    def read(self, offset: int) -> Frame:
-        """The frame at `offset`, verified. Raises Corrupt, StoreUnavailable, ClosedError."""
+    def read(self, offset: int) -> tuple[memoryview, int]:
+        """The frame at `offset`, verified, and where the next begins. Raises Corrupt, StoreUnavailable, ClosedError."""
         self._check_open()
         length, checksum = _HEADER.unpack(self._read(_HEADER.size, offset))
         next_offset = offset + _HEADER.size + length
@@ -128,7 +116,7 @@ class SpillSegment:
         data = self._read(length, offset + _HEADER.size)
         if xxhash.xxh3_64_intdigest(data) != checksum:
             raise self._corrupt("a frame's checksum differs", offset)
-        return Frame(memoryview(data), next_offset)
+        return memoryview(data), next_offset
 
     def hold(self) -> "SpillSegment":
         """Take a reference. Raises ClosedError after the last one was released."""

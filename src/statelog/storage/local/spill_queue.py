@@ -110,10 +110,8 @@ class SpillQueue:
     # ---- the taking side
 
     def take(self, timeout_s: float | None = None) -> memoryview | None:
-        """The oldest frame; None if nothing is left, or nothing came in time. The one before counts as applied.
-
-        A read that fails may be tried again. Raises the error of the putting side, Corrupt, StoreUnavailable,
-        ClosedError.
+        """The oldest frame; None if nothing is left, or nothing came in time. A read that fails may be tried again.
+        Raises the error of the putting side, Corrupt, StoreUnavailable, ClosedError.
         """
         with self._changed:
             self._put_down()
@@ -253,14 +251,14 @@ class SpillQueue:
             self._in_hand = self._memory[0]
             self._memory.popleft()
             return
-        frame = self._disk[0].read(self._next_offset)
-        self._use(frame.data.nbytes)
-        self._in_hand = frame.data
-        if frame.next_offset == self._disk[0].end_offset:
+        data, next_offset = self._disk[0].read(self._next_offset)
+        self._use(data.nbytes)
+        self._in_hand = data
+        if next_offset == self._disk[0].end_offset:
             self._next_offset = 0
             self._disk.popleft().release()
         else:
-            self._next_offset = frame.next_offset
+            self._next_offset = next_offset
 
     def _let_go(self) -> None:
         self._memory.clear()
@@ -289,9 +287,8 @@ class SpillView(Closing):
         for segment, end_offset in self._held:
             while offset < end_offset:
                 self._check_open()
-                frame = segment.read(offset)
-                offset = frame.next_offset
-                yield frame.data
+                data, offset = segment.read(offset)
+                yield data
             offset = 0
 
     def close(self) -> None:

@@ -19,14 +19,14 @@ that call fail, never lie. So the age limit serves liveness, and safety needs no
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 from uuid import uuid4
 
 from statelog.errors import AlreadyExists, NotFound, StatelogError, StoreUnavailable, UnsafeStore
-from statelog.storage.store.errors import guarded
+from statelog.storage.store.errors import OURS, translate
 from statelog.storage.store.url import check_path, check_prefix, is_temporary, temporary_name
 
 __all__ = ["STALE_AFTER_S", "FileInfo", "RangeReader", "Store"]
@@ -44,9 +44,7 @@ class FileInfo(NamedTuple):
 
 
 class RangeReader(io.RawIOBase):
-    """A seekable file of which each read fetches a range, from an offset to another or to the end; unbuffered. Its size
-    is asked by whoever seeks from the end; `release` is called when it is closed.
-    """
+    """A seekable, unbuffered file of which each read fetches a range, to an offset or (None) to the end."""
 
     def __init__(
         self,
@@ -82,10 +80,6 @@ class RangeReader(io.RawIOBase):
         """True: ranges are what it is for."""
         return True
 
-    def tell(self) -> int:
-        """The position in bytes."""
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Move, and return the new position in bytes. Fetches nothing."""
         start = 0 if whence == io.SEEK_SET else self._position if whence == io.SEEK_CUR else self._size_bytes()
@@ -120,19 +114,14 @@ class Store(ABC):
     # ---- files
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Create a file, whole and durable, so that exactly one caller wins. `data` is not empty.
-
-        Raises AlreadyExists (perhaps by this very call, retried below us: compare before believing it),
-        StoreUnavailable (may still take effect), StorageFull.
+        """Create a file, whole and durable, so that exactly one caller wins. `data` is not empty. Raises AlreadyExists
+        (perhaps by this very call, repeated below us), StoreUnavailable (may still take effect), StorageFull.
         """
         self._create(check_path(path), data)
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Write a file, replacing an earlier one atomically. Only leases are ever replaced.
-
-        Raises StoreUnavailable, StorageFull.
-        """
+        """Write a file, replacing an earlier one, as of leases, atomically. Raises StoreUnavailable, StorageFull."""
 
     @abstractmethod
     def upload(self, local: Path, path: str) -> None:
@@ -151,37 +140,25 @@ class Store(ABC):
         """A seekable reader, for ranges of a large file. NotFound comes from here or from the first read."""
 
     def list(self, prefix: str = "") -> Iterator[FileInfo]:
-        """Every file whose path starts with `prefix` ('runs/', 'manifests/', or '' for all), in any order.
-
-        A listing that cannot be completed raises StoreUnavailable; it is never partial.
-        """
+        """Every file whose path starts with `prefix`, in any order; all of them, or StoreUnavailable."""
         return iter([info for info in self._files(check_prefix(prefix)) if not is_temporary(info.path)])
 
     @abstractmethod
     def siblings(self) -> Sequence[str]:
-        """The names of the directories below the root that this log's own lies in, its own included, in any order.
-
-        Opening one says whether it is a log. Whole or an error, as `list`. Raises StoreUnavailable.
-        """
+        """The names of the root's directories, this log's own included, in any order; all, or StoreUnavailable."""
 
     def delete(self, path: str) -> None:
         """Delete a file; one that is not there counts as deleted. Raises StoreUnavailable."""
         self._delete(check_path(path))
 
     def sweep(self, now_s: float) -> None:
-        """Delete what calls that were killed left unpublished more than a day before `now_s`, by the store's own clock.
-
-        Raises StoreUnavailable.
-        """
+        """Delete what killed calls left unpublished a day before `now_s`, the store's time. Raises StoreUnavailable."""
         for file in self._files(""):
             if is_temporary(file.path) and now_s - file.modified_s > STALE_AFTER_S:
                 self._delete(file.path)
 
     def tidy(self) -> None:  # noqa: B027 - nothing to do is the common case, and a local root overrides it
-        """Remove what is empty of the log's directory, and that itself, once the log is deleted. Never raises.
-
-        Only a local root does: an object store has no directories, and empty ones of HDFS stay.
-        """
+        """Remove the empty directories of a log that was deleted, below a local root. Never raises."""
 
     # ---- what it is worth
 
@@ -190,18 +167,15 @@ class Store(ABC):
         return None
 
     def check(self) -> None:
-        """Prove that this store honours put-if-absent, and sweep it.
-
-        Asked when a log is made, and once by every process that puts manifests. Raises UnsafeStore if it does not,
-        StoreUnavailable, StorageFull.
+        """Prove that this store honours put-if-absent, and sweep it: when a log is made, and once in every process that
+        puts manifests. Raises UnsafeStore if it does not, StoreUnavailable, StorageFull.
         """
         self.prove(uuid4().hex)
         self.sweep(self.now_s())
 
     def prove(self, token: str) -> None:
         """Create a probe twice. Raises UnsafeStore if the second call succeeds, or if the first one's bytes are gone.
-
-        `token` makes the probe's name unique, so that AlreadyExists on the first call can only be an earlier try of it.
+        AlreadyExists on the first call can only be an earlier try of it, because `token` makes its name unique.
         """
         path = temporary_name(f"probe-{token}")
         try:
@@ -227,9 +201,15 @@ class Store(ABC):
             return False
         return True
 
-    def _guard(self, action: str, path: str, *, reading: bool) -> AbstractContextManager[None]:
+    @contextmanager
+    def _guard(self, action: str, path: str, *, reading: bool) -> Generator[None]:
         """What the file system raises in this block is raised as an error of ours."""
-        return guarded(action=action, url=self.url, path=path, reading=reading)
+        try:
+            yield
+        except OURS:
+            raise
+        except Exception as error:
+            raise translate(error, action=action, url=self.url, path=path, reading=reading) from error
 
     def _content(self, path: str) -> bytes:
         try:

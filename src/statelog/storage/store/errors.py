@@ -1,8 +1,6 @@
-"""Translates failures of file systems into statelog's errors.
+"""Translates failures of the operating system, of fsspec and of the cloud clients below it into statelog's errors.
 
-Owns the one translation from the exceptions of the operating system, of fsspec and of the cloud clients below
-it into NotFound, AlreadyExists, StoreRefused, StoreUnavailable, StorageFull. It reads codes and attributes only, so
-that no client library has to be imported. Programming errors pass through untouched.
+It reads codes and attributes only, so that no client library has to be imported.
 
 Invariant: only an answer that says "this file is not there" becomes NotFound. A missing bucket or a refused login is
 StoreRefused, a silence is StoreUnavailable, because a decision taken on it as on an absence could delete live files.
@@ -10,8 +8,7 @@ StoreRefused, a silence is StoreUnavailable, because a decision taken on it as o
 
 import errno
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeVar, cast
 
 from statelog.errors import NotFound, StatelogError, StorageFull, StoreRefused, StoreUnavailable
@@ -34,7 +31,10 @@ _LOCAL_HINT = (
     "storage option directory_mode=2770, or given to their group with chmod -R g+rwXs"
 )
 _NO_PLACE_HINT = "Create the bucket or container, or correct the root URL; statelog never creates one"
-_OURS = (StatelogError, TypeError, AttributeError, AssertionError, MemoryError)
+OURS = (StatelogError, TypeError, AttributeError, AssertionError, MemoryError)
+"""Errors of ours already, and of the program."""
+
+T = TypeVar("T")
 
 
 class _Answer(NamedTuple):
@@ -52,7 +52,9 @@ def _answer(error: BaseException) -> _Answer:
             break
         response = getattr(seen, "response", None)
         if isinstance(response, Mapping):
-            return _aws_answer(cast("Mapping[str, object]", response))
+            parts = cast("Mapping[str, Mapping[str, object]]", response)
+            status = parts.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            return _Answer(str(parts.get("Error", {}).get("Code", "")), status if isinstance(status, int) else 0)
         code = getattr(seen, "error_code", "") or ""
         code = getattr(code, "value", code)  # Azure's are members of an enumeration.
         for name in ("status_code", "status", "code"):
@@ -61,17 +63,6 @@ def _answer(error: BaseException) -> _Answer:
                 return _Answer(str(code), status)
         seen = seen.__cause__
     return _Answer("", 0)
-
-
-def _aws_answer(response: Mapping[str, object]) -> _Answer:
-    code = _inner(response, "Error").get("Code", "")
-    status = _inner(response, "ResponseMetadata").get("HTTPStatusCode", 0)
-    return _Answer(str(code), status if isinstance(status, int) else 0)
-
-
-def _inner(response: Mapping[str, object], name: str) -> Mapping[str, object]:
-    inner = response.get(name)
-    return cast("Mapping[str, object]", inner) if isinstance(inner, Mapping) else {}
 
 
 def is_taken(error: BaseException) -> bool:
@@ -91,9 +82,8 @@ def is_missing(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may well succeed at once: the store says so (500, 502, 503, 504), or a connection broke.
-
-    Not a timeout, which took its time already, nor a connection that broke below a client that repeats by itself.
+    """Whether the same call may well succeed at once: the store says so, or a connection broke. Not a timeout, which
+    took its time already, nor a connection that broke below a client that repeats by itself.
     """
     if isinstance(error, ConnectionError):
         return True
@@ -103,40 +93,22 @@ def is_transient(error: BaseException) -> bool:
     return _answer(error).status in _TRANSIENT_STATUSES
 
 
-def _is_full(error: BaseException, answer: _Answer) -> bool:
-    number = getattr(error, "errno", None)
-    text = str(error)
-    return (
-        number in _FULL_ERRNOS
-        or answer.code in _FULL_CODES
-        or answer.status == 507
-        or any(word in text for word in _FULL_WORDS)
-    )
-
-
-def _is_refused(error: BaseException, answer: _Answer) -> bool:
-    return (
-        isinstance(error, PermissionError)
-        or getattr(error, "errno", None) in _REFUSED_ERRNOS
-        or answer.status in (401, 403)
-        or type(error).__name__ in _DENIED_NAMES
-    )
-
-
 def _kind_and_hint(error: Exception, answer: _Answer, url: str) -> tuple[type[StatelogError], str]:
-    if _is_full(error, answer):
+    number, text = getattr(error, "errno", None), str(error)
+    is_said_full = answer.code in _FULL_CODES or answer.status == 507 or any(word in text for word in _FULL_WORDS)
+    if number in _FULL_ERRNOS or is_said_full:
         return StorageFull, ""
     if answer.code in _NO_PLACE_CODES:
         return StoreRefused, _NO_PLACE_HINT
-    if not _is_refused(error, answer):
-        return StoreUnavailable, ""
-    return StoreRefused, _LOCAL_HINT if url.startswith("file:") else _DENIED_HINT
+    is_denied = answer.status in (401, 403) or type(error).__name__ in _DENIED_NAMES
+    if number in _REFUSED_ERRNOS or isinstance(error, PermissionError) or is_denied:
+        return StoreRefused, _LOCAL_HINT if url.startswith("file:") else _DENIED_HINT
+    return StoreUnavailable, ""
 
 
 def translate(error: Exception, *, action: str, url: str, path: str, reading: bool) -> StatelogError:
-    """The error of ours that says what `error` means for a call that tried to `action` the file `path` of `url`.
-
-    Only a call that is `reading` can find a file missing; a write that finds nothing has lost its place.
+    """The error of ours for a call that tried to `action` the file `path` of `url`. Only one that is `reading` can find
+    a file missing; a write that finds nothing has lost its place.
     """
     if reading and is_missing(error):
         return NotFound(f"There is no {path}", store=url, path=path)
@@ -151,35 +123,16 @@ def translate(error: Exception, *, action: str, url: str, path: str, reading: bo
     return kind(f"Cannot {action} {path}: {reason}", hint=hint, store=url, path=path, code=code)
 
 
-@contextmanager
-def guarded(*, action: str, url: str, path: str, reading: bool) -> Generator[None]:
-    """Translate whatever the body's file system raises; our own and programming errors pass."""
-    try:
-        yield
-    except _OURS:
-        raise
-    except Exception as error:
-        raise translate(error, action=action, url=url, path=path, reading=reading) from error
-
-
-T = TypeVar("T")
-
-# ---- calls made again
-
-
 REPEAT_DELAYS_S = (0.1, 0.3, 1.0, 3.0)
 """The pause before each repeat. A store that is away for longer is the caller's to wait for."""
 
 
 def repeated(call: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
-    """What `call` returns or raises in the end, made again a few times where it failed for a moment.
+    """What `call` returns or raises in the end, made again a few times where it failed for a moment by its own word.
 
-    A store of many machines answers 500 or 503 now and then and asks for the request to be repeated; a merge of a large
-    state makes tens of thousands of requests, and would hardly ever end if each of these answers ended it. What a
-    failed call may have done already is settled by who makes it: all calls of the port may be made twice, and a create
-    that then finds its own file says AlreadyExists, which its caller compares.
-
-    Only what is transient by its own word is repeated; a refusal, a full disk or a timeout is raised at once.
+    A store of many machines answers 500 or 503 now and then, and a merge of a large state, which makes tens of
+    thousands of requests, would hardly ever end if each of these ended it. All calls of the port may be made twice: a
+    create that then finds its own file says AlreadyExists, which its caller compares.
     """
     for delay_s in REPEAT_DELAYS_S:
         try:

@@ -1,7 +1,7 @@
 """The store port on any fsspec file system, and the factory that picks an implementation for a root URL.
 
-Owns the client's settings (no cache, no sharing, timeouts), the exclusive create by a conditional write, and the
-repeats of what failed for a moment. Never asks `exists()`, never renames, never streams into a published name.
+Owns the client's settings, the exclusive create by a conditional write, and the repeats of what failed for a moment.
+Never asks `exists()`, never renames, never streams into a published name.
 
 Invariants: the file system is made in the process that uses it, once per process (a client does not survive a
 fork); a listing comes from the store, whole, or is an error; no secret is in `repr` or in an error.
@@ -26,7 +26,7 @@ from statelog.storage.kafka.config import mask_text
 from statelog.storage.secret_files import read_secrets
 from statelog.storage.store import FileInfo, RangeReader, Store
 from statelog.storage.store.errors import is_conflict, is_missing, is_taken, repeated
-from statelog.storage.store.local import LocalStore, make_private
+from statelog.storage.store.local import LocalStore
 from statelog.storage.store.url import (
     RootUrl,
     check_options,
@@ -69,7 +69,11 @@ def open_store(root_url: str, log: str, storage_options: Mapping[str, object] | 
     check_options(root, options)
     if root.local is not None:
         return LocalStore(root.local, log, directory_mode=parse_directory_mode(options))
-    _require_package(root)
+    try:
+        fsspec.get_filesystem_class(root.protocol)
+    except (ImportError, ValueError) as error:
+        package = _PACKAGES.get(root.protocol, "fsspec")
+        raise ConfigError(f"Nothing here can open {root.protocol}:// URLs", hint=f"Install {package}") from error
     return FsspecStore(root, log, options)
 
 
@@ -82,14 +86,6 @@ def _from_home(root_url: str) -> str:
     except RuntimeError as error:
         hint = "Write the whole path"
         raise ConfigError(f"Root {root_url!r} names a home directory that is not known", hint=hint) from error
-
-
-def _require_package(root: RootUrl) -> None:
-    try:
-        fsspec.get_filesystem_class(root.protocol)
-    except (ImportError, ValueError) as error:
-        package = _PACKAGES.get(root.protocol, "fsspec")
-        raise ConfigError(f"Nothing here can open {root.protocol}:// URLs", hint=f"Install {package}") from error
 
 
 def client_options(protocol: str, given: Mapping[str, object]) -> dict[str, object]:
@@ -118,9 +114,8 @@ def _open_webhdfs(url: str, options: Mapping[str, object]) -> tuple[AbstractFile
 
 
 def _open_gcs(url: str, options: Mapping[str, object]) -> tuple[AbstractFileSystem, str]:
-    """gcsfs over the JSON interface alone. Its default asks a second service, by gRPC, what kind each bucket is, waits
-    for it for minutes where only the first can be reached, and does not survive a fork.
-    """
+    # By default gcsfs asks a second service, by gRPC, what kind each bucket is, waits for it for minutes where only the
+    # first can be reached, and does not survive a fork.
     from gcsfs.core import GCSFileSystem
 
     return GCSFileSystem(**options), url.removeprefix("gs://")
@@ -146,6 +141,7 @@ class FsspecStore(Store):
         self._connect = connect
         self._sleep = sleep
         self._in_memory = root.protocol == "memory"
+        self._lock: AbstractContextManager[object] = _MEMORY_LOCK if self._in_memory else nullcontext()
         self._made: _Client | None = None
 
     def __repr__(self) -> str:
@@ -178,7 +174,7 @@ class FsspecStore(Store):
         source = self._full(check_path(path))
         temporary = local.with_name(temporary_name(uuid4().hex))
         with self._guard("make a local copy of", path, reading=False):
-            os.close(make_private(temporary))
+            temporary.touch(0o600, exist_ok=False)
         try:
             self._ask("download", path, lambda: self._fs.get_file(source, str(temporary)), reading=True)
             with self._guard("make a local copy of", path, reading=False):
@@ -214,10 +210,7 @@ class FsspecStore(Store):
         return [name.rpartition("/")[2] for name in names if name != root]
 
     def now_s(self) -> float:
-        """The store's clock: the time that it stamps on a small object written now. Three small requests.
-
-        Some stores stamp whole seconds, rounded down.
-        """
+        """What the store stamps on a small object written now, some in whole seconds. Three small requests."""
         path = temporary_name(f"clock-{uuid4().hex}")
         full = self._full(path)
         self._ask("ask the time of", path, lambda: self._fs.pipe_file(full, b"t"))
@@ -250,16 +243,15 @@ class FsspecStore(Store):
                 return _open_gcs(self._url, options)
             fs, base = fsspec.url_to_fs(self._url, **options)
             if self._root.protocol == "s3":
-                cast(
-                    "Any", fs
-                ).connect()  # It looks at most of its options only now, and would do so inside the first request.
+                # It looks at most of its options only now, and would do so inside the first request.
+                cast("Any", fs).connect()
         except (KeyError, TypeError, ValueError) as error:
             text = repr(error) if isinstance(error, KeyError) else str(error)
             raise ConfigError(f"The storage options do not fit: {mask_text(text)}", store=self._url) from None
         return fs, base
 
     def _range(self, full: str, start: int, end: int | None) -> bytes:
-        with _MEMORY_LOCK if self._in_memory else nullcontext():  # All its readers share one cursor.
+        with self._lock:  # All readers of a file in memory share one cursor.
             return bytes(self._fs.cat_file(full, start=start, end=end))
 
     def _size_bytes(self, path: str) -> int:
@@ -277,21 +269,18 @@ class FsspecStore(Store):
         return repeated(call, self._sleep)
 
     def _create(self, path: str, data: bytes) -> None:
-        with self._guard("create", path, reading=False), _MEMORY_LOCK if self._in_memory else nullcontext():
-            self._create_conditionally(path, data)
-
-    def _create_conditionally(self, path: str, data: bytes) -> None:
         """One conditional write; two that met at the store are told apart by looking, and tried again."""
-        for tries_left in reversed(range(_CREATE_TRIES)):
-            try:
-                self._repeated(lambda: self._fs.pipe_file(self._full(path), data, mode="create"))
-            except Exception as error:
-                if is_taken(error) or (is_conflict(error) and self._is_there(path)):
-                    raise self._taken(path) from error
-                if not is_conflict(error) or not tries_left:
-                    raise
-            else:
-                return
+        with self._guard("create", path, reading=False), self._lock:
+            for tries_left in reversed(range(_CREATE_TRIES)):
+                try:
+                    self._repeated(lambda: self._fs.pipe_file(self._full(path), data, mode="create"))
+                except Exception as error:
+                    if is_taken(error) or (is_conflict(error) and self._is_there(path)):
+                        raise AlreadyExists(f"{path} is there already", store=self._url, path=path) from error
+                    if not is_conflict(error) or not tries_left:
+                        raise
+                else:
+                    return
 
     def _is_there(self, path: str) -> bool:
         try:
@@ -299,9 +288,6 @@ class FsspecStore(Store):
         except NotFound:
             return False
         return True
-
-    def _taken(self, path: str) -> AlreadyExists:
-        return AlreadyExists(f"{path} is there already", store=self._url, path=path)
 
     def _read(self, path: str) -> bytes:
         # Of a whole file S3's client first asks the size, to read what is large in parts side by side.

@@ -1,8 +1,7 @@
 """The store port on a local or mounted directory.
 
 Owns the durable write: a temporary file in the same directory, fsync, an exclusive hard link (or a rename, where
-replacing is meant), and fsync of the directory. Never overwrites a file that must only be created, never follows a
-symbolic link out of the log's directory to delete something.
+replacing is meant), and fsync of the directory. Never follows a symbolic link out of the log's directory to delete.
 
 The rights of the log's directory are those of all that is made below it, whatever the umask and whoever makes it: 0700,
 and so 0600 for files, unless it was made with another mode, or changed since. So users who share a log set nothing.
@@ -14,7 +13,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -45,15 +44,10 @@ def _make_directory(directory: Path, mode: int) -> None:
     sync(directory.parent)
 
 
-def make_private(path: Path) -> int:
-    """Create an empty file that only this user may read, and return its descriptor for writing. Raises OSError."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-
-
 def _write_temporary(directory: Path, fill: Callable[[BinaryIO], object], mode: int = 0o600) -> Path:
     """A finished, synced file under a name that no listing shows. Nothing is left of it if this fails."""
     temporary = directory / temporary_name(uuid4().hex)
-    handle = make_private(temporary)
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     # The file takes over the descriptor, which `Path.open` cannot.
     with undone_by_errors(temporary.unlink, missing_ok=True), open(handle, "wb") as file:  # noqa: PTH123 - as above
         fill(file)
@@ -243,12 +237,7 @@ def _walk(directory: Path) -> list[FileInfo]:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(Path(entry.path))
                 elif entry.is_file(follow_symlinks=False):
-                    files.extend(_info(entry))
+                    with suppress(FileNotFoundError):  # It was deleted since the directory was read.
+                        status = entry.stat(follow_symlinks=False)
+                        files.append(FileInfo(entry.path, status.st_size, status.st_mtime))
     return files
-
-
-def _info(entry: os.DirEntry[str]) -> Iterator[FileInfo]:
-    # A file that was deleted since the directory was read is not there: nothing to tell.
-    with suppress(FileNotFoundError):
-        status = entry.stat(follow_symlinks=False)
-        yield FileInfo(entry.path, status.st_size, status.st_mtime)

@@ -1,10 +1,8 @@
-"""Root URLs and the paths below them: what a store may be pointed at, as pure values.
+"""Root URLs, the paths below them, temporary names, storage options, and the masking of secrets: what a store may be
+pointed at, as pure values.
 
-Owns the allow list of protocols, the rules for paths inside a log's directory, the names of temporary
-files, and the masking of secrets. Does no I/O and never looks at a file system.
-
-Invariants: a `RootUrl` carries no credentials; a checked path cannot leave the log's directory; a path
-that passes `check_path` is never the name of a temporary file, so listings can leave those out.
+Invariants: a `RootUrl` carries no credentials; a path that passes `check_path` cannot leave the log's directory, and is
+never the name of a temporary file, so listings can leave those out.
 """
 
 import json
@@ -48,10 +46,9 @@ class RootUrl:
 
 
 def parse_root(url: str, *, cwd: Path) -> RootUrl:
-    """Check a root URL and bring it into normal form. A path without a scheme is local, relative to `cwd`.
-
-    Raises ConfigError for a protocol that is not in `PROTOCOLS`, a chained URL, credentials, a query, a path with
-    '..' or control characters, or a missing bucket or host.
+    """Check a root URL and bring it into normal form. A path without a scheme is local, relative to `cwd`. Raises
+    ConfigError for another protocol than `PROTOCOLS`, a chained URL, credentials, a query, '..' or control characters,
+    or a missing bucket or host.
     """
     shown = mask_url(url)
     if not url or _FORBIDDEN.search(url):
@@ -183,8 +180,8 @@ def parse_directory_mode(options: Mapping[str, object]) -> int:
 
 
 def option_value(name: str, text: str, *, origin: str) -> object:
-    """A storage option that `origin` gives as text: what starts like a JSON object or list, or is true or false, is
-    JSON; all else is text, numbers too. Raises ConfigError.
+    """A storage option that `origin` gives as text: JSON if it is an object, a list or a truth value, else text, as
+    numbers are. Raises ConfigError.
     """
     if not text.startswith(("{", "[")) and text not in ("true", "false"):
         return text

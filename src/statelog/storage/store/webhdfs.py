@@ -4,10 +4,8 @@ HDFS shows a file from the moment that it is created, empty. So every file is wr
 renamed, by the name node in one step: with the option NONE it refuses a name that is taken, which makes a create
 exclusive; with OVERWRITE it replaces, and no reader ever finds the name without a file.
 
-Owns the requests: their timeouts, and what an answer means as an error of the operating system. Never follows a
-redirect by itself, because `data_proxy` may have to translate it, and never takes the page of an error for data.
-
-Invariant: what is read is as long as the name node says.
+Never follows a redirect by itself, because `data_proxy` may have to translate it, and never takes the page of an error
+for data. Invariant: what is read is as long as the name node says.
 """
 
 import posixpath
