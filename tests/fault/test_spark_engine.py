@@ -23,7 +23,7 @@ from statelog.storage.log.where import Where
 from tests.support.services.broker import Broker
 from tests.support.spark.engine_job import CASES
 from tests.support.spark.engine_pair import settings_at
-from tests.support.spark.engine_tasks import MeasuredWork, engine_of
+from tests.support.spark.engine_tasks import MeasuredWork, engine_of, parts_of
 from tests.support.spark.rig import SparkLog
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -70,7 +70,7 @@ def _peaks_mib(spark: SparkSession, broker: Broker, name: str, directory: Path, 
     maker = partial(SparkEngine, spark=spark, where=log_address(rig.options), most_tasks=2)
 
     def measured(_: int, work: TaskWork) -> TaskWork:
-        return MeasuredWork(where=work.where, scratch=work.scratch, tasks=work.tasks, directory=peaks)
+        return MeasuredWork(**parts_of(work), directory=peaks)
 
     settings = settings_at(directory, budget_bytes=8 << 30)
     random = np.random.default_rng(mib)

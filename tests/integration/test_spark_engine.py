@@ -24,7 +24,7 @@ from statelog.spark.engine import SparkEngine, TaskDone, TaskWork
 from statelog.spark.option_texts import log_address
 from tests.support.services.broker import Broker
 from tests.support.spark.engine_pair import EnginePair, change, run_paths, settings_at
-from tests.support.spark.engine_tasks import Misfortune, StruckWork, engine_of
+from tests.support.spark.engine_tasks import Misfortune, StruckWork, engine_of, parts_of
 from tests.support.spark.rig import SparkLog
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
@@ -98,7 +98,14 @@ def test_repeated_tasks_and_errors(spark: SparkSession, broker: Broker, log_name
 
     broken = maker(_work(rig, tmp_path))
     with pytest.raises(Unavailable, match="Spark job"):
-        broken.do(TaskWork(where=log_address(rig.options), scratch=tmp_path, tasks=(b"no task",)))
+        broken.do(
+            TaskWork(
+                where=log_address(rig.options),
+                identity=rig.log.descriptor.identity,
+                scratch=tmp_path,
+                tasks=(b"no task",),
+            )
+        )
 
     def given_up() -> None:
         raise RoundGivenUp("over")
@@ -116,7 +123,7 @@ def test_a_killed_worker_is_a_failed_round_at_worst(
     misfortune = Misfortune(kind="worker", point="done", directory=tmp_path)
 
     def strike(_: int, work: TaskWork) -> TaskWork:
-        return StruckWork(where=work.where, scratch=work.scratch, tasks=work.tasks, misfortune=misfortune)
+        return StruckWork(**parts_of(work), misfortune=misfortune)
 
     pair.change()
     with pytest.raises(Unavailable, match="Spark job"):

@@ -8,6 +8,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from pyspark_statelog import DefaultSource
+from statelog.errors import IdentityChanged
+from statelog.materializer import run_round
 from statelog.producer.writer import Writer
 from statelog.spark.clients import cached_log
 from statelog.spark.option_texts import log_address
@@ -60,3 +62,39 @@ def test_a_worker_that_knows_the_old_log_reads_all_of_the_new_one(
         assert [row["changes"] for row in rows] == [100]
     else:
         assert sorted(row["key"] for row in rows) == list(range(100))
+
+
+def test_a_task_of_the_old_log_reads_nothing_of_the_new_one(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """A worker that has opened neither of them carries out what was planned on the old one, whose snapshot is gone."""
+
+    def made(number: int) -> SparkLog:
+        rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
+        with rig.log, Writer(rig.log, "w") as writer:
+            write_numbers(writer, {1: number})
+            writer.commit()
+            run_round(rig.log)
+        return rig
+
+    rig = made(1)
+    source = DefaultSource(rig.options)
+    reader = source.reader(source.schema())
+    parts = reader.partitions()
+    Log.delete(log_name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
+    made(2)
+
+    def read() -> None:
+        with pytest.raises(IdentityChanged, match="topics that the log had before"):
+            _ = [list(reader.read(part)) for part in parts]
+
+    assert in_fork(read) == 0
+
+
+def test_a_stream_has_the_columns_of_the_new_log(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Also if this worker knows those of the old one."""
+    rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
+    rig.log.close()
+    cached_log(log_address(rig.options)).value_schemas.newest()
+    Log.delete(log_name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
+    SparkLog.create(log_name, broker.bootstrap, tmp_path, key_type="string", value_schema=None).log.close()
+    columns = DefaultSource({**rig.options, "startingPosition": "latest"}).schema()
+    assert [columns[name].dataType.simpleString() for name in ("key", "value")] == ["string", "binary"]

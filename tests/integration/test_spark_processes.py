@@ -437,7 +437,7 @@ def test_a_log_that_was_made_anew_is_opened_again(rig: SparkLog) -> None:
     columns = old.schema()
     Log.delete(rig.log.name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
     SparkLog.create(rig.log.name, rig.bootstrap, rig.root.parent).log.close()
-    for kind in ("state", "changes"):
+    for kind in ("commits", "state", "changes"):
         assert read(kind)[0] == []
     write(2)
     assert (read("state")[0], read("changes")[0]) == ([2], [2])

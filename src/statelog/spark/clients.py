@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 from statelog.closing import undone_by_errors
 from statelog.errors import IdentityChanged
 from statelog.operate.exporting import export_from_worker
-from statelog.schemas.ledger.place import LogIdentity
+from statelog.schemas.ledger.place import LogIdentity, shown_id
 from statelog.spark.option_texts import LogAddress
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
@@ -98,14 +98,32 @@ _producers: ProcessCache[Where, Producer] = ProcessCache()
 
 
 def cached_log(where: LogAddress, identity: LogIdentity | None = None) -> Log:
-    """The opened log of this process; opened again if it is not the one with the `identity` that was planned.
-
-    Raises NotFound, ConfigError, Damaged, UnsafeTopic, Unavailable.
+    """The opened log of this process; opened again if it is not the one with the `identity` that was planned. Raises
+    IdentityChanged if that is gone, and as `open_log`.
     """
     log = _logs.get_or_make(where, lambda: open_log(where))
     if identity not in (None, log.descriptor.identity):
         log = _logs.put(where, open_log(where))
+    if identity is not None and identity != log.descriptor.identity:
+        raise IdentityChanged(
+            "this was planned on topics that the log had before",
+            log=log.name,
+            expected=shown_id(identity.ledger_topic_id),
+            found=shown_id(log.descriptor.identity.ledger_topic_id),
+            hint="load() again; a query, or a write, is to be started again",
+        )
     return log
+
+
+def checked_log(where: LogAddress) -> Log:
+    """The opened log of this process, for a look that asks nothing else which would tell that it is another one now."""
+
+    def checked() -> Log:
+        log = cached_log(where)
+        log.manifests.newest()
+        return log
+
+    return planned(where, checked)
 
 
 def planned(where: LogAddress, plan: Callable[[], P]) -> P:

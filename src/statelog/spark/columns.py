@@ -61,28 +61,24 @@ def _same(one: StructType, other: StructType) -> bool:
     return spark_arrow_schema(one).equals(spark_arrow_schema(other))
 
 
-def change_columns(descriptor: Descriptor, value: ValueSchema) -> StructType:
-    """The columns of committed changes: the value in one, because a delete has none."""
-    return from_arrow_schema(
-        pa.schema(
-            [
-                ("key", descriptor.key_type.arrow_type),
-                ("op", pa.string()),
-                ("value", table_type(value.arrow_type)),
-                ("key_group", pa.int32()),
-                ("writer", pa.string()),
-                ("checkpoint", pa.int64()),
-                ("position", pa.int64()),
-                ("timestamp", pa.timestamp("us", tz="UTC")),
-            ]
-        )
-    )
+def change_columns(descriptor: Descriptor, value: ValueSchema, names: Collection[str] | None = None) -> StructType:
+    """The columns of committed changes: the value in one, because a delete has none; of these names (None: all)."""
+    types = {
+        "key": descriptor.key_type.arrow_type,
+        "op": pa.string(),
+        "value": table_type(value.arrow_type),
+        "key_group": pa.int32(),
+        "writer": pa.string(),
+        "checkpoint": pa.int64(),
+        "position": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+    }
+    return chosen(from_arrow_schema(pa.schema(types)), names)
 
 
 def change_batches(changes: pa.RecordBatch, wanted: pa.Schema, position: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Changes, as recovery reads them, as batches of the wanted columns, of at most 65,536 rows.
-
-    The rows of a state, at `position`, are puts without a commit: what only a commit has is null.
+    """Changes, as recovery reads them, as batches of the wanted columns, of at most 65,536 rows. The rows of a state,
+    at `position`, are puts without a commit: what only a commit has is null.
     """
     arrays: list[pa.Array] = []
     for field in wanted:

@@ -41,6 +41,7 @@ from statelog.materializer.outcome import RoundOutcome
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import Task
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.clients import cached_log
 from statelog.spark.option_texts import LogAddress, address_options, log_address
@@ -72,29 +73,28 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
-    """The tasks of a stage, packed, by number. `scratch` is a directory of every worker.
-
+    """The tasks of a stage, packed, by number, on the log with this identity. `scratch` is a directory of every worker.
     All of them go to every worker, which unpacks its own: 2 MB for 100,000 change sets.
     """
 
     where: LogAddress
+    identity: LogIdentity
     scratch: Path
     tasks: tuple[bytes, ...]
 
     @classmethod
-    def of(cls, where: LogAddress, scratch: Path, tasks: Iterable[Task]) -> "TaskWork":
+    def of(cls, where: LogAddress, identity: LogIdentity, scratch: Path, tasks: Iterable[Task]) -> "TaskWork":
         """The work of these tasks."""
         packed = tuple(zlib.compress(pickle.dumps(task), _FAST) for task in tasks)
-        return cls(where=where, scratch=scratch, tasks=packed)
+        return cls(where=where, identity=identity, scratch=scratch, tasks=packed)
 
     def task(self, number: int) -> Task:
         """A task of the stage."""
         return cast("Task", pickle.loads(zlib.decompress(self.tasks[number])))  # noqa: S301  # Our driver's own.
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For `mapInArrow`: numbers of tasks in, what was done out.
-
-        Raises Damaged, NotFound, Unavailable, ConfigError, for the driver.
+        """For `mapInArrow`: numbers of tasks in, what was done out. Raises Damaged, NotFound, Unavailable, ConfigError,
+        for the driver.
         """
         for batch in batches:
             for number in cast("list[int]", batch.column(0).to_pylist()):
@@ -104,7 +104,7 @@ class TaskWork:
                 yield pa.RecordBatch.from_arrays(columns, names=["task", "done"])
 
     def _do(self, task: Task) -> TaskDone:
-        log = cached_log(self.where)
+        log = cached_log(self.where, self.identity)  # Another one's schemas would be taken for those of this one.
         environment = current_environment()
         with scratch_directory(self.scratch, environment) as scratch:
             # Spark ends a task that is not wanted any more by ending its process.
@@ -162,14 +162,10 @@ def spark_engine(
     address = log_address(address_options(name, where))
     if (most_tasks is not None and most_tasks < 1) or task_bytes < 1:
         raise ConfigError("most_tasks and task_bytes are at least 1", most_tasks=most_tasks, task_bytes=task_bytes)
-    most = most_tasks or _parallelism(spark)
-    return partial(SparkEngine, spark=spark, where=address, most_tasks=most, task_bytes=task_bytes)
-
-
-def _parallelism(spark: SparkSession) -> int:
-    """How many tasks the session runs at once, asked in a way that Spark Connect answers, and without a shuffle."""
-    of_rows = spark.range(1 << 16).select(spark_partition_id().alias("partition"))
-    return len(of_rows.toArrow().column("partition").unique())
+    if most_tasks is None:  # As many as the session runs at once: Spark Connect answers this, and it takes no shuffle.
+        of_rows = spark.range(1 << 16).select(spark_partition_id().alias("partition"))
+        most_tasks = len(of_rows.toArrow().column("partition").unique())
+    return partial(SparkEngine, spark=spark, where=address, most_tasks=most_tasks, task_bytes=task_bytes)
 
 
 class SparkEngine:
@@ -192,7 +188,8 @@ class SparkEngine:
     def write(self, tasks: Sequence[Task]) -> Written:
         """Do the tasks; their runs are in the store."""
         self._work.go_on()
-        found = self.do(TaskWork.of(self._where, self._work.scratch.parent, tasks))
+        identity = self._work.log.descriptor.identity
+        found = self.do(TaskWork.of(self._where, identity, self._work.scratch.parent, tasks))
         done = [found[number] for number in range(len(tasks))]
         self._done.update({run.path: one for one in done for run in one.runs})
         return Written(

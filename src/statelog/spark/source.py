@@ -28,14 +28,14 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from statelog.environment import repeated
-from statelog.errors import ConfigError, IdentityChanged, Misuse, NotFound, OffsetGone, StatelogError
+from statelog.errors import ConfigError, Misuse, NotFound, OffsetGone, StatelogError
 from statelog.reading import At, AtPosition, HeldPlan, Hold, Plan, plan_changes
 from statelog.recovery.changes import read_changes
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings, terms_of
-from statelog.schemas.ledger.place import LogIdentity, shown_id
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.values.schema import ValueSchema, state_batches
-from statelog.spark.clients import cached_log, open_log, planned
+from statelog.spark.clients import cached_log, checked_log, open_log, planned
 from statelog.spark.columns import (
     change_batches,
     change_columns,
@@ -130,7 +130,7 @@ def _load_changes(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
 
 
 def _load_view(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
-    log = cached_log(view_options(options))
+    log = checked_log(view_options(options))
     position = log.ledger.end(at_least=log.position)
     identity = log.descriptor.identity
     return view_columns(read_of(options)), Loaded(identity=identity, at=datetime.now(UTC), position=position)
@@ -223,10 +223,9 @@ class _ChangeReader(_Scan[ChangeOptions]):
     def __init__(self, options: Mapping[str, str], schema: StructType, loaded: Loaded | None) -> None:
         read = self._options = change_options(options)
         if loaded is None and (read.start is None or read.end is None):
-            raise ConfigError(
-                "with a user schema each scan of the DataFrame would read a different range of changes",
-                hint="Leave .schema() out, or say where the range begins and where it ends",
-            )
+            hint = "Leave .schema() out, or say where the range begins and where it ends"
+            told = "with a user schema each scan of the DataFrame would read a different range of changes"
+            raise ConfigError(told, hint=hint)
         self._loaded = loaded or Loaded.now(_planned_changes(read), read)
         log, plan = _planned_on(read, self._loaded)
         check_columns(schema, _change_columns(log, read, plan), "the changes")
@@ -262,7 +261,7 @@ def _value_schema(log: Log, options: StateOptions, schema: StructType) -> ValueS
 
 def _change_columns(log: Log, options: ChangeOptions, plan: Plan) -> StructType:
     assert plan.value_schema_id is not None, "changes are planned in one value schema"
-    return chosen(change_columns(log.descriptor, log.value_schemas.get(plan.value_schema_id)), options.columns)
+    return change_columns(log.descriptor, log.value_schemas.get(plan.value_schema_id), options.columns)
 
 
 # ---- a plan and its lease
@@ -283,20 +282,11 @@ def _planned_changes(options: ChangeOptions) -> Plan:
 
 def _planned_on(options: ReadOptions, loaded: Loaded) -> tuple[Log, Plan]:
     """The log that was planned on, and the plan. This process may have opened another one under its name before, whose
-    key groups and schemas tell nothing of this one. Raises IdentityChanged if the log has other topics by now.
+    key groups and schemas tell nothing of this one. Raises IdentityChanged if it is gone.
     """
     plan = loaded.plan
     assert plan is not None, "parts are made where the plan is"
-    log = cached_log(options.where, plan.identity)
-    if log.descriptor.identity != plan.identity:
-        raise IdentityChanged(
-            "this DataFrame was planned on topics that the log had before",
-            log=log.name,
-            expected=shown_id(plan.identity.ledger_topic_id),
-            found=shown_id(log.descriptor.identity.ledger_topic_id),
-            hint="load() again",
-        )
-    return log, plan
+    return cached_log(options.where, plan.identity), plan
 
 
 def _held(options: ReadOptions, loaded: Loaded) -> tuple[Log, Plan]:

@@ -30,9 +30,8 @@ from statelog.closing import undone_by_errors
 from statelog.reading import Plan
 from statelog.recovery.changes import read_changes
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.values.schema import ValueSchema
-from statelog.spark.clients import cached_log, open_log
-from statelog.spark.columns import change_batches, change_columns, chosen, newest_with, spark_arrow_schema
+from statelog.spark.clients import cached_log, checked_log, open_log
+from statelog.spark.columns import change_batches, change_columns, newest_with, spark_arrow_schema
 from statelog.spark.options import NO_LIMIT, StreamOptions, stream_options
 from statelog.spark.parts import PlanPart, change_parts, read_state, state_parts
 from statelog.spark.reported import reported
@@ -47,8 +46,8 @@ RESET = "reset"
 def stream_columns(options: Mapping[str, str]) -> StructType:
     """The columns of a stream: those of the batch read of changes. Raises ConfigError, NotFound, Unavailable."""
     given = stream_options(options)
-    log = cached_log(given.where)
-    return _columns(log, given, log.value_schemas.newest())
+    log = checked_log(given.where)
+    return change_columns(log.descriptor, log.value_schemas.newest(), given.columns)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -128,15 +127,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             options = stream_options(self._given)
             log = open_log(options.where)
             with undone_by_errors(log.close):
-                schemas = log.value_schemas.all()
-                found = newest_with(self._columns, schemas, partial(_columns, log, options), "the changes")
+                columns_of = partial(change_columns, log.descriptor, names=options.columns)
+                found = newest_with(self._columns, log.value_schemas.all(), columns_of, "the changes")
                 self._value_schema_id = found.id
                 self._planner = StreamPlanner(log, options)
         return self._planner
-
-
-def _columns(log: Log, options: StreamOptions, value: ValueSchema) -> StructType:
-    return chosen(change_columns(log.descriptor, value), options.columns)
 
 
 class ResetPart(InputPartition):

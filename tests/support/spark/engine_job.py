@@ -16,7 +16,7 @@ from statelog.spark.engine import SparkEngine, TaskDone, TaskWork
 from statelog.spark.option_texts import log_address
 from tests.support.spark.clusters import KINDS, spark_environment
 from tests.support.spark.engine_pair import EnginePair, run_paths
-from tests.support.spark.engine_tasks import Misfortune, StruckWork, engine_of
+from tests.support.spark.engine_tasks import Misfortune, StruckWork, engine_of, parts_of
 
 __all__ = ["CASES"]
 
@@ -48,7 +48,7 @@ def _struck_round(spark: SparkSession, pair: EnginePair, case: tuple[str, str, i
     def strike(stage: int, work: TaskWork) -> TaskWork:
         if stage != struck_stage:
             return work
-        return StruckWork(where=work.where, scratch=work.scratch, tasks=work.tasks, misfortune=misfortune)
+        return StruckWork(**parts_of(work), misfortune=misfortune)
 
     maker = partial(SparkEngine, spark=spark, where=log_address(pair.remote.options), most_tasks=2, task_bytes=1)
     stages: list[dict[int, TaskDone]] = []

@@ -5,9 +5,10 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pyspark import TaskContext
 
@@ -16,7 +17,7 @@ from statelog.materializer.tasks import Task
 from statelog.spark.engine import SparkEngine, TaskDone, TaskWork
 from tests.support.spark.strikes import parent_of
 
-__all__ = ["MeasuredWork", "Misfortune", "StruckWork", "engine_of"]
+__all__ = ["MeasuredWork", "Misfortune", "StruckWork", "engine_of", "parts_of"]
 
 _AWAIT_S = 120.0
 
@@ -104,6 +105,11 @@ class MeasuredWork(TaskWork):
             str(peak_kib)
         )
         return done
+
+
+def parts_of(work: TaskWork) -> dict[str, Any]:
+    """What other work of the same tasks is made of."""
+    return {one.name: getattr(work, one.name) for one in fields(TaskWork)}
 
 
 def engine_of(

@@ -1,16 +1,35 @@
-"""What travels to the workers of a stage of the Spark engine."""
+"""What travels to the workers of a stage of the Spark engine, and on which log they do it."""
 
+import json
+import pickle
 import random
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pytest
+
+import statelog
+from statelog.errors import IdentityChanged
+from statelog.materializer import MaterializerSettings, run_round
 from statelog.materializer.tasks import Task, TaskOutput
+from statelog.producer.writer import Writer
+from statelog.recovery.recover import recover
 from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife
 from statelog.schemas.ledger.handle import Entry
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.run_ref import Cuts
-from statelog.spark.engine import TaskWork
+from statelog.spark.clients import cached_log
+from statelog.spark.engine import SparkEngine, TaskDone, TaskWork
 from statelog.spark.option_texts import LogAddress
+from statelog.storage import LogOptions
+from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
+from statelog.testing import Twin
 
+IDENTITY = LogIdentity(cluster_id="C", data_topic_id="D", ledger_topic_id="L")
 _SETS = 100_000
 
 
@@ -34,6 +53,43 @@ def test_tasks_travel_whole_and_small() -> None:
     )
     task = Task(output=output, replay=ReplayPlan(ranges={3: ((0, _SETS),)}, listed={3: listed}, accepted=()))
     where = LogAddress("planes", Where({"bootstrap.servers": "127.0.0.1:9"}, "/nowhere"))
-    work = TaskWork.of(where, Path("/nowhere"), [task, task])
+    work = TaskWork.of(where, IDENTITY, Path("/nowhere"), [task, task])
     assert work.task(1) == task
     assert all(len(packed) < 3_000_000 for packed in work.tasks)
+
+
+class _InPlace(SparkEngine):
+    """Does its tasks in this process, as a worker of Spark's would."""
+
+    def do(self, work: TaskWork) -> dict[int, TaskDone]:
+        numbers = pa.RecordBatch.from_pydict({"id": list(range(len(work.tasks)))})
+        rows = [row for batch in work.rows(iter([numbers])) for row in batch.to_pylist()]
+        return {row["task"]: pickle.loads(row["done"]) for row in rows}
+
+
+def test_a_worker_that_knows_the_log_from_before_writes_runs_of_the_new_one(tmp_path: Path) -> None:
+    """It has read a log that was deleted and made anew, with the fields of its values in another order: it would take
+    them for each other, and the snapshot would have them so.
+    """
+    twin = Twin()
+
+    def made(*names: str) -> Log:
+        fields = [{"name": name, "type": "long"} for name in names]
+        schema = json.dumps({"type": "record", "name": "R", "fields": fields})
+        return statelog.open("log", twin.where(), create=LogOptions(key_type="long", value_schema=schema))
+
+    with twin.environment():
+        made("a", "b").close()
+        address = LogAddress("log", twin.where())
+        cached_log(address).value_schemas.newest()
+        Log.delete("log", twin.where())
+        with made("b", "a") as log, Writer(log, "w") as writer:
+            writer.put(1, {"a": 1, "b": 2})
+            writer.commit()
+            spark: Any = None
+            engine = partial(_InPlace, spark=spark, where=address, most_tasks=2)
+            run_round(log, MaterializerSettings(scratch=tmp_path), make_engine=engine)
+            assert recover(log).to_dict() == {1: {"a": 1, "b": 2}}
+        gone = replace(log.descriptor.identity, ledger_topic_id="another")
+        with pytest.raises(IdentityChanged, match="topics that the log had before"):
+            cached_log(address, gone)
