@@ -49,9 +49,8 @@ _CATALOG = ("provider", "owner", "option.log")  # What Spark hands over of a tab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What all reads of rows share. None means all key groups, all columns, any number of tasks.
-
-    `lease_s` is how long each scan holds what it reads, 0 for not.
+    """What all reads of rows share. None means all key groups, all columns, any number of tasks. `lease_s` is how long
+    each scan holds what it reads, 0 for not.
     """
 
     where: LogAddress
@@ -145,9 +144,8 @@ class WriteOptions:
         return self.is_stream or self.batch_id is not None
 
     def taken(self, partitions: int) -> tuple[int, ...]:
-        """The partitions that this write takes of a log that has so many: all, unless the options say which.
-
-        Raises ConfigError if there are none, or the log lacks one.
+        """The partitions that this write takes of a log that has so many: all, unless the options say which. Raises
+        ConfigError if there are none, or the log lacks one.
         """
         taken = range(partitions) if self.partitions is None else self.partitions
         if self.share is not None:

@@ -51,7 +51,6 @@ class BatchDecision:
 
 def decide_batch(last: LastCommit | None, options: WriteOptions, query_id: str, batch_id: int) -> BatchDecision:
     """What to do with a micro-batch. Its checkpoint is `batch_id + 1`, shifted if the query took the writer over.
-
     Raises CheckpointMismatch for a batch older than the last one, and for another query's writer; Misuse for one that
     this run of the query has written already.
     """
@@ -85,9 +84,8 @@ def decide_batch(last: LastCommit | None, options: WriteOptions, query_id: str, 
 
 
 def decide_write(last: LastCommit | None, options: WriteOptions) -> BatchDecision:
-    """What to do with a plain batch write. Without a checkpoint id it is the next one, whatever that is.
-
-    Raises CheckpointMismatch for an id below the last one, and for a query's writer.
+    """What to do with a plain batch write. Without a checkpoint id it is the next one, whatever that is. Raises
+    CheckpointMismatch for an id below the last one, and for a query's writer.
     """
     checkpoint_id, last_id = options.checkpoint_id, last.checkpoint.id if last is not None else 0
     if last is not None and _owner_of(last) != NO_QUERY:
@@ -137,7 +135,6 @@ def _check_take_over(last: LastCommit, options: WriteOptions, query_id: str) -> 
 
 class Rival(NamedTuple):
     """A live epoch that our Open would fence. `age_s` is the time since its last sign of life; None if that is gone.
-
     `has_committed`: under this epoch, and began nothing since. `last` is its writer's last commit, under any epoch.
     """
 
@@ -192,9 +189,8 @@ def _is_ours(rival: Rival, options: WriteOptions, ours: str | None, tag: bytes) 
 
 
 def find_rivals(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float) -> list[Rival]:
-    """The live epochs that an Open would fence: those on a partition that it takes, and the writer's own.
-
-    Raises ConfigError if the options take no partition that the log has.
+    """The live epochs that an Open would fence: those on a partition that it takes, and the writer's own. Raises
+    ConfigError if the options take no partition that the log has.
     """
     taken = frozenset(options.taken(log.descriptor.partitions))
     found: list[Rival] = []
@@ -241,9 +237,8 @@ def _begun(log: Log, nonce: bytes, committed: int, end: int) -> int | None:
 
 
 def _age_s(log: Log, offset: int, now_s: float) -> float | None:
-    """How long ago the ledger's record at `offset` was written; None if it is truncated.
-
-    Where the brokers do not stamp records the age is unknown, and it counts as written now.
+    """How long ago the ledger's record at `offset` was written; None if it is truncated. Where the brokers do not stamp
+    records the age is unknown, and it counts as written now.
     """
     found = _find(log, OffsetRange(offset, offset + 1), lambda _: True)
     if found is None:

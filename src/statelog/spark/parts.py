@@ -73,16 +73,17 @@ def narrowed(before: Selection, filters: Iterable[Filter], descriptor: Descripto
     for one in filters:
         match one:
             case EqualTo(attribute=("key",), value=value) if _is_key(value, descriptor.key_type):
-                found = _with_keys(found, [_as_key(value)], descriptor)
+                found = _with_keys(found, [value], descriptor)
             case In(attribute=("key",), value=values) if all(_is_key(key, descriptor.key_type) for key in values):
-                found = _with_keys(found, [_as_key(key) for key in values], descriptor)
+                found = _with_keys(found, values, descriptor)
             case _:
                 found = Selection(tuple(group for group in found.key_groups if _may_hold(one, group)), found.keys)
     return found
 
 
-def _with_keys(before: Selection, keys: list[Key], descriptor: Descriptor) -> Selection:
-    kept = tuple(dict.fromkeys(key for key in keys if before.keys is None or key in before.keys))
+def _with_keys(before: Selection, keys: Iterable[Key | bytearray], descriptor: Descriptor) -> Selection:
+    hashable = dict.fromkeys(bytes(key) if isinstance(key, bytearray) else key for key in keys)
+    kept = tuple(key for key in hashable if before.keys is None or key in before.keys)
     groups = before.key_groups
     if descriptor.hash_rule is not HashRule.CALLER:
         theirs = {descriptor.key_group_of(key) for key in kept}
@@ -103,10 +104,6 @@ def _may_hold(one: Filter, group: int) -> bool:
 def _is_key(value: object, kind: KeyType) -> bool:
     types: dict[KeyType, Any] = {KeyType.BYTES: bytes | bytearray, KeyType.STRING: str, KeyType.LONG: int}
     return isinstance(value, types[kind]) and not isinstance(value, bool)
-
-
-def _as_key(value: Any) -> Key:
-    return bytes(value) if isinstance(value, bytearray) else value
 
 
 def _key(text: str, kind: KeyType) -> Key:
@@ -154,9 +151,8 @@ def state_parts(plan: Plan, key_groups: Sequence[int], descriptor: Descriptor, m
 
 
 def slices(key_groups: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """The key groups cut into `count` contiguous parts, or one for each group if there are fewer.
-
-    With as many parts as the log has partitions, and all key groups, every part is one partition.
+    """The key groups cut into `count` contiguous parts, or one for each group if there are fewer. With as many parts as
+    the log has partitions, and all key groups, every part is one partition.
     """
     parts = max(1, min(count, len(key_groups)))
     shares = [share(len(key_groups), worker=part, workers=parts) for part in range(parts)]

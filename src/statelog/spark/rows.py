@@ -45,9 +45,8 @@ TASK_SETTINGS = WriterSettings()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The columns of a DataFrame in their order: as `given`, and as the log has them.
-
-    `sequence` is the one that rows of a key are put in sequence by, `kept` are those that are part of the change.
+    """The columns of a DataFrame in their order: as `given`, and as the log has them. `sequence` is the one that rows
+    of a key are put in sequence by, `kept` are those that are part of the change.
     """
 
     given: tuple[str, ...]
@@ -72,11 +71,8 @@ def row_mapping(schema: StructType, options: WriteOptions, descriptor: Descripto
     """The mapping of these columns. Raises InvalidChange, ConfigError for what can never be written."""
     names = _match_names(schema.fieldNames(), descriptor, value, options.sequence_by)
     if options.null_deletes and ("op" in names.columns or "value" not in names.columns):
-        raise ConfigError(
-            "nullDeletes is for a column value without a column op",
-            hint="Leave it out: with a column op, that says what is deleted",
-            columns=", ".join(names.given),
-        )
+        hint, given = "Leave it out: with a column op, that says what is deleted", ", ".join(names.given)
+        raise ConfigError("nullDeletes is for a column value without a column op", columns=given, hint=hint)
     return RowMapping(
         names=names,
         advice=_check_types(names, schema, descriptor, value),
@@ -106,7 +102,7 @@ def write_rows(
         for changes in _changes(batches, mapping):
             append(changes)
     except InvalidChange as error:
-        advice = mapping.advice.get(str(error.facts.get("field", "")))
+        advice = mapping.advice.get(str(error.facts.get("field")))
         if advice is None:
             raise
         raise error.restated(hint=advice) from error

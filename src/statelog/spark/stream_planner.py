@@ -54,9 +54,8 @@ _ANEW_S = 3600.0
 
 
 def admitted(commits: Iterable[CommitFacts], limit: Limit) -> int:
-    """How many of these commits, the oldest first, make the next micro-batch: all within the limit, but at least one.
-
-    A micro-batch ends at a commit, because a commit counts as a whole.
+    """How many of these commits, the oldest first, make the next micro-batch: all within the limit, but at least one,
+    because a commit counts as a whole.
     """
     taken, changes, size_bytes = 0, 0, 0
     for commit in commits:
