@@ -77,7 +77,7 @@ def test_a_task_of_the_old_log_reads_nothing_of_the_new_one(broker: Broker, log_
 
     rig = made(1)
     source = DefaultSource(rig.options)
-    reader = source.reader(source.schema())
+    reader: Any = source.reader(source.schema())
     parts = reader.partitions()
     Log.delete(log_name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
     made(2)
