@@ -149,9 +149,8 @@ class AdminClient:
             refusal = None if self.is_proven else self._refusal(waited_s)
             if refusal is not None or waited_s >= limit_s:
                 self._unanswered.append(mappings)
-            if refusal is not None:
-                raise Refused(*refusal)
-            if waited_s >= limit_s:
+                if refusal is not None:
+                    raise Refused(*refusal)
                 return
 
     def _refusal(self, waited_s: float) -> tuple[str, str] | None:

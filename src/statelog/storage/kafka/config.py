@@ -128,8 +128,6 @@ _IN_CLEAR = {"plain": "password", "oauthbearer": "token"}
 _MECHANISM = ("sasl.mechanism", "sasl.mechanisms")
 _REQUEST_TIMEOUT, _REQUEST_TIMEOUT_S = "socket.timeout.ms", 10.0
 _TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")
-# The client looks for overdue records about once a second, so a report may be that late, and later if it is busy.
-_TIMEOUT_SCAN_S = 5.0
 _MIN_TIMEOUT_MS, _MAX_TIMEOUT_MS = 1_000, 900_000
 
 
@@ -176,11 +174,6 @@ class ClientConfig:
         given = self.settings.get(_REQUEST_TIMEOUT, "").strip()
         return int(given) / 1000 if given.isdecimal() else _REQUEST_TIMEOUT_S
 
-    @property
-    def delivery_timeout_s(self) -> float:
-        """Seconds after which a producer has reported every record."""
-        return int(producer_properties(self)["message.timeout.ms"]) / 1000 + _TIMEOUT_SCAN_S
-
 
 def client_config(settings: Mapping[str, str], token: TokenFunction | str | None = None) -> ClientConfig:
     """Validate the user's librdkafka settings, and what gives tokens: `token`, or a function that a setting names.
@@ -220,13 +213,6 @@ def _validated(settings: Mapping[str, str]) -> ClientConfig:
         _check_setting(name, value)
     check_secrets(settings, secret_of)
     return ClientConfig(bootstrap_servers=mask_text(servers.strip()), settings=dict(settings))
-
-
-def check_kafka(kafka: object) -> None:
-    """Raise ConfigError for what is neither a mapping of settings nor a port: an address alone, say."""
-    if not isinstance(kafka, Mapping) and not hasattr(kafka, "describe_topic"):
-        what = f"kafka is a mapping of settings, or a Kafka port, and not {type(kafka).__name__}"
-        raise ConfigError(what, hint='Where({"bootstrap.servers": "127.0.0.1:9092"}, root)')
 
 
 def check_password_in_clear(config: ClientConfig) -> None:

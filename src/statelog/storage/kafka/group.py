@@ -22,7 +22,7 @@ from confluent_kafka import Message
 
 from statelog.errors import ConfigError
 from statelog.storage.kafka import Kafka
-from statelog.storage.kafka.config import ClientConfig, check_kafka, client_config, member_properties, secret_of
+from statelog.storage.kafka.config import ClientConfig, client_config, member_properties, secret_of
 from statelog.storage.kafka.token import TokenFunction
 from statelog.storage.secret_files import merge_secrets
 
@@ -160,7 +160,6 @@ def group_settings(
 
     Raises ConfigError that names the setting and the reason.
     """
-    check_kafka(connection)
     for name, value in given.items():
         _check(name, value)
     group = {"group.id": default_group, **{name: given[name] for name in _GROUP if name in given}}

@@ -28,6 +28,8 @@ from statelog.storage.kafka.positions import HighWater
 _CONNECT_S = 0.05
 """A new client gets this head start to connect. A record queued earlier makes it look for a leader while it asks for
 its producer id; it then finds no connected broker and sleeps 0.5 s (measured: 505 ms, with this 55 ms)."""
+_TIMEOUT_SCAN_S = 5.0
+"""The client looks for overdue records about once a second, so a report may be that late, and later if it is busy."""
 _CLOSED = Delivery(DeliveryStatus.UNKNOWN, -1, "the producer was closed before the broker answered")
 
 
@@ -70,7 +72,7 @@ class ConfluentProducer:
     @property
     def delivery_timeout_s(self) -> float:
         """After this many seconds every record has been reported."""
-        return self._config.delivery_timeout_s
+        return int(producer_properties(self._config)["message.timeout.ms"]) / 1000 + _TIMEOUT_SCAN_S
 
     def connect(self) -> None:
         """Make the client, which connects on threads of its own."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import confluent_kafka
 from confluent_kafka import TopicPartition
 
-from statelog.errors import BrokerUnavailable, ClosedError, Corrupt, Fact, Misuse, Unreadable
+from statelog.errors import BrokerUnavailable, ClosedError, Corrupt, Fact, Unreadable
 from statelog.storage.kafka import Kafka, OffsetRange, Record
 from statelog.storage.kafka.config import ClientConfig, consumer_properties
 from statelog.storage.kafka.errors import (
@@ -150,8 +150,6 @@ class ConfluentReader:
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
         """Yield every record of `ranges`. Raises OffsetGone, BeyondEnd, NotFound, Unreadable, BrokerUnavailable."""
         self._guard.check()
-        if any(wanted.start < 0 for wanted in ranges.values()):
-            raise Misuse("an offset is negative", hint="Kafka reads negative offsets as names of places")
         self._turn += 1
         left = {partition: wanted for partition, wanted in ranges.items() if wanted.start < wanted.end}
         return self._read(self._turn, left, stall_timeout_s)

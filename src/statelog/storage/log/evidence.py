@@ -164,7 +164,10 @@ class Witnesses:
         named: dict[int, set[Place]] = {p: set(tail.places) for p, tail in known.items()}
         if wanted:
             with closing(self._kafka.reader(self._topic)) as reader:
-                for record in read_past(reader, wanted, stall_timeout_s=STALL_TIMEOUT_S, counts=_never):
+                # What no commit lists and cannot be unpacked is no chunk.
+                for record in read_past(
+                    reader, wanted, stall_timeout_s=STALL_TIMEOUT_S, counts=lambda _partition, _at: False
+                ):
                     place = self._named(record.value)
                     if place is not None:
                         named[record.partition].add(place)
@@ -177,11 +180,6 @@ class Witnesses:
         except (Corrupt, UnknownFormat):
             return None
         return found[0].place if found and found[0].is_sealed(self._key) else None
-
-
-def _never(_partition: int, _offsets: OffsetRange) -> bool:
-    """What no commit lists and cannot be unpacked is no chunk."""
-    return False
 
 
 def furthest_witness(log: "Log", fold: LedgerFold) -> int:

@@ -255,7 +255,7 @@ def is_begun(client: Kafka, descriptor: Descriptor) -> bool:
     if identity_shown(client, name) != descriptor.identity:
         return False
     topics = ((data_topic(name), descriptor.partitions), (ledger_topic(name), 1))
-    return not any(end for topic, count in topics for _, end in client.offsets(topic, range(count)).values())
+    return not any(_is_used(client, topic, count) for topic, count in topics)
 
 
 def topics_in_force(client: Kafka, store: Store, made: Descriptor) -> Descriptor:

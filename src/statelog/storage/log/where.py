@@ -23,7 +23,7 @@ from statelog.schemas.topic_policy import Waiver, parse_waivers
 from statelog.storage.config import DEFAULT_REPLICATION_FACTOR, Config, merge, named_layers
 from statelog.storage.kafka import Kafka, OffsetRange, Reader, Record
 from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import TOKEN, ClientConfig, check_kafka, check_password_in_clear, client_config
+from statelog.storage.kafka.config import TOKEN, ClientConfig, check_password_in_clear, client_config
 from statelog.storage.kafka.token import TokenFunction, check_travels
 from statelog.storage.measured import MeasuredKafka, MeasuredStore
 from statelog.storage.store import Store
@@ -67,8 +67,10 @@ class Where:
     kafka_token: TokenFunction | str | None = None
 
     def __post_init__(self) -> None:
-        if self.kafka is not None:
-            check_kafka(self.kafka)
+        kafka = cast("object", self.kafka)
+        if kafka is not None and not isinstance(kafka, Mapping) and not hasattr(kafka, "describe_topic"):
+            what = f"kafka is a mapping of settings, or a Kafka port, and not {type(kafka).__name__}"
+            raise ConfigError(what, hint=_EXAMPLE)
         if isinstance(self.kafka, Mapping):
             config = client_config(self.kafka, self.kafka_token)
             object.__setattr__(self, "kafka", MappingProxyType(config.settings))
