@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 from statelog.errors import ConfigError, NotFound
 from statelog.storage.config_keys import FREE_TABLES, KEYS, LOGS, MATERIALIZER, Key, setting_text
@@ -39,7 +39,6 @@ _FOREIGN = re.compile(
 )
 _SERVERS = "bootstrap.servers"
 _NAMED = "STATELOG_CONFIG"
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -241,7 +240,7 @@ def _checked(layer: ConfigLayer) -> ConfigLayer:
     return layer if other == address else replace(layer, values={**layer.values, "bootstrap": other}, kafka=kafka)
 
 
-def _required(value: T | None, name: str, what: str, origins: Iterable[str]) -> T:
+def _required(value: str | None, name: str, what: str, origins: Iterable[str]) -> str:
     if value is None:
         hint = (
             f"Set {name} in statelog.toml, {_PREFIX}{name.upper()} or --{name};"

@@ -14,6 +14,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from threading import Lock
 
 import pyarrow as pa
 
@@ -107,6 +108,7 @@ class Log(Closing):
         self.ledger_tape = LedgerTape()
         """What the writers of this process know of the ledger's end."""
         self._place = ORIGIN
+        self._noting = Lock()
         self._looks = Looks(lambda: identify(kafka, store, descriptor), current_environment().clock)
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
@@ -269,7 +271,8 @@ class Log(Closing):
 
     def saw(self, place: Place) -> None:
         """Note a place: nothing that this object reads from now on may end below it, or hold another record there."""
-        self._place = max(self._place, place, key=lambda one: (one.position, one.last is not None))
+        with self._noting:  # Writers and readers in other threads note theirs.
+            self._place = max(self._place, place, key=lambda one: (one.position, one.last is not None))
 
     def checked_ledger(self) -> LedgerClient:
         """A client that has folded the ledger to its end now, and found nothing that speaks against it. The caller
