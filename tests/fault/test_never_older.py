@@ -16,6 +16,7 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, where_at
+from tests.support.waiting import Compared
 
 
 class OldLeader(MemoryKafka):
@@ -111,24 +112,11 @@ def test_a_barrier_includes_all_that_anybody_was_told() -> None:
         recover(log, barrier=True, at_least=1)
 
 
-class _Compared(int):
-    """A position; when it is compared for the first time, something else happens meanwhile."""
-
-    meanwhile: list[Callable[[], object]]
-
-    def __eq__(self, other: object) -> bool:
-        if self.meanwhile:
-            self.meanwhile.pop()()
-        return int(self) == other
-
-    __hash__ = int.__hash__
-
-
 def test_of_two_threads_that_note_a_place_at_once_the_further_one_stays() -> None:
     """A reader that has come less far takes nothing back of what a writer of the same log was told."""
     log, _ = opened(TwinLog())
     with log, ThreadPoolExecutor(1) as writer:
-        read = _Compared(log.position + 1)
+        read = Compared(log.position + 1)
         read.meanwhile = [lambda: wait([writer.submit(log.saw, Place(read + 1))], 0.2)]
         log.saw(Place(read))
     assert log.position == read + 1

@@ -1,11 +1,11 @@
-"""How tests wait for what another thread or process brings about."""
+"""How tests wait for what another thread or process brings about, and bring it about in between."""
 
 import time
 from collections.abc import Callable
 
 from statelog.testing import process
 
-__all__ = ["wait_for"]
+__all__ = ["Compared", "wait_for"]
 
 _RESTS = 9
 _LONGEST_REST_S = 0.2
@@ -35,3 +35,23 @@ def wait_for(
         time.sleep(max(least_s, min(_RESTS * took_s, _LONGEST_REST_S)))
 
     assert process.wait_for(ask, timeout_s, pause_s=tick_s, sleep=rest), complaint
+
+
+class Compared(int):
+    """A number; when it is compared for the first time, something else happens meanwhile."""
+
+    meanwhile: list[Callable[[], object]]
+
+    def _begin(self) -> None:
+        if self.meanwhile:
+            self.meanwhile.pop()()
+
+    def __eq__(self, other: object) -> bool:
+        self._begin()
+        return int(self) == other
+
+    def __gt__(self, other: int) -> bool:
+        self._begin()
+        return int(self) > other
+
+    __hash__ = int.__hash__

@@ -1,12 +1,20 @@
 """The manifest chain where the store contradicts itself."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from statelog.errors import NotFound, StoreUnavailable
+from statelog.materializer.round import run_round
 from statelog.schemas.names import MANIFESTS
+from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.log.files import ManifestChain
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.rigs.log import twin_rig
+from tests.support.rigs.log import TwinLog, settings_for, twin_rig
+from tests.support.waiting import Compared
 
 
 class _Stale(MemoryStore):
@@ -29,3 +37,30 @@ def test_a_manifest_that_is_listed_and_not_there_is_not_looked_for_for_ever() ->
         with pytest.raises(StoreUnavailable):
             ManifestChain(store, log.descriptor).newest()
     assert 1 < store.reads < 20
+
+
+def test_of_two_threads_that_see_a_manifest_at_once_the_newer_one_stays_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the store went back behind it is noticed, also if the older one was noted last."""
+    twin = TwinLog()
+    with twin.open() as log, ThreadPoolExecutor(1) as rival:
+        for turn in range(3):
+            twin.write({b"a": str(turn).encode()})
+            twin.environment.run(run_round, log, settings_for(tmp_path))
+        chain, second, third = ManifestChain(log.store, log.descriptor), log.manifests.read(2), log.manifests.read(3)
+        number = Compared(2)
+        number.meanwhile = []
+        begins: list[Callable[[], object]] = [lambda: wait([rival.submit(chain.put, third)], 0.2)]
+
+        def read(_: int) -> Manifest:
+            number.meanwhile, begins[:] = begins[:], []
+            return second if number.meanwhile else third
+
+        monkeypatch.setattr(chain, "read", read)
+        chain.put(replace(second, number=number))
+        monkeypatch.undo()
+        rival.shutdown()
+        twin.disk.remove(f"log/{MANIFESTS.path(3)}")
+        with pytest.raises(StoreUnavailable, match="the store went back"):
+            chain.newest()

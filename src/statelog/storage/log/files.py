@@ -18,6 +18,7 @@ Invariants:
 
 from collections.abc import Callable
 from contextlib import suppress
+from threading import Lock
 from typing import NamedTuple
 
 from statelog.environment import current_environment
@@ -162,6 +163,7 @@ class ManifestChain:
         self._store = store
         self._descriptor = descriptor
         self._highest = 0
+        self._noting = Lock()
         self._is_proved = False
         self._clock = current_environment().clock
         self._listing: tuple[dict[int, FileInfo], float] | None = None
@@ -189,7 +191,7 @@ class ManifestChain:
             what = "the store went back: the newest manifest is older than one that stood here"
             hint = "Another directory, or an older copy, lies at the root URL: bring the right one back"
             raise StoreUnavailable(what, hint=hint, store=self._store.url, newest=newest, seen=seen)
-        self._highest = max(self._highest, newest)
+        self._saw(newest)
         self._listing = (listed, now_s)
         return listed
 
@@ -268,8 +270,12 @@ class ManifestChain:
         is_ours = is_put(
             self._store, MANIFESTS.path(number), manifest.to_bytes(), lambda: self.read(number).nonce == manifest.nonce
         )
-        self._highest = max(self._highest, number)  # Whose it is: one stands there.
+        self._saw(number)  # Whose it is: one stands there.
         return is_ours
+
+    def _saw(self, number: int) -> None:
+        with self._noting:  # Rounds and readers in other threads note theirs.
+            self._highest = max(self._highest, number)
 
 
 # ---- value schemas
