@@ -125,4 +125,4 @@ def _committed(rig: TwinRig, end: int) -> dict[int, int]:
     """The committed positions of what the ledger still holds: the data below is what a restore brings, too."""
     with rig.open() as log, closing(log.ledger.client()) as ledger:
         ledger.fold_to(end)
-        return ledger.fold.committed_positions
+        return ledger.fold.freeze().committed_positions

@@ -86,7 +86,8 @@ def recover(
         resume.check(log.descriptor.identity)
         at, key_groups = AtPosition(resume.position), resume.remaining(log.descriptor.key_groups)
         partitions, seen = partitions_of(resume.key_groups, log.descriptor), [resume.place]
-    seen.append(Place.named(log.barrier() if barrier else at_least))
+    least = log.barrier() if barrier else at_least
+    seen.append(Place(least) if isinstance(least, int) else least)
     chosen = settings or RecoverySettings()
     held = HeldPlan(log, terms_of(chosen), at, key_groups, seen=seen, partitions=partitions, attempts=chosen.attempts)
     try:

@@ -96,7 +96,7 @@ def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """A column of Python's own bytes or text, None for a null, or whole numbers: `pa.array`, but where that would
     import pandas. Raises pyarrow's ArrowInvalid, ArrowTypeError; OverflowError.
     """
-    if "pandas" in sys.modules or not _is_installed("pandas"):
+    if "pandas" in sys.modules or not _spec_of("pandas"):
         return pa.array(rows, kind)
     if kind == pa.int64():
         return column_of(np.array(rows, np.int64))
@@ -118,9 +118,7 @@ def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(rows), [validity, pa.py_buffer(offsets.data), pa.py_buffer(data)])
 
 
-@cache
-def _is_installed(module: str) -> bool:
-    return find_spec(module) is not None
+_spec_of = cache(find_spec)
 
 
 def taken(batch: pa.RecordBatch, order: NDArray[np.int64]) -> pa.RecordBatch:

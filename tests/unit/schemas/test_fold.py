@@ -208,7 +208,7 @@ def test_a_quiet_commit_moves_the_checkpoint_and_nothing_else() -> None:
     last = story.fold.last_commit("A")
     assert last is not None
     assert (last.checkpoint.id, last.offset, last.metadata) == (1, 1, {"checkpoint": "1"})
-    assert story.fold.committed_positions == {}
+    assert story.fold.freeze().committed_positions == {}
 
 
 def test_a_fenced_quiet_commit_is_void() -> None:
@@ -228,7 +228,7 @@ def test_a_final_commit_ends_the_writers_row() -> None:
     assert story.fold.live_epoch(epoch) is None
     assert story.fold.last_commit("A") is None
     assert story.fold.freeze().writers == ()
-    assert story.fold.committed_positions == {0: 1}
+    assert story.fold.freeze().committed_positions == {0: 1}
     assert story.fold.freeze().meta == (MetaRecord("A", "key", b"kept"),)
 
 

@@ -109,11 +109,6 @@ class LedgerFold:
         """The end offset of the last valid commit in a partition; 0 before the first."""
         return self._committed.get(partition, 0)
 
-    @property
-    def committed_positions(self) -> dict[int, int]:
-        """The committed position of every partition that has one."""
-        return dict(self._committed)
-
     def freeze(self) -> LedgerState:
         """The state as a value. Raises CorruptLedger."""
         self._settle_meta()
@@ -229,8 +224,11 @@ class LedgerFold:
         for partition, _, end_offset in record.extents:
             if end_offset > committed.get(partition, 0):
                 committed[partition] = end_offset
-        if record.has_meta:
-            self._remember_meta(writer, record)
+        if record.has_meta:  # Undecoded, for most who fold never ask for meta records; what is kept so is bounded.
+            self._pending_meta.append((writer, record))
+            self._pending_bytes += len(record.body)
+            if self._pending_bytes > _MOST_PENDING_BYTES:
+                self._settle_meta()
         if record.final:
             del self._rows[writer], self._newer[writer], self._live[record.epoch]
 
@@ -246,13 +244,6 @@ class LedgerFold:
             )
         self._live.clear()
         self.restarted = offset
-
-    def _remember_meta(self, writer: str, record: Commit) -> None:
-        """Keep the body undecoded: most who fold never ask for meta records. What is kept so is bounded."""
-        self._pending_meta.append((writer, record))
-        self._pending_bytes += len(record.body)
-        if self._pending_bytes > _MOST_PENDING_BYTES:
-            self._settle_meta()
 
     def _settle_meta(self) -> None:
         for writer, record in self._pending_meta:

@@ -62,11 +62,6 @@ class Place(NamedTuple):
     position: int
     last: LastRecord | None = None
 
-    @classmethod
-    def named(cls, at_least: "int | Place") -> "Place":
-        """What a caller named, as a position or as a place."""
-        return cls(at_least) if isinstance(at_least, int) else at_least
-
     @property
     def last_offset(self) -> int:
         """The offset of the record below, as formats have it: -1 if it is not known."""

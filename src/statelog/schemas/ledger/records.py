@@ -252,7 +252,10 @@ def encode(record: LedgerRecord) -> bytes:
             datum = datum_of(record, identity=datum_of(record.identity), **others)
             return _seal(_Kind.OPEN, _OPENS.encode(datum), _OPEN_VERSION)
         case Commit():
-            return _seal(_Kind.COMMIT, _head_of(record) + record.body)
+            ids, flags = (*record.base, *record.checkpoint), _FINAL * record.final | _HAS_META * record.has_meta
+            head = _HEAD.pack(record.epoch, record.nonce, *ids, flags, len(record.extents))
+            extents = (_EXTENT.pack(*extent) for extent in record.extents)
+            return _seal(_Kind.COMMIT, b"".join((head, *extents, record.body)))
         case AcceptLoss():
             datum = datum_of(record, ranges=[lost._asdict() for lost in record.ranges])
             return _seal(_Kind.ACCEPT_LOSS, _LOSSES.encode(datum))
@@ -294,12 +297,6 @@ def _decode_open(payload: bytes) -> Open:
     witness = Place.of_fields(datum["witness"], datum.pop("witness_offset", -1), datum.pop("witness_hash", b""))
     partitions, identity = tuple(datum["partitions"]), LogIdentity(**datum["identity"])
     return Open(**dict[str, Any](datum, partitions=partitions, identity=identity, witness=witness))
-
-
-def _head_of(commit: Commit) -> bytes:
-    flags = _FINAL * commit.final | _HAS_META * commit.has_meta
-    head = _HEAD.pack(commit.epoch, commit.nonce, *commit.base, *commit.checkpoint, flags, len(commit.extents))
-    return head + b"".join(_EXTENT.pack(*extent) for extent in commit.extents)
 
 
 def _decode_commit(payload: bytes) -> Commit:

@@ -215,10 +215,12 @@ def state_schema(descriptor: Descriptor, value: ValueSchema, *, include_key_grou
     """The columns of a state, all nullable. An opaque value is one binary column `value`; a typed one is its fields, or
     one struct column `value` where a field has a name of statelog's.
     """
-    fields = [pa.field("key", descriptor.key_type.arrow_type), *_value_fields(value)]
-    if include_key_group:
-        fields.append(pa.field("key_group", pa.int32()))
-    return pa.schema(fields)
+    fields = list(value.arrow_type) if isinstance(value.arrow_type, pa.StructType) else []
+    if not fields or {field.name for field in fields} & {*STATE_NAMES, "value"}:
+        fields = [pa.field("value", value.arrow_type)]
+    columns = [pa.field(field.name, table_type(field.type)) for field in fields]
+    group = [pa.field("key_group", pa.int32())] if include_key_group else []
+    return pa.schema([pa.field("key", descriptor.key_type.arrow_type), *columns, *group])
 
 
 def state_batches(table: pa.Table, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -250,13 +252,6 @@ def table_type(kind: pa.DataType) -> pa.DataType:
         item = kind.value_field
         return pa.list_(item.with_type(table_type(item.type)).with_name("element"))
     return kind
-
-
-def _value_fields(value: ValueSchema) -> list[pa.Field]:
-    fields = [] if value.is_opaque else list(cast("pa.StructType", value.arrow_type))
-    if value.is_opaque or {field.name for field in fields} & {*STATE_NAMES, "value"}:
-        return [pa.field("value", table_type(value.arrow_type))]
-    return [pa.field(field.name, table_type(field.type)) for field in fields]
 
 
 # ---- what a column's type alone says about values of a schema, before there are any

@@ -80,7 +80,7 @@ def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, op
         raise ConfigError("accepting a loss needs ranges")
     log.verify(LEDGER_WRITING)
     with closing(log.checked_ledger()) as ledger:
-        check_committed(ranges, ledger.fold.committed_positions)
+        check_committed(ranges, ledger.fold.freeze().committed_positions)
     return _accept(log, ranges, reason, operator)
 
 
