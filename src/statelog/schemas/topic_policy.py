@@ -154,17 +154,11 @@ def check_topic(topic: TopicSpec, role: TopicRole, waived: Collection[Waiver], n
     raise UnsafeTopic("; ".join(text for text, _ in refused), topic=topic.name, role=role.value, hint=hint)
 
 
-def objections(topic: TopicSpec, role: TopicRole, needs: TopicNeeds = LEAST_NEEDS) -> list[Objection]:
+def objections(topic: TopicSpec, role: TopicRole, needs: TopicNeeds = LEAST_NEEDS) -> Iterator[Objection]:
     """All that speaks against using the topic, whatever is waived."""
-    return [
-        *_wrong(role, topic.partitions, topic.config, needs),
-        *_unsafe(topic.replication_factor, topic.config, topic.topic_id),
-    ]
-
-
-def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str], needs: TopicNeeds) -> Iterator[Objection]:
-    if role is TopicRole.LEDGER and partitions != 1:
-        yield f"the ledger has {partitions} partitions and must have one", None
+    config = topic.config
+    if role is TopicRole.LEDGER and topic.partitions != 1:
+        yield f"the ledger has {topic.partitions} partitions and must have one", None
     policy = config.get("cleanup.policy", "delete")
     if policy != "delete":
         yield f"cleanup.policy is {policy!r} and must be 'delete'", None
@@ -180,17 +174,13 @@ def _wrong(role: TopicRole, partitions: int, config: Mapping[str, str], needs: T
     size = int(config.get(_SIZE, needs.record_bytes_max))
     if size < needs.record_bytes_max:
         yield f"{_SIZE} is {size} and must be at least {needs.record_bytes_max}, this log's largest record", None
+    yield from _unsafe(topic)
 
 
-def retention_s(*configs: Mapping[str, str]) -> float | None:
-    """After how long Kafka deletes records of topics of these settings; None if it keeps them for ever."""
-    ages_ms = [int(config[_AGE]) for config in configs if config.get(_AGE, "-1") != "-1"]
-    return min(ages_ms) / 1000 if ages_ms else None
-
-
-def _unsafe(replication_factor: int, config: Mapping[str, str], topic_id: str) -> Iterator[Objection]:
-    if replication_factor < 3:
-        yield f"the topic's replication factor is {replication_factor}, below 3", Waiver.REPLICATION
+def _unsafe(topic: TopicSpec) -> Iterator[Objection]:
+    config = topic.config
+    if topic.replication_factor < 3:
+        yield f"the topic's replication factor is {topic.replication_factor}, below 3", Waiver.REPLICATION
     if int(config.get("min.insync.replicas", "2")) < 2:
         yield "min.insync.replicas is below 2", Waiver.MIN_INSYNC
     if config.get("unclean.leader.election.enable", "false") != "false":
@@ -198,8 +188,14 @@ def _unsafe(replication_factor: int, config: Mapping[str, str], topic_id: str) -
     untold = sorted(_JUDGED - config.keys())
     if untold:
         yield f"this broker does not tell {', '.join(untold)}", Waiver.UNKNOWN_SETTINGS
-    if topic_id == NO_TOPIC_ID:
+    if topic.topic_id == NO_TOPIC_ID:
         yield "this broker gives topics no ids", Waiver.TOPIC_IDS
+
+
+def retention_s(*configs: Mapping[str, str]) -> float | None:
+    """After how long Kafka deletes records of topics of these settings; None if it keeps them for ever."""
+    ages_ms = [int(config[_AGE]) for config in configs if config.get(_AGE, "-1") != "-1"]
+    return min(ages_ms) / 1000 if ages_ms else None
 
 
 # ---- rights

@@ -184,9 +184,8 @@ class VerifiedChunk(NamedTuple):
 def decode_batches(chunks: Sequence[VerifiedChunk], schema: pa.Schema) -> pa.RecordBatch:
     """The changes of chunks that `decode_head` verified, one after the other; those of one point into its record.
 
-    `schema` is that of the log and of each head's `value_schema_id`. Raises CorruptChunk if a record batch has another
-    schema, compressed buffers, another number of changes, or key groups other than its head says; or if a change is
-    neither a put with a value nor a delete without one. Of several, the error may name any: decode each alone.
+    `schema` is that of the log and of each head's `value_schema_id`. Raises CorruptChunk if they are not what their
+    heads say, or what no writer writes; of several, the error may name any: decode each alone.
     """
     batches = [_decode_whole(chunk, schema) for chunk in chunks]
     batch = batches[0]

@@ -159,14 +159,11 @@ class Subscription:
 
 
 def _subscription(datum: Datum) -> Subscription:
-    others = {name: value for name, value in datum.items() if name not in ("anchor_offset", "anchor_hash")}
-    others |= {
-        "identity": LogIdentity(**datum["identity"]),
-        "next_offsets": _offsets(datum["next_offsets"]),
-        "state": LedgerState.from_datum(_STATES.decode_whole(datum["state"])),
-        "anchor": Place.of_fields(datum["position"], datum["anchor_offset"], datum["anchor_hash"]).last,
-    }
-    return Subscription(**others)
+    identity, next_offsets = LogIdentity(**datum["identity"]), _offsets(datum["next_offsets"])
+    state = LedgerState.from_datum(_STATES.decode_whole(datum["state"]))
+    found = dict[str, Any](datum, identity=identity, next_offsets=next_offsets, state=state)
+    place = Place.of_fields(found["position"], found.pop("anchor_offset"), found.pop("anchor_hash"))
+    return Subscription(**found, anchor=place.last)
 
 
 Claim = Lease | Subscription

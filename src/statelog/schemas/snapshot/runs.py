@@ -197,7 +197,7 @@ class RowGroupPacker:
             yield from self.add(table.slice(0, middle))
             yield from self.add(table.slice(middle))
         else:
-            yield from self._add_pieces(table)
+            yield from self._add_pieces(table, groups)
 
     def _has_room(self, table: pa.Table) -> bool:
         """Whether nothing would be cut before the end of the table, or in it, however its key groups are counted."""
@@ -205,12 +205,14 @@ class RowGroupPacker:
         size_bytes = sum(pile.size_bytes for pile in piles) + table.nbytes + table.num_rows * _SLICE_BYTES
         return not self._over(sum(pile.rows for pile in piles) + table.num_rows, size_bytes)
 
-    def _add_pieces(self, table: pa.Table) -> Iterator[pa.Table]:
-        for key_group, piece in _pieces(table):
-            if key_group != self._open_key_group:
+    def _add_pieces(self, table: pa.Table, groups: NDArray[np.uint16]) -> Iterator[pa.Table]:
+        """Cut where the key group changes."""
+        cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+        for start, end in pairwise([0, *cuts.tolist(), len(groups)] if len(groups) else ()):
+            if groups[start] != self._open_key_group:
                 yield from self._close_key_group()
-                self._open_key_group = key_group
-            self._open.push(piece)
+                self._open_key_group = int(groups[start])
+            self._open.push(table.slice(start, end - start))
             if self._over(self._open.rows, self._open.size_bytes):
                 yield from self._flush_whole()
                 yield from self._cut_open()
@@ -241,12 +243,3 @@ class RowGroupPacker:
         for start in range(0, full, step):
             yield table.slice(start, step)
         self._open.push(table.slice(full))
-
-
-def _pieces(table: pa.Table) -> Iterator[tuple[int, pa.Table]]:
-    """The table cut where the key group changes."""
-    groups = key_groups_of(table)
-    cuts = [0, *(int(i) + 1 for i in np.flatnonzero(groups[1:] != groups[:-1])), len(groups)]
-    for start, end in pairwise(cuts):
-        if start < end:
-            yield int(groups[start]), table.slice(start, end - start)

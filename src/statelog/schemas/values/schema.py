@@ -168,12 +168,12 @@ def avsc_from_arrow(kind: pa.DataType | pa.Schema, name: str) -> str:
 
 
 def _record_of(fields: Sequence[pa.Field], name: str, path: str) -> object:
-    return {"type": "record", "name": name, "fields": [_field_of(one, name, f"{path}.{one.name}") for one in fields]}
-
-
-def _field_of(one: pa.Field, name: str, path: str) -> object:
-    made: dict[str, object] = {"name": one.name, "type": _type_of(one, f"{name}_{one.name}", path)}
-    return {**made, "default": None} if one.nullable else made
+    made = [
+        {"name": one.name, "type": _type_of(one, f"{name}_{one.name}", f"{path}.{one.name}")}
+        | ({"default": None} if one.nullable else {})
+        for one in fields
+    ]
+    return {"type": "record", "name": name, "fields": made}
 
 
 def _type_of(one: pa.Field, name: str, path: str) -> object:
