@@ -1,58 +1,20 @@
 """The one tree of errors that statelog raises.
 
     StatelogError
-    ├── Misuse                      the caller asked for something that cannot be
-    │   ├── ConfigError             a setting is wrong, unknown or contradicts another
-    │   │   └── StoreRefused        the store says no: a right, a key or the bucket itself is missing
-    │   ├── InvalidName             a log, writer or topic name outside the allowed form
-    │   ├── InvalidChange           a change that no log of this kind can hold
-    │   ├── InvalidMetadata         commit metadata that is not flat, or holds what no record can
-    │   ├── KeyGroupMismatch        the named key group is not the key's, or not this writer's
-    │   ├── ValueTooLarge           one change is larger than a chunk may be
-    │   ├── IncompatibleSchema      a value schema that earlier values cannot be read with
-    │   ├── CheckpointMismatch      the log is not at the checkpoint that the caller expects
-    │   ├── SequenceTruncated       a sequence number that its writer has truncated
-    │   ├── SequenceAhead           a sequence number that no change set of its writer has yet
-    │   ├── LogInUse                another job, which may be alive, would be fenced by opening
-    │   ├── ReaderInUse             the reader id belongs to another reading
-    │   ├── ClosedError             used after close, from another thread or after a fork
-    │   ├── NestedCall              called inside of another call: by a signal's handler, or a callback
-    │   └── OverlappingTasks        two tasks of one commit wrote the same key group
-    ├── NotFound                    the log, checkpoint or position asked for does not exist
-    ├── AlreadyExists               the name or slot is taken
-    ├── Unsafe                      a topic or store that would lose data; refused, not used
-    │   ├── UnsafeTopic             a topic setting that deletes or may lose what is acknowledged
-    │   └── UnsafeStore             a store that ignores put-if-absent
-    ├── Unavailable                 a broker, store or disk is not available; the same call may succeed later
-    │   ├── BrokerUnavailable       Kafka does not answer, or not in time
-    │   ├── StoreUnavailable        the file system does not answer, or not in time
-    │   ├── StorageFull             a disk or quota is full
-    │   ├── TooOld                  a standby's state is older than its reader takes
-    │   └── RoundGivenUp            a round that exceeded its time; the log is as it was before
-    ├── PersistFailed               change sets that did not become durable; nothing of them counts
-    ├── OutcomeUnknown              sent, not answered: only a new Open can settle it
-    ├── SubscriptionEnded           a reader's hold on truncation was ended, by the cap or by a person
-    ├── Fenced                      a newer writer owns the partitions or the name; this one is over
-    ├── CommitRefused               the ledger shows the commit void for another reason than fencing
-    └── Damaged                     what was stored is not what is there
-        ├── Corrupt                 bytes that are not what was written
-        │   ├── CorruptChunk
-        │   ├── CorruptLedger
-        │   ├── CorruptDescriptor
-        │   ├── CorruptManifest
-        │   ├── CorruptRun
-        │   └── Unreadable          records that Kafka's client cannot unpack
-        ├── UnknownFormat           written by a newer statelog: this reader must stop
-        └── DataLoss                committed changes that cannot be read any more
-            ├── IdentityChanged     another cluster, or a topic that was recreated
-            ├── OffsetGone          the log starts above an offset that is needed
-            ├── BeyondEnd           the log ends below an offset that was committed
-            ├── AnchorMismatch      a record is not the one that a snapshot or a fold was built on
-            └── IncompleteChangeSet a listed change set lacks chunks or changes
+    ├── Misuse           InvalidName, InvalidChange, InvalidMetadata, KeyGroupMismatch, ValueTooLarge, LogInUse,
+    │   │                IncompatibleSchema, CheckpointMismatch, SequenceTruncated, SequenceAhead, ReaderInUse,
+    │   │                ClosedError, NestedCall, OverlappingTasks
+    │   └── ConfigError  StoreRefused
+    ├── NotFound, AlreadyExists
+    ├── Unsafe           UnsafeTopic, UnsafeStore
+    ├── Unavailable      BrokerUnavailable, StoreUnavailable, StorageFull, TooOld, RoundGivenUp
+    ├── PersistFailed, OutcomeUnknown, SubscriptionEnded, Fenced, CommitRefused
+    └── Damaged          UnknownFormat
+        ├── Corrupt      CorruptChunk, CorruptLedger, CorruptDescriptor, CorruptManifest, CorruptRun, Unreadable
+        └── DataLoss     IdentityChanged, OffsetGone, BeyondEnd, AnchorMismatch, IncompleteChangeSet
 
     UserWarning
-    └── StatelogWarning             a slip of the calling program, reported at its own line, every time
-        └── UncommittedChanges      a writer was closed with changes that no commit holds
+    └── StatelogWarning  UncommittedChanges
 
 What to do is the caller's question, so it is the tree's first branch: *misuse*, fix the program; *unavailable*, retry;
 *fenced*, end this writer; *damaged*, call a person.

@@ -14,18 +14,21 @@ T = TypeVar("T")
 
 
 def drawn() -> dict[str, str]:
-    """Each error's parent, as the drawing has it."""
+    """Each error's parent, as the drawing has it: those on a line behind another one are below it."""
     parents: dict[str, str] = {}
     above: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines():
-        found = re.match(r"([ │├└─]{4,})([A-Z]\w+)", line)
+        found = re.match(r"    ([ │├└─]*)([A-Z].*)", line)
         if found is None:
             continue
-        depth, name = len(found[1]), found[2]
-        above = [one for one in above if one[0] < depth]
-        if above:
-            parents[name] = above[-1][1]
-        above.append((depth, name))
+        here, *behind = re.split("  +", found[2])
+        depth, names = len(found[1]), re.findall(r"\w+", here)
+        if "─" in found[1] or not found[1]:
+            above = [one for one in above if one[0] < depth]
+            parents |= dict.fromkeys(names, above[-1][1]) if above else {}
+            above.append((depth, names[0]))
+            names = re.findall(r"\w+", " ".join(behind))
+        parents |= dict.fromkeys(names, above[-1][1])
     return parents
 
 
