@@ -187,7 +187,9 @@ def test_what_cannot_be_read_holds_nothing(
     assert places.round("root").cleanup.records_truncated > 0
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "x", '{"ledger":1,"number":1,"nonce":"","url":""}', "null"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "x", '{"ledger":1,"number":1,"nonce":"","url":""}', "null", "[" * 4000]
+)
 def test_what_is_no_publication_holds_nothing(text: str, places: Places) -> None:
     """Whatever stands beside the offset: that of rounds of before, or of somebody else's tool."""
     (key,) = places.kafka.cluster.published

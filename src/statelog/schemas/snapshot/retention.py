@@ -180,7 +180,7 @@ class Publication:
         """Read it again; None if it is none."""
         try:
             found = cls(**json.loads(text))
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return None
         is_whole = type(found.number) is int and all(type(one) is str for one in (found.ledger, found.nonce, found.url))
         return found if is_whole else None
