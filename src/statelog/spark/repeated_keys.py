@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from statelog.closing import Closing
 from statelog.errors import InvalidChange
 from statelog.schemas.arrays import Fingerprints, fingerprints
-from statelog.schemas.changes.key_order import sorted_rows
 from statelog.storage.local.spill import SpillSegment
 
 _BUDGET_BYTES = 64 << 20
@@ -49,9 +48,8 @@ class NewestRows:
         """Take some rows. Raises InvalidChange for a null sequence."""
         nulls = rows.column(self._sequence).null_count
         if nulls:
-            raise InvalidChange(
-                "a row has no sequence", hint="Fill it, or leave such rows out", column=self._sequence, nulls=nulls
-            )
+            hint = "Fill it, or leave such rows out"
+            raise InvalidChange("a row has no sequence", hint=hint, column=self._sequence, nulls=nulls)
         if not rows.num_rows:
             return
         self._held.append(rows)
@@ -102,29 +100,17 @@ class _Ranking(NamedTuple):
 
 
 def _rank(rows: pa.RecordBatch, sequence: str) -> _Ranking:
-    by_sequence = pc.sort_indices(rows.column(sequence))
-    keys, groups = rows.column("key").take(by_sequence), pa.array(np.zeros(rows.num_rows, np.uint16))
-    if "key_group" in rows.schema.names:
-        groups = rows.column("key_group").take(by_sequence)
-    # Stable, so that the rows of a key stay in sequence.
-    by_key = sorted_rows(groups, keys)
-    order = by_sequence.to_numpy()[by_key].astype(np.int64)
-    is_last = np.ones(len(order), np.bool_)
-    is_last[:-1] = ~(_equal_to_next(keys, by_key) & _equal_to_next(groups, by_key))
+    order = pc.sort_indices(rows.column(sequence)).to_numpy().astype(np.int64)
+    names = [name for name in ("key", "key_group") if name in rows.schema.names]
+    keys = np.stack([rows.column(name).dictionary_encode().indices.to_numpy()[order] for name in names])
+    by_key = np.lexsort(keys)  # Stable, so that the rows of a key stay in sequence.
+    order, keys = order[by_key], keys[:, by_key]
+    is_last = np.append(np.any(keys[:, 1:] != keys[:, :-1], axis=0), True)
     ends = np.flatnonzero(is_last)
     last = ends[np.searchsorted(ends, np.arange(len(order)))]
     sequences = rows.column(sequence).take(pa.array(order))
     is_newest = pc.equal(sequences, sequences.take(pa.array(last))).to_numpy(zero_copy_only=False)
     return _Ranking(order, last, is_last, is_newest)
-
-
-def _equal_to_next(column: pa.Array, order: Rows) -> NDArray[np.bool_]:
-    """Whether each row of an order is equal to the next one: one less than there are rows."""
-    ordered = column.take(pa.array(order))
-    equal: NDArray[np.bool_] = pc.equal(ordered.slice(0, len(order) - 1), ordered.slice(1)).to_numpy(
-        zero_copy_only=False
-    )
-    return equal
 
 
 class UniqueKeys(Closing):
