@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlparse
 
 from statelog.closing import undone_by_errors
 from statelog.environment import current_environment
-from statelog.errors import Fenced, StatelogError
+from statelog.errors import Fenced, IdentityChanged, StatelogError
 from statelog.producer.epoch import Grant, TaskGrant, grant_of, open_epoch
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
@@ -188,10 +188,10 @@ def give_up(options: WriteOptions, grant: Grant) -> None:
     """End the epoch of a plain write that failed, so that it bars nobody: by an Open that is nobody's. Never raises."""
     voided = replace(current_environment(), nonce=voided_nonce)
     try:
-        log = cached_log(options.where)
+        log = cached_log(options.where, grant.descriptor.identity)
         voided.run(open_epoch, log, grant.writer, partitions=grant.partitions, judged=grant.epoch).close()
-    except Fenced:
-        pass  # Another one has ended it.
+    except (Fenced, IdentityChanged):
+        pass  # Another one has ended it, or its log is gone, with all that the epoch barred.
     except StatelogError as error:
         _LOG.warning("%s: the epoch of a write that failed bars others for a while: %s", options.where.log, error)
 
