@@ -19,7 +19,7 @@ from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any
+from typing import Any, cast
 
 import click
 import numpy as np
@@ -133,11 +133,11 @@ class ParquetRows:
         self._path = path
         self._batch_rows = batch_rows
         self.rows = 0
-        self.read_bytes = path.stat().st_size
-        with path.open("rb") as file:
-            self.digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file = pa.OSFile(str(path))  # Opened once: what is hashed is what is read, whatever gets the name meanwhile.
+        self.read_bytes = file.size()
+        self.digest = hashlib.file_digest(cast("BufferedReader", file), "sha256").hexdigest()
         with self._reading():
-            self._file = pq.ParquetFile(path)
+            self._file = pq.ParquetFile(file)
 
     @property
     def fraction(self) -> float | None:

@@ -1,8 +1,10 @@
 """Which rows are changes and where commits fall; Parquet inputs, formats and marks."""
 
 import gzip
+import hashlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -112,6 +114,24 @@ def test_another_parquet_file_is_refused(tmp_path: Path) -> None:
         appender(ParquetRows(tmp_path / "b")).skip(mark)
     with pytest.raises(CheckpointMismatch, match="it was parquet"):
         appender(reader(GOOD)).skip(mark)
+
+
+def test_what_is_hashed_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that another one replaces while it is hashed is read to its end: else its mark would be on other rows."""
+    path = tmp_path / "in"
+    for name, value in (("in", b"old"), ("next", b"new")):
+        pq.write_table(pa.table({"key": ["a"], "value": [value]}), tmp_path / name)
+    digest = hashlib.file_digest
+
+    def replaced(file: Any, name: str) -> Any:
+        found = digest(file, name)
+        (tmp_path / "next").replace(path)
+        return found
+
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setattr("statelog.cli.append.hashlib.file_digest", replaced)
+    source = ParquetRows(path)
+    assert (source.digest, rows_of(source)) == (before, [{"key": "a", "value": b"old"}])
 
 
 def test_an_input_is_known_by_its_first_bytes(tmp_path: Path) -> None:
