@@ -214,12 +214,13 @@ class EmbeddedBroker:
         self._on_step("formatting the data directory")
         tool = [*node.java_command(java, jars, self._heap_mb), "kafka.tools.StorageTool", "format"]
         command = [*tool, "-t", _CLUSTER_ID, "-c", str(settings)]
-        with self.log_path.open("ab") as log:
-            done = subprocess.run(  # noqa: S603 - the arguments are made above
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_FORMAT_TIMEOUT_S, check=False
-            )
-        if done.returncode != 0:
-            raise self._failed("the broker's data directory could not be formatted")
+        try:
+            with self.log_path.open("ab") as log:
+                subprocess.run(  # noqa: S603 - the arguments are made above
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=_FORMAT_TIMEOUT_S, check=True
+                )
+        except subprocess.SubprocessError as error:
+            raise self._failed("the broker's data directory could not be formatted") from error
 
     def _wait(self) -> None:
         self._on_step("waiting until it accepts a record")

@@ -55,12 +55,9 @@ def sleeper(tmp_path: Path) -> Iterator[ProcessId]:
     process.kill(spawned)
 
 
-def test_a_start_that_is_interrupted_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in a session of its own, which hears no Ctrl-C."""
-    spawned: list[ProcessId] = []
-
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedBroker:
+    """A broker whose Java only sleeps."""
 
     def command(*_: object) -> list[str]:
         return [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -71,14 +68,33 @@ def test_a_start_that_is_interrupted_leaves_no_process(tmp_path: Path, monkeypat
     monkeypatch.setattr(node, "find_java", lambda: Path(sys.executable))
     monkeypatch.setattr(node, "ensure_jars", jars)
     monkeypatch.setattr(node, "java_command", command)
+    return EmbeddedBroker(tmp_path, jars_directory=tmp_path)
+
+
+def test_a_start_that_is_interrupted_leaves_no_process(
+    fake: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in a session of its own, which hears no Ctrl-C."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
     monkeypatch.setattr("statelog.testing.broker.wait_until_ready", interrupt)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "meta.properties").touch()
-    broker = EmbeddedBroker(tmp_path, jars_directory=tmp_path, on_spawn=spawned.append)
     with pytest.raises(KeyboardInterrupt):
-        broker.start()
-    assert len(spawned) == 1
-    assert not process.is_alive(spawned[0])
+        fake.start()
+    assert not process.is_alive(fake.process)
+
+
+def test_a_directory_that_is_not_formatted_in_time_is_told(
+    fake: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a broker that cannot be had."""
+    monkeypatch.setattr("statelog.testing.broker._FORMAT_TIMEOUT_S", 0.1)
+    with pytest.raises(BrokerUnavailable, match="could not be formatted"):
+        fake.start()
+    assert not fake.alive
 
 
 def test_pinned_jars_are_accepted(jars: Path) -> None:
