@@ -13,8 +13,10 @@ Invariants: a daemon that fails is live: starting it anew would not help, and wo
 asked is only read, and answered from memory: no broker and no store is asked.
 """
 
+import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -148,8 +150,16 @@ class _Server(ThreadingHTTPServer):
             super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """One connection, its handshake included: who does not speak holds up nobody else."""
+        """One connection, its handshake included: who does not speak, or slowly, holds up nobody else."""
+
+        def cut() -> None:
+            with suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+        limit = threading.Timer(2 * _REQUEST_S, cut)
+        limit.daemon = True
         try:
+            limit.start()
             request.settimeout(_REQUEST_S)
             if self._tls is not None:
                 request = self._tls.wrap_socket(request, server_side=True)
@@ -157,6 +167,7 @@ class _Server(ThreadingHTTPServer):
         except OSError:  # A handshake that failed, or a connection that broke.
             self.shutdown_request(request)
         finally:
+            limit.cancel()
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

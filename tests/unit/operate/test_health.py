@@ -1,8 +1,10 @@
 """Health: what makes a daemon not live, or not ready, and what its server answers to whom."""
 
 import http.client
+import socket
 import ssl
 import threading
+import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -136,6 +138,20 @@ def test_who_holds_connections_keeps_nobody_from_asking() -> None:
         assert _ask(server, "/livez") == (200, "live\n")
         for one in silent:
             one.close()
+
+
+def test_who_speaks_slowly_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a byte comes: else a few such clients would keep everybody else from asking for good."""
+    monkeypatch.setattr("statelog.operate.health._REQUEST_S", 0.5)
+    with _served(Health()) as server:
+        host, _, port = server.url.removeprefix("http://").rpartition(":")
+        with closing(socket.create_connection((host, int(port)), timeout=30)) as slow:
+            began_s = time.monotonic()
+            with pytest.raises(OSError):
+                while time.monotonic() < began_s + 30:
+                    slow.sendall(b"G")
+                    time.sleep(0.1)
+            assert time.monotonic() - began_s < 10
 
 
 def test_a_token_and_tls_for_others(tmp_path: Path) -> None:
