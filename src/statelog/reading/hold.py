@@ -89,8 +89,9 @@ class Hold(Closing):
         """Hold this from now on, and nothing that was held before; `look` checks that all of it is there. If it raises,
         nothing is held. Raises StoreUnavailable, ConfigError, and then what was held is.
         """
-        self.needs = needs
-        self._renew_claim()
+        before, self.needs = self.needs, needs
+        with undone_by_errors(setattr, self, "needs", before):
+            self._renew_claim()
         with undone_by_errors(self._let_go):
             look()
         return self

@@ -140,7 +140,6 @@ def plan_changes(
     Raises NotFound if the log does not hold the range (and says what it holds), Misuse if it ends before it begins,
     KeyGroupMismatch, Damaged, Unavailable.
     """
-
     wanted = wanted_key_groups(key_groups, log.descriptor)
 
     def attempt() -> Plan:

@@ -82,6 +82,19 @@ def test_a_renewal_carries_what_is_needed_by_then() -> None:
     assert (held.lease.position, held.lease.next_offsets, held.lease.created_s) == (9, {0: 8}, 500.0)
 
 
+def test_what_was_held_is_held_when_the_next_claim_fails() -> None:
+    """Its renewals say so, too: what was claimed in vain was never looked for."""
+    scene = _Scene()
+    hold = scene.hold()
+    scene.down = True
+    with pytest.raises(StoreUnavailable):
+        hold.claim(Needs(9, {0: 8}))
+    scene.down = False
+    scene.now_s += 20
+    assert hold.renew()
+    assert [(one.lease.position, one.lease.next_offsets) for one in list_leases(scene.store)] == [(7, {0: 5})]
+
+
 def test_a_failed_renewal_is_borne_while_the_lease_stands() -> None:
     """A store that does not answer matters only once the lease has run out; when it answers again, all is well."""
     scene = _Scene()

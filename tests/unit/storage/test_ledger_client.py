@@ -1,5 +1,7 @@
 """The ledger client: what it returns after a failure half way, and what it notices when the ledger lost records."""
 
+from collections.abc import Callable
+
 import pytest
 
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, OutcomeUnknown
@@ -57,6 +59,35 @@ def test_an_interrupt_between_fold_and_list_ends_the_client(rig: TwinRig) -> Non
             client.read_end()
         with pytest.raises(ClosedError):
             client.read_end()
+
+
+def test_an_interrupt_inside_a_verdict_ends_the_client(rig: TwinRig) -> None:
+    """What is folded by then, and what is not, nobody knows: no other verdict rests on it, nor needs a read to."""
+    with rig.open() as log:
+        opened = open_epoch(log, "w")
+        ledger, offset = opened.ledger, opened.ledger.position
+        ledger.fold.apply = interrupted(ledger.fold.apply)  # type: ignore[method-assign]  # this once
+        commit = commit_after(ledger, opened.grant.epoch, opened.grant.nonce, 4)
+        assert append_record(opened.producer, log.ledger_topic, commit) == offset
+        with pytest.raises(KeyboardInterrupt):
+            ledger.verdict(offset, commit)
+        again = commit_after(ledger, opened.grant.epoch, opened.grant.nonce, 5)
+        assert append_record(opened.producer, log.ledger_topic, again) == offset + 1
+        with pytest.raises(ClosedError):
+            ledger.verdict(offset + 1, again)
+
+
+def interrupted(apply: Callable[[int, LedgerRecord | None], Void | None]) -> Callable[..., Void | None]:
+    """Ctrl-C right behind it, once."""
+    left = [KeyboardInterrupt()]
+
+    def call(offset: int, record: LedgerRecord | None) -> Void | None:
+        void = apply(offset, record)
+        if left:
+            raise left.pop()
+        return void
+
+    return call
 
 
 def test_a_ledger_that_lost_its_tail_is_noticed_at_its_end(rig: TwinRig) -> None:

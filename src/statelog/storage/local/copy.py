@@ -33,6 +33,7 @@ from statelog.schemas.changes.chunk import combine_checksums, decode_head
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.storage.kafka import OffsetRange, Reader, Record
+from statelog.storage.local.disk import open_private
 
 _MAGIC = b"SLLC"
 _VERSION = 1
@@ -142,7 +143,7 @@ class LocalCopy:
             file.seek(0, os.SEEK_END)
             return file
         _make_private(self._directory)
-        return open(self._partial, "wb", opener=_open_private)  # Path.open knows no opener
+        return open(self._partial, "wb", opener=open_private)  # Path.open knows no opener
 
     def _give_up(self, error: OSError) -> None:
         self.error = error
@@ -154,10 +155,6 @@ def _make_private(directory: Path) -> None:
     if not directory.is_dir():
         _make_private(directory.parent)
         directory.mkdir(mode=0o700, exist_ok=True)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _table(rows: Sequence[tuple[int, int]], offsets: Mapping[int, Sequence[int]]) -> bytes:

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from statelog.environment import DiskHook, no_faults
@@ -20,6 +21,8 @@ _HINTS = {
     **dict.fromkeys(("EACCES", "EPERM", "EROFS"), "Let this user write there, or name another path"),
 }
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+open_private = partial(os.open, mode=0o600)
+"""Opens files that only this user may read: an opener for `open`."""
 _OTHERWISE = "Check this machine's disk and its mounts, then run again"
 
 

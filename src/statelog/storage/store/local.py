@@ -22,7 +22,7 @@ from uuid import uuid4
 from statelog.closing import undone_by_errors
 from statelog.errors import AlreadyExists, UnsafeStore
 from statelog.schemas.names import check_name
-from statelog.storage.local.disk import sync
+from statelog.storage.local.disk import open_private, sync
 from statelog.storage.store import FileInfo, RangeReader, Store
 from statelog.storage.store.url import check_path, temporary_name
 
@@ -47,9 +47,7 @@ def _make_directory(directory: Path, mode: int) -> None:
 def _write_temporary(directory: Path, fill: Callable[[BinaryIO], object], mode: int = 0o600) -> Path:
     """A finished, synced file under a name that no listing shows. Nothing is left of it if this fails."""
     temporary = directory / temporary_name(uuid4().hex)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    # The file takes over the descriptor, which `Path.open` cannot.
-    with undone_by_errors(temporary.unlink, missing_ok=True), open(handle, "wb") as file:  # noqa: PTH123 - as above
+    with undone_by_errors(temporary.unlink, missing_ok=True), open(temporary, "xb", opener=open_private) as file:
         fill(file)
         file.flush()
         if mode != 0o600:
