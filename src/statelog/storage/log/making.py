@@ -11,11 +11,12 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from typing import NamedTuple
+from dataclasses import replace
 
 from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, IdentityChanged, UnsafeTopic
-from statelog.schemas.descriptor import Descriptor, HashRule, check_hashing
+from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Mark, Restart
 from statelog.schemas.names import DESCRIPTOR_PATH, SCHEMAS, data_topic, ledger_topic, parse_enum
 from statelog.schemas.topic_policy import (
@@ -27,7 +28,7 @@ from statelog.schemas.topic_policy import (
     check_rights,
     largest_record_bytes,
 )
-from statelog.schemas.values.schema import ValueSchema, parse_value_schema
+from statelog.schemas.values.schema import parse_value_schema
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.errors import MISSING_REQUEST
 from statelog.storage.ledger_tape import append_record
@@ -53,33 +54,23 @@ _BY_AGE = (
 _MOST_REPLICAS = 10_000  # What the client can say.
 
 
-class _NewLog(NamedTuple):
-    """A log that is about to be made: every option checked, and nothing left out."""
-
-    partitions: int
-    key_groups: int
-    key_type: KeyType
-    hash_rule: HashRule
-    prefix_bytes: int | None
-    value_schema: ValueSchema | None
-    truncation: Truncation
-
-
-def _new_log(said: LogOptions) -> _NewLog:
-    """The log that these options make. Raises ConfigError for what no log can be."""
+def _described(name: str, said: LogOptions) -> Descriptor:
+    """The log that these options make, but for its identity, nonce and largest record. Raises ConfigError for what no
+    log can be.
+    """
     groups = _whole("key_groups", 128 if said.key_groups is None else said.key_groups, 65536, "65536")
     partitions = 8 if said.partitions is None else said.partitions
-    new = _NewLog(
+    return Descriptor(
+        name=name,
+        identity=LogIdentity(cluster_id="", data_topic_id="", ledger_topic_id=""),
         partitions=_whole("partitions", partitions, groups, f"key_groups, which is {groups}"),
         key_groups=groups,
         key_type=parse_enum(KeyType, "key_type", said.key_type or KeyType.BYTES),
         hash_rule=parse_enum(HashRule, "hash_rule", said.hash_rule or HashRule.CRC32),
+        value_schema_id=0 if said.value_schema is None else 1,
+        nonce=b"",
         prefix_bytes=said.prefix_bytes,
-        value_schema=None if said.value_schema is None else parse_value_schema(said.value_schema, 1),
-        truncation=Truncation.named(said.truncation, said.retention_days),
     )
-    check_hashing(new.hash_rule, new.key_type, new.prefix_bytes)
-    return new
 
 
 def _whole(name: str, value: object, most: int, most_text: str) -> int:
@@ -119,38 +110,33 @@ def make_log(
     Raises AlreadyExists, ConfigError, Unsafe, Unavailable.
     """
     client, store, waived = ports
-    new = _new_log(options)
+    new, truncation = _described(name, options), Truncation.named(options.truncation, options.retention_days)
+    schema = None if options.value_schema is None else parse_value_schema(options.value_schema, 1)
     _whole("replication_factor", replication_factor, _MOST_REPLICAS, str(_MOST_REPLICAS))
     store.check()
     begun = descriptor_or_none(store)
     if begun is not None and not is_begun(client, begun):
         hint = "Open it (Log.open; every command but init does), or delete it first"
         raise AlreadyExists(f"the log {name} is there already", hint=hint, log=name, url=store.url)
-    needs = TopicNeeds(begun.record_bytes_max if begun else MIN_RECORD_BYTES, new.truncation.retention_ms)
+    needs = TopicNeeds(begun.record_bytes_max if begun else MIN_RECORD_BYTES, truncation.retention_ms)
     data = make_topic(client, data_topic(name), TopicRole.DATA, new.partitions, replication_factor, waived, needs)
     ledger = make_topic(client, ledger_topic(name), TopicRole.LEDGER, 1, replication_factor, waived, needs)
     check_rights(ledger, WRITING.ledger)  # Before anything needs them.
-    if not new.truncation.is_by_kafka:
+    if not truncation.is_by_kafka:
         prove_truncation(client, (data.name, ledger.name), needs_right=False)
-    descriptor = Descriptor(
-        name=name,
+    descriptor = replace(
+        new,
         identity=identity_of(client.cluster_id(), data, ledger),
-        partitions=new.partitions,
-        key_groups=new.key_groups,
-        hash_rule=new.hash_rule,
-        key_type=new.key_type,
-        value_schema_id=1 if new.value_schema else 0,
         nonce=begun.nonce if begun else os.urandom(16),
-        prefix_bytes=new.prefix_bytes,
         record_bytes_max=begun.record_bytes_max if begun else largest_record_bytes(data.config, ledger.config),
     )
-    if new.value_schema is not None:
-        put_same(store, SCHEMAS.path(1), new.value_schema.avsc.encode(), json.loads)
+    if schema is not None:
+        put_same(store, SCHEMAS.path(1), schema.avsc.encode(), json.loads)
     if begun is None:
-        if new.truncation.is_by_kafka:
-            put_truncation(store, descriptor, new.truncation)  # First: a log that is there has it.
+        if truncation.is_by_kafka:
+            put_truncation(store, descriptor, truncation)  # First: a log that is there has it.
         put_same(store, DESCRIPTOR_PATH, descriptor.to_bytes())
-    elif begun != descriptor or truncation_of(store, descriptor) != new.truncation:
+    elif begun != descriptor or truncation_of(store, descriptor) != truncation:
         hint = "Create it with the same settings, or delete it first"
         raise AlreadyExists(f"a log {name} of other settings was begun here", log=name, hint=hint)
     try:
