@@ -59,11 +59,7 @@ _WRONG_SETTING = frozenset({
 })  # fmt: skip
 MISSING_REQUEST = frozenset({"_UNSUPPORTED_FEATURE", "UNSUPPORTED_VERSION"})
 """This Kafka does not have the request: the client found so by itself, or the broker says it."""
-_SETTING_HINTS = {
-    "INVALID_REPLICATION_FACTOR": 'Pass replication_factor=1 and allow_unsafe=["replication", "min-insync"] '
-    "on a single broker",
-}
-"""What to do about a setting that the broker's text does not name."""
+_TOO_FEW_BROKERS = 'Pass replication_factor=1 and allow_unsafe=["replication", "min-insync"] on a single broker'
 REFUSED_OFFSET = frozenset({"_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"})
 """Errors about an offset that the broker does not have."""
 UNPACKING = frozenset({"_BAD_MSG", "_BAD_COMPRESSION", "INVALID_MSG"})
@@ -117,7 +113,7 @@ def client_error(
         hint = "Check the sasl.* and ssl.* settings, and the port (docs/security.md)"
         return ConfigError(f"Kafka refuses this client while {doing}: {text}", hint=hint, **where)
     if error_name in _WRONG_SETTING:
-        hint = _SETTING_HINTS.get(error_name, "Correct the named setting")
+        hint = _TOO_FEW_BROKERS if error_name == "INVALID_REPLICATION_FACTOR" else "Correct the named setting"
         return ConfigError(f"Kafka refuses a setting while {doing}: {text}", hint=hint, **where)
     if error_name in MISSING_REQUEST:
         hint = "docs/kafka.md lists what a log needs of a Kafka, and which services have it"

@@ -121,7 +121,6 @@ _REFUSED = {
     "offset.store.method": "nothing is stored in the group",
 }
 _STRATEGY = "partition.assignment.strategy"
-_DEFAULT_STRATEGY = "cooperative-sticky"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +165,7 @@ def group_settings(
     if not group["group.id"].strip():
         raise ConfigError("group.id is empty", hint="Name the group, or leave it out: then it has the log's name")
     if group.get("group.protocol", "classic").lower() != "consumer":
-        group.setdefault(_STRATEGY, _DEFAULT_STRATEGY)
+        group.setdefault(_STRATEGY, "cooperative-sticky")
     others = {name: value for name, value in given.items() if name not in group and name not in _OFF}
     is_other = "bootstrap.servers" in given
     merged = merge_secrets(connection, others, secret_of)
