@@ -44,8 +44,6 @@ _LOOKS = 5
 Check = Callable[[Descriptor, ValueSchema], object]
 """Raises if what is to be written does not fit the log."""
 
-_Key = tuple[LogAddress, str, str | None, object]
-
 
 @dataclass(slots=True)
 class _Epoch:
@@ -59,7 +57,7 @@ class _Epoch:
         self.ledger.close()
 
 
-_epochs: ProcessCache[_Key, _Epoch] = ProcessCache()
+_epochs: ProcessCache[tuple[LogAddress, str, str | None, object], _Epoch] = ProcessCache()
 
 
 def plan_batch(options: WriteOptions, *, check: Check | None = None) -> TaskGrant:

@@ -119,7 +119,13 @@ class StreamPlanner(Closing):
             return self._begin_anew(start, error)
         end_position = self.log.ledger.end(at_least=start.position)
         if start.awaits_state:
-            self._check_snapshot(start.position)
+            # It is kept from when its position is held. Nothing of it is in Spark's checkpoint yet.
+            if all(one.position != start.position for one in RetainedHistory(self.log, self._groups).manifests):
+                raise NotFound(
+                    "the snapshot where the stream was to begin was dropped at the same moment",
+                    position=start.position,
+                    hint="Start the query again: it begins with a newer one",
+                )
             self._known = (end_position, start.position)
             return replace(start, awaits_state=False)
         self._release_state()  # Spark has committed the micro-batch that read it.
@@ -204,17 +210,6 @@ class StreamPlanner(Closing):
         anew = StreamOffset.initial(start.identity, self._environment.new_id(), place, awaits_state=False)
         self._held(anew).move(anew.position, lambda: newest)
         return replace(anew, is_reset=True)
-
-    def _check_snapshot(self, position: int) -> None:
-        """See that the snapshot is there, which is kept from when its position is held. Nothing of it is in Spark's
-        checkpoint yet: started again, the query begins with another one.
-        """
-        if all(one.position != position for one in RetainedHistory(self.log, self._groups).manifests):
-            raise NotFound(
-                "the snapshot where the stream was to begin was dropped at the same moment",
-                position=position,
-                hint="Start the query again: it begins with a newer one",
-            )
 
     def _state(self, position: int, value_schema_id: int) -> Plan:
         """The plan of a state, held by a lease until its micro-batch is committed."""

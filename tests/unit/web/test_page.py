@@ -21,6 +21,7 @@ import statelog
 from statelog import MaterializerSettings, Where
 from statelog.errors import ConfigError
 from statelog.operate.listening import Listening, listening_at
+from statelog.storage.log.log import Log
 from statelog.testing import Fault, Twin
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore, no_store_faults
@@ -283,3 +284,23 @@ def test_an_address_that_is_taken_is_refused(twin: Twin) -> None:
         with pytest.raises(ConfigError, match="nothing can listen there") as refused:
             serve(page_app(looks, taken), taken, lambda: None, told=print)
     assert "another port" in str(refused.value.hint)
+
+
+def test_a_log_that_was_made_anew_is_shown_from_its_beginning(twin: Twin) -> None:
+    """What is shown of the old one ends with the look that finds it gone, also if the new one has come as far."""
+    with PageLooks(twin.where(), MaterializerSettings()) as looks:
+        seen = looks.log("visits", 30.0)
+        assert seen.value
+        assert {one.writer for one in seen.value.commits} == {"web"}
+        Log.delete("visits", twin.where())
+        with statelog.open("visits", twin.where(), create=True) as log, statelog.Writer(log, "anew") as writer:
+            for number in range(9):
+                writer.put(b"ann", b"%d" % number)
+                writer.commit()
+        for _ in range(2):
+            twin.clock.advance(60)
+            seen = looks.log("visits", 30.0)
+        assert seen.value
+        assert [one.position for one in seen.value.commits if one.writer == "anew"] == list(range(11, 2, -1))
+        assert len(seen.value.commits) == 9
+        assert [(one.kind, one.times) for one in seen.failures] == [("IdentityChanged", 1)]
