@@ -212,6 +212,7 @@ def begin(start: Start, work: Callable[[], T]) -> "Future[T]":
 
 
 _real = Environment()
+_CHANGING = threading.RLock()
 CURRENT: ContextVar[Environment | None] = ContextVar("statelog environment", default=None)
 """Set by `Environment.run` and `statelog.testing.environment`."""
 
@@ -225,11 +226,11 @@ def watch(observer: Observer) -> Callable[[], None]:
     """Tell the observer what this process does with what it makes from now on. Returns a function that ends it for
     what is made after that. Tests that have an environment of their own set its observers.
     """
+    _observe(lambda told: (*told, observer))
+    return lambda: _observe(lambda told: tuple(one for one in told if one is not observer))
+
+
+def _observe(change: Callable[[tuple[Observer, ...]], tuple[Observer, ...]]) -> None:
     global _real  # noqa: PLW0603 - replaced as a whole, so that who reads it needs no lock
-    _real = replace(_real, observers=(*_real.observers, observer))
-    return lambda: _forget(observer)
-
-
-def _forget(observer: Observer) -> None:
-    global _real  # noqa: PLW0603 - as above
-    _real = replace(_real, observers=tuple(one for one in _real.observers if one is not observer))
+    with _CHANGING:
+        _real = replace(_real, observers=change(_real.observers))

@@ -5,9 +5,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -324,6 +326,24 @@ def test_a_fork_shows_nothing_of_its_parent() -> None:
             writer.commit()
     finally:
         unwatch()
+
+
+def test_threads_that_watch_at_once_are_all_told_and_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No one's change is made over by another's that began from the same observers."""
+    both, before = threading.Barrier(2), current_environment().observers
+
+    def slowly(*args: Any, **changes: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.1)
+        return replace(*args, **changes)
+
+    monkeypatch.setattr("statelog.environment.replace", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        ends = list(threads.map(watch, (Metrics(), Metrics())))
+        told = len(current_environment().observers) - len(before)
+        both.reset()
+        list(threads.map(lambda end: end(), ends))
+    assert (told, current_environment().observers) == (2, before)
 
 
 @contextmanager
