@@ -101,12 +101,12 @@ def repeated(work: Callable[[], object], every_s: float, name: str, *, is_awaite
             work()
 
     thread = threading.Thread(target=repeat, name=name, daemon=True)
-    thread.start()
     try:
+        thread.start()
         yield
     finally:
         over.set()
-        if is_awaited:
+        if is_awaited and thread.is_alive():
             thread.join()
 
 

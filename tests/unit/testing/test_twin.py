@@ -6,7 +6,7 @@ import threading
 import pytest
 
 import statelog
-from statelog.environment import Environment, current_environment, inline
+from statelog.environment import Environment, current_environment, inline, repeated
 from statelog.testing import Crash, StillClock, Twin, crash_at, environment
 from tests.support.told import told
 
@@ -116,3 +116,20 @@ def test_a_crash_comes_once_at_its_step() -> None:
     with pytest.raises(Crash, match="sent"):
         crash("sent")
     crash("sent")
+
+
+def test_repeated_work_ends_with_a_ctrl_c_while_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left behind that would renew a lease for ever."""
+    start, begun = threading.Thread.start, list[threading.Thread]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        begun.append(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), repeated(lambda: None, 0.001, "renews"):
+        raise AssertionError("the block did not begin")
+    (thread,) = begun
+    thread.join(5.0)
+    assert not thread.is_alive()
