@@ -113,11 +113,10 @@ def key_group_of(
 
     Raises InvalidChange for a key of another type, ConfigError for a key type or a number that no log has.
     """
-    if not isinstance(key_type, KeyType):
-        key_type = parse_enum(KeyType, "key_type", key_type)
+    kind = parse_enum(KeyType, "key_type", key_type)
     check_counts(1, key_groups)
-    check_prefix_bytes(prefix_bytes, key_type)
-    return zlib.crc32(key_bytes(key, key_type)[:prefix_bytes]) % key_groups
+    check_prefix_bytes(prefix_bytes, kind)
+    return zlib.crc32(key_bytes(key, kind)[:prefix_bytes]) % key_groups
 
 
 # ---- a column of keys

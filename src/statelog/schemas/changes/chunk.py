@@ -1,14 +1,8 @@
 """Chunks: the Kafka records of the data topic, each a slice of one change set for one partition.
 
-    0   4  magic "SLCK"
-    4   1  version, 2; 1 names no record below its witness
-    5   3  zero
-    8   8  xxh3-64 of all that follows, little-endian
-    16     head: Avro in single-object encoding, schema `avsc/chunk_head.avsc`
-           zero bytes up to a multiple of 8
-           the changes: an Arrow record batch as one IPC message, without its schema
-
-Avro carries the contract, Arrow the bulk. Compression is the producer's.
+A 16-byte prefix (magic, version, checksum of all that follows), the head in Avro's single-object encoding, zeros up to
+a multiple of 8, and the changes: an Arrow record batch as one IPC message, without its schema. `docs/format-chunk.md`
+has it byte by byte. Avro carries the contract, Arrow the bulk. Compression is the producer's.
 
 Invariants:
 - A record without the magic is foreign. One with it that a commit lists must decode, or it stops the reader.
@@ -43,9 +37,9 @@ DECODING_ERRORS = (
 """What Arrow's readers raise for bytes that are not theirs. ArrowIndexError and its kin are among them."""
 _HEADS = RecordCodec("chunk_head", earlier=["chunk_head-1"])
 _MAGIC = b"SLCK"
-_VERSION = 2
+_VERSION = 2  # 1 names no record below its witness.
 _FIELDS_OF_1 = 10
-_PREFIX = struct.Struct("<4sB3xQ")
+_PREFIX = struct.Struct("<4sB3xQ")  # magic, version, padding, xxh3-64 of all that follows
 _ZEROS = bytes(3)
 _ALIGNMENT = 8
 _HEAD_LIMIT = 10 + 16 + 8 + 8 + 4 * 10 + 5 * 5

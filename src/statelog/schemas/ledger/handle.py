@@ -23,7 +23,6 @@ from statelog.schemas.avro import Datum, RecordCodec, datum_of
 from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger.place import LogIdentity
 
-NO_NONCE = bytes(16)
 _COLUMNS = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
 """Those of an Entry's first fields, in the record of a step."""
 _HANDLES = RecordCodec("handle")
@@ -52,7 +51,7 @@ class Checkpoint(NamedTuple):
         return others | {name: cls(others.pop(f"{name}_id"), others.pop(f"{name}_nonce"))}
 
 
-NO_CHECKPOINT = Checkpoint(0, NO_NONCE)
+NO_CHECKPOINT = Checkpoint(0, bytes(16))
 
 
 class Entry(NamedTuple):
