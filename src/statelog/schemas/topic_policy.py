@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import NamedTuple, cast
 
 from statelog.errors import ConfigError, CorruptDescriptor, UnsafeTopic
-from statelog.schemas.avro import Datum, FileCodec
+from statelog.schemas.avro import FileCodec
 from statelog.schemas.names import parse_enum
 
 MIN_RECORD_BYTES, MAX_RECORD_BYTES = 1 << 20, 16 << 20
@@ -298,8 +298,6 @@ class Truncation(NamedTuple):
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "tuple[bytes, Truncation]":
         """The digest and what the file says; `path` is for messages. Raises CorruptDescriptor, UnknownFormat."""
-        return _FILE.decode(data, path, _from_datum)
-
-
-def _from_datum(datum: Datum) -> tuple[bytes, Truncation]:
-    return datum["digest"], Truncation.named(datum["mode"], datum["retention_days"] or None)
+        return _FILE.decode(
+            data, path, lambda one: (one["digest"], cls.named(one["mode"], one["retention_days"] or None))
+        )

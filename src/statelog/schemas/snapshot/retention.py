@@ -62,11 +62,9 @@ def superseded_times(put_s: Mapping[int, float], own: int, now_s: float) -> dict
 
     `put_s` gives the store's time of each manifest that is listed.
     """
-    times = {**put_s, own: now_s} if own not in put_s else dict(put_s)
+    times = {own: now_s, **put_s}
     numbers = sorted(times)
-    superseded: dict[int, float | None] = {older: times[newer] for older, newer in pairwise(numbers)}
-    superseded[numbers[-1]] = None
-    return superseded
+    return {**{older: times[newer] for older, newer in pairwise(numbers)}, numbers[-1]: None}
 
 
 def kept_numbers(
