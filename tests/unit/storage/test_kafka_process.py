@@ -81,6 +81,20 @@ def test_a_thread_that_a_fork_left_behind_holds_nothing_up() -> None:
         assert in_fork(check) == 0
 
 
+def test_a_client_that_a_fork_left_half_made_is_made_anew() -> None:
+    """Another thread was making the first one of a port: the child makes its own, and waits for no lock."""
+    port = ConfluentKafka(client_config({"bootstrap.servers": "localhost:1"}), request_timeout_s=0.1)
+
+    def check() -> None:
+        signal.alarm(10)
+        with pytest.raises(BrokerUnavailable):
+            port.cluster_id()
+        port.close()
+
+    with vars(vars(port)["_admin"])["_making"]:
+        assert in_fork(check) == 0
+
+
 def test_a_guard_is_closed_for_good() -> None:
     """After close every check is refused, with or without a handle."""
     guard = ProcessGuard("thing")

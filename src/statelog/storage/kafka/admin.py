@@ -22,10 +22,12 @@ What it knows about librdkafka:
 
 import concurrent.futures
 import math
+import os
 import socket
 import ssl
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -219,6 +221,7 @@ class AdminSession:
         self.guard = ProcessGuard("Kafka client")
         """Who may use it."""
         self._making = threading.Lock()
+        _sessions.add(self)
         self._current: AdminClient | None = None
 
     def ask(
@@ -249,6 +252,10 @@ class AdminSession:
                     raise
             is_first = False
 
+    def unlock(self) -> None:
+        """In a forked child: the thread that may have been making a client is not there to release the lock."""
+        self._making = threading.Lock()
+
     def drop(self, client: AdminClient | None = None) -> None:
         """Give the client up, or this one, unless another thread did: the next question makes a new one. Threads that
         are asking it keep it until they end.
@@ -271,6 +278,17 @@ class AdminSession:
                 self.guard.hold(client.native)
                 self._current = client
             return self._current
+
+
+_sessions: "weakref.WeakSet[AdminSession]" = weakref.WeakSet()
+
+
+def _unlock_sessions() -> None:
+    for session in _sessions:
+        session.unlock()
+
+
+os.register_at_fork(after_in_child=_unlock_sessions)
 
 
 class Retries:
