@@ -20,7 +20,8 @@ import copy
 import hashlib
 import logging
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,7 +192,6 @@ class RunCache(Closing):
         self._clock = self._environment.clock
         self._changed = Condition(Lock())
         self._entries: dict[str, _Entry] = {}
-        self._downloading = 0
         self._counts = CacheStatistics(0, 0, 0, 0, 0, 0, 0, 0)
         self._closed = False
         self._janitor: Future[None] | None = None
@@ -210,13 +210,16 @@ class RunCache(Closing):
         anew), StoreUnavailable, StorageFull (the local disk, or `max_bytes`), ClosedError.
         """
         self._directory.owner.check()
-        entry, is_first = self._retain(run)
-        with undone_by_errors(self._release, entry):
-            if is_first:
-                self._download(store, entry)
-            elif (error := entry.ready.exception()) is not None:
-                raise copy.copy(error) from error
-            return CachedRun(self._open_file(entry), lambda: self._release(entry))
+        begun = list[_Entry]()
+        with undone_by_errors(self._break_off, begun):
+            entry = self._retain(run, begun)
+            with undone_by_errors(self._release, entry):
+                if begun:
+                    self._directory.fetch(store, run, entry.file)
+                    self._downloaded(entry, None)
+                elif (error := entry.ready.exception()) is not None:
+                    raise copy.copy(error) from error
+                return CachedRun(self._open_file(entry), lambda: self._release(entry))
 
     def distrust(self, run: RunFile) -> None:
         """Hand out the copy that is here no more. It goes with its last reader; the next one to ask downloads anew."""
@@ -226,38 +229,39 @@ class RunCache(Closing):
             if entry is not None and entry.ready.done():
                 self._drop(entry)
 
-    def _retain(self, run: RunFile) -> tuple[_Entry, bool]:
-        """The run's entry with one more reader, and whether it was made for this reader, who has to download."""
+    def _retain(self, run: RunFile, begun: list[_Entry]) -> _Entry:
+        """The run's entry with one more reader. It is `begun` for this one, who has to download, if there was none."""
         with self._changed:
             self._check_open()
             entry = self._entries.get(run.path)
-            is_first = entry is None
             if entry is None:
                 self._make_room(run)
-                entry = self._entries[run.path] = _Entry(run, self._directory.new_file())
-                self._downloading += 1
+                entry = _Entry(run, self._directory.new_file())
+                begun.append(entry)  # First: what is in the map, and nobody downloads, would be waited for without end.
+                self._entries[run.path] = entry
             entry.readers += 1
             self._count(opened=1)
-            return entry, is_first
+            return entry
 
-    def _download(self, store: Store, entry: _Entry) -> None:
-        try:
-            self._directory.fetch(store, entry.run, entry.file)
-        except BaseException as error:
-            self._downloaded(entry, failed=1)
-            broken = StoreUnavailable("the download was interrupted", path=entry.run.path, hint="Recover again")
-            entry.ready.set_exception(error if isinstance(error, Exception) else broken)
-            raise
-        self._downloaded(entry, failed=0)
-        entry.ready.set_result(None)
+    def _break_off(self, begun: Sequence[_Entry]) -> None:
+        """The error that is being handled, Ctrl-C say, ended the opening: who waits for the download is told."""
+        error = sys.exception()
+        for entry in begun:
+            if not entry.ready.done():
+                broken = StoreUnavailable("the download was interrupted", path=entry.run.path, hint="Recover again")
+                self._downloaded(entry, error if isinstance(error, Exception) else broken)
 
-    def _downloaded(self, entry: _Entry, *, failed: int) -> None:
+    def _downloaded(self, entry: _Entry, error: Exception | None) -> None:
         with self._changed:
-            self._downloading -= 1
-            self._count(downloads=1, failed=failed, downloaded_bytes=0 if failed else entry.run.size_bytes)
-            if failed:
-                del self._entries[entry.run.path]
             self._changed.notify_all()
+            if error is None:
+                self._count(downloads=1, downloaded_bytes=entry.run.size_bytes)
+                entry.ready.set_result(None)
+            else:
+                self._count(downloads=1, failed=1)
+                self._entries.pop(entry.run.path, None)
+                self._directory.delete(entry.file)
+                entry.ready.set_exception(error)
 
     def _open_file(self, entry: _Entry) -> BinaryIO:
         with self._changed:
@@ -273,7 +277,7 @@ class RunCache(Closing):
             return
         with self._changed:
             entry.readers -= 1
-            if entry.readers or self._closed:
+            if entry.readers or self._closed or not entry.ready.done():
                 return
             if self._entries.get(entry.run.path) is not entry:
                 self._directory.delete(entry.file)
@@ -366,8 +370,7 @@ class RunCache(Closing):
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            while self._downloading:
-                self._changed.wait()
+            self._changed.wait_for(lambda: all(entry.ready.done() for entry in self._entries.values()))
             self._entries.clear()
             self._directory.remove()
             janitor = self._janitor

@@ -2,8 +2,9 @@
 
 import io
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
-from threading import Barrier, Condition, Lock
+from threading import Barrier, Condition, Lock, Thread
 from typing import Any, BinaryIO
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.rigs.cache import CacheRig, Gate, janitors, run_of
 from tests.support.waiting import wait_for
 
 READERS = 8
+_PATIENCE_S = 10.0
 
 
 def test_many_readers_cost_one_download(tmp_path: Path) -> None:
@@ -318,3 +320,34 @@ def test_limits_without_sense_are_refused(tmp_path: Path) -> None:
     for idle_s, max_bytes in ((-1.0, None), (float("inf"), None), (float("nan"), None), (1.0, -1)):
         with pytest.raises(ConfigError):
             CacheSettings(directory=tmp_path, idle_s=idle_s, max_bytes=max_bytes)
+
+
+@pytest.mark.parametrize(
+    ("owner", "step", "at"),
+    [(RunCache, "_count", 1), (CacheDirectory, "fetch", 1), (RunCache, "_count", 2)],
+)
+def test_an_interrupted_reader_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type[Any], step: str, at: int
+) -> None:
+    """Ctrl-C behind any step of an opening: the next reader gets its bytes, and closing waits for nothing."""
+    rig, work, calls, found = CacheRig(tmp_path), getattr(owner, step), count(1), list[bytes]()
+    run = rig.put("a", b"data")
+
+    def interrupted(*args: Any, **more: Any) -> Any:
+        done = work(*args, **more)
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        return done
+
+    def read_and_close() -> None:
+        found.append(rig.read(run))
+        rig.cache.close()
+
+    monkeypatch.setattr(owner, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        rig.read(run)
+    after = Thread(target=read_and_close, daemon=True)
+    after.start()
+    after.join(_PATIENCE_S)
+    assert (found, after.is_alive()) == ([b"data"], False)
+    assert list(tmp_path.iterdir()) == []
