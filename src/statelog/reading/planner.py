@@ -285,7 +285,16 @@ def check_reach(plan: Plan, offsets: LogOffsets, log: str) -> None:
             hint="The log was truncated past this state: recover again",
         )
     for partition in plan.partitions:
-        _check_end(plan, partition, offsets.data[partition].end, log)
+        committed, end_offset = plan.state.committed_positions.get(partition, 0), offsets.data[partition].end
+        if committed > end_offset and not given_up(plan.state.accepted, partition, end_offset, committed):
+            raise BeyondEnd(
+                "a partition ends below an offset that was committed",
+                log=log,
+                partition=partition,
+                end_offset=end_offset,
+                committed_position=committed,
+                hint="Acknowledged records are gone: restore the topic, or accept the loss",
+            )
     for partition, first_offset in plan.next_offsets.items():
         log_start = offsets.data[partition].start
         if log_start > first_offset:
@@ -299,16 +308,3 @@ def check_reach(plan: Plan, offsets: LogOffsets, log: str) -> None:
                 position=plan.position,
                 hint="More was truncated than the snapshots cover: restore the topic or a newer manifest",
             )
-
-
-def _check_end(plan: Plan, partition: int, end_offset: int, log: str) -> None:
-    committed = plan.state.committed_positions.get(partition, 0)
-    if committed > end_offset and not given_up(plan.state.accepted, partition, end_offset, committed):
-        raise BeyondEnd(
-            "a partition ends below an offset that was committed",
-            log=log,
-            partition=partition,
-            end_offset=end_offset,
-            committed_position=committed,
-            hint="Acknowledged records are gone: restore the topic, or accept the loss",
-        )

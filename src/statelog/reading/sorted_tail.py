@@ -26,7 +26,6 @@ from threading import Lock
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from statelog.closing import Closing
 from statelog.environment import OpenSpillFile
@@ -233,9 +232,9 @@ def newest(tables: Sequence[pa.Table], *, keep_deletes: bool, max_key_bytes: int
     halves = _halves(filled, max_key_bytes)
     if halves is not None:
         return [one for half in halves for one in newest(half, keep_deletes=keep_deletes, max_key_bytes=max_key_bytes)]
-    keep = _last_of(filled)
-    kept: list[pa.Table] = []
-    start = 0
+    groups = pa.concat_arrays([chunk for table in filled for chunk in table.column("key_group").chunks])
+    keys = pa.concat_arrays([chunk for table in filled for chunk in table.column("key").chunks])
+    keep, kept, start = is_last_row(groups, keys), list[pa.Table](), 0
     for table in filled:
         mine = keep[start : start + table.num_rows]
         start += table.num_rows
@@ -261,12 +260,6 @@ def _joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
         else:
             joined += found
     return joined
-
-
-def _last_of(tables: Sequence[pa.Table]) -> NDArray[np.bool_]:
-    groups = pa.concat_arrays([chunk for table in tables for chunk in table.column("key_group").chunks])
-    keys = pa.concat_arrays([chunk for table in tables for chunk in table.column("key").chunks])
-    return is_last_row(groups, keys)
 
 
 def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Table], list[pa.Table]] | None:
@@ -306,10 +299,7 @@ class MemoryTail:
             return
         self._held_bytes += self._piles.setdefault(partition, PartitionChanges()).add(changes, held_bytes)
         if self._held_bytes - self._folded_bytes > max(self._fold_bytes, self._folded_bytes):
-            self._fold(max(self._piles, key=self._on_top))
-
-    def _on_top(self, partition: int) -> int:
-        return self._piles[partition].size_bytes - self._folded.get(partition, 0)
+            self._fold(max(self._piles, key=lambda one: self._piles[one].size_bytes - self._folded.get(one, 0)))
 
     def _fold(self, partition: int) -> None:
         pile, folded = self._piles[partition], self._folded.get(partition, 0)

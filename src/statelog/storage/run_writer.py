@@ -75,8 +75,16 @@ class RunWriter(Closing):
         self._last: pa.Table | None = None
         self._pending_bytes = 0
         self._open = True
-        with undone_by_errors(local.unlink, missing_ok=True):  # No writer is returned that could be closed.
-            self._file = _open_parquet(local, schema.with_metadata(metadata.to_parquet()), disk)
+        # No writer is returned that could be closed.
+        with undone_by_errors(local.unlink, missing_ok=True), local_disk(local, "open", disk):
+            self._file = pq.ParquetWriter(
+                str(local),
+                schema.with_metadata(metadata.to_parquet()),
+                compression="lz4",
+                use_dictionary=["key_group", "op"],
+                write_statistics=["key_group", "key"],
+                write_page_checksum=True,
+            )
 
     @property
     def size_bytes(self) -> int:
@@ -142,18 +150,6 @@ def upload_run(store: Store, written: WrittenRun) -> RunFile:
     finally:
         written.local.unlink(missing_ok=True)
     return written.file
-
-
-def _open_parquet(local: Path, schema: pa.Schema, disk: DiskHook) -> pq.ParquetWriter:
-    with local_disk(local, "open", disk):
-        return pq.ParquetWriter(
-            str(local),
-            schema,
-            compression="lz4",
-            use_dictionary=["key_group", "op"],
-            write_statistics=["key_group", "key"],
-            write_page_checksum=True,
-        )
 
 
 def _facts(local: Path, spans: list[tuple[int, int, int]]) -> WrittenRun:

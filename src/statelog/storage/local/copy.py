@@ -215,7 +215,9 @@ class LocalCopyReader:
             self._topic.close()
 
     def _add(self, path: Path, entries: Sequence[Entry]) -> None:
-        with path.open("rb") as file, _mapped(path, file) as data:
+        if not path.stat().st_size:
+            raise _corrupt(path, "it is empty")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             rows = _rows(path, data)
             starts = np.cumsum(rows["length"], dtype=np.int64) - rows["length"]
             for entry in entries:
@@ -253,12 +255,6 @@ def _files(log_directory: Path, plan: ReplayPlan) -> dict[Path, list[Entry]]:
             raise NotFound("a change set has no local copy", epoch=life.epoch, sqn=entry.sqn, partition=entry.partition)
         files.setdefault(path, []).append(entry)
     return files
-
-
-def _mapped(path: Path, file: BinaryIO) -> mmap.mmap:
-    if not os.fstat(file.fileno()).st_size:
-        raise _corrupt(path, "it is empty")
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _rows(path: Path, data: mmap.mmap) -> "NDArray[np.void]":

@@ -114,7 +114,10 @@ class SpillQueue:
         Raises the error of the putting side, Corrupt, StoreUnavailable, ClosedError.
         """
         with self._changed:
-            self._put_down()
+            if self._in_hand is not None:
+                self._used_bytes -= self._in_hand.nbytes
+                self._in_hand = None
+                self._changed.notify_all()
             self._changed.wait_for(lambda: self._has_frame or self._is_settled, timeout_s)
             self._check_open()
             if self._error is not None:
@@ -193,12 +196,6 @@ class SpillQueue:
         self._used_bytes += size_bytes
         self._peak_bytes = max(self._peak_bytes, self._used_bytes)
 
-    def _put_down(self) -> None:
-        if self._in_hand is not None:
-            self._used_bytes -= self._in_hand.nbytes
-            self._in_hand = None
-            self._changed.notify_all()
-
     def _spill(self, data: memoryview) -> None:
         """Append to the last segment, or to a new one; a full directory passes the frame on to the next."""
         last = self._disk[-1] if self._disk else None
@@ -226,7 +223,9 @@ class SpillQueue:
         full: StorageFull | None = None
         for _ in self._directories:
             try:
-                segment = self._new_segment(data)
+                segment = SpillSegment(next(self._next_directory), self._open_file)
+                with undone_by_errors(segment.release):
+                    segment.append(data)
             except StorageFull as error:
                 full = error
             else:
@@ -238,12 +237,6 @@ class SpillQueue:
                 return
         assert full is not None, "there is at least one directory"
         raise full
-
-    def _new_segment(self, data: memoryview) -> SpillSegment:
-        segment = SpillSegment(next(self._next_directory), self._open_file)
-        with undone_by_errors(segment.release):
-            segment.append(data)
-        return segment
 
     def _take_up(self) -> None:
         """Have the oldest frame in hand before it is left out: who is interrupted gets it twice, and misses nothing."""

@@ -105,22 +105,6 @@ def client_options(protocol: str, given: Mapping[str, object]) -> dict[str, obje
     return {**options, **rest, "use_listings_cache": False, "skip_instance_cache": True}
 
 
-def _open_webhdfs(url: str, options: Mapping[str, object]) -> tuple[AbstractFileSystem, str]:
-    from statelog.storage.store.webhdfs import WebHdfs  # It needs requests: an extra of its own
-
-    place = urlsplit(url)
-    user = {"user": place.username} if place.username else {}
-    return WebHdfs(host=place.hostname, port=place.port, **{**user, **options}), place.path or "/"
-
-
-def _open_gcs(url: str, options: Mapping[str, object]) -> tuple[AbstractFileSystem, str]:
-    # By default gcsfs asks a second service, by gRPC, what kind each bucket is, waits for it for minutes where only the
-    # first can be reached, and does not survive a fork.
-    from gcsfs.core import GCSFileSystem
-
-    return GCSFileSystem(**options), url.removeprefix("gs://")
-
-
 class FsspecStore(Store):
     """One log's directory on an fsspec file system. Usable from threads; reconnects in a forked process."""
 
@@ -238,9 +222,17 @@ class FsspecStore(Store):
         options = client_options(self._root.protocol, read_secrets(self._options, secret_of))
         try:
             if self._root.protocol == "webhdfs":
-                return _open_webhdfs(self._url, options)
+                from statelog.storage.store.webhdfs import WebHdfs  # It needs requests: an extra of its own
+
+                place = urlsplit(self._url)
+                user = {"user": place.username} if place.username else {}
+                return WebHdfs(host=place.hostname, port=place.port, **{**user, **options}), place.path or "/"
             if self._root.protocol == "gs":
-                return _open_gcs(self._url, options)
+                # By default gcsfs asks a second service, by gRPC, what kind each bucket is, waits for it for minutes
+                # where only the first can be reached, and does not survive a fork.
+                from gcsfs.core import GCSFileSystem
+
+                return GCSFileSystem(**options), self._url.removeprefix("gs://")
             fs, base = fsspec.url_to_fs(self._url, **options)
             if self._root.protocol == "s3":
                 # It looks at most of its options only now, and would do so inside the first request.

@@ -60,9 +60,11 @@ def parse_root(url: str, *, cwd: Path) -> RootUrl:
         return _local_root(url, shown, cwd)
     protocol = _protocol(match.group(1).lower(), shown)
     rest = url[match.end() + 2 :]
-    if protocol == "file":
-        return _file_root(rest, shown)
-    return _remote_root(protocol, rest, shown)
+    if protocol != "file":
+        return _remote_root(protocol, rest, shown)
+    if not rest.startswith("/"):
+        raise ConfigError(f"Root URL {shown!r} is not absolute", hint="Write file:///absolute/path, or a plain path")
+    return _local_root("/" + unquote(rest).strip("/"), shown, Path("/"))
 
 
 def _protocol(scheme: str, shown: str) -> str:
@@ -83,12 +85,6 @@ def _local_root(text: str, shown: str, cwd: Path) -> RootUrl:
         raise ConfigError(f"Root URL {shown!r} contains '..'", hint="Give the directory itself")
     path = path if path.is_absolute() else cwd / path
     return RootUrl(protocol="file", url=f"file://{path}", local=path)
-
-
-def _file_root(rest: str, shown: str) -> RootUrl:
-    if not rest.startswith("/"):
-        raise ConfigError(f"Root URL {shown!r} is not absolute", hint="Write file:///absolute/path, or a plain path")
-    return _local_root("/" + unquote(rest).strip("/"), shown, Path("/"))
 
 
 def _remote_root(protocol: str, rest: str, shown: str) -> RootUrl:
