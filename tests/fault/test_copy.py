@@ -32,18 +32,21 @@ from statelog.materializer.round import CRASH_POINTS as ROUND_POINTS
 from statelog.materializer.round import run_round
 from statelog.materializer.tasks import TaskOutput
 from statelog.producer.writer import Writer
+from statelog.reading.hold import Terms
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover, recover_snapshot
 from statelog.schemas.names import COPIER
 from statelog.storage.log.log import Log, open_snapshots
 from statelog.storage.log.where import Where
 from statelog.testing import Crash, crash_at
 from statelog.testing.cluster import MemoryCluster
+from statelog.testing.store import MemoryStore
 from tests.support.faults.death import Death, dying
 from tests.support.rigs.copies import Move, begun
 from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import settings_for, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.told import told
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -293,6 +296,46 @@ def test_a_copier_that_slept_takes_nothing_back(move: Move, point: str) -> None:
         with pytest.raises(Fenced):
             writers[0].commit()
     writers[0].close()
+    move.check_goes_on()
+
+
+def test_what_is_copied_is_held_until_it_was_compared(move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its files go up and are read back, the lease is renewed."""
+    monkeypatch.setattr("statelog.materializer.copy._TERMS", Terms("statelog copy", 0.3))
+    renewed = list[str]()
+
+    def note(method: str, path: str) -> None:
+        renewed.extend([path] * (method == "put" and path.startswith("leases/")))
+
+    def wait(name: str) -> None:
+        if name == "after-upload":
+            before = len(renewed)
+            wait_for(lambda: len(renewed) > before)
+
+    source = replace(move.old.where(), root=MemoryStore(move.old.disk, "old", faults=note))
+    Environment(crash=wait).run(move.copy, source=source)
+    move.copy(finish=True)
+    move.check_goes_on()
+
+
+def test_a_log_that_moved_on_before_its_copy_was_compared_is_told(move: Move) -> None:
+    """Where no lease held it. No file of the copy is missing, and nothing is lost: it is copied again."""
+
+    def move_on() -> None:
+        with move.old.open() as log:
+            for info in list(log.store.list("leases/")):
+                log.store.delete(info.path)
+            for _ in range(4):
+                move.write(log)
+                move.round(log)
+
+    def crash(name: str) -> None:
+        if name == "after-upload":
+            Environment().run(move_on)
+
+    with pytest.raises(LogInUse, match="moved on"):
+        Environment(crash=crash).run(move.copy)
+    move.copy(finish=True)
     move.check_goes_on()
 
 

@@ -19,12 +19,13 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
 
+from statelog.environment import repeated
 from statelog.errors import (
     AlreadyExists,
     ConfigError,
@@ -34,6 +35,8 @@ from statelog.errors import (
     LogInUse,
     NotFound,
     OffsetGone,
+    StoreRefused,
+    Unavailable,
 )
 from statelog.materializer.cleanup import CleanupPlan
 from statelog.materializer.engine import LocalEngine, RoundWork, delta_tables, merged_runs
@@ -60,6 +63,7 @@ from statelog.storage.log.where import opened_ports
 
 _LOG = logging.getLogger("statelog.storage")
 _TERMS = Terms("statelog copy", 300.0)
+_LOOKS_PER_TTL = 6
 _ALL = range(MAX_KEY_GROUPS)
 
 CRASH_POINTS = (
@@ -166,13 +170,13 @@ class LogCopy(Round):
         self._origin: Origin | None = None
         self._plan: Plan | None = None
         self._held = ExitStack()
-        self._hold: Hold
+        self._hold: Hold | None = None
         self._verified_rows: int | None = None
 
     def copy(self) -> Copied:
         """Run it to its end, once. Raises what `copy_log` names."""
         self._environment.crash("after-create")
-        with self._held:
+        with self._held, repeated(self._renew, _TERMS.ttl_s / _LOOKS_PER_TTL, "statelog-copy"):
             self._origin = self._copied_so_far(self._log.manifests.newest())
             if self._source is not None:
                 self._plan = self._planned(self._source, self._origin)
@@ -266,6 +270,12 @@ class LogCopy(Round):
         self._hold = held = self._held.enter_context(HeldPlan(source, _TERMS, at, is_alone=self._is_alone))
         return held.take()
 
+    def _renew(self) -> None:
+        """On a thread of its own: files may go up, and be read back, for longer than a lease lasts."""
+        if self._hold is not None:
+            with suppress(Unavailable, StoreRefused):  # Whoever reads finds out what that led to.
+                self._hold.renew()
+
     def _copy_schemas(self, source: Log) -> None:
         """Asked for behind the plan: a schema is stored before the first chunk that needs it."""
         for schema in source.value_schemas.all():
@@ -312,17 +322,14 @@ class LogCopy(Round):
         return Delta(output, written, plan.changes, plan.size_bytes)
 
     def _read(self, plan: Plan, value_schema_id: int, *, drop_deletes: bool) -> Generator[pa.Table]:
-        """What a plan of the source reads, sorted. The lease is renewed between two tables."""
+        """What a plan of the source reads, sorted."""
         assert self._source is not None, "a plan is the source's"
         source, converter = self._source, Converter(self._source, value_schema_id)
         tail = delta_tables(source, plan.replay, converter, self._work, drop_deletes=False)
         runs, start = [part.run for part in plan.runs], self._environment.start
-        tables = merged_runs(source.store, runs, _ALL, converter, start, [tail], drop_deletes=drop_deletes)
         try:
-            with closing(tail), closing(tables):
-                for table in tables:
-                    self._hold.renew()
-                    yield table
+            with closing(tail):
+                yield from merged_runs(source.store, runs, _ALL, converter, start, [tail], drop_deletes=drop_deletes)
         except NotFound as error:
             hint = "Restore it from a copy of the store, or run a round on the log first"
             raise DataLoss(
@@ -351,7 +358,13 @@ class LogCopy(Round):
     def _compare(self, source: Log, position: int) -> None:
         """Raise Corrupt unless the runs to be named hold the state of the source at the position."""
         schema = self._log.value_schemas.newest()
-        plan = self._state(source, AtPosition(position))
+        try:
+            plan = self._state(source, AtPosition(position))
+        except NotFound as error:
+            hint = "Run it again; who may not write a lease to the log's store has to be faster than its rounds"
+            raise LogInUse(
+                f"the log {source.name} moved on before its copy was compared: {error.message}", hint=hint
+            ) from error
         with closing(self._read(plan, schema.id, drop_deletes=True)) as tables:
             expected = StateDigest.of(tables, source.value_schemas.get(schema.id))
         own, store, start = Converter(self._log, schema.id), self._log.store, self._environment.start
