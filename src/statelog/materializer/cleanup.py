@@ -126,7 +126,7 @@ class VerifiedRuns:
     def manifests(
         self, chain: ManifestChain, listed: Mapping[int, FileInfo], numbers: Collection[int]
     ) -> list[Manifest]:
-        """Those of `numbers` that are listed, ascending. One that is gone by now was dropped by a newer winner.
+        """Those of `numbers` that are listed, ascending, but for those that a newer winner dropped meanwhile.
 
         Raises CorruptManifest, UnknownFormat, StoreUnavailable.
         """

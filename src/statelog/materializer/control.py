@@ -134,10 +134,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class BackgroundTask(Generic[T]):
-    """One unit of work, begun at `started_s`, and its result: a round in flight, or a look at the tail.
-
-    Python cannot end a thread, so one that is given up ends at the next step where it checks, or never; a late result
-    is still delivered.
+    """One unit of work, begun at `started_s`, and its result. Python cannot end a thread, so one that is given up ends
+    at the next step where it checks, or never; a late result is still delivered.
     """
 
     future: Future[T]

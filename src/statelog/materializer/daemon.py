@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from enum import Enum
 
-from statelog.environment import current_environment
+from statelog.environment import current_environment, repeated
 from statelog.errors import Damaged, RoundGivenUp, StatelogError, StoreRefused, Unavailable
 from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
 from statelog.materializer.cleanup import VerifiedRuns
@@ -36,10 +36,11 @@ from statelog.materializer.round import Round
 from statelog.materializer.schedule import Rates, RoundCause, cause_of_round, delay_after
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.statistics import MaterializerStatistics, with_failure, with_outcome, with_tail
-from statelog.materializer.tail import TailWatch, Watchdog
+from statelog.materializer.tail import TailWatch
 from statelog.storage.log.log import Log
 
 _LAST_STEP_S = 10.0  # how long a round that should end may take to reach its next step
+_CHECKS_PER_ALARM = 10
 _ENDED: dict[type[RoundOutcome], EventKind] = {
     CompletedRound: EventKind.ROUND_COMPLETED,
     SkippedRound: EventKind.ROUND_SKIPPED,
@@ -59,11 +60,10 @@ Admit = Callable[[Work], bool]
 
 
 class Materializer:
-    """Runs rounds on one log. `run` belongs to one thread; `statistics`, `trigger` and `stop` may be called from any.
+    """Runs rounds on one log. `run` belongs to one thread; `statistics`, `check_age`, `trigger`, `stop`: to any.
 
     `control` carries requests from elsewhere, such as signal handlers. Without `on_event`, events are log lines of
-    `statelog.materializer`. `rates` are used until better ones have been measured.
-    `make_engine` makes who writes the runs of a round.
+    `statelog.materializer`. `rates` are used until better ones have been measured. `make_engine`: see `run_round`.
 
         >>> daemon = Materializer(log, MaterializerSettings(interval_s=60.0))
         >>> daemon.run_once()  # daemon.run() goes on until daemon.stop(), from another thread or a signal handler
@@ -96,8 +96,7 @@ class Materializer:
         self._ended: deque[BackgroundTask[RoundOutcome]] = deque()
         self._round: BackgroundTask[RoundOutcome] | None = None
         self._tail_watch = TailWatch(log, settings, ring=self._control.ring, environment=environment)
-        self.watchdog = Watchdog(settings.alarm_age_s, age_s=lambda: self.statistics().age_s, alarm=self._alarm)
-        """Tells of changes that stay out of every snapshot: on a thread of its own, or when asked."""
+        self._next_alarm_s = settings.alarm_age_s
         # Another engine's runs are in the store before anything names them, where a round would delete them.
         is_local = make_engine is LocalEngine
         self._merge = BackgroundMerge(log, settings, ring=self._control.ring) if is_local else None
@@ -131,6 +130,19 @@ class Materializer:
         """Ask the daemon to end once the round in flight is over."""
         self._control.stop()
 
+    def check_age(self) -> None:
+        """Alarm if changes stay out of every snapshot for too long, and again after each further `alarm_age_s`.
+
+        Rounds that hang, that are skipped by mistake, that always lose or that never begin all look alike from here. It
+        asks nobody: when no news of the log arrives any more, the age grows by itself.
+        """
+        age_s, alarm_age_s = self.statistics().age_s, self._settings.alarm_age_s
+        if age_s < alarm_age_s:
+            self._next_alarm_s = alarm_age_s
+        elif age_s >= self._next_alarm_s:
+            self._next_alarm_s = age_s + alarm_age_s
+            self._tell(EventKind.LOG_AGE_ALARM, age_s=age_s)
+
     # ---- one round
 
     def run_once(self) -> RoundOutcome:
@@ -158,7 +170,7 @@ class Materializer:
             now_s = self._clock()
             if self._began_s == started_s:  # One that was given up earlier says nothing of this one.
                 self._stepped_s = now_s
-            return now_s >= started_s + self._settings.round_timeout_s or self._is_grace_over()
+            return now_s >= min(started_s + self._settings.round_timeout_s, self._grace_s())
 
         return self._environment.run(
             Round,
@@ -170,11 +182,11 @@ class Materializer:
             is_given_up=is_given_up,
         ).run()
 
-    def _is_grace_over(self) -> bool:
-        """Whether a stop no longer waits for the round in flight."""
-        stopped_s = self._control.stopped_s
-        is_over = stopped_s is not None and self._clock() >= stopped_s + self._settings.stop_grace_s
-        return is_over or self._control.is_abandoned
+    def _grace_s(self) -> float:
+        """Until when a stop waits for the round in flight."""
+        stopped_s, abandoned_s = self._control.stopped_s, self._control.abandoned_s
+        over_s = math.inf if stopped_s is None else stopped_s + self._settings.stop_grace_s
+        return over_s if abandoned_s is None else min(over_s, abandoned_s)
 
     # ---- round after round
 
@@ -184,7 +196,7 @@ class Materializer:
         """
         self.begin(ask_first_delay_s(self._log, self._settings))
         try:
-            with self.watchdog.watching():
+            with repeated(self.check_age, self._settings.alarm_age_s / _CHECKS_PER_ALARM, "statelog-watchdog"):
                 while not self.is_over:
                     wait_s = self.turn()
                     if wait_s is not None:
@@ -272,12 +284,7 @@ class Materializer:
 
     def _over_s(self, task: BackgroundTask[RoundOutcome]) -> float:
         """When to stop waiting for a round; after a stop, shortly after the round was asked to end."""
-        over_s, stopped_s, abandoned_s = math.inf, self._control.stopped_s, self._control.abandoned_s
-        if stopped_s is not None:
-            over_s = stopped_s + self._settings.stop_grace_s
-        if abandoned_s is not None:
-            over_s = min(over_s, abandoned_s)
-        return min(task.started_s + self._settings.round_timeout_s, over_s + _LAST_STEP_S)
+        return min(task.started_s + self._settings.round_timeout_s, self._grace_s() + _LAST_STEP_S)
 
     def _wake_s(self) -> float:
         """When there is something to do even without a wake-up."""
@@ -323,9 +330,6 @@ class Materializer:
             self._statistics = replace(self._statistics, late=self._statistics.late + 1)
             self._ended_well(outcome, task.started_s)
             self._tail_watch.start_over()
-
-    def _alarm(self, age_s: float) -> None:
-        self._tell(EventKind.LOG_AGE_ALARM, age_s=age_s)
 
     def _judge_budget(self) -> None:
         found, budget_s = self._statistics.restore, self._settings.restore_budget_s

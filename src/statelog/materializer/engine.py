@@ -68,10 +68,8 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundWork:
-    """What an engine gets for one round. `scratch` is a directory of the round on this machine.
-
-    `go_on` raises once the round is given up. `threads` is how many tasks may go on here at the same time,
-    and `fold_bytes` how many changes a fold sorts at once.
+    """What an engine gets for one round. `scratch` is a directory of the round on this machine. `go_on` raises once the
+    round is given up. So many `threads` may be at work here, and a fold sorts `fold_bytes` of changes at once.
     """
 
     log: Log
@@ -111,9 +109,7 @@ EngineMaker = Callable[[RoundWork], Engine]
 
 
 class LocalEngine:
-    """The engine of one round, on this machine: pyarrow, the disk and the network leave the interpreter to others, so
-    that threads are enough to keep its cores busy.
-    """
+    """The engine of one round, on threads: pyarrow, disk and network leave the interpreter to others."""
 
     def __init__(self, work: RoundWork) -> None:
         self._work = work
@@ -242,9 +238,7 @@ def write_runs(
 
 
 def write_tables(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork) -> list[LocalRunRef]:
-    """Write sorted tables as local runs that tile the output. Raises CorruptRun, StorageFull, StoreUnavailable, and
-    what making the tables and `go_on` raise.
-    """
+    """Write sorted tables as local runs that tile the output. Raises CorruptRun, StorageFull, StoreUnavailable."""
     found = write_cut(_going_on(tables, work), lambda: _writer(output, work), output.cuts, output.key_groups)
     return [LocalRunRef(_referred(run.file, key_groups, output), run) for key_groups, run in found]
 
@@ -253,10 +247,8 @@ def delta_tables(
     log: Log, plan: ReplayPlan, converter: Converter, work: RoundWork, *, drop_deletes: bool
 ) -> Generator[pa.Table]:
     """Sorted tables with the last change of every key of the plan, values in the converter's schema. The log may be
-    another one than the work's.
-
-    `drop_deletes` leaves deletes out: only right where no older run exists. Raises Damaged,
-    OffsetGone, BrokerUnavailable.
+    another one than the work's. `drop_deletes` leaves deletes out: only right where no older run exists. Raises
+    Damaged, OffsetGone, BrokerUnavailable.
     """
     reader = log.kafka.reader(log.data_topic)
     try:
@@ -285,10 +277,7 @@ def fold(
     fold_bytes: int,
     disk: DiskHook = no_faults,
 ) -> Iterator[pa.Table]:
-    """One partition's chunks as sorted tables with the last change of every key.
-
-    Raises StorageFull, StoreUnavailable for the scratch directory.
-    """
+    """One partition's chunks as sorted tables, the last change of every key. Raises StorageFull, StoreUnavailable."""
     with SortedTail(fold_bytes=fold_bytes, directories=(scratch,), open_file=partial(NamelessFile, disk=disk)) as tail:
         for chunk in map(converter.chunk, chunks):
             tail.add(chunk.partition, chunk.changes, chunk.size_bytes)
@@ -297,9 +286,7 @@ def fold(
 
 
 def not_whole(error: StatelogError) -> StoreUnavailable:
-    """The failure of a run that was written, or uploaded, and cannot be read back. Nobody names it, so it is no
-    damage.
-    """
+    """The failure of a run that was written, or uploaded, and cannot be read back: no damage, as nobody names it."""
     return StoreUnavailable(
         f"a run did not arrive whole: {error.message}",
         hint="No manifest names it: the next round writes it again. If this repeats, check network and disks",

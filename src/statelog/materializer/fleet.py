@@ -83,9 +83,8 @@ MakeKit = Callable[[str], Kit]
 
 
 class Fleet:
-    """Drives the daemons of `names`, and of what `find` finds. `run` belongs to one thread; the rest is for any.
-
-    `control` carries requests for all of them.
+    """Drives the daemons of `names`, and of what `find` finds; `control` carries requests for all. `run` belongs to
+    one thread; the rest is for any.
     """
 
     def __init__(
@@ -251,7 +250,7 @@ class _Member:
         """Alarm if it is time to."""
         daemon = self._daemon
         if daemon is not None:
-            daemon.watchdog.check()
+            daemon.check_age()
 
     # ---- from the fleet's thread
 

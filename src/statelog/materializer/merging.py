@@ -111,9 +111,7 @@ class Merging:
         return None
 
     def merge(self, runs: Runs, delta: TaskOutput) -> tuple[Runs, int]:
-        """Merge until no tier is full, or enough was merged. Returns the runs, and how many went into others, those of
-        `write_delta` included.
-        """
+        """Merge until no tier is full, or enough was merged. Returns the runs, and how many went in, all in all."""
         merged, left_bytes = self._count, self._left_bytes
         while merges := affordable(
             self._merges_of(runs), left_bytes, at_least_one=merged == 0 and self._beside is None
@@ -200,9 +198,7 @@ class _Job:
 
 
 class BackgroundMerge(Closing):
-    """Belongs to a daemon. Rounds `leave` a merge and `take` what came of it, on threads of their own; `ring` is called
-    on that of the merge, once it is over.
-    """
+    """Belongs to a daemon. Rounds `leave` a merge and `take` what came of it; its thread calls `ring` at its end."""
 
     def __init__(self, log: Log, settings: MaterializerSettings, *, ring: Callable[[], None]) -> None:
         self._log = log

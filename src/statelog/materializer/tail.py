@@ -1,9 +1,7 @@
 """The tail: what was committed since the newest snapshot, followed on the ledger alone, beside the rounds.
 
 A look asks for the ledger's end and folds what is new; no chunk is read. `TailWatch` looks at how long a restore would
-take. `Watchdog` alarms when committed changes stay out of every snapshot for too long, for whatever reason: rounds that
-hang, that are skipped by mistake, that always lose or that never begin all look alike from here. It makes no calls:
-when no news of the log arrives any more, the age grows by itself.
+take.
 
 Invariants:
 - Nothing here is needed for a round to be right.
@@ -16,10 +14,10 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 
-from statelog.environment import Environment, current_environment, repeated
+from statelog.environment import Environment, current_environment
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
 from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look_every_s, outlook
@@ -236,28 +234,3 @@ class TailWatch:
             # Transient or not: the next round finds out, or else the watchdog does.
             self.drop()
             return None
-
-
-_CHECKS_PER_ALARM = 10
-
-
-class Watchdog:
-    """Alarms when `age_s()` reaches `alarm_age_s`, and again with each further one, until it is below again."""
-
-    def __init__(self, alarm_age_s: float, *, age_s: Callable[[], float], alarm: Callable[[float], None]) -> None:
-        self._alarm_age_s = self._next_age_s = alarm_age_s
-        self._age_s = age_s
-        self._alarm = alarm
-
-    def check(self) -> None:
-        """Alarm if it is time to."""
-        age_s = self._age_s()
-        if age_s < self._alarm_age_s:
-            self._next_age_s = self._alarm_age_s
-        elif age_s >= self._next_age_s:
-            self._next_age_s = age_s + self._alarm_age_s
-            self._alarm(age_s)
-
-    def watching(self) -> AbstractContextManager[None]:
-        """Watch on a thread of its own."""
-        return repeated(self.check, self._alarm_age_s / _CHECKS_PER_ALARM, "statelog-watchdog")

@@ -93,9 +93,7 @@ def check_ledger(log: Log, newest: Manifest | None) -> int:
 
 
 def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
-    """Before data is read, with what was accepted up to `target`. Raises OffsetGone, BeyondEnd,
-    AnchorMismatch, BrokerUnavailable.
-    """
+    """Before data is read, by what was accepted up to `target`. Raises as `check_ledger`."""
     needed, accepted = newest.next_offsets if newest else {}, target.state.accepted
     first = _first_listed(target) if log.retention_s is not None else None
     for partition, held in target.there.items():

@@ -12,7 +12,8 @@ from statelog.materializer.control import Control
 from statelog.materializer.daemon import Materializer
 from statelog.materializer.events import Event, EventKind
 from statelog.materializer.round import run_round
-from statelog.materializer.tail import TailGauge, Watchdog
+from statelog.materializer.statistics import MaterializerStatistics
+from statelog.materializer.tail import TailGauge
 from statelog.storage.ledger_client import LedgerClient
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for
@@ -129,16 +130,19 @@ def test_a_closed_gauge_leaves_no_reader_behind(tmp_path: Path, monkeypatch: pyt
     assert closed == ["closed"]
 
 
-def test_the_watchdog_alarms_once_per_age_and_calms_when_the_age_falls() -> None:
+def test_the_watchdog_alarms_once_per_age_and_calms_when_the_age_falls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It says how old the log is, repeats after each further age, and starts anew once the age was below."""
-    age_s, alarms = [0.0], list[float]()
-    dog = Watchdog(10.0, age_s=lambda: age_s[0], alarm=alarms.append)
+    bench, age_s = DaemonBench(tmp_path, interval_s=1.0, alarm_age_s=10.0), [0.0]
+    monkeypatch.setattr(bench.daemon, "statistics", lambda: MaterializerStatistics(age_s=age_s[0]))
     for age_s[0] in (9.0, 10.0, 11.0, 19.0, 20.0, 29.0):
-        dog.check()
-    assert alarms == [10.0, 20.0]
+        bench.daemon.check_age()
+    assert [alarm.facts for alarm in bench.events] == [{"age_s": 10.0}, {"age_s": 20.0}]
     for age_s[0] in (0.0, 9.0, 10.0):
-        dog.check()
-    assert alarms == [10.0, 20.0, 10.0]
+        bench.daemon.check_age()
+    assert [alarm.facts["age_s"] for alarm in bench.events] == [10.0, 20.0, 10.0]
+    assert {alarm.kind for alarm in bench.events} == {EventKind.LOG_AGE_ALARM}
 
 
 def test_the_age_is_that_of_the_oldest_change_in_no_snapshot(tmp_path: Path) -> None:
