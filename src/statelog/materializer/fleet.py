@@ -140,8 +140,9 @@ class Fleet:
     def _turn(self) -> float:
         """Turn each of them once; returns for how long nothing is due."""
         self._look_for_logs()
-        is_triggered = self._control.is_triggered
-        if is_triggered:  # A request that comes only now is the next turn's.
+        # A request that comes when no log was found yet is for those that will be.
+        is_triggered = self._control.is_triggered and (self._finding is None or bool(self._members))
+        if is_triggered:  # One that comes only now is the next turn's.
             self._control.take_trigger()
         self._count()
         wait_s = self._find_due_s - self._clock()

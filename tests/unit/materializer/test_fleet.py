@@ -330,3 +330,14 @@ def test_no_request_for_a_round_is_missed(bench: FleetBench) -> None:
         control.is_armed = True
         control.ring()
         wait_for(lambda: bench.rounds("a") == 2)
+
+
+def test_a_round_that_is_wanted_at_the_start_is_one_of_the_logs_that_are_found(bench: FleetBench) -> None:
+    """They are not known yet when it is asked for, and would have to wait for long without that."""
+    names = ["a", "b"]
+    bench.make(*names)
+    bench.of_log = {name: {"interval_s": 1e6, "jitter": 1.0, "alarm_age_s": 1e7} for name in names}
+    control = Control()
+    control.trigger()
+    with bench.running(find=lambda: names, control=control):
+        wait_for(lambda: all(bench.rounds(name) == 1 for name in names))
