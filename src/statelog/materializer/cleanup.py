@@ -326,8 +326,7 @@ def _truncate(log: Log, floor: Floor, crash: CrashPoint) -> int:
 def _truncate_topic(log: Log, topic: str, floor: Mapping[int, int]) -> int:
     there = log.kafka.offsets(topic, sorted(floor))
     # A floor lies above the log end only where a person accepted the loss of the end.
-    before = {p: min(offset, there[p].end) for p, offset in floor.items()}
-    before = {p: offset for p, offset in before.items() if offset > there[p].start}
+    before = {p: to for p, offset in floor.items() if (to := min(offset, there[p].end)) > there[p].start}
     starts = log.kafka.delete_records(topic, before) if before else {}
     return sum(start - there[p].start for p, start in starts.items())
 

@@ -47,7 +47,6 @@ from statelog.materializer.target import RoundTarget
 from statelog.reading import AtPosition, Converter, HeldPlan, Hold, Plan, Terms, plan_changes
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
-from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import Restart
 from statelog.schemas.ledger.state import LedgerState, Origin, copied_state
 from statelog.schemas.names import COPIER
@@ -250,19 +249,16 @@ class LogCopy(Round):
         """What is new since the origin; the whole state if there is none, or the source was truncated since."""
         if origin is not None and not self._is_alone:
             try:
-                return self._changes(source, origin.place)
+                plan = plan_changes(source, AtPosition(origin.place.position), seen=[origin.place])
+                self._hold = self._held.enter_context(Hold(source.store, _TERMS)).on(source, plan)
             except (NotFound, OffsetGone) as error:
                 _LOG.warning("%s: the whole state is copied again: %s", self._log.name, error)
+            else:
+                return plan
         plan = self._state(source, None)
         if origin is not None and plan.position < origin.place.position:
             hint = "Finish it with --as-copied, without --snapshot"
             raise NotFound("the copy has more than the newest snapshot", position=plan.position, hint=hint)
-        return plan
-
-    def _changes(self, source: Log, place: Place) -> Plan:
-        """What was committed behind a place, held as long as the copy runs."""
-        plan = plan_changes(source, AtPosition(place.position), seen=[place])
-        self._hold = self._held.enter_context(Hold(source.store, _TERMS)).on(source, plan)
         return plan
 
     def _state(self, source: Log, at: AtPosition | None) -> Plan:

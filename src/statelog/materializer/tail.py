@@ -122,17 +122,15 @@ class TailGauge:
                 self._looking.release()
 
     def _look(self) -> Tail:
-        ledger = self._ledger or self._start()
+        if self._ledger is None:
+            manifest = self._log.manifests.newest()
+            self._ledger = self._log.ledger.client(manifest)
+            self._tail = Tail.behind(manifest)
+        ledger = self._ledger
         end_position = min(ledger.end_position(), ledger.position + _LOOK_RECORDS)
         commits = ledger.read_to(end_position, most_bytes=_LOOK_BYTES)
         self._tail = self._tail.with_commits(commits, ledger.position, self._clock())
         return self._tail
-
-    def _start(self) -> LedgerClient:
-        manifest = self._log.manifests.newest()
-        self._ledger = self._log.ledger.client(manifest)
-        self._tail = Tail.behind(manifest)
-        return self._ledger
 
 
 def tail_now(log: Log) -> Tail:
@@ -198,10 +196,16 @@ class TailWatch:
         while self._over:
             look = self._over.popleft()
             self._out -= 1
-            if look is self._under_way:
-                tail = self._result(look)
-                if tail is not None:
-                    yield tail, look.started_s
+            if look is not self._under_way:
+                continue
+            self._under_way = None
+            self._due_s = self._environment.clock() + look_every_s(self._settings)
+            try:
+                tail = look.future.result()
+            except (Unavailable, StoreRefused, OffsetGone):
+                self.drop()  # Transient or not: the next round finds out, or else the watchdog does.
+            else:
+                yield tail, look.started_s
 
     def judge(self, found: RestoreEstimate, budget_s: float) -> bool:
         """Compare an estimate with the budget; returns whether it has just gone beyond what a round can fix."""
@@ -224,13 +228,3 @@ class TailWatch:
     def _came_back(self, look: BackgroundTask[Tail]) -> None:
         self._over.append(look)
         self._ring()
-
-    def _result(self, look: BackgroundTask[Tail]) -> Tail | None:
-        self._under_way = None
-        self._due_s = self._environment.clock() + look_every_s(self._settings)
-        try:
-            return look.future.result()
-        except (Unavailable, StoreRefused, OffsetGone):
-            # Transient or not: the next round finds out, or else the watchdog does.
-            self.drop()
-            return None
