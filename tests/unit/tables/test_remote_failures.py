@@ -1,5 +1,7 @@
 """Tables on a snapshot whose store fails them, or whose snapshot goes, behind a commit or in the middle of a read."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -168,3 +170,32 @@ def test_an_end_while_the_lease_is_renewed(rolled: Rolled, directory: Path | Non
     halting.may_go_on.set()
     with rolled.rig.open() as log:
         wait_for(lambda: not list_leases(log.store))
+
+
+def test_an_end_that_is_interrupted(rolled: Rolled, directory: Path | None) -> None:
+    """Ctrl-C while it waits for rows that are being taken: no more are, and the lease goes."""
+    gate, is_held, may_go_on = Gate(), threading.Event(), threading.Event()
+    environment = Environment(clock=lambda: rolled.now_s, crash=gate.crash)
+    table = rolled.open(Loading.BEHIND, directory, environment=environment)
+    inside = _inside(table)
+
+    def hold() -> None:
+        with inside._turn:
+            is_held.set()
+            may_go_on.wait(60)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait(60)
+    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+    with pytest.raises(KeyboardInterrupt):
+        table.close()
+    may_go_on.set()
+    holder.join()
+    gate.open()
+    wait_for(inside._loading.done)
+    assert not inside.is_local
+    with rolled.rig.open() as log:
+        wait_for(lambda: not list_leases(log.store))
+    with rolled.open(Loading.FIRST, directory) as later:
+        rolled.check(later)

@@ -231,13 +231,13 @@ class State:
 
     def close(self) -> None:
         """Take no more rows; let the snapshot go, and close the store. Idempotent."""
-        with self._turn:
-            self._closed.set()
-            self._turn.notify_all()
+        self._closed.set()
         with ExitStack() as closing:
             closing.callback(self.store.close)
             if self._base is not None:
                 closing.callback(self._base.let_go)
+            with self._turn:  # What is being taken is in then.
+                self._turn.notify_all()
             if self._loading is not None:
                 wait([self._loading], GRACE_S)
 
