@@ -82,9 +82,7 @@ class CommitScheduler:
         self._progress: Metadata = dict(last.metadata) if last else {}
         """What the last commit says, be it history or pending."""
         self._named: Metadata = self._progress
-        """The progress that was named last, and how often the table was changed by then. Another object than
-        `_progress` is put off.
-        """
+        """The progress that was named last, and the count then; put off while it is another object than `_progress`."""
         self._named_count = 0
         self._noted_before: tuple[Metadata, int] = (self._named, self._named_count)
         """Both, before the last call of `commit_every`."""
@@ -218,9 +216,7 @@ class CommitScheduler:
         return commit
 
     def step(self, timeout_s: float | None = 0.0) -> None:
-        """Take what has come in, or wait this long for what the oldest commit needs next. Raises the error that it
-        failed with.
-        """
+        """Take what has come in, or wait this long for what the oldest commit needs next. Raises what it fails with."""
         while self._checkpoints:
             if self._confirming is None:
                 if not self._confirm(timeout_s):
@@ -256,7 +252,6 @@ class CommitScheduler:
             self._writer.append_batch(pa.table(columns))
 
     def _logged(self, layer: Layer) -> tuple[list[Any], list[Any]]:
-        """The keys and the values to log, in their order."""
         if not self._settings.every_change and not self._settings.skip_equal:
             return list(layer.changes), list(layer.changes.values())
         changes = layer.history if self._settings.every_change else list(layer.changes.items())
@@ -337,7 +332,6 @@ def check_interval(interval_s: object) -> None:
 
 
 def _check_progress(progress: Metadata, record_bytes_max: int) -> None:
-    """Raise InvalidMetadata for what no commit can carry."""
     check_metadata(progress)
     bytes_max = min(_PROGRESS_BYTES_MAX, record_bytes_max // 4)
     texts = [*progress, *(value for value in progress.values() if isinstance(value, str))]

@@ -185,11 +185,12 @@ class StateOpener:
         }
         if place.position > end:
             raise BeyondEnd("the local state is ahead of the ledger", **facts)
-        if place.last is None or ledger.place_at(place.position).last in (None, place.last):
+        last = place.ledger.last
+        if last is None or ledger.place_at(place.position).last in (None, last):
             return ""
         with closing(ledger.newest_client()) as client:
             client.fold_end()
-            if client.fold.restarted >= place.last.offset:
+            if client.fold.restarted >= last.offset:
                 return _LOST
         raise AnchorMismatch("the local state was built on another record than the ledger has", **facts)
 
@@ -256,7 +257,6 @@ class StateOpener:
     # ---- what is made
 
     def _make(self) -> None:
-        """Make a store at the place, beside the one that there may be."""
         is_first = self._wanted.writer is None or self._settings.loading is Loading.FIRST
         partial = None if is_first else planned_anew(self._partial)
         store = self._made = self._whole() if partial is None else partial
@@ -334,9 +334,7 @@ class StateOpener:
     # ---- what a snapshot has
 
     def _stands(self, first_position: int, manifest: Manifest | None = None) -> bool:
-        """Whether there is a base for a store with the changes from a position on: this snapshot, or the newest that
-        will do.
-        """
+        """Whether a store with the changes from a position on has a base: this snapshot, or the newest that will do."""
         writer = self._wanted.writer
         assert writer is not None
         eligibility = Eligibility(
@@ -360,7 +358,6 @@ class StateOpener:
             base.let_go()
 
     def _load(self, state: State) -> None:
-        """As the settings say: now, behind the table's back, or never."""
         if self._base is None or self._settings.loading is Loading.ON_DEMAND:
             return
         load = state.load_missing if self._settings.loading is Loading.FIRST else state.start_loading

@@ -131,9 +131,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     __setitem__ = put
 
     def delete(self, key: K) -> None:
-        """Remove a key, whether it is there or not. Raises InvalidChange, ValueTooLarge, KeyGroupMismatch,
-        ClosedError.
-        """
+        """Remove a key, if it is there. Raises InvalidChange, ValueTooLarge, KeyGroupMismatch, ClosedError."""
         if get_ident() != self._guard.user:
             self._guard.check()
         if type(key) is not self._quick or len(key) >= LARGE:  # type: ignore[arg-type]  # it is bytes

@@ -296,7 +296,6 @@ class Assignment:
                 dropping.callback(self._end, assigned, assigned.abandon)
 
     def _end(self, assigned: AssignedPartition, close: Callable[[], object]) -> None:
-        """Close a table, which may have hooked something up."""
         with ExitStack() as ending:
             ending.callback(close)
             if assigned.is_told:

@@ -177,9 +177,7 @@ class AssignedPartition:
         return int(self.table.progress.get("offset", 0))
 
     def send(self, *, always: bool = False) -> None:
-        """Commit what is new, and wait for nothing but room. Raises Fenced, PersistFailed, OutcomeUnknown, Unavailable,
-        Damaged.
-        """
+        """Commit what is new, and wait for nothing but room. Raises as `wait`."""
         if always or self.has_news:
             sent = self.next_offset, self.table.changes
             self._pending = self._commit(self.input.progress(self.next_offset))

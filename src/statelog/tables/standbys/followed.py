@@ -19,9 +19,7 @@ from statelog.tables.state.store import StatePlace
 from statelog.tables.state_opener import OpenReport
 
 _POLITE_S = 0.1
-"""How long a scan lets a move go first: many scans in turn would hold the state back. Not for ever: one that began
-before may be waiting for it.
-"""
+"""How long a scan lets a move go first, so that many in turn do not hold it back; it may be waiting for this thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,7 +152,6 @@ class Follower:
         return ""
 
     def _move(self, rows: Iterable[pa.Table], asked_s: float) -> None:
-        """Give the state what was read, and the place that it leads to."""
         feed, old = self._feed, self.state.view
         moved = replace(
             old,
@@ -260,7 +259,6 @@ class Follower:
             return writer, report
 
     def _catch_up(self, writer: Writer) -> OpenReport:
-        """Bring the state to the owner's Open."""
         before, position = self.state.view, writer.position
         if before.place.position > position:
             raise BeyondEnd(

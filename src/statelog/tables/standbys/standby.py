@@ -177,9 +177,7 @@ class Standby(Closing, Keyed[K, V]):
             return default if value is None else view.state.values.copy(value)
 
     def get_with_age(self, key: K, *, max_age_s: float | None = None) -> AgedValue[V]:
-        """The value of a key, None if it is not there, with the state's position and age. Raises TooOld, InvalidChange,
-        KeyGroupMismatch, ClosedError.
-        """
+        """The value of a key, None if it is not there, with the state's position and age. Raises as `get`."""
         self._owner.check()
         admitted = self._keys.admit(key)
         with self._state.reading(max_age_s) as view:

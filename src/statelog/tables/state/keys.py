@@ -69,9 +69,7 @@ class KeyRule:
         return self._pair(key)
 
     def prefix_bounds(self, prefix: object) -> tuple[Any, Any]:
-        """The bounds of the keys that begin so: a pair as every key, where keys are pairs. Raises InvalidChange for
-        numbers.
-        """
+        """The bounds of the keys that begin so; pairs, where keys are pairs. Raises InvalidChange for numbers."""
         bound = self.bound(prefix)
         plain = self.plain(bound)
         if not isinstance(plain, bytes | str):

@@ -240,9 +240,7 @@ class SnapshotAccess:
 
 
 class RemoteSnapshot:
-    """The runs of a manifest, under their lease. Belongs to the table's thread, but for `tables`. Close it to close its
-    files, and release the lease.
-    """
+    """The runs of a manifest, under their lease. Belongs to the table's thread, but for `tables`. Close it."""
 
     def __init__(self, manifest: Manifest, access: SnapshotAccess, lease: Hold) -> None:
         self.manifest, self.lease = manifest, lease
@@ -253,9 +251,7 @@ class RemoteSnapshot:
             run.warm()
 
     def find(self, key_group: int, key: SortableKey) -> pa.Array | None:
-        """The value of a key as a column of one; None if it is not there. Raises SnapshotFailed, StoreUnavailable, and
-        ClosedError if it was closed meanwhile.
-        """
+        """The value of a key as a column of one, or None. Raises SnapshotFailed, StoreUnavailable, ClosedError."""
         is_wanted = partial(may_hold, key=key)
         places = [(run, n) for run in self._newest_first(key_group) for n in run.chosen(key_group, is_wanted)]
         for row_group in self._row_groups(places):

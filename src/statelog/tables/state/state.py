@@ -119,9 +119,7 @@ class State:
         return self._rows
 
     def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
-        """Keys and values of these key groups (None: of all), in any order: what is local, and then the rest as it is
-        read. Nothing is loaded meanwhile.
-        """
+        """Keys and values of these key groups (None: of all), in any order. Nothing is loaded meanwhile."""
         return self.store.items(key_groups) if self.is_local else self._all_items(key_groups)
 
     def _all_items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:

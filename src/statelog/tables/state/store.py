@@ -84,11 +84,6 @@ class StatePlace:
         """The ledger position."""
         return self.ledger.position
 
-    @property
-    def last(self) -> LastRecord | None:
-        """The ledger record right below it, if it is known."""
-        return self.ledger.last
-
 
 def table_record(descriptor: Descriptor, schema: ValueSchema, owned: frozenset[int] | None) -> TableRecord:
     """That of a table of these key groups, None for all, whose values have this schema."""
@@ -148,7 +143,7 @@ def missing_from_json(data: bytes | None) -> Missing:
 
 def place_to_json(place: StatePlace) -> bytes:
     """As it stands in the database."""
-    last = None if place.last is None else [place.last.offset, place.last.hash]
+    last = None if place.ledger.last is None else [place.ledger.last.offset, place.ledger.last.hash]
     return json.dumps({"position": place.position, "last": last, "losses": place.losses}).encode()
 
 
@@ -199,8 +194,7 @@ class DictStore:
 
     def is_gone(self, key_group: int, key: Any) -> bool:
         """Whether a key of a missing key group was deleted since the snapshot."""
-        gone = self._gone.get(key_group)
-        return gone is not None and key in gone
+        return key in self._gone.get(key_group, ())
 
     def __len__(self) -> int:
         return len(self._state)

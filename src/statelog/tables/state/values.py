@@ -41,9 +41,7 @@ _SCALARS: Mapping[str, type] = {
 
 
 class ValueRule:
-    """The values of one table, in one value schema. Those that are `is_opaque` are bytes; those of the `quick_class`
-    need no further look.
-    """
+    """The values of one table. Those that are `is_opaque` are bytes; the `quick_class` needs no further look."""
 
     def __init__(self, schema: ValueSchema) -> None:
         self.schema = schema
