@@ -214,10 +214,11 @@ class KeyRule:
             yield lowest if start is None or start < 0 else first, middle if end is None else last
 
     def _pair(self, key: object) -> tuple[int, Any]:
+        found = type(key).__name__
         pair = list(cast("tuple[object, ...]", key)) if isinstance(key, tuple) else []
         if len(pair) != _PAIR or type(pair[0]) is not int:
             text = "the callers of this log name the key group, so a key is a pair"
-            raise InvalidChange(text, hint="Use table[key_group, key]", found=type(key).__name__)
+            raise InvalidChange(text, hint="Use table[key_group, key]", found=found)
         return pair[0], self._plain(pair[1])
 
     def _plain(self, key: object) -> Any:
