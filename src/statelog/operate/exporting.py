@@ -65,7 +65,7 @@ def export_from_worker() -> None:
     where, and the extra is there. Once for each process.
     """
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR") and not current_environment().observers:
-        with suppress(ConfigError):
+        with suppress(ConfigError, ImportError):
             from prometheus_client import CollectorRegistry  # As above. What asks is in another process.
 
             export_metrics(CollectorRegistry())

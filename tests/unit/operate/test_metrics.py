@@ -229,14 +229,16 @@ def test_a_process_that_is_not_watched_has_its_own_ports() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_an_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what to type."""
+def test_an_extra_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to type; a worker of another program's, which asked for nothing, works without."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.trace", None)
     for export in (export_metrics, export_traces):
         with pytest.raises(ConfigError) as caught:
             export()
         assert "pip install 'statelog[" in caught.value.hint
+    export_from_worker()
     assert not current_environment().observers
 
 
