@@ -194,14 +194,12 @@ class _StateReader(_Scan[StateOptions]):
         return state_parts(plan, self._selection.key_groups, log.descriptor, self._options.min_partitions)
 
     def _rows(self, log: Log, plan: Plan) -> Iterator[pa.RecordBatch]:
-        for table in read_state(log, plan):
-            yield from state_batches(self._of_keys(table), self._schema)
-
-    def _of_keys(self, table: pa.Table) -> pa.Table:
-        if self._selection.keys is None:
-            return table
-        keys = pa.array(self._selection.keys, table.schema.field("key").type)
-        return table.filter(pc.is_in(table.column("key"), value_set=keys))
+        tables: Iterator[pa.Table] = read_state(log, plan)
+        if self._selection.keys is not None:
+            keys = pa.array(self._selection.keys, log.descriptor.key_type.arrow_type)
+            tables = (table.filter(pc.is_in(table.column("key"), value_set=keys)) for table in tables)
+        for table in tables:
+            yield from state_batches(table, self._schema)
 
 
 class _PushingStateReader(_StateReader):
