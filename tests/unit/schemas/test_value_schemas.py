@@ -106,7 +106,15 @@ def test_what_cannot_be_a_column_is_refused(fields: list[dict[str, object]], whe
     assert where is None or caught.value.facts["field"] == where
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '"string"', '["null", "int"]', '{"type": "enum"}', "NaN"])
+_ENDLESS = '{"type": "record", "name": "R", "fields": [{"name": "f", "type": "double", "default": -1e999}]}'
+
+
+_BROKEN_TEXT = r'{"type": "record", "name": "R", "doc": "\ud800", "fields": [{"name": "f", "type": "double"}]}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, '"string"', '["null", "int"]', '{"type": "enum"}', "NaN", _ENDLESS, _BROKEN_TEXT]
+)
 def test_texts_that_are_no_record_schema_are_refused(text: str) -> None:
     """Broken JSON, bottomless JSON and schemas of other than a record are refused as configuration."""
     with pytest.raises(ConfigError):

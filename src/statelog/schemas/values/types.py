@@ -9,6 +9,7 @@ Invariants:
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from typing import cast
 import pyarrow as pa
 
 from statelog.errors import ConfigError
+from statelog.schemas.ledger.place import has_utf8
 from statelog.schemas.names import check_kind
 
 _MAX_DEPTH = 64
@@ -97,7 +99,10 @@ class ValueType:
 
 def canonical_json(avsc: str) -> str:
     """The schema text with sorted keys and no spaces, so that equal texts mean equal schemas. Raises ConfigError."""
-    return json.dumps(_loads(avsc), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(_loads(avsc), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    if not has_utf8(text):
+        raise _refused("a text in the schema is not valid Unicode", "value", "Remove lone surrogates")
+    return text
 
 
 def parse_value_type(avsc: str) -> ValueType:
@@ -114,13 +119,17 @@ def _loads(avsc: str) -> object:
     if len(avsc) > _MAX_TEXT:
         raise _refused(f"a value schema of more than {_MAX_TEXT} characters", "value", "Shorten it")
     try:
-        return json.loads(avsc, parse_constant=_no_constant)
+        return json.loads(avsc, parse_constant=_number, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise _refused(f"the schema is not JSON: {error}", "value", "Give the text of an .avsc file") from error
 
 
-def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")
+def _number(text: str) -> float:
+    """JSON has no infinity, and the text that is kept of one that it spells, 1e999, would not be read again."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not JSON")
+    return number
 
 
 def _refused(message: str, path: str, hint: str) -> ConfigError:
