@@ -185,13 +185,16 @@ def test_columns_that_do_not_fit_are_refused(columns: dict[str, pa.Array]) -> No
 
 
 def test_struct_columns_keep_deletes_but_no_inner_nulls() -> None:
-    """A null struct is a delete's and stays; a null inside a present one is refused."""
+    """A null struct is a delete's and stays; a null inside a present one, and two fields of one name, are refused."""
     schema = schema_of(field("int"))
     kind, root = pa.struct([pa.field("f", pa.int64())]), schema.root
     assert root
     assert fit(pa.array([{"f": 1}, None], kind), root, "value").to_pylist() == [{"f": 1}, None]
     with pytest.raises(InvalidChange):
         fit(pa.array([{"f": None}, None], kind), root, "value")
+    twice = pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["f", "f"])
+    with pytest.raises(InvalidChange, match="f: int64, f: int64"):
+        fit(twice, root, "value")
 
 
 def test_a_schema_from_arrow() -> None:

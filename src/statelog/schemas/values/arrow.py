@@ -84,9 +84,9 @@ def fit(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), kind.arrow)
     if kind.kind == "record":
-        _expect(pa.types.is_struct(column.type), column, kind, path)
-        given = dict(zip(cast("pa.StructType", column.type).names, struct_children(column), strict=True))
-        return fit_fields(given, kind, path, column.is_null())
+        found = cast("pa.StructType", column.type)
+        _expect(pa.types.is_struct(found) and len(set(found.names)) == found.num_fields, column, kind, path)
+        return fit_fields(dict(zip(found.names, struct_children(column), strict=True)), kind, path, column.is_null())
     if kind.kind == "array":
         _expect(is_list(column.type), column, kind, path)
         column = column.cast(pa.list_(cast("pa.ListType", column.type).value_type))
