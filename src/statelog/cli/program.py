@@ -7,8 +7,7 @@ Invariants:
 
 import errno
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from io import StringIO
 from typing import Any, NoReturn, cast
@@ -114,18 +113,6 @@ class Program(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Parse the arguments; `--help` prints here."""
-        with _kept_from_click():
-            return super().make_context(info_name, args, parent, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
-        with _kept_from_click():
-            return super().invoke(ctx)
-
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -134,34 +121,25 @@ class Program(click.Group):
         standalone_mode: bool = True,  # noqa: ARG002 - click's signature; this program always exits itself
         **extra: Any,
     ) -> NoReturn:
-        """Run and exit."""
-        given = list(sys.argv[1:] if args is None else args)
-        interrupt = Interrupt()
+        """Run and exit. Click's own would end with 1 where the reader of standard output is gone."""
+        given, name = list(sys.argv[1:] if args is None else args), prog_name or "statelog"
+        self._main_shell_completion(extra, name, complete_var)
+        interrupt, code = Interrupt(), 0
         fit_streams(as_json="--json" in given)
         try:
-            code = super().main(given, prog_name or "statelog", complete_var, False, **extra)
-        except Exception as error:  # noqa: BLE001 - what is not ours is raised again
-            raised = error.args[0] if isinstance(error, _BrokenPipe) else error
-            code = _failed(raised, as_json="--json" in given, interrupted=interrupt.seen)
+            with self.make_context(name, given, **extra) as context:
+                self.invoke(context)
+        except click.exceptions.Exit as ended:
+            code = ended.exit_code
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - what is not ours is raised again
+            code = _failed(error, as_json="--json" in given, interrupted=interrupt.seen)
         finally:
             interrupt.close()
             settle_stderr()
-        sys.exit(code if isinstance(code, int) else 0)
+        sys.exit(code)
 
 
-class _BrokenPipe(Exception):
-    """Holds a BrokenPipeError, of which click would make an exit with 1."""
-
-
-@contextmanager
-def _kept_from_click() -> Generator[None]:
-    try:
-        yield
-    except BrokenPipeError as error:
-        raise _BrokenPipe(error) from error
-
-
-def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
+def _failed(error: Exception | KeyboardInterrupt, *, as_json: bool, interrupted: bool) -> int:
     """Report what went wrong; returns the exit code. A defect of ours is raised again, as it is."""
     # Imported here: a run that goes well without Kafka and Arrow must not wait for them.
     from statelog.cli.output import INTERRUPTED, MISUSE, OK, Output, exit_code
@@ -169,9 +147,11 @@ def _failed(error: Exception, *, as_json: bool, interrupted: bool) -> int:
     is_unread, output = isinstance(error, BrokenPipeError) and is_stdout_unread(), Output(as_json=as_json)
     if is_unread:
         give_up_stdout()
-    if interrupted or (isinstance(error, click.Abort) and isinstance(error.__cause__, KeyboardInterrupt)):
+    if interrupted or isinstance(error, KeyboardInterrupt):
         if isinstance(error, StatelogError):
             output.error(error)  # A library may have swallowed the Ctrl-C on the way here.
+        else:
+            tell("")  # Behind the ^C of a terminal.
         return INTERRUPTED
     match error:
         case click.UsageError() if not as_json:
