@@ -26,12 +26,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from statelog.cli.csv_lines import CsvRows
 from statelog.cli.fields import Fields, column_of
-from statelog.cli.json_lines import JsonRows
-from statelog.cli.lines import Lines, RowReader
+from statelog.cli.lines import Lines
 from statelog.cli.output import INTERRUPTED
 from statelog.cli.progress import open_bar
+from statelog.cli.row_readers import CsvRows, JsonRows, RowReader
 from statelog.cli.session import Session, connected
 from statelog.cli.which_state import bytes_option
 from statelog.errors import (

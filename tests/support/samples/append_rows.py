@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from statelog.cli.append import ParquetRows
 from statelog.cli.fields import Fields
-from statelog.cli.json_lines import JsonRows
 from statelog.cli.lines import Lines
+from statelog.cli.row_readers import JsonRows
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.values.schema import OPAQUE, parse_value_schema
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.cli.append import Appended, Appender, open_input
-from statelog.cli.csv_lines import CsvRows
 from statelog.cli.fields import Fields
 from statelog.cli.lines import Lines
+from statelog.cli.row_readers import CsvRows
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange
 from statelog.operate.rows import BytesText
 from statelog.schemas.key_groups import KeyType

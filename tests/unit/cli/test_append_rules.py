@@ -12,8 +12,8 @@ import pytest
 
 from statelog.cli.append import MOST_ROWS, Appended, Appender, ParquetRows, open_input, writer_name
 from statelog.cli.fields import Fields
-from statelog.cli.json_lines import JsonRows
 from statelog.cli.lines import Lines
+from statelog.cli.row_readers import JsonRows
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange, NotFound
 from tests.support.samples.append_rows import BYTES, GOOD, TYPED, reader, rows_of, stream
 

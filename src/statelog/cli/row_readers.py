@@ -1,0 +1,266 @@
+"""`RowReader`: lines as rows in the types of the log, by Arrow's readers of JSON and of CSV. None is guessed; what a
+format, or its reader, lacks is refused.
+"""
+
+import base64
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, cast
+
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.json as pj
+
+from statelog.cli.fields import Fields
+from statelog.errors import ConfigError, InvalidChange
+from statelog.operate.rows import BytesText
+from statelog.schemas.values.arrow import default_array
+from statelog.schemas.values.types import ValueType
+
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_NESTED = ("record", "array", "map")
+_COLUMN = re.compile(r"^In CSV column #(\d+): (?:CSV )?")
+_AROUND_CSV = re.compile(r"^CSV parse error: (?:Row #\d+: )?")
+_PARALLEL_BYTES = 1 << 20
+_SCALARS = (pa.string(), pa.bool_(), pa.int64(), pa.float64())
+_AROUND_JSON = re.compile(r"^JSON parse error: | in row \d+$")
+_CHANGED_TYPE = re.compile(r"^Column\(/(.+)\) changed from (\w+) to (\w+)$")
+
+
+class RowReader(ABC):
+    """Rows as batches in the types of the log. Raises ConfigError for a log with values that the format lacks.
+
+    `kind` is the format in a commit's mark, `title` in messages. Lines of nothing but `blanks` are no rows. `no_row`
+    says what is wrong with a line that cannot be a row, `not_one` with lines that do not make as many rows.
+    """
+
+    kind: str
+    title: ClassVar[str]
+    blanks: ClassVar[bytes]
+    no_row: ClassVar[str]
+    not_one: ClassVar[str]
+    has_header: ClassVar[bool] = False
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        root = fields.value_schema.root
+        self._types = {name: pa.null() for name in (fields.op_field, fields.checkpoint_field) if name is not None}
+        """Those of op and checkpoint are null until they are known."""
+        self._types |= {one.name: one.type.arrow for one in root.fields} if root else {fields.value_field: pa.binary()}
+        self._types |= {"key_group": pa.int64()} if fields.named_groups else {}
+        self._types[fields.key_field] = fields.key_type.arrow_type
+        self._defaults = {
+            one.name: default_array(one.default, one.type, one.name)[0]
+            for one in (root.fields if root else ())
+            if one.default is not None and not one.type.nullable
+        }
+        if fields.bytes_text is BytesText.BASE64 and fields.key_field in fields.value_fields:
+            raise ConfigError("with base64 the key cannot also be a field of the value", field=fields.key_field)
+        for path, problem in self._lacking(root, "value") if root else ():
+            hint = "Append Parquet, or write with a Writer"
+            raise ConfigError(f"{self.title} for this log cannot be read: {problem}", hint=hint, field=path)
+
+    def begin(self, header: bytes) -> None:  # noqa: B027 - most formats have none
+        """Read the header, where the format has one. Raises InvalidChange if it does not fit the log."""
+
+    @abstractmethod
+    def are_rows(self, text: bytes, lines: int) -> bool:
+        """Whether every line of a text can be a row: if it has as many rows as lines, each is one."""
+
+    @abstractmethod
+    def read(self, rows: bytes) -> pa.RecordBatch | str:
+        """Lines that can be rows as a batch; or why they cannot be read."""
+
+    @abstractmethod
+    def _lacking(self, kind: ValueType, path: str) -> Iterator[tuple[str, str]]:
+        """What the format lacks of a type: where, and in words."""
+
+    def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch | str:
+        """A batch as parsed, each column in the log's type."""
+        columns: list[pa.Array] = []
+        for name in batch.schema.names:
+            try:
+                columns.append(self._column(name, batch.column(name)))
+            except (pa.ArrowException, ValueError) as error:
+                return f"the field {name!r} is not {self._types[name]}: {error}"
+        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+    def _column(self, name: str, column: pa.Array) -> pa.Array:
+        """A column in the log's type, bytes decoded, with the default for what is missing."""
+        kind = self._types[name]
+        if self._is_base64(kind):
+            texts = column.to_pylist()
+            column = pa.array([text if text is None else base64.b64decode(text, validate=True) for text in texts])
+        column = column.cast(kind)
+        return column.fill_null(self._defaults[name]) if column.null_count and name in self._defaults else column
+
+    def _is_base64(self, kind: pa.DataType) -> bool:
+        are_bytes = pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind)
+        return are_bytes and self._fields.bytes_text is BytesText.BASE64
+
+
+class CsvRows(RowReader):
+    """A row has its fields in the order of the header; `kind` is csv or tsv. An empty field is null, `""` an empty
+    text. Fields that no schema names are text.
+    """
+
+    title = "CSV"
+    blanks = b"\r\n"
+    no_row = "it has a carriage return that does not end it"
+    not_one = "it has a quote that it does not close, and a field cannot go on in the next line"
+    has_header = True
+
+    def __init__(self, fields: Fields, kind: str = "csv") -> None:
+        super().__init__(fields)
+        self.kind = kind
+        for name in (fields.op_field, fields.checkpoint_field):
+            if name is not None and self._types[name] == pa.null():
+                self._types[name] = pa.string()
+        self._parsing = pc.ParseOptions(delimiter=_DELIMITERS[kind])
+        self._names: list[str] = []
+        self._converting = pc.ConvertOptions()
+
+    def begin(self, header: bytes) -> None:
+        """Read the names of the fields. Raises InvalidChange if some are missing, unknown, or there twice."""
+        line = header + b"\n"
+        hint = "The first line names the fields, each once; the name of the file, or --format, says what separates them"
+        if not self.are_rows(line, 1) or self._is_open(line):
+            raise InvalidChange("the first line is no header of CSV", hint=hint)
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidChange(f"the header is broken: {error}", hint=hint) from None
+        self._names = self._parsed(line).column_names
+        known = [name for name in self._names if name in self._types]
+        twice = sorted({name for name in known if known.count(name) > 1})
+        if twice:
+            raise InvalidChange("the header has a field twice", hint=hint, fields=", ".join(twice))
+        columns = [pa.array([], self._types.get(name, pa.null())) for name in self._names]
+        self._fields.to_changes(pa.RecordBatch.from_arrays(columns, names=self._names))  # Which refuses what is amiss.
+        kinds = {name: pa.string() if self._is_base64(self._types[name]) else self._types[name] for name in known}
+        self._converting = pc.ConvertOptions(
+            column_types=kinds,
+            include_columns=known,
+            null_values=[""],
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+            check_utf8=False,  # `read` has looked.
+        )
+
+    def are_rows(self, text: bytes, lines: int) -> bool:  # noqa: ARG002 - the base's signature
+        """Whether no line is blank, and no carriage return stands within one, where Arrow would end a row."""
+        is_blank = text[:1] in (b"", b"\n", b"\r") or b"\n\n" in text or b"\n\r" in text
+        return not is_blank and text.count(b"\r") == text.count(b"\r\n")
+
+    def read(self, rows: bytes) -> pa.RecordBatch | str:
+        """Lines as a batch; or why they cannot be read."""
+        if not rows.endswith(b"\n"):
+            return "it has no line end, and may have been cut off"
+        if self._is_open(rows[rows.rfind(b"\n", 0, -1) + 1 :]):
+            return self.not_one
+        try:
+            rows.decode()
+            table = self._parsed(rows, self._converting, column_names=self._names)
+        except (pa.ArrowException, ValueError) as error:
+            named = _COLUMN.sub(lambda found: f"the field {self._names[int(found[1])]!r}: ", str(error))
+            return _AROUND_CSV.sub("", named)
+        return self._fitted(table.combine_chunks().to_batches()[0])
+
+    def _is_open(self, line: bytes) -> bool:
+        """Whether a quote is open at the end of a line, which Arrow closes without a word: twice, it is no two rows."""
+        try:
+            return self._parsed(line + line, autogenerate_column_names=True).num_rows == 1
+        except pa.ArrowInvalid:
+            return True
+
+    def _parsed(self, text: bytes, converting: pc.ConvertOptions | None = None, **names: Any) -> pa.Table:
+        """In one block: at the seam of two, a field that goes on in the next line looks like two rows. Behind a blank
+        line, since Arrow drops a byte order mark at the beginning, which belongs to a field here.
+        """
+        reading = pc.ReadOptions(block_size=len(text) + 2, **names)
+        given = pa.BufferReader(b"\n" + text)
+        return pc.read_csv(given, read_options=reading, parse_options=self._parsing, convert_options=converting)
+
+    def _lacking(self, kind: ValueType, path: str) -> Iterator[tuple[str, str]]:
+        for one in kind.fields:
+            if one.type.kind in _NESTED:
+                yield f"{path}.{one.name}", f"it has a field of several values ({one.type.kind}), which CSV cannot hold"
+
+
+class JsonRows(RowReader):
+    """A row is an object. Fields that no schema names have the types of the first row."""
+
+    kind = "json-lines"
+    title = "JSON lines"
+    blanks = b" \t\r\n"
+    no_row = "it is not one JSON object (for CSV say --format csv)"
+    not_one = "it holds more than one object"
+    _wire: pa.Schema | None = None
+
+    def are_rows(self, text: bytes, lines: int) -> bool:
+        """Whether every line begins and ends as an object does."""
+        return text.startswith(b"{") and text.endswith((b"}\n", b"}")) and text.count(b"}\n{") == lines - 1
+
+    def read(self, rows: bytes) -> pa.RecordBatch | str:
+        """Objects as a batch; or why they cannot be read."""
+        if self._wire is None:
+            self._wire = self._wire_schema(rows.partition(b"\n")[0])
+        batch = _parsed(rows, self._wire, "ignore" if self._fields.ignore_unknown else "error")
+        if isinstance(batch, str):
+            return self._unknown(rows) if batch == "unexpected field" else batch
+        return self._fitted(batch)
+
+    def _unknown(self, lines: bytes) -> str:
+        found = _parsed(lines, None, "infer")  # Of which Arrow cannot always tell the types.
+        names = [] if isinstance(found, str) else [name for name in found.schema.names if name not in self._types]
+        return f"it has fields that the log does not have: {', '.join(names) or 'somewhere within'}"
+
+    def _wire_schema(self, first: bytes) -> pa.Schema:
+        """What rows are parsed as. Fields that no schema names have the type of the first row; a null is text."""
+        for name in (self._fields.op_field, self._fields.checkpoint_field):
+            if name is not None and self._types[name] == pa.null():
+                read = (kind for kind in _SCALARS if not isinstance(_parsed(first, pa.schema([(name, kind)])), str))
+                self._types[name] = next(read, pa.string())
+        return pa.schema([(name, _wire(kind)) for name, kind in self._types.items()])
+
+    def _lacking(self, kind: ValueType, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+        if kind.kind == "map":
+            yield path, "it has a map, which Arrow's JSON reader lacks"
+        elif str(kind.arrow).startswith("time") and not pa.types.is_timestamp(kind.arrow):
+            yield path, "it has a time of day, which Arrow's JSON reader lacks"
+        elif depth > 1 and self._is_base64(kind.arrow):
+            yield path, "it has bytes within a field, where base64 is not decoded"
+        if kind.items is not None:
+            yield from self._lacking(kind.items, f"{path}[]", depth + 1)
+        for one in kind.fields:
+            if one.default is not None and (depth or one.type.nullable):
+                problem = "it has a default, and Arrow's JSON reader cannot tell null from a field that is missing"
+                yield f"{path}.{one.name}", problem
+            yield from self._lacking(one.type, f"{path}.{one.name}", depth + 1)
+
+
+def _parsed(
+    text: bytes, schema: pa.Schema | None, unexpected: str = "ignore", block_bytes: int = _PARALLEL_BYTES
+) -> pa.RecordBatch | str:
+    try:
+        text.decode()  # Arrow does not look.
+        table = pj.read_json(
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(block_size=block_bytes),
+            parse_options=pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected),
+        )
+    except (pa.ArrowException, ValueError) as error:
+        if "straddling" in str(error) and block_bytes <= len(text):
+            return _parsed(text, schema, unexpected, len(text) + 1)  # It has a row that is longer than Arrow's blocks.
+        return _CHANGED_TYPE.sub(r"the field '\1' is of JSON's type \3, and not \2", _AROUND_JSON.sub("", str(error)))
+    return table.combine_chunks().to_batches()[0]
+
+
+def _wire(kind: pa.DataType) -> pa.DataType:
+    """What Arrow's reader reads for a type; a cast makes the type of it."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _wire(one.type)) for one in cast("pa.StructType", kind)])
+    if pa.types.is_list(kind):
+        return pa.list_(_wire(cast("pa.ListType", kind).value_type))
+    return pa.string() if str(kind).startswith("date") or pa.types.is_fixed_size_binary(kind) else kind
