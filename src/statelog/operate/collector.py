@@ -54,11 +54,13 @@ class Metrics(Collector):
         self._begin()
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: None if (still := this()) is None else still._begin())
-        told = [(name, one.text, one.labels, one.kind) for name, one in TOLD.items()]
-        self._counters = {one[0]: Counter(*one[:3], registry=None) for one in told if one[3] is Kind.COUNTER}
-        self._times = {
-            one[0]: Histogram(*one[:3], buckets=_BUCKETS_S, registry=None) for one in told if one[3] is Kind.HISTOGRAM
-        }
+        self._counters: dict[str, Counter] = {}
+        self._times: dict[str, Histogram] = {}
+        for name, one in TOLD.items():
+            if one.kind is Kind.COUNTER:
+                self._counters[name] = Counter(name, one.text, one.labels, registry=None)
+            else:
+                self._times[name] = Histogram(name, one.text, one.labels, buckets=_BUCKETS_S, registry=None)
 
     def _begin(self) -> None:
         """Nothing is open yet. In a fork what its parent had open is not, and nobody is there to release the lock."""
@@ -95,9 +97,8 @@ class Metrics(Collector):
                 if not step.error:
                     self._last_s[step.log] = step.seconds
                 else:  # One of the log's; the others tell again.
-                    self._progress = weakref.WeakKeyDictionary(
-                        {of: one for of, one in self._progress.items() if one.log != step.log}
-                    )
+                    for of in [of for of, one in self._progress.items() if one.log == step.log]:
+                        del self._progress[of]
 
     def _count(self, name: str, *labels: str, by: float = 1) -> None:
         self._counters[f"statelog_{name}_total"].labels(*labels).inc(by)

@@ -40,15 +40,11 @@ def _asked(
     rows: Mapping[str, tuple[str, str | Callable[[Any], Mapping[str, float]], *tuple[str, ...]]],
 ) -> dict[str, Metric]:
     """Metrics by name; each says its text, where it is read, and labels of its own."""
-    return {
-        f"statelog_{name}": Metric(
-            Kind.COUNTER if name.endswith("_total") else Kind.GAUGE,
-            (*labels, *more),
-            text,
-            _field(of) if isinstance(of, str) else of,
-        )
-        for name, (text, of, *more) in rows.items()
-    }
+    found: dict[str, Metric] = {}
+    for name, (text, of, *more) in rows.items():
+        kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
+        found[f"statelog_{name}"] = Metric(kind, (*labels, *more), text, _field(of) if isinstance(of, str) else of)
+    return found
 
 
 def _field(path: str) -> Callable[[Any], float | None]:
