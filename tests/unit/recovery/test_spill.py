@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from statelog.errors import ClosedError, ConfigError, Corrupt, StoreUnavailable
 from statelog.recovery.cursor import Applied, decode_frame, encode_frame
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import Place
+from statelog.storage.local import spill_queue
 from statelog.storage.local.spill import SpillSegment
 from statelog.storage.local.spill_queue import SpillQueue
 from tests.support.faults.spill import Disks
@@ -150,6 +152,41 @@ def test_a_read_that_failed_can_be_tried_again(tmp_path: Path) -> None:
     queue.close()
 
 
+def test_an_interrupted_take_misses_nothing_and_keeps_no_room(tmp_path: Path) -> None:
+    """Ctrl-C behind any call of it: what is in hand by then comes first, then the next, and all room is free."""
+    frames, point = [bytes([number]) * 8 for number in range(6)], 0
+    while True:
+        point, disks = point + 1, Disks()
+        queue = _queue(tmp_path, disks, memory_bytes=16, segment_bytes=20)
+        for frame in frames:
+            queue.put(memoryview(frame))
+        queue.end()
+        left, taken = [point], list[bytes]()
+
+        def interrupt(frame: FrameType, event: str, _arg: object, left: list[int] = left) -> None:
+            caller = frame if event == "c_return" else frame.f_back or frame
+            left[0] -= event in ("return", "c_return") and caller.f_code.co_filename == spill_queue.__file__
+            if left[0] == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        while True:
+            try:
+                sys.setprofile(interrupt if left[0] > 0 else None)
+                data = queue.take(0)
+                sys.setprofile(None)
+            except KeyboardInterrupt:
+                data = queue.in_hand if queue.in_hand is not None else queue.take(0)
+            if data is None:
+                break
+            if taken[-1:] != [bytes(data)]:
+                taken.append(bytes(data))
+        assert (taken, queue.statistics().memory_bytes, disks.open_files) == (frames, 0, 0), point
+        queue.close()
+        if left[0] > 0:
+            return
+
+
 def test_an_offer_waits_for_room_and_for_the_disk_to_be_drained(tmp_path: Path) -> None:
     """What is offered never spills: it waits behind the disk and the budget, and comes out last."""
     queue = _queue(tmp_path, Disks(), memory_bytes=10)
@@ -195,6 +232,7 @@ def test_who_waits_is_told_of_the_close(tmp_path: Path) -> None:
 _SPILL_AND_WAIT = """
 import sys
 from pathlib import Path
+from types import FrameType
 from statelog.storage.local.spill_queue import SpillQueue
 queue = SpillQueue(memory_bytes=0, segment_bytes=1 << 20, directories=(Path(sys.argv[1]),))
 for _ in range(4):

@@ -190,10 +190,7 @@ class SpillQueue:
 
     def _add_to_memory(self, data: memoryview) -> None:
         self._memory.append(data)
-        self._use(data.nbytes)
-
-    def _use(self, size_bytes: int) -> None:
-        self._used_bytes += size_bytes
+        self._used_bytes += data.nbytes
         self._peak_bytes = max(self._peak_bytes, self._used_bytes)
 
     def _spill(self, data: memoryview) -> None:
@@ -244,14 +241,18 @@ class SpillQueue:
             self._in_hand = self._memory[0]
             self._memory.popleft()
             return
-        data, next_offset = self._disk[0].read(self._next_offset)
-        self._use(data.nbytes)
-        self._in_hand = data
-        if next_offset == self._disk[0].end_offset:
-            self._next_offset = 0
-            self._disk.popleft().release()
-        else:
+        oldest = self._disk[0]
+        data, next_offset = oldest.read(self._next_offset)
+        self._in_hand, self._used_bytes = data, self._used_bytes + data.nbytes  # At once: what was taken is put down.
+        self._peak_bytes = max(self._peak_bytes, self._used_bytes)
+        if next_offset < oldest.end_offset:
             self._next_offset = next_offset
+            return
+        self._next_offset = 0
+        try:
+            self._disk.popleft()
+        finally:
+            oldest.release()
 
     def _let_go(self) -> None:
         self._memory.clear()
