@@ -19,7 +19,7 @@ Invariants:
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from statelog.environment import Clock, current_environment
+from statelog.environment import current_environment
 from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
 from statelog.reading import Folding
 from statelog.schemas.changes.changes import change_bytes_max, change_schema
@@ -157,7 +157,7 @@ def open_epoch(
         for _ in range(_ATTEMPTS):
             try:
                 with log.asking_who_answers():
-                    opened = _attempt(log, ledger, newest, writer, taken, next_nonce, environment.clock)
+                    opened = _attempt(log, ledger, newest, writer, taken, next_nonce)
             except OutcomeUnknown as error:
                 failure = error  # The next Open settles it.
                 continue
@@ -215,14 +215,12 @@ def _attempt(
     writer: str,
     partitions: tuple[int, ...],
     next_nonce: Callable[[], bytes],
-    clock: Clock,
 ) -> EpochClients | None:
     """Checks, and then Opens, one after the other; None if each is void because another record came in between.
 
     `next_nonce` gives that of an Open that may be sent now, or raises.
     """
-    warm = log.warm_producer.take(clock())
-    producer = log.kafka.producer() if warm is None else warm
+    producer = log.warm_producer.take(current_environment().clock()) or log.kafka.producer()
     try:
         producer.connect()  # Which takes about as long as the checks.
         # An older answer is no proof of a loss: it is asked again.
@@ -272,21 +270,13 @@ def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
     if partitions is not None:
         check_kind("partitions", partitions, Iterable, example="partitions=[0, 1]")
     taken = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
+    if taken and taken[0] >= 0 and taken[-1] < count:
+        return taken
+    text, hint = "the log has no such partition", f"Its partitions are 0 to {count - 1}"
     if not taken:
-        raise ConfigError(
-            "a writer needs at least one partition of its log",
-            hint="A partition takes one writer at a time; a worker with an empty share has nothing to write",
-            partitions=str(partitions),
-            log_partitions=count,
-        )
-    if taken[0] < 0 or taken[-1] >= count:
-        raise ConfigError(
-            "the log has no such partition",
-            hint=f"Its partitions are 0 to {count - 1}",
-            partitions=str(partitions),
-            log_partitions=count,
-        )
-    return taken
+        text = "a writer needs at least one partition of its log"
+        hint = "A partition takes one writer at a time; a worker with an empty share has nothing to write"
+    raise ConfigError(text, hint=hint, partitions=str(partitions), log_partitions=count)
 
 
 def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> dict[int, OffsetRange]:

@@ -267,9 +267,8 @@ def _wanted(plan: Plan) -> Collection[int] | None:
     """The wanted key groups; adjacent ones as a range, which a run is cut to without a copy."""
     if not plan.key_groups:
         return plan.key_groups
-    first, last = min(plan.key_groups), max(plan.key_groups)
-    adjacent = last - first + 1 == len(plan.key_groups)
-    return range(first, last + 1) if adjacent else sorted(plan.key_groups)
+    every = range(min(plan.key_groups), max(plan.key_groups) + 1)
+    return every if len(every) == len(plan.key_groups) else sorted(plan.key_groups)
 
 
 # ---- patiently, from wherever it is

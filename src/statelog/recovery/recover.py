@@ -315,21 +315,21 @@ class Recovery(Closing):
         self._check_idle()
         if self._resume is not None:
             raise Misuse("what is resumed is the rest of a state", hint="Use stream or follow")
-        self._monitor.start()
+        monitor = self._monitor
+        monitor.start()
+
+        def read(plan: Plan) -> tuple[PlanReader, tuple[T, int]]:
+            monitor.begin()
+            reader = self._reader(plan, lambda phase: monitor.report(reader, phase, reader.loaded))
+            return reader, target(reader)
+
         try:
             with self._held.environment.step("recovery", self._held.log.name):
-                reader, (result, rows) = self._held.carry_out(lambda plan: self._read(plan, target))
-                self._monitor.done(reader, rows)
+                reader, (result, rows) = self._held.carry_out(read)
+                monitor.done(reader, rows)
             return result
         finally:
             self._let_go()
-
-    def _read(self, plan: Plan, target: Target[T]) -> tuple[PlanReader, tuple[T, int]]:
-        """One pass over the plan. Between two steps the lease is renewed, and progress reported."""
-        monitor = self._monitor
-        monitor.begin()
-        reader = self._reader(plan, lambda phase: monitor.report(reader, phase, reader.loaded))
-        return reader, target(reader)
 
     def _reader(self, plan: Plan, beat: Beat) -> PlanReader:
         self._opener.hold()
