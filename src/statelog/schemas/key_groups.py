@@ -64,12 +64,9 @@ _CAST_HINT = "Cast the keys to binary, string or int64"
 def check_counts(partitions: int, key_groups: int) -> None:
     """Raise ConfigError unless 1 <= partitions <= key_groups <= 65536."""
     if not 1 <= partitions <= key_groups <= MAX_KEY_GROUPS:
-        raise ConfigError(
-            "partition or key-group count out of range",
-            hint=f"Use 1 <= partitions <= key_groups <= {MAX_KEY_GROUPS}",
-            partitions=partitions,
-            key_groups=key_groups,
-        )
+        message = "partition or key-group count out of range"
+        hint = f"Use 1 <= partitions <= key_groups <= {MAX_KEY_GROUPS}"
+        raise ConfigError(message, hint=hint, partitions=partitions, key_groups=key_groups)
 
 
 def check_prefix_bytes(prefix_bytes: object, key_type: KeyType) -> None:

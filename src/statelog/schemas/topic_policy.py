@@ -227,12 +227,9 @@ def check_rights(topic: TopicDescription, needed: frozenset[str]) -> None:
     """
     missing = sorted(needed - topic.operations) if topic.operations is not None else []
     if missing:
-        raise ConfigError(
-            f"Kafka does not allow this client {' and '.join(missing)} on topic {topic.name}",
-            hint="Grant its principal what docs/security.md lists for the role",
-            topic=topic.name,
-            missing=", ".join(missing),
-        )
+        message = f"Kafka does not allow this client {' and '.join(missing)} on topic {topic.name}"
+        hint = "Grant its principal what docs/security.md lists for the role"
+        raise ConfigError(message, hint=hint, topic=topic.name, missing=", ".join(missing))
 
 
 # ---- who deletes the records that no snapshot needs any more

@@ -259,12 +259,9 @@ def next_checkpoint_id(wanted: int | None, last_id: int, **facts: str) -> int:
     if not is_whole or not 0 < checkpoint_id < 1 << 63:
         raise CheckpointMismatch(f"a checkpoint id is a whole number from 1 to 2^63 - 1, and not {checkpoint_id!r}")
     if checkpoint_id <= last_id:
-        raise CheckpointMismatch(
-            f"checkpoint {checkpoint_id} is not later than the last one",
-            last_checkpoint=last_id,
-            hint="Each checkpoint id of a writer is greater than the last",
-            **facts,
-        )
+        message = f"checkpoint {checkpoint_id} is not later than the last one"
+        hint = "Each checkpoint id of a writer is greater than the last"
+        raise CheckpointMismatch(message, hint=hint, last_checkpoint=last_id, **facts)
     return checkpoint_id
 
 
@@ -285,10 +282,7 @@ def refuse_repeats(handles: Sequence[Handle]) -> None:
     for handle in handles:
         for entry in handle.entries:
             if (entry.partition, entry.sqn) in seen:
-                raise OverlappingTasks(
-                    "two change sets of one commit have the same number",
-                    hint="Pass each handle once, and give each attempt of each task its own slot",
-                    partition=entry.partition,
-                    sqn=entry.sqn,
-                )
+                message = "two change sets of one commit have the same number"
+                hint = "Pass each handle once, and give each attempt of each task its own slot"
+                raise OverlappingTasks(message, hint=hint, partition=entry.partition, sqn=entry.sqn)
             seen.add((entry.partition, entry.sqn))

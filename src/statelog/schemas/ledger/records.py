@@ -213,12 +213,9 @@ def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -
     for lost in ranges:
         end = committed.get(lost.partition, 0)
         if not 0 <= lost.start_offset < lost.end_offset <= end:
-            raise ConfigError(
-                "only a non-empty range of committed offsets can be given up",
-                hint="Take the range from the error that reported the loss",
-                **lost._asdict(),
-                committed_position=end,
-            )
+            message = "only a non-empty range of committed offsets can be given up"
+            hint = "Take the range from the error that reported the loss"
+            raise ConfigError(message, hint=hint, **lost._asdict(), committed_position=end)
 
 
 def not_given_up(accepted: Collection[LossRange], committed: Mapping[int, int]) -> dict[int, int]:
