@@ -104,9 +104,7 @@ class Hold(Closing):
         check: Callable[[Log, Plan], object] = check_held,
         partitions: Iterable[int] | None = None,
     ) -> Self:
-        """Hold what a plan reads, of `partitions` or (None) those of the plan, then `check` that it is there. Raises
-        OffsetGone if it is not: plan again.
-        """
+        """Hold what `needed` says, then `check` that it is there. Raises OffsetGone if it is not: plan again."""
         return self.claim(needed(plan, partitions), lambda: check(log, plan))
 
     @property

@@ -162,9 +162,7 @@ class Plan:
 
 
 class Folding(NamedTuple):
-    """A fold of the ledger that was checked: where it began (None: the first record), the valid commits behind that,
-    and where they lead.
-    """
+    """A checked fold of the ledger: where it began (None: the first record), the valid commits, where they lead."""
 
     base: Manifest | None
     commits: Sequence[ValidCommit]

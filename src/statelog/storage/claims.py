@@ -71,9 +71,7 @@ class StoredSubscriptions:
 def list_subscriptions(
     store: Store, reader: str | None = None, listed: Iterable[FileInfo] | None = None
 ) -> StoredSubscriptions:
-    """All subscriptions, or those of one reader; `listed` is what was just listed of them, if it was. Raises
-    StoreUnavailable, InvalidName.
-    """
+    """All subscriptions, or one reader's; `listed` was just listed of them. Raises StoreUnavailable, InvalidName."""
     folder = _FOLDER if reader is None else subscription_path(reader, 1).removesuffix(f"{1:020d}.avro")
     for _ in range(_LOOKS):
         # Twice: a listing in no order can miss the file before a move and the one after it; moves are seconds apart.
@@ -226,9 +224,7 @@ class HeldSubscription:
 
 
 def end_subscription(store: Store, newest: Subscription, reason: str, environment: Environment) -> bool:
-    """End a subscription that stands at `newest`. False if somebody has written it meanwhile. Raises StoreRefused,
-    Unavailable.
-    """
+    """End a subscription, unless it stands at `newest` no more: then False. Raises StoreRefused, Unavailable."""
     ended = replace(newest, number=newest.number + 1, nonce=environment.nonce(), ended=reason)
     if not _put(store, ended):
         return False

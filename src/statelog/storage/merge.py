@@ -116,9 +116,7 @@ class Job(NamedTuple, Generic[T]):
 
 
 class Prefetch(Iterator[T]):
-    """The results of `jobs`, of which at most so many, of so many bytes together, are begun ahead. `wait` waits for
-    one, and raises its error.
-    """
+    """The results of `jobs`, so many, of so many bytes, begun ahead at most. `wait` gives one, or raises its error."""
 
     def __init__(
         self, jobs: Iterable[Job[T]], start: Start, wait: "Callable[[Future[T]], T]", *, most: int, most_bytes: int = 0

@@ -224,9 +224,7 @@ def read_back(store: Store, run: RunFile) -> None:
 
 
 class RunHandles:
-    """The open files of a run, which `opening` opens. Thread-safe; closed by its maker. Raises as `RunReader`, and
-    ClosedError.
-    """
+    """The open files of a run, which `opening` opens. Thread-safe. Raises as `RunReader`, and ClosedError."""
 
     def __init__(self, run: RunFile, opening: OpenRun, *, checks_pages: bool = False) -> None:
         """`checks_pages` as `RunReader` takes it."""

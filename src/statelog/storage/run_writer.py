@@ -142,9 +142,7 @@ class RunWriter(Closing):
 
 
 def upload_run(store: Store, written: WrittenRun) -> RunFile:
-    """Put a finished run under its name, and remove the local file, also if this raises StoreUnavailable, StorageFull:
-    a retry writes a new run.
-    """
+    """Put a finished run under its name; the local file goes in any case. Raises StoreUnavailable, StorageFull."""
     try:
         store.upload(written.local, written.file.path)
     finally:

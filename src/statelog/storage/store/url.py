@@ -176,9 +176,7 @@ def parse_directory_mode(options: Mapping[str, object]) -> int:
 
 
 def option_value(name: str, text: str, *, origin: str) -> object:
-    """A storage option that `origin` gives as text: JSON if it is an object, a list or a truth value, else text, as
-    numbers are. Raises ConfigError.
-    """
+    """A storage option that `origin` gives as text, objects, lists and truth values as JSON. Raises ConfigError."""
     if not text.startswith(("{", "[")) and text not in ("true", "false"):
         return text
     try:
