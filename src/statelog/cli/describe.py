@@ -65,7 +65,7 @@ def watch(session: Session, name: str, interval: str, times: int | None) -> None
     settings, every_s = materializer_settings(session.config), duration_s(interval)
     clock = current_environment().clock
     before: tuple[float, int] | None = None
-    with stopped_by_signals() as control, session.open_log(name) as log:
+    with session.open_log(name) as log, stopped_by_signals() as control:
         while not control.is_stopped:
             found, now_s = describe_log(log, settings).facts, clock()
             position = int(str(found["position"]))

@@ -185,12 +185,15 @@ def test_text_that_the_locale_lacks_is_escaped_and_json_is_utf8() -> None:
         assert expected in err
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2, 0.4])
-def test_ctrl_c_while_it_loads_is_130(delay_s: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "delay_s"),
+    [("describe", 0.0), ("describe", 0.05), ("describe", 0.2), ("describe", 0.4), ("watch", 4.0)],
+)
+def test_ctrl_c_while_it_loads_is_130(command: str, delay_s: float, tmp_path: Path) -> None:
     """A real SIGINT at some moment of the imports, or of a wait for brokers, leaves no traceback."""
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / DESCRIPTOR_PATH).write_bytes(EXAMPLES["descriptor"].data)  # So there is something to wait for.
-    process = start("describe", "x", STATELOG_BOOTSTRAP="127.0.0.1:1", STATELOG_ROOT=str(tmp_path))
+    process = start(command, "x", STATELOG_BOOTSTRAP="127.0.0.1:1", STATELOG_ROOT=str(tmp_path))
     assert process.stderr is not None
     assert process.stderr.readline() == b"begun\n"
     time.sleep(delay_s)
