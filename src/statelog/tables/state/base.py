@@ -15,9 +15,9 @@ any newer one is as good below them:
 """
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
@@ -152,8 +152,10 @@ class BaseSnapshot:
         """As `RemoteSnapshot.find`, however many snapshots it takes. Raises as `tables`."""
         while True:
             snapshot = self.snapshot
-            with self._replacing(snapshot):
+            try:
                 return snapshot.find(key_group, key)
+            except (SnapshotFailed, ClosedError) as error:
+                self._go_on(error, snapshot)
 
     def tables(self, read: Callable[[RemoteSnapshot], Iterable[pa.Table]]) -> Iterator[pa.Table]:
         """What `read` gives of a snapshot, by (key group, key), however many snapshots it takes.
@@ -163,24 +165,23 @@ class BaseSnapshot:
         passed: RowGroup | None = None
         while True:
             snapshot = self.snapshot
-            with self._replacing(snapshot):
+            try:
                 for table in read(snapshot):
                     rest = table if passed is None else table.slice(RowGroup(table).rows_through(passed))
                     if rest.num_rows:
                         yield rest
                         passed = RowGroup(rest.slice(rest.num_rows - 1))
+            except (SnapshotFailed, ClosedError) as error:
+                self._go_on(error, snapshot)
+            else:
                 return
 
-    @contextmanager
-    def _replacing(self, snapshot: RemoteSnapshot) -> Generator[None]:
-        """What this snapshot fails with is over once there is another one."""
-        try:
-            yield
-        except SnapshotFailed as failed:
-            self.replace(failed, snapshot)
-        except ClosedError:
-            if self._held in (None, snapshot):
-                raise
+    def _go_on(self, error: SnapshotFailed | ClosedError, snapshot: RemoteSnapshot) -> None:
+        """What this snapshot failed with is over once there is another one."""
+        if isinstance(error, SnapshotFailed):
+            self.replace(error, snapshot)
+        elif self._held in (None, snapshot):
+            raise error
 
     def let_go(self) -> None:
         """Release the lease and close the files. Idempotent."""
