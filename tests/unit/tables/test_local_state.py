@@ -1,5 +1,6 @@
 """A table's local directory: what a restart reads, and when it is set aside and made anew, loudly."""
 
+import errno
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from statelog.environment import Environment
 from statelog.errors import ConfigError, Corrupt, Fenced, LogInUse, StorageFull
 from statelog.materializer import run_round
 from statelog.tables import TableSettings
+from statelog.tables.state import directory
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.store import FAMILY, PLACE_KEY, TABLE_KEY, WRITE, StatePlace, place_from_json, place_to_json
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
@@ -204,8 +206,15 @@ def test_few_are_kept(tmp_path: Path) -> None:
     place.close()
 
 
-def test_damage_that_is_found_later(kept: TableRig, tmp_path: Path) -> None:
-    """A block that fails its checksum is told when it is read, and the next life does not use the directory."""
+def _full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_damage_that_is_found_later(kept: TableRig, monkeypatch: pytest.MonkeyPatch, *, is_full: bool) -> None:
+    """A block that fails its checksum is told when it is read, and the next life does not use the directory; also if a
+    full disk takes no note of that.
+    """
     with kept.open() as table:
         chance = random.Random(7)
         table.update({b"large%d" % i: chance.randbytes(1000) for i in range(2000)})
@@ -215,7 +224,9 @@ def test_damage_that_is_found_later(kept: TableRig, tmp_path: Path) -> None:
         database.flush()
     largest = max((home(kept) / "db").glob("*.sst"), key=lambda path: path.stat().st_size)
     _flip(largest)
-    with pytest.raises(Corrupt, match="damaged"), kept.open() as table:
+    with pytest.raises(Corrupt, match="damaged"), kept.open() as table, monkeypatch.context() as patched:
+        if is_full:
+            patched.setattr(directory, "sync", _full)
         content(table)
     with told("found damaged"), kept.open() as table:
         assert len(content(table)) == 2050

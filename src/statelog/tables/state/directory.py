@@ -22,7 +22,7 @@ import logging
 import os
 import shutil
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from weakref import WeakSet
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import Environment
-from statelog.errors import LogInUse
+from statelog.errors import LogInUse, Unavailable
 from statelog.storage.local.disk import local_disk, make_parents, sync
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class StateDirectory(Closing):
             return self._damaged.read_text("utf-8", "replace") or _UNKNOWN if self._damaged.exists() else ""
 
     def note_damage(self, problem: str) -> None:
-        """Let the next life set the database aside."""
-        with local_disk(self.path):
+        """Let the next life set the database aside, if the disk takes a note; else it finds the damage again."""
+        with suppress(Unavailable), local_disk(self.path):
             self._damaged.write_text(problem or _UNKNOWN, "utf-8")
             sync(self._damaged)
             sync(self.path)
