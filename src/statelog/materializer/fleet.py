@@ -20,7 +20,6 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -369,8 +368,10 @@ def _closed(log: Log | None, error: StatelogError | None, wait: Callable[[float]
     try:
         return None if error is None else after_all(log, error, wait)
     finally:
-        with suppress(StatelogError):
+        try:
             log.close()
+        except Exception as defect:  # noqa: BLE001 - as above
+            as_ours(defect, log.name)
 
 
 def as_ours(error: Exception, log: str) -> StatelogError:

@@ -341,3 +341,31 @@ def test_a_round_that_is_wanted_at_the_start_is_one_of_the_logs_that_are_found(b
     control.trigger()
     with bench.running(find=lambda: names, control=control):
         wait_for(lambda: all(bench.rounds(name) == 1 for name in names))
+
+
+def test_a_log_that_cannot_even_be_closed_is_no_other_ones_trouble(
+    bench: FleetBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The defect is told, and what ended its rounds is what it is set aside for."""
+    close = Log.close
+
+    def broken(log: Log) -> None:
+        close(log)
+        if log.name == "bad":
+            raise RuntimeError("a bug")
+
+    bench.make("bad", "good")
+    with bench.running("bad", "good"):
+        wait_for(lambda: bench.rounds("bad") == 1)
+        monkeypatch.setattr(Log, "close", broken)
+        [manifest] = [one.path for one in bench.twin.disk.files("bad/manifests")]
+        bench.twin.disk.flip_byte(manifest, 12)
+        wait_for(lambda: bench.told(EventKind.LOG_SET_ASIDE, "bad") > 0)
+        before = bench.rounds("good")
+        bench.write("good")
+        wait_for(lambda: bench.rounds("good") > before)
+        state = bench.state("bad")
+        assert state is not None
+        assert "RuntimeError" not in state.problem
+        monkeypatch.undo()
+    assert "bad: a defect" in caplog.text
