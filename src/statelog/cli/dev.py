@@ -68,7 +68,7 @@ def status_command(directory: Path, as_json: bool) -> None:
         "bootstrap": found.bootstrap,
         "pid": found.pid,
         "kafka_version": found.kafka_version,
-        "directory": str(found.directory),
+        "directory": str(directory),
         "log": str(found.log_path),
     }
     Output(as_json=as_json).report(Report("development broker", facts))

@@ -114,9 +114,7 @@ class CsvRows(RowReader):
     def __init__(self, fields: Fields, kind: str = "csv") -> None:
         super().__init__(fields)
         self.kind = kind
-        for name in (fields.op_field, fields.checkpoint_field):
-            if name is not None and self._types[name] == pa.null():
-                self._types[name] = pa.string()
+        self._types = {name: pa.string() if type_ == pa.null() else type_ for name, type_ in self._types.items()}
         self._parsing = pc.ParseOptions(delimiter=_DELIMITERS[kind])
         self._names: list[str] = []
         self._converting = pc.ConvertOptions()
@@ -218,10 +216,9 @@ class JsonRows(RowReader):
 
     def _wire_schema(self, first: bytes) -> pa.Schema:
         """What rows are parsed as. Fields that no schema names have the type of the first row; a null is text."""
-        for name in (self._fields.op_field, self._fields.checkpoint_field):
-            if name is not None and self._types[name] == pa.null():
-                read = (kind for kind in _SCALARS if not isinstance(_parsed(first, pa.schema([(name, kind)])), str))
-                self._types[name] = next(read, pa.string())
+        for name in [name for name, type_ in self._types.items() if type_ == pa.null()]:
+            read = (kind for kind in _SCALARS if not isinstance(_parsed(first, pa.schema([(name, kind)])), str))
+            self._types[name] = next(read, pa.string())
         return pa.schema([(name, _wire(kind)) for name, kind in self._types.items()])
 
     def _lacking(self, kind: ValueType, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:

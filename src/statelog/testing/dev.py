@@ -35,7 +35,6 @@ class DevBroker:
     bootstrap: str | None
     pid: int | None
     kafka_version: str
-    directory: Path
     log_path: Path
     reason: str = ""
     was_running: bool = True
@@ -108,7 +107,6 @@ def _described(
         bootstrap=None if running is None else _bootstrap(running.port),
         pid=None if running is None else running.pid,
         kafka_version=KAFKA_VERSION if running is None else running.kafka_version,
-        directory=directory,
         log_path=directory / _BROKER / "broker.log",
         reason=reason,
         was_running=was_running,

@@ -326,7 +326,6 @@ def test_what_start_prints_is_where_the_broker_is(tmp_path: Path, monkeypatch: p
         bootstrap="127.0.0.1:4001",
         pid=1,
         kafka_version=KAFKA_VERSION,
-        directory=tmp_path,
         log_path=tmp_path / "broker.log",
     )
 
