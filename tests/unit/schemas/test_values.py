@@ -67,6 +67,19 @@ def test_decimals_of_any_width_are_avros(size: int) -> None:
     assert [schemaless_reader(io.BytesIO(one), parsed) for one in encoded] == rows
 
 
+@pytest.mark.parametrize(("number", "fits"), [(32767, True), (-32768, True), (32768, False), (-32769, False)])
+def test_a_decimal_is_not_cut_to_the_bytes_of_its_fixed(number: int, fits: bool) -> None:
+    """A schema may name more digits than its bytes hold: what they do not hold has no binary form."""
+    kind = {"name": "Two"} | logical("fixed", "decimal", size=2, precision=10, scale=0)
+    schema = schema_of(field(["null", kind]))
+    column = rows_to_struct([{"f": decimal.Decimal(number)}, {"f": None}], schema)
+    if fits:
+        assert avro_values(column, schema).to_pylist() == [b"\2" + number.to_bytes(2, "big", signed=True), b"\0"]
+    else:
+        with pytest.raises(InvalidChange, match="2 bytes"):
+            avro_values(column, schema)
+
+
 def test_only_what_is_there_has_a_binary_form() -> None:
     """A delete has none; bytes are their own."""
     schema = schema_of(field("int"))

@@ -296,8 +296,6 @@ def _from_json(default: object, kind: ValueType) -> object:
         if not kind.nullable:
             raise ValueError(f"null is not a {kind}")
         return None
-    if kind.kind in ("array", "map", "record") and not isinstance(default, _ACCEPTED[kind.kind]):
-        raise ValueError(f"{default!r} is not a {kind}")
     if kind.kind in ("bytes", "fixed"):
         data = str(default).encode("latin-1") if isinstance(default, str) else b"" + cast("bytes", default)
         if kind.logical != "decimal":
@@ -310,8 +308,13 @@ def _from_json(default: object, kind: ValueType) -> object:
     if kind.kind == "array":
         return [_from_json(item, kind.inner) for item in cast("list[object]", default)]
     if kind.kind == "map":
-        return {key: _from_json(item, kind.inner) for key, item in cast("dict[str, object]", default).items()}
+        return {key: _from_json(item, kind.inner) for key, item in _items(default)}
     if kind.kind == "record":
-        given, known = cast("dict[str, object]", default), {one.name: one.type for one in kind.fields}
-        return {name: _from_json(item, known[name]) if name in known else item for name, item in given.items()}
+        known = {one.name: one.type for one in kind.fields}
+        return {name: _from_json(item, known[name]) if name in known else item for name, item in _items(default)}
     return default
+
+
+def _items(default: object) -> Iterable[tuple[str, object]]:
+    """Raises ValueError, TypeError. What a log was made with is read as it always was: an empty list is no fields."""
+    return dict(cast("Mapping[str, object]", default)).items()

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange
+from statelog.schemas.arrays import numbers_of
 from statelog.schemas.values.arrow import MAP_KEY, Nested, struct_children
 from statelog.schemas.values.schema import ValueSchema
 from statelog.schemas.values.types import ValueType
@@ -33,7 +34,7 @@ def _nothing() -> pa.Scalar:
 def avro_values(column: pa.Array, schema: ValueSchema) -> pa.Array:
     """A value column as binary: Avro's plain binary form (no header), or the bytes themselves in an opaque log.
 
-    Raises InvalidChange if a row is null.
+    Raises InvalidChange if a row is null, or a decimal is larger than its fixed.
     """
     if column.null_count:
         raise InvalidChange("a delete has no value", hint="Leave deletes out first")
@@ -73,7 +74,11 @@ def _fixed(column: pa.Array, kind: ValueType) -> pa.Array:
         return column.cast(pa.binary())
     digits = _decimal_digits(column)
     wide = np.repeat(_sign_bytes(digits)[:, None], max(0, kind.size - _DECIMAL_BYTES), axis=1)
-    return _fixed_bytes(np.hstack([wide, digits])[:, -kind.size :])
+    cut, kept = np.split(np.hstack([wide, digits]), [-kind.size], axis=1)
+    if (cut != _sign_bytes(kept)[:, None]).any(axis=1)[numbers_of(column.is_valid())].any():
+        hint = "Write such numbers into a new field, of a larger size"
+        raise InvalidChange(f"a number that the {kind.size} bytes of {kind} cannot hold", hint=hint)
+    return _fixed_bytes(kept)
 
 
 def _enum(column: pa.Array, kind: ValueType) -> pa.Array:
