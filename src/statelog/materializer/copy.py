@@ -116,7 +116,8 @@ def copy_log(
     `truncation` and `retention_days` are those of `LogOptions`, for the new log.
 
     Raises AlreadyExists for a log that is no copy, or one that is finished; IdentityChanged for a copy of another log;
-    LogInUse if the source is still written to, or another copy was faster; ConfigError, Damaged, Unavailable.
+    LogInUse if the source is still written to, or moved on too far before both were compared, or another copy was
+    faster; ConfigError, Damaged, Unavailable.
     """
     options = replace(_options_of(source), truncation=truncation, retention_days=retention_days)
     try:

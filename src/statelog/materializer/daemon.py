@@ -95,7 +95,7 @@ class Materializer:
         self._statistics = MaterializerStatistics(since_s=environment.clock(), rates=rates or Rates())
         self._ended: deque[BackgroundTask[RoundOutcome]] = deque()
         self._round: BackgroundTask[RoundOutcome] | None = None
-        self._tail_watch = TailWatch(log, settings, ring=self._control.ring, environment=environment)
+        self._tail_watch = TailWatch(log, settings, ring=self._control.ring)
         self._next_alarm_s = settings.alarm_age_s
         # Another engine's runs are in the store before anything names them, where a round would delete them.
         is_local = make_engine is LocalEngine

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from statelog.environment import Environment, current_environment
+from statelog.environment import current_environment
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
 from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look_every_s, outlook
@@ -154,20 +154,18 @@ def tail_now(log: Log) -> Tail:
 class TailWatch:
     """Belongs to the daemon's thread. `ring` is called on a look's own thread, once it is over."""
 
-    def __init__(
-        self, log: Log, settings: MaterializerSettings, *, ring: Callable[[], None], environment: Environment
-    ) -> None:
+    def __init__(self, log: Log, settings: MaterializerSettings, *, ring: Callable[[], None]) -> None:
         self.outlook = RestoreOutlook.IN_TIME
         """What the last look says of the restore budget."""
         self._log = log
         self._settings = settings
-        self._environment = environment
+        self._environment = current_environment()
         self._ring = ring
         self._over: deque[BackgroundTask[Tail]] = deque()
         self._under_way: BackgroundTask[Tail] | None = None
         self._out = 0
         self._gauge: TailGauge | None = None
-        self._due_s = environment.clock()
+        self._due_s = self._environment.clock()
 
     @property
     def is_any_over(self) -> bool:
