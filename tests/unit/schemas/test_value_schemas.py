@@ -1,6 +1,7 @@
 """Value schemas: what is accepted, what is refused and with which words, and which may follow which."""
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -254,6 +255,21 @@ def test_what_a_merge_in_between_would_change_is_refused(chain: list[list[Any]])
         check_compatible(third, [first, second])
 
     assert str(caught.value.facts["field"]).startswith("value.")
+
+
+@pytest.mark.parametrize(("size", "precision", "fits"), [(2, 4, True), (2, 5, False), (16, 38, True), (15, 36, False)])
+def test_a_new_decimal_fits_into_its_fixed(size: int, precision: int, fits: bool) -> None:
+    """Or no library of Avro's reads the schema; one that has such a field since earlier releases goes on."""
+    kind = {"name": "N"} | logical("fixed", "decimal", size=size, precision=precision)
+    schema = schema_of(field({"type": "array", "items": kind}))
+    if fits:
+        check_compatible(schema, [])
+    else:
+        with pytest.raises(ConfigError, match="digits") as caught:
+            check_compatible(schema, [schema_of(field("int", "g"))])
+        assert caught.value.facts["field"] == "value.f[]"
+    later = replace(schema_of(field({"type": "array", "items": kind}), field("int", "g", default=1)), id=2)
+    check_compatible(later, [schema])
 
 
 def test_opaque_and_typed_do_not_mix() -> None:

@@ -69,17 +69,20 @@ def parse_value_schema(avsc: str, schema_id: int) -> ValueSchema:
     if schema_id < 1:
         raise ConfigError("a value schema has an id of at least 1", hint="0 means opaque bytes", schema_id=schema_id)
     root = parse_value_type(avsc)
-    _check_defaults(root, _ROOT)
+    for kind, path in _nodes(root, _ROOT):
+        for one in kind.fields:
+            if one.has_default:
+                default_array(one.default, one.type, f"{path}.{one.name}")
     return ValueSchema(id=schema_id, avsc=canonical_json(avsc), root=root)
 
 
-def _check_defaults(kind: ValueType, path: str) -> None:
+def _nodes(kind: ValueType, path: str) -> Iterator[tuple[ValueType, str]]:
+    """Every type within a type, each with its path."""
+    yield kind, path
     for one in kind.fields:
-        if one.has_default:
-            default_array(one.default, one.type, f"{path}.{one.name}")
-        _check_defaults(one.type, f"{path}.{one.name}")
+        yield from _nodes(one.type, f"{path}.{one.name}")
     if kind.items is not None:
-        _check_defaults(kind.items, f"{path}[]")
+        yield from _nodes(kind.items, kind.path_inside(path))
 
 
 def resolve(reader: ValueSchema, writer: ValueSchema) -> Resolution | None:
@@ -99,8 +102,12 @@ def resolve(reader: ValueSchema, writer: ValueSchema) -> Resolution | None:
 
 def check_compatible(new: ValueSchema, all_earlier: Sequence[ValueSchema]) -> None:
     """Check that `new` may follow `all_earlier` (by ascending id): it reads every earlier value, and reads it the same
-    through the schema before it. Raises IncompatibleSchema.
+    through the schema before it. Raises IncompatibleSchema; ConfigError for what no library of Avro's reads.
     """
+    path = _too_narrow(new)
+    if path and not any(map(_too_narrow, all_earlier)):
+        hint = "Name a larger size, or a smaller precision"
+        raise ConfigError("a decimal of more digits than its bytes hold", hint=hint, field=path)
     last = all_earlier[-1].root if all_earlier else None
     for earlier in all_earlier:
         if new.root is None or earlier.root is None or last is None:
@@ -113,6 +120,15 @@ def check_compatible(new: ValueSchema, all_earlier: Sequence[ValueSchema]) -> No
             message = "a field that a merge through the previous schema would change"
             hint = "Give it a new name; do not bring removed names back, and do not change defaults"
             raise IncompatibleSchema(message, hint=hint, field=path, new=new.id, earlier=earlier.id)
+
+
+def _too_narrow(schema: ValueSchema) -> str | None:
+    """The path of the first decimal that its fixed does not hold, which releases before took; None if all fit."""
+    for kind, path in _nodes(schema.root, _ROOT) if schema.root else ():
+        digits = kind.arrow.precision if isinstance(kind.arrow, pa.Decimal128Type) else 0
+        if kind.kind == "fixed" and 10**digits > 1 << 8 * kind.size - 1:
+            return path
+    return None
 
 
 def convert(column: pa.Array, writer: ValueSchema, reader: ValueSchema) -> pa.Array:

@@ -28,7 +28,7 @@ from statelog.schemas.topic_policy import (
     check_rights,
     largest_record_bytes,
 )
-from statelog.schemas.values.schema import parse_value_schema
+from statelog.schemas.values.schema import check_compatible, parse_value_schema
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.errors import MISSING_REQUEST
 from statelog.storage.ledger_tape import append_record
@@ -112,6 +112,8 @@ def make_log(
     client, store, waived = ports
     new, truncation = _described(name, options), Truncation.named(options.truncation, options.retention_days)
     schema = None if options.value_schema is None else parse_value_schema(options.value_schema, 1)
+    if schema is not None:
+        check_compatible(schema, ())
     _whole("replication_factor", replication_factor, _MOST_REPLICAS, str(_MOST_REPLICAS))
     store.check()
     begun = descriptor_or_none(store)
