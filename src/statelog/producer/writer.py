@@ -31,7 +31,7 @@ from statelog.producer.committer import Committer, GrantHolder, check_handle
 from statelog.producer.epoch import EpochClients, open_epoch
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox
-from statelog.producer.pipeline import INITIAL, Pipeline
+from statelog.producer.pipeline import INITIAL, PendingStep, Pipeline
 from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.reading import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id
@@ -274,24 +274,7 @@ class Writer(GrantHolder, ChangeWriter):
         with self._guard:
             step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta.take())
             self._environment.crash("sent")
-        grant, base, unconfirmed = self.grant, self._committer.base, tuple(steps)
-
-        def is_settled(timeout_s: float) -> bool:
-            try:
-                return wait(step.end_sqn, timeout_s)
-            except PersistFailed:
-                return True
-
-        def take() -> Handle:
-            wait(step.end_sqn, None)
-            handle = grant.handle(base, tuple(self._pipeline.step(one) for one in unconfirmed))
-            self._meter.persist_s = self._meter.persist_s.with_value(self._environment.clock() - started_s)
-            self._meter.full_bytes = handle.size_bytes
-            self._meter.incremental_bytes = sum(entry.size_bytes for entry in handle.steps[-1].entries)
-            self._environment.crash("persisted")
-            return handle
-
-        return Pending(f"checkpoint {checkpoint_id}", checkpoint_id, is_settled, take)
+        return self._promise(step, started_s, wait)
 
     def _confirm(self, handle: Handle, metadata: Metadata | None, final: bool, finish: _Finish) -> Pending[LastCommit]:
         if handle.nonce != self.grant.nonce:
@@ -323,6 +306,27 @@ class Writer(GrantHolder, ChangeWriter):
         """Hand everything buffered to the producer, ahead of any checkpoint."""
         with self._guard:
             self._pipeline.send_ahead(self._buffer.take())
+
+    def _promise(self, step: PendingStep, started_s: float, wait: _Wait) -> Pending[Handle]:
+        """A future for the handle of `step` and every unconfirmed step before it."""
+        grant, base, unconfirmed = self.grant, self._committer.base, tuple(self._pipeline.steps)
+
+        def is_settled(timeout_s: float) -> bool:
+            try:
+                return wait(step.end_sqn, timeout_s)
+            except PersistFailed:
+                return True
+
+        def take() -> Handle:
+            wait(step.end_sqn, None)
+            handle = grant.handle(base, tuple(self._pipeline.step(one) for one in unconfirmed))
+            self._meter.persist_s = self._meter.persist_s.with_value(self._environment.clock() - started_s)
+            self._meter.full_bytes = handle.size_bytes
+            self._meter.incremental_bytes = sum(entry.size_bytes for entry in handle.steps[-1].entries)
+            self._environment.crash("persisted")
+            return handle
+
+        return Pending(f"checkpoint {step.checkpoint_id}", step.checkpoint_id, is_settled, take)
 
     def _wait(self, end_sqn: int, timeout_s: float | None) -> bool:
         """Wait, and return whether everything below `end_sqn` is durable. Works after the writer has failed, too."""
