@@ -125,6 +125,7 @@ class Round:
         self._environment = environment = current_environment()
         self._started_s = environment.clock()
         self._base: Manifest | None = None
+        self._is_put = False
         self._runs: tuple[RunRef, ...] = ()
         """The runs that the next manifest will name."""
         self._work: RoundWork
@@ -198,7 +199,7 @@ class Round:
         try:
             return self._roll_up_to(target)
         except Damaged:
-            farther = self._past_acceptances(target)
+            farther = None if self._is_put else self._past_acceptances(target)
             if farther is None:
                 raise
         return self._roll_up_to(farther)
@@ -336,6 +337,7 @@ class Round:
         self._passed("after-list")
         if not self._log.manifests.put(own):
             return LostRound(number=own.number)
+        self._is_put = True
         self._passed("after-put")
         newest = self._newest_number()
         if newest > own.number:

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from statelog.errors import AnchorMismatch, BeyondEnd, Damaged
+from statelog.errors import AnchorMismatch, BeyondEnd, CorruptRun, Damaged
 from statelog.materializer.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
@@ -94,6 +95,25 @@ def test_a_budget_does_not_end_a_round_before_the_acceptance_of_a_loss(tmp_path:
     assert isinstance(outcome, CompletedRound)
     assert (outcome.commits, outcome.behind) == (4, False)
     assert state_of_snapshot(log, log.manifests.read(2)) == {b"key-%d" % n: b"1" for n in (0, 2, 3, 4)}
+
+
+def test_damage_that_is_found_after_the_put_is_no_reason_to_begin_again(tmp_path: Path) -> None:
+    """Whatever was accepted behind the round's budget: it would lose to its own manifest, and say nothing."""
+    twin = TwinLog(partitions=1)
+    log = twin.open()
+    for number in range(3):
+        twin.write({b"key-%d" % number: b"1"})
+    lost = twin.cluster.records(log.data_topic, 0)[-1].offset
+    twin.cluster.overwrite(log.data_topic, 0, lost, b"a stranger's")
+    accept_data_loss(log, [LossRange(0, lost, lost + 1)], reason="a disk died", operator="me")
+
+    def crash(name: str) -> None:
+        if name == "after-win":
+            raise CorruptRun("found by the clean-up")
+
+    with pytest.raises(CorruptRun, match="found by the clean-up"):
+        replace(twin.environment, crash=crash).run(run_round, log, settings_for(tmp_path, budget_commits=1))
+    assert log.manifests.numbers() == [1]
 
 
 @pytest.mark.parametrize("topic", ["log", "log.ledger"])
