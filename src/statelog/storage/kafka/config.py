@@ -126,6 +126,7 @@ _CONSUMER_TUNING = (
 _IN_CLEAR = {"plain": "password", "oauthbearer": "token"}
 """What these mechanisms send."""
 _MECHANISM = ("sasl.mechanism", "sasl.mechanisms")
+_REQUEST_TIMEOUT_S = 10.0
 _TIMEOUTS = ("message.timeout.ms", "delivery.timeout.ms")
 _MIN_TIMEOUT_MS, _MAX_TIMEOUT_MS = 1_000, 900_000
 
@@ -171,7 +172,7 @@ class ClientConfig:
     def request_timeout_s(self) -> float:
         """Seconds that the brokers have to answer a request: the user's `socket.timeout.ms`, or 10."""
         given = self.settings.get("socket.timeout.ms", "").strip()
-        return int(given) / 1000 if given.isdecimal() else 10.0
+        return int(given) / 1000 if given.isdecimal() else _REQUEST_TIMEOUT_S
 
 
 def client_config(settings: Mapping[str, str], token: TokenFunction | str | None = None) -> ClientConfig:
