@@ -2,6 +2,7 @@
 may only fall; whoever raises one says why.
 """
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -26,7 +27,9 @@ _TWINS = str(Path(_HOUSE, "testing"))
 
 @contextmanager
 def _crossed() -> Generator[set[str]]:
-    """The files in which something was called by the end of the block, on any thread that began in it."""
+    """The files in which something was called by the end of the block, on any thread that began in it. What other tests
+    left is not collected meanwhile, for it may have a call to make.
+    """
     files: set[str] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -35,6 +38,8 @@ def _crossed() -> Generator[set[str]]:
             files.add(name.removeprefix(_HOUSE))
 
     before = sys.getprofile()
+    gc.collect()
+    gc.disable()
     threading.setprofile(note)
     sys.setprofile(note)
     try:
@@ -42,6 +47,7 @@ def _crossed() -> Generator[set[str]]:
     finally:
         sys.setprofile(before)
         threading.setprofile(None)
+        gc.enable()
 
 
 def _files(way: Callable[[], object]) -> list[str]:
