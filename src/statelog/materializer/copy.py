@@ -19,13 +19,12 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
 
-from statelog.environment import repeated
 from statelog.errors import (
     AlreadyExists,
     ConfigError,
@@ -35,8 +34,6 @@ from statelog.errors import (
     LogInUse,
     NotFound,
     OffsetGone,
-    StoreRefused,
-    Unavailable,
 )
 from statelog.materializer.cleanup import CleanupPlan
 from statelog.materializer.engine import LocalEngine, RoundWork, delta_tables, merged_runs
@@ -62,7 +59,7 @@ from statelog.storage.log.where import opened_ports
 
 _LOG = logging.getLogger("statelog.storage")
 _TERMS = Terms("statelog copy", 300.0)
-_LOOKS_PER_TTL = 6
+_THREAD = "statelog-copy"
 _ALL = range(MAX_KEY_GROUPS)
 
 CRASH_POINTS = (
@@ -170,13 +167,12 @@ class LogCopy(Round):
         self._origin: Origin | None = None
         self._plan: Plan | None = None
         self._held = ExitStack()
-        self._hold: Hold | None = None
         self._verified_rows: int | None = None
 
     def copy(self) -> Copied:
         """Run it to its end, once. Raises what `copy_log` names."""
         self._environment.crash("after-create")
-        with self._held, repeated(self._renew, _TERMS.ttl_s / _LOOKS_PER_TTL, "statelog-copy"):
+        with self._held:
             self._origin = self._copied_so_far(self._log.manifests.newest())
             if self._source is not None:
                 self._plan = self._planned(self._source, self._origin)
@@ -251,10 +247,11 @@ class LogCopy(Round):
         if origin is not None and not self._is_alone:
             try:
                 plan = plan_changes(source, AtPosition(origin.place.position), seen=[origin.place])
-                self._hold = self._held.enter_context(Hold(source.store, _TERMS)).on(source, plan)
+                hold = self._held.enter_context(Hold(source.store, _TERMS)).on(source, plan)
             except (NotFound, OffsetGone) as error:
                 _LOG.warning("%s: the whole state is copied again: %s", self._log.name, error)
             else:
+                self._held.enter_context(hold.kept(_THREAD))
                 return plan
         plan = self._state(source, None)
         if origin is not None and plan.position < origin.place.position:
@@ -264,14 +261,10 @@ class LogCopy(Round):
 
     def _state(self, source: Log, at: AtPosition | None) -> Plan:
         """The state at a position, or the newest one, held as long as the copy runs."""
-        self._hold = held = self._held.enter_context(HeldPlan(source, _TERMS, at, is_alone=self._is_alone))
-        return held.take()
-
-    def _renew(self) -> None:
-        """On a thread of its own: files may go up, and be read back, for longer than a lease lasts."""
-        if self._hold is not None:
-            with suppress(Unavailable, StoreRefused):  # Whoever reads finds out what that led to.
-                self._hold.renew()
+        held = self._held.enter_context(HeldPlan(source, _TERMS, at, is_alone=self._is_alone))
+        plan = held.take()
+        self._held.enter_context(held.kept(_THREAD))  # Files may go up, and be read back, for longer than a lease.
+        return plan
 
     def _copy_schemas(self, source: Log) -> None:
         """Asked for behind the plan: a schema is stored before the first chunk that needs it."""

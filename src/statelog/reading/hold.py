@@ -27,8 +27,8 @@ from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
 from statelog.closing import Closing, OwnProcess, undone_by_errors
-from statelog.environment import Environment, current_environment
-from statelog.errors import Misuse, OffsetGone, StorageFull, StoreRefused, Unavailable
+from statelog.environment import Environment, current_environment, repeated
+from statelog.errors import Misuse, OffsetGone, StatelogError, StorageFull, StoreRefused, Unavailable
 from statelog.reading import planner
 from statelog.reading.plan import At, AtPosition, Plan, wanted_key_groups
 from statelog.reading.planner import ATTEMPTS, NOT_HELD_HINT, SnapshotFailed, check_held, check_plan
@@ -43,6 +43,7 @@ from statelog.storage.store import Store
 T = TypeVar("T")
 
 _LOG = logging.getLogger("statelog.storage")
+_LOOKS_PER_TTL = 6
 _RENEWALS_PER_TTL = 3
 _AGE_S = 3600.0
 """The age at which a lease that moves on is replaced: far below any sensible cap."""
@@ -135,6 +136,21 @@ class Hold(Closing):
             self._is_stale = True
             return False
         return True
+
+    @contextmanager
+    def kept(self, name: str) -> Generator[None]:
+        """Renew it on a thread of this name until the block is left, for what may take longer than a lease lasts. That
+        it is held no longer is a log line: whoever reads finds out what that led to.
+        """
+
+        def renew() -> None:
+            try:
+                self.renew()
+            except StatelogError as error:
+                _LOG.warning("%s: what is read is no longer held: %s", name, error)
+
+        with repeated(renew, self._terms.ttl_s / _LOOKS_PER_TTL, name):
+            yield
 
     def move(self, position: int, next_offsets: Mapping[int, int]) -> None:
         """Nothing below is needed any more, as the next renewal says. Who moves on has a new lease now and then."""

@@ -12,7 +12,6 @@ Invariants:
   a log indefinitely.
 """
 
-import logging
 import sys
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -27,8 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from statelog.environment import repeated
-from statelog.errors import ConfigError, Misuse, NotFound, OffsetGone, StatelogError
+from statelog.errors import ConfigError, Misuse, NotFound, OffsetGone
 from statelog.reading import At, AtPosition, HeldPlan, Hold, Plan, plan_changes
 from statelog.recovery.changes import read_changes
 from statelog.recovery.recover import recover
@@ -64,13 +62,11 @@ from statelog.storage.log.log import Log
 
 Options = TypeVar("Options", bound=ReadOptions)
 
-_LOG = logging.getLogger("statelog.spark")
 _HOLDER = "spark-read"
 _STATE, _CHANGES = "state", "changes"
 _AT = ("atposition", "atwriter", "atcheckpoint", "attime")
 _PUSHING_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 """The module of the worker that hands over filters."""
-_LOOKS_PER_TTL = 6
 
 
 # ---- what a `load()` plans
@@ -348,14 +344,7 @@ def state(
     terms = terms_of(RecoverySettings(holder="spark-state", lease_ttl_s=lease_s))
     with closing(open_log(read.where)) as log, HeldPlan(log, terms, read.at, read.key_groups) as held:
         plan = held.take()
-
-        def renew() -> None:
-            try:
-                held.renew()
-            except StatelogError as error:
-                _LOG.warning("the state of a DataFrame is no longer held: %s", error)
-
-        with repeated(renew, lease_s / _LOOKS_PER_TTL, "statelog-spark-state"):
+        with held.kept("statelog-spark-state"):
             fixed = {name: value for name, value in given.items() if name.lower() not in (*_AT, "leaseseconds")}
             frame = spark.read.format("statelog").options(**fixed)
             yield frame.options(atPosition=str(plan.position), leaseSeconds="0").load()

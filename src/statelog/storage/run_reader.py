@@ -5,7 +5,7 @@ Invariants:
   pages are compared once, by `verify`, before a manifest names the run: the file may have changed before it had others.
   Whoever reads a run that was not read back yet, to merge it, compares them then.
 - What does not match is CorruptRun with the path; what is not there is NotFound; neither is ever skipped.
-- Memory holds one row group at a time and a few megabytes of the file, 16 while it is verified, besides what the
+- Memory holds one row group at a time and a few megabytes of the file, 32 while it is verified, besides what the
   caller keeps.
 - A file serves one thread at a time; it is kept for the next one that asks. After `close` none stays open: one that is
   in use is closed by the thread that uses it.
