@@ -135,6 +135,8 @@ class Fleet:
                     self._control.wait(wait_s)
         finally:
             self._awaited_s = math.inf
+            for one in self._members.values():
+                one.leave()
 
     def _turn(self) -> float:
         """Turn each of them once; returns for how long nothing is due."""
@@ -220,7 +222,7 @@ class _Member:
         is_named: bool,
     ) -> None:
         self.control = control
-        self.is_gone = False
+        self._is_absent = False
         self._name, self._kit, self._settings, self._is_named = name, kit, settings, is_named
         self._admit, self._on_event = admit, on_event
         self._environment = environment = current_environment()
@@ -264,6 +266,15 @@ class _Member:
         """Whether no round has to be waited for."""
         return self._daemon is None
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it may be forgotten: it does not exist, nobody named it, and nothing of it hangs."""
+        return self._is_absent and not self._is_named and self._is_quiet
+
+    @property
+    def _is_quiet(self) -> bool:
+        return self._former is None or self._former.is_quiet
+
     def at_work(self) -> list[Work]:
         """What is under way, and is not silent."""
         if self._daemon is not None:
@@ -282,7 +293,7 @@ class _Member:
         is_busy = self._opening is not None or self._ending is not None
         if is_busy or self.is_gone or self.control.is_stopped:
             return math.inf
-        if self._former is not None and not self._former.is_quiet:
+        if not self._is_quiet:
             return math.inf  # Its rounds, or what it merges beside them, hang; they ring when they end.
         left_s = self._open_due_s - self._clock()
         if left_s <= 0 and self._admit(Work.LOOK):
@@ -302,6 +313,13 @@ class _Member:
     def _ring(self, _: object) -> None:
         self.control.ring()
 
+    def leave(self) -> None:
+        """Nobody turns it any more: let go of its daemon, and of a log that is still being opened once it is."""
+        if self._daemon is not None:
+            self._let_go(self._daemon, None)
+        if self._opening is not None:
+            self._opening.future.add_done_callback(lambda over: over.exception() or over.result()[0].close())
+
     # ---- opening; the first method runs on another thread
 
     def _open(self) -> tuple[Log, float]:
@@ -315,7 +333,7 @@ class _Member:
         except Exception as error:  # noqa: BLE001 - as above
             self._takes_leave(as_ours(error, self._name))
             return
-        self._problem = ""
+        self._problem, self._is_absent = "", False
         daemon = self._environment.run(
             Materializer,
             self._log,
@@ -348,10 +366,9 @@ class _Member:
         """It has no daemon for now: it is not there, or has to be looked at by a person."""
         now_s = self._clock()
         if isinstance(error, NotFound):
-            self._open_due_s, self.is_gone = now_s + self._settings.find_s, not self._is_named
-            if self._former is not None or (self._is_named and self._problem != _ABSENT):
+            if not self._is_absent and (self._is_named or self._former is not None):
                 self._tell(EventKind.LOG_GONE)
-            self._problem, self._former = _ABSENT, None
+            self._open_due_s, self._problem, self._is_absent = now_s + self._settings.find_s, _ABSENT, True
             return
         retry_s = min(self._settings.retry_s, self._kit.settings.interval_s)
         self._open_due_s, self._problem = now_s + retry_s, shown_error(error)

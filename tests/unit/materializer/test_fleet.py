@@ -34,6 +34,7 @@ class FleetBench:
     of_log: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     calls: Callable[[str, str], Fault | None] = lambda _log, _method: None
     events: list[Event] = field(default_factory=list[Event])
+    opened: list[str] = field(default_factory=list[str])
     fleet: Fleet = field(init=False)
 
     def make(self, *names: str) -> None:
@@ -89,6 +90,7 @@ class FleetBench:
         return Kit(lambda: self._open(name), settings_for(self.scratch, **given), LocalEngine)
 
     def _open(self, name: str) -> Log:
+        self.opened.append(name)
         store = MemoryStore(self.twin.disk, name, faults=lambda method, _: self.calls(name, method))
         return Log.open(name, replace(self.twin.where(), root=store))
 
@@ -341,6 +343,64 @@ def test_a_round_that_is_wanted_at_the_start_is_one_of_the_logs_that_are_found(b
     control.trigger()
     with bench.running(find=lambda: names, control=control):
         wait_for(lambda: all(bench.rounds(name) == 1 for name in names))
+
+
+def test_a_log_that_is_still_being_opened_at_the_end_is_closed_then(
+    bench: FleetBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end does not wait for it: its store may hang for ever."""
+    bench.make("slow")
+    asked, over, closed = threading.Event(), threading.Event(), list[str]()
+    close = Log.close
+
+    def hang(_log: str, method: str) -> Fault | None:
+        if method == "list":  # When its first round is due is asked once it is open.
+            asked.set()
+            over.wait(60)
+        return None
+
+    def counted(log: Log) -> None:
+        closed.append(log.name)
+        close(log)
+
+    bench.calls = hang
+    monkeypatch.setattr(Log, "close", counted)
+    with bench.running("slow"):
+        assert asked.wait(60)
+    assert not closed
+    over.set()
+    wait_for(lambda: closed == ["slow"])
+    assert bench.told(EventKind.STARTED, "slow") == 0
+
+
+def test_a_log_that_was_deleted_is_not_opened_anew_while_its_old_round_hangs(bench: FleetBench) -> None:
+    """Neither one that is found nor one that is named; it is told once that it is gone."""
+    names = ["found", "named"]
+    hung, over = set[str](), threading.Event()
+    bench.make(*names)
+    bench.of_log = {name: {"round_timeout_s": 0.2, "failures_tolerated": 1000} for name in names}
+
+    def hang(log: str, method: str) -> Fault | None:
+        if method == "upload" and log not in hung and not over.is_set():
+            hung.add(log)
+            over.wait(60)
+        return None
+
+    def find() -> Collection[str]:
+        return {one.path.partition("/")[0] for one in bench.twin.disk.files("")} - {"named"}
+
+    bench.calls = hang
+    with bench.running("named", find=find):
+        wait_for(lambda: hung == set(names) and all(bench.told(EventKind.ROUND_FAILED, name) for name in names))
+        for name in names:
+            Log.delete(name, bench.twin.where())
+        wait_for(lambda: all(bench.told(EventKind.LOG_GONE, name) for name in names))
+        bench.make(*names)
+        time.sleep(0.5)
+        assert sorted(bench.opened) == names
+        over.set()
+        wait_for(lambda: all(bench.rounds(name) for name in names))
+    assert [bench.told(EventKind.LOG_GONE, name) for name in names] == [1, 1]
 
 
 def test_a_log_that_cannot_even_be_closed_is_no_other_ones_trouble(
