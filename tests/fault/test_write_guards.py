@@ -1,21 +1,26 @@
 """The guards of the write path that nothing else reaches: each is one that a broken client, broker or caller meets."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from statelog.errors import CheckpointMismatch, ClosedError, Fenced, IncompleteChangeSet, OffsetGone, PersistFailed
+from statelog.materializer.round import run_round
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle, Step
+from statelog.schemas.ledger.records import Restart, encode
 from statelog.storage.kafka import Delivery
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
+from statelog.storage.log.producers import append_all
 from statelog.testing.kafka import MemoryProducer
-from tests.support.rigs.log import TwinRig, twin_rig
+from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
 
@@ -155,3 +160,23 @@ def test_a_ledger_client_never_goes_back_to_an_older_base(rig: TwinRig, log: Log
     assert client.fold.position == 3
     older.close()
     client.close()
+
+
+def test_a_writer_goes_on_behind_a_loss_that_was_accepted_to_be_told_that_it_is_over(
+    rig: TwinRig, log: Log, tmp_path: Path
+) -> None:
+    """Its fold stops where a person accepted the loss, and goes on from the snapshot behind that: it is fenced, and
+    not the user of a client that is closed.
+    """
+    with Writer(log, "idle") as idle, rig.open() as other:
+        idle.commit()
+        run_round(other, settings_for(tmp_path))
+        position = other.ledger.end()
+        restart = Restart(digest=log.descriptor.digest, position=position, reason="disk", operator="me")
+        with closing(other.kafka.producer()) as producer:
+            assert append_all(producer, log.ledger_topic, 0, encode(restart), 1) == [position]
+        with Writer(other, "w") as writer:
+            writer.commit()
+        run_round(other, settings_for(tmp_path))
+        with pytest.raises(Fenced):
+            idle.commit()

@@ -325,7 +325,7 @@ class LedgerClient(Closing):
                 if newer is None or newer.place.position <= self.fold.position:
                     raise
                 self.fold, self._last = LedgerFold(self._identity, newer.state), newer.place.last
-                self._newest, self._keeps = None, False
+                self._newest, self._keeps, self._is_torn = None, False, False
             else:
                 return
 
