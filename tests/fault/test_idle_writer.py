@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from statelog.errors import Fenced
+from statelog.environment import Environment
+from statelog.errors import Fenced, OutcomeUnknown
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.storage.log.log import Log
-from tests.support.rigs.log import TwinLog, settings_for, state_of
+from statelog.testing.faults import Fate
+from tests.fault.test_settle import Clock, LedgerFaults
+from tests.support.rigs.log import TwinLog, settings_for, state_of, twin_rig
 
 
 def key_in(log: Log, partition: int) -> bytes:
@@ -60,3 +63,33 @@ def test_idle_writer_learns_that_it_was_fenced(tmp_path: Path) -> None:
         writer.close()
 
         assert state_of(daemon) == twin.model
+
+
+@pytest.mark.parametrize("fate", [Fate.DELIVER, Fate.APPEND_UNANSWERED])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_writer_that_stood_still_is_not_told_that_its_commit_came_too_late(
+    tmp_path: Path, fate: Fate, *, is_lost: bool
+) -> None:
+    """Its commit counts, and rounds truncated it, before it looked; who took over committed more. That the commit is
+    not to be seen any more says nothing: Fenced would say that it does not count.
+    """
+    faults, clock = LedgerFaults(), Clock()
+    rig = twin_rig("s", faults)
+    rig.create().close()
+    with rig.open() as log, rig.open() as daemon:
+        writer = Environment(clock=clock).run(Writer, log, "w")
+        writer.put(b"k", b"v")
+        handle = writer.persist(1).result()
+        faults.fates = [Fate.LOSE if is_lost else fate]
+        committing = writer.confirm_async(handle)
+        committing.done()
+        for i in range(4):
+            with rig.open() as other, Writer(other, "w") as newer:
+                newer.put(b"l", b"%d" % i)
+                newer.commit()
+            run_round(daemon, settings_for(tmp_path))
+        with pytest.raises(OutcomeUnknown):
+            committing.result()
+        writer.close()
+
+        assert state_of(daemon) == ({} if is_lost else {b"k": b"v"}) | {b"l": b"3"}

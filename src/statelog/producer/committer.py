@@ -53,12 +53,13 @@ class _End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _UnderWay:
-    """A Commit that was sent, and what it was made of."""
+    """A Commit that was sent, what it was made of, and how far the ledger was folded before."""
 
     commit: Commit
     handles: Sequence[Handle]
     metadata: Metadata
     sent_s: float
+    position: int
     appended: Pending[int]
 
 
@@ -116,7 +117,12 @@ class Committer:
         self._end = _End.IN_DOUBT
         sent_s = self._environment.clock()
         self._under_way = _UnderWay(
-            commit=commit, handles=handles, metadata=metadata, sent_s=sent_s, appended=self._send(commit)
+            commit=commit,
+            handles=handles,
+            metadata=metadata,
+            sent_s=sent_s,
+            position=self.opened.ledger.position,
+            appended=self._send(commit),
         )
 
     def is_answered(self, timeout_s: float) -> bool:
@@ -192,7 +198,7 @@ class Committer:
 
     def _settle(self, sent: _UnderWay, error: OutcomeUnknown) -> tuple[int, bool]:
         """The offset of the commit, which is valid now, and whether another writer has taken over behind it."""
-        commit = sent.commit
+        commit, position = sent.commit, sent.position
         for _ in range(_SETTLE_ATTEMPTS):
             old = self.opened
             try:
@@ -202,6 +208,8 @@ class Committer:
                 raise error from failure  # Rights or settings that were changed meanwhile say nothing of the commit.
             if offset is not None:
                 return offset, is_overtaken
+            if is_overtaken and old.ledger.fold.start > position:
+                raise error  # It may lie where a round truncated since, with all that the other writer made of it.
             if is_overtaken:
                 raise Fenced(
                     "another writer took over before the commit",
@@ -212,7 +220,7 @@ class Committer:
                 self.grant, self.base, sent.handles, commit.checkpoint.id, sent.metadata, final=commit.final
             )
             # A commit without handles would take the new epoch's nonce, and its caller knows the handle's.
-            commit = replace(again, checkpoint=commit.checkpoint)
+            commit, position = replace(again, checkpoint=commit.checkpoint), self.opened.ledger.position
             try:
                 return self._valid_append(self._send(commit), commit), False
             except OutcomeUnknown as newer:

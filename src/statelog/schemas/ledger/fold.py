@@ -66,7 +66,7 @@ class LedgerFold:
     def __init__(self, identity: LogIdentity, state: LedgerState | None = None) -> None:
         state = state or LedgerState()
         self.identity = identity
-        self.position = state.position
+        self.start = self.position = state.position
         self.accepted = state.accepted
         """The ranges that a person gave up."""
         self.restarted = state.restarted
@@ -80,7 +80,6 @@ class LedgerFold:
         self._meta = {(record.writer, record.key): record.value for record in state.meta}
         self._pending_meta: list[tuple[str, Commit]] = []
         self._pending_bytes = 0
-        self._start = state.position
 
     # ---- what the fold shows
 
@@ -233,12 +232,12 @@ class LedgerFold:
             del self._rows[writer], self._newer[writer], self._live[record.epoch]
 
     def _restart(self, offset: int, record: Restart) -> None:
-        if record.position > self._start:
+        if record.position > self.start:
             raise OffsetGone(
                 "the ledger goes on from a snapshot, and was folded from below that",
                 offset=offset,
                 position=record.position,
-                folded_from=self._start,
+                folded_from=self.start,
                 reason=record.reason,
                 hint="A loss was accepted, or a copy is not finished: start from a snapshot at the position or above",
             )
