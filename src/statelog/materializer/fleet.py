@@ -318,7 +318,9 @@ class _Member:
         if self._daemon is not None:
             self._let_go(self._daemon, None)
         if self._opening is not None:
-            self._opening.future.add_done_callback(lambda over: over.exception() or over.result()[0].close())
+            self._opening.future.add_done_callback(
+                lambda over: None if over.exception() is not None else over.result()[0].close()
+            )
 
     # ---- opening; the first method runs on another thread
 
