@@ -18,6 +18,7 @@ from statelog.errors import UncommittedChanges
 from statelog.materializer import run_round
 from statelog.producer import Writer
 from statelog.recovery import recover
+from statelog.testing import StillClock, environment
 from tests.support.rigs.log import TwinLog, key_in, settings_for, twin_rig
 from tests.support.rigs.table import TableRig
 
@@ -48,6 +49,13 @@ def _crossed() -> Generator[set[str]]:
         sys.setprofile(before)
         threading.setprofile(None)
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _standing_clock() -> Generator[None]:
+    """However slow the machine is, nothing is asked again because it is too old."""
+    with environment(clock=StillClock()):
+        yield
 
 
 def _files(way: Callable[[], object]) -> list[str]:
