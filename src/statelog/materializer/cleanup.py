@@ -9,7 +9,7 @@ Invariants:
 - Nothing goes before the oldest kept snapshot was read back, nor while of two kept neighbours the newer one was not
   built on the older one; with fewer manifests than the policy keeps, nothing is truncated.
 - Truncation follows manifests that were listed again after the put and read (`kept`), and the leases and subscriptions
-  that are listed after manifests were dropped; and only while the directory is still the log's.
+  that are listed after manifests were dropped; and only while directory and topics are still the log's.
 - A subscription that cannot be read holds everything. One that is over its cap is ended first, and what it held goes
   with a later round.
 - What was published only ever holds cleanup back: where it is missing, or cannot be read, the round goes on. A round
@@ -204,6 +204,8 @@ def run_cleanup(
         return Cleanup(held_back=held_back)
     capped = _end_over_cap(work, own, cleanup_plan, settings.subscriptions)
     environment.crash("after-cap")
+    if cleanup_plan.dropped:
+        log.manifests.check_place()  # To verify may take an hour, and numbers come again in a log that is made anew.
     for number in cleanup_plan.dropped:
         work.go_on()
         log.store.delete(MANIFESTS.path(number))
@@ -327,7 +329,10 @@ def _truncate_topic(log: Log, topic: str, floor: Mapping[int, int]) -> int:
     there = log.kafka.offsets(topic, sorted(floor))
     # A floor lies above the log end only where a person accepted the loss of the end.
     before = {p: to for p, offset in floor.items() if (to := min(offset, there[p].end)) > there[p].start}
-    starts = log.kafka.delete_records(topic, before) if before else {}
+    if not before:
+        return 0
+    log.verify_anew()  # A name is all that a broker asks for, and since the round began it may be another log's.
+    starts = log.kafka.delete_records(topic, before)
     return sum(start - there[p].start for p, start in starts.items())
 
 

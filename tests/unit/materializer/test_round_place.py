@@ -242,3 +242,42 @@ def test_nothing_goes_while_kept_manifests_are_of_no_one_chain(mount: _Mount) ->
     assert isinstance(outcome, CompletedRound)
     assert not outcome.cleanup.held_back
     assert mount.starts()[0] > 0
+
+
+@pytest.mark.parametrize("point", ["after-win", "after-check", "after-drop", "after-truncate-data"])
+@pytest.mark.parametrize("is_same_root", [True, False])
+def test_a_log_that_was_made_anew_in_mid_round_loses_nothing(
+    point: str, is_same_root: bool, mount: _Mount, tmp_path: Path
+) -> None:
+    """To verify what is kept may take an hour: meanwhile the topics' names, and the numbers of manifests, may have
+    become another log's, at this root or at another one. The older round removes nothing of that."""
+    for checkpoint in range(1, 4):
+        mount.commit(checkpoint)
+        if checkpoint < 3:
+            mount.round()
+    (tmp_path / "other").mkdir()
+    kafka = mount.log.kafka
+    assert isinstance(kafka, MemoryKafka)
+    where = where_at(kafka.join(), LocalStore(mount.root if is_same_root else tmp_path / "other", "log"))
+
+    def make_anew() -> None:
+        if is_same_root:
+            Log.delete("log", where_at(kafka.join(), LocalStore(mount.root, "log")))
+        else:
+            kafka.delete_topic("log")
+            kafka.delete_topic("log.ledger")
+        anew = mount._replace(log=Log.create("log", where, LogOptions(partitions=2)))
+        for checkpoint in range(1, 9):
+            anew.commit(checkpoint)
+            if is_same_root and checkpoint < 3:
+                anew.round()
+
+    def crash(name: str) -> None:
+        if name == point:
+            Environment().run(make_anew)
+
+    with pytest.raises(IdentityChanged):
+        Environment(crash=crash).run(run_round, mount.log, settings_for(mount.scratch))
+    with Log.open("log", where) as log:
+        assert log.manifests.numbers() == ([1, 2] if is_same_root else [])
+        assert len(recover(log).to_dict()) == 8
