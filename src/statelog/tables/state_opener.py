@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, NotFound, OffsetGone
+from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, Fenced, NotFound, OffsetGone
 from statelog.producer import Writer
 from statelog.reading import Folding, HeldPlan, make_change_plan, make_plan, plan_of, planned_anew, warn_if_aged
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
 from statelog.recovery.settings import terms_of
+from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.tables.setup import Loading, TableSetup
 from statelog.tables.state.base import BaseSnapshot, Eligibility
@@ -70,6 +71,16 @@ class Wanted:
         """An owner's: since its Open nothing can have changed its key groups, so that is its place, too."""
         place = StatePlace(writer.place, len(writer.accepted_losses))
         return cls(place=place, values=ValueRule(writer.grant.value_schema), writer=writer, folding=folding)
+
+    def check_final(self, read: LedgerState) -> None:
+        """Raise Fenced if what was read, up to there, is not the state at the owner's Open: another one came behind."""
+        grant = None if self.writer is None else self.writer.grant
+        if grant is not None and read.is_overtaken(grant.epoch, grant.partitions):
+            raise Fenced(
+                "another owner took over while the state was read",
+                epoch=grant.epoch,
+                hint="Open the table again if this process should have it",
+            )
 
 
 class StateOpener:
@@ -222,6 +233,7 @@ class StateOpener:
         holds it no more.
         """
         rows, plan = 0, self._changes_since(start, folding)
+        self._wanted.check_final(plan.state)
         if not plan.is_empty:
             newest = self._environment.run(newest_changes, self._log, plan, settings=self._recovery)
             with closing(newest) as tables:
@@ -293,9 +305,12 @@ class StateOpener:
     def _whole(self) -> Store:
         with self._wanted.recovery or Recovery(self._planned(), self._recovery, lambda _: self._beat()) as recovery:
             if self._directory is None:
-                return DictStore.recovered(recovery, self._keys, self._wanted.values)
+                store = DictStore.recovered(recovery, self._keys, self._wanted.values)
+                self._wanted.check_final(recovery.plan.state)
+                return store
             self._directory.begin()
             recovery.to_rocksdb(self._directory.unfinished)
+            self._wanted.check_final(recovery.plan.state)
         self._environment.crash("recovered")
         return self._database(self._directory, self._directory.unfinished)
 

@@ -12,7 +12,7 @@ Invariants:
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -108,6 +108,10 @@ class LedgerState:
     def last_commit(self, writer: str) -> LastCommit | None:
         """The writer's last valid commit, or None before its first."""
         return self.commits.get(writer)
+
+    def is_overtaken(self, epoch: int, partitions: Collection[int]) -> bool:
+        """Whether one of the partitions has a newer owner than the Open at `epoch`."""
+        return any(row.newest_epoch > epoch for row in self.partitions if row.partition in partitions)
 
     def to_datum(self) -> dict[str, Any]:
         """As Avro wants it (`avsc/ledger_state.avsc`)."""

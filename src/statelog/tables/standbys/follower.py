@@ -238,8 +238,8 @@ class Follower:
 
     def promote(self) -> tuple[Writer, OpenReport]:
         """The owner of the state, which is that at its Open, and how it came there. Raises Fenced, OutcomeUnknown,
-        ConfigError, Unavailable, and then the standby goes on; behind its Open Damaged, Unavailable, and then it has
-        failed.
+        ConfigError, Unavailable, and then the standby goes on; behind its Open Damaged, Fenced, Unavailable, and then
+        it has failed.
         """
         setup, environment = self.setup, self._environment
         with self.state.without_scans(), self._turn():
@@ -276,7 +276,9 @@ class Follower:
                 self._stop.wait(_PAUSE_S)
         if self._schema_id != schema.id:
             self._rebuild("it was made anew in another value schema than the table's", position, schema)
-        place, reached = Wanted.by(writer).place, self.state.view
+        wanted, reached = Wanted.by(writer), self.state.view
+        wanted.check_final(self._feed.ledger.folded.state)
+        place = wanted.place
         if place.losses != reached.place.losses:
             raise DataLoss("a loss was accepted while the standby was promoted", hint="Open the table")
         with self.state.moving():

@@ -226,8 +226,8 @@ class Standby(Closing, Keyed[K, V]):
             source.seek(table.progress)
 
         Raises Fenced, OutcomeUnknown, Unavailable, ConfigError as opening a writer does: then the standby goes on, and
-        may be promoted again. What goes wrong behind that Open closes the standby, and is raised: Damaged, Unavailable.
-        The owner is fenced then; open the table.
+        may be promoted again. What goes wrong behind that Open closes the standby, and is raised: Damaged, Fenced,
+        Unavailable. The owner is fenced then; open the table.
         """
         self._owner.check()
         with self._turn():

@@ -49,8 +49,7 @@ class Eligibility:
 
     def is_overtaken(self, manifest: Manifest) -> bool:
         """Whether a snapshot above the place knows a newer owner of one of the partitions."""
-        rows = (row for row in manifest.state.partitions if row.partition in self.partitions)
-        return manifest.position > self.position and any(row.newest_epoch > self.epoch for row in rows)
+        return manifest.position > self.position and manifest.state.is_overtaken(self.epoch, self.partitions)
 
     def is_ahead(self, manifest: Manifest) -> bool:
         """Whether a snapshot has a commit of the table's own that is not part of its place yet."""

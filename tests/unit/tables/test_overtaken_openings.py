@@ -1,0 +1,83 @@
+"""Another owner comes between an Open and the reading of its state: what it commits goes with no older progress."""
+
+from pathlib import Path
+
+import pytest
+
+from statelog.environment import Environment
+from statelog.errors import Fenced
+from statelog.producer.guard import Life
+from statelog.recovery import RecoverySettings
+from statelog.tables import Loading, TableSettings
+from tests.support.rigs.log import twin_rig
+from tests.support.rigs.table import TableRig, content
+from tests.support.told import lines
+
+UNHELD = TableSettings(recovery=RecoverySettings(holder="standby", lease=False, threads=1))
+
+
+class Rival:
+    """Another machine: at a step of an opening it takes the table over, commits, and may roll the log up."""
+
+    def __init__(self, tables: TableRig, scratch: Path, *, step: str, rolls: bool) -> None:
+        self.tables = TableRig(tables.rig, None)
+        self._scratch, self._step, self._rolls = scratch, step, rolls
+        self.environment = Environment(crash=self._pass)
+
+    def _pass(self, step: str) -> None:
+        if step == self._step:
+            self._step = ""
+            self.commit(9)
+            for n in (10, 11) if self._rolls else ():
+                self.tables.roll_up(self._scratch)
+                self.commit(n)
+                self.tables.roll_up(self._scratch)
+
+    def commit(self, n: int) -> None:
+        """In a life of its own."""
+        with self.tables.open() as table:
+            table[b"n"] = b"%d" % n
+            table.commit({"n": n})
+
+
+@pytest.fixture(params=["dict", "rocksdb"])
+def tables(request: pytest.FixtureRequest, tmp_path: Path) -> TableRig:
+    """Each backend in turn."""
+    return TableRig(twin_rig("log"), tmp_path / "local" if request.param == "rocksdb" else None)
+
+
+@pytest.mark.parametrize("loading", list(Loading))
+@pytest.mark.parametrize("rolls", [False, True], ids=["", "rolls"])
+def test_a_table(tables: TableRig, tmp_path: Path, loading: Loading, *, rolls: bool) -> None:
+    """It is fenced while it opens, or opens at its own progress; its directory is brought up to date in the next life.
+
+    The directory's place is below the newest snapshot, from which the Open begins to fold.
+    """
+    rival = Rival(tables, tmp_path, step="opened", rolls=rolls)
+    rival.commit(0)
+    tables.roll_up(tmp_path)
+    with tables.open() as table:
+        table[b"n"] = b"1"
+        table.commit({"n": 1})
+    rival.commit(2)
+    tables.roll_up(tmp_path)
+    with lines():
+        options = {"settings": TableSettings(loading=loading), "environment": rival.environment}
+        with pytest.raises(Fenced), tables.open(**options) as table:
+            assert (content(table), table.progress) == ({b"n": b"2"}, {"n": 2})
+            table.commit({"n": 3})
+        with tables.open() as table:
+            n = table.progress["n"]
+            assert n == (11 if rolls else 9)
+            assert content(table) == {b"n": b"%d" % n}
+
+
+def test_a_promotion(tables: TableRig, tmp_path: Path) -> None:
+    """A standby that has to be made anew behind its Open is closed: the state is another owner's by now."""
+    rival = Rival(tables, tmp_path, step="promoting", rolls=True)
+    rival.commit(1)
+    with lines(), tables.standby(settings=UNHELD, environment=rival.environment) as standby:
+        rival.commit(2)
+        with pytest.raises(Fenced):
+            standby.promote()
+        assert standby.life is Life.CLOSED
