@@ -67,6 +67,8 @@ class CommitScheduler:
         self._keys, self._settings = setup.keys, setup.settings
         self._clock, self._crash = setup.environment.clock, setup.environment.crash
         self._writer = writer
+        self._losses = len(writer.accepted_losses)
+        """How many were accepted when the state was opened: what was lost since is in it."""
         self._state = state
         self._layers = layers
         self._advance = advance
@@ -317,7 +319,7 @@ class CommitScheduler:
         last = self._writer.place.last
         place = Place(commit.offset + 1, last if last and last.offset == commit.offset else None)
         self._crash("history")
-        self._state.apply(changes, StatePlace(place, len(self._writer.accepted_losses)))
+        self._state.apply(changes, StatePlace(place, self._losses))
         self._crash("applied")
         self._layers.committed(self._taken)
         self.applied += 1

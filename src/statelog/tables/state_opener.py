@@ -361,7 +361,7 @@ class StateOpener:
             partitions=tuple(writer.grant.partitions),
         )
         access = SnapshotAccess(self._log, self._recovery, self._environment, self._settings.remote_cache_bytes)
-        self._base = BaseSnapshot(access, eligibility)
+        self._base = BaseSnapshot(access, eligibility, lambda: writer.grant.epoch)
         is_there = self._base.claim(manifest)
         if not is_there:
             self._let_go()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, DataLoss
-from statelog.schemas.ledger.records import Restart
-from statelog.storage.log.loss import append_restarts
+from statelog.schemas.ledger.records import LossRange, Restart
+from statelog.storage.log.loss import accept_data_loss, append_restarts
 from statelog.tables import Loading
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.log import TwinRig, twin_rig
@@ -125,3 +125,17 @@ def test_once_it_is_accepted(rig: TwinRig, tmp_path: Path) -> None:
             assert table[b"n"] == b"2"
     assert kept.is_dir()
     assert len(list(home.glob("aside-*"))) == 2
+
+
+def test_a_loss_that_is_accepted_while_it_is_open(rig: TwinRig, tmp_path: Path) -> None:
+    """What was lost is in it, however much it commits behind the acceptance: the next life sets it aside."""
+    tables = TableRig(rig, tmp_path / "local")
+    with tables.open() as table, rig.open() as log:
+        table.update(dict.fromkeys(map(b"k%d".__mod__, range(50)), b"v"))
+        table.commit({"n": 1})
+        accept_data_loss(log, [LossRange(0, 0, 1)], reason="a disk is gone", operator="me")
+        table[b"k0"] = b"x"
+        table.commit({"n": 2})
+    with told("a loss was accepted since"), tables.open() as table:
+        assert dict(table) == rig.state()
+        assert table.progress == {"n": 2}

@@ -13,11 +13,14 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import CorruptRun, Fenced
 from statelog.recovery import RecoverySettings
-from statelog.schemas.key_groups import key_group_of
+from statelog.schemas.key_groups import key_group_of, partition_of
+from statelog.storage import Log
 from statelog.storage.claims import list_leases
 from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading, Table, TableSettings
 from statelog.tables.state.base import Eligibility
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import Fate, SendAttempt
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.samples.folds import apply_all, put_all
@@ -247,6 +250,47 @@ def test_a_newer_owner_and_then_no_snapshot(rolled: Rolled, either: Path | None)
     table.close()
 
 
+class _Unanswered:
+    """The answer to the next record of the ledger is lost, once told so."""
+
+    is_next = False
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """Of a record."""
+        is_lost = self.is_next and attempt.topic.endswith(".ledger")
+        self.is_next = self.is_next and not is_lost
+        return Fate.APPEND_UNANSWERED if is_lost else Fate.DELIVER
+
+
+def test_a_commit_that_was_settled(tmp_path: Path) -> None:
+    """The Open that settled it is the table's own: snapshots behind it will do, while only others commit."""
+    faults = _Unanswered()
+    tables = TableRig(twin_rig("log", cluster=MemoryCluster(faults=faults)), None)
+    settings, halves = TableSettings(loading=Loading.ON_DEMAND), {"mine": [0, 1], "theirs": [2, 3]}
+    mine, theirs = [
+        [key for key in KEYS if partition_of(key_group_of(key, "bytes", 16), 4, 16) in owned]
+        for owned in halves.values()
+    ]
+    with tables.open(owned=halves["mine"], writer="mine") as table:
+        table.update(dict.fromkeys(mine, b"1"))
+        table.commit({"n": 1})
+    tables.roll_up(tmp_path)
+    with tables.open(owned=halves["mine"], writer="mine", settings=settings) as table:
+        faults.is_next = True
+        table[mine[0]] = b"2"
+        table.commit({"n": 2})
+        assert not faults.is_next
+        for turn in range(4):
+            with tables.open(owned=halves["theirs"], writer="theirs") as other, tables.rig.open() as log:
+                other[theirs[0]] = b"%d" % turn
+                other.commit({"n": turn})
+                _drop_leases(log)
+            tables.roll_up(tmp_path)
+        assert content(table) == dict.fromkeys(mine, b"1") | {mine[0]: b"2"}
+        assert not table.is_local
+        table.commit({"n": 3})
+
+
 def test_a_damaged_run_that_was_merged(rolled: Rolled, either: Path | None) -> None:
     """Costs a line in the log: a newer snapshot has its rows in another run, and the table goes on from there."""
     with rolled.open(Loading.ON_DEMAND, either) as table, rolled.rig.open() as log:
@@ -319,6 +363,11 @@ def _runs(rolled: Rolled) -> set[str]:
 def _roll_up_unheld(rolled: Rolled) -> None:
     """Roll up without regard to leases."""
     with rolled.rig.open() as log:
-        for lease in list_leases(log.store):
-            log.store.delete(lease.path)
+        _drop_leases(log)
     rolled.roll_up()
+
+
+def _drop_leases(log: Log) -> None:
+    """As if they had run out."""
+    for lease in list_leases(log.store):
+        log.store.delete(lease.path)

@@ -37,7 +37,7 @@ _LOOKS_PER_TTL = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eligibility:
     """What a table knows of its history: it has all changes from `first_position` to `position`, and owns the
-    partitions since its Open at `epoch`. `losses` is how many losses a person had accepted by then.
+    partitions by its Open at `epoch`. `losses` is how many losses a person had accepted when it was opened.
     """
 
     first_position: int
@@ -70,14 +70,17 @@ class Eligibility:
 
 
 class BaseSnapshot:
-    """The base of one table. Used by its thread and by the one that loads. `let_go` releases lease and files."""
+    """The base of one table. Used by its thread and by the one that loads. `let_go` releases lease and files.
 
-    def __init__(self, access: SnapshotAccess, eligibility: Eligibility) -> None:
+    `epoch` says the owner's newest Open: one that settled a commit is no other owner's.
+    """
+
+    def __init__(self, access: SnapshotAccess, eligibility: Eligibility, epoch: Callable[[], int]) -> None:
         self._access = access
         self._log, self._snapshots = access.log, Snapshots(access.log)
         self.schema = access.converter.schema
         """That of the rows that come out."""
-        self._eligibility = eligibility
+        self._eligibility, self._epoch = eligibility, epoch
         self._lock = RLock()
         self._held: RemoteSnapshot | None = None
         self._unreadable: set[str] = set()
@@ -95,7 +98,7 @@ class BaseSnapshot:
 
     def stand(self, position: int) -> None:
         """The table's place has moved on."""
-        self._eligibility = replace(self._eligibility, position=position)
+        self._eligibility = replace(self._eligibility, position=position, epoch=self._epoch())
 
     def claim(self, manifest: Manifest | None = None) -> bool:
         """Stand on this snapshot, or on the newest that the table may stand on. False if there is none.
