@@ -45,6 +45,7 @@ from statelog.spark.parts import lease_terms
 from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
 from statelog.storage.claims import HeldSubscription
 from statelog.storage.ledger_client import Folded, LedgerBase
+from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
@@ -117,7 +118,7 @@ class StreamPlanner(Closing):
             self._held(start).move(start.position, window.rebase)
         except (NotFound, OffsetGone, SubscriptionEnded) as error:
             return self._begin_anew(start, error)
-        end_position = self.log.ledger.end(at_least=start.position)
+        end_position = window.ledger_end()
         if start.awaits_state:
             # It is kept from when its position is held. Nothing of it is in Spark's checkpoint yet.
             if all(one.position != start.position for one in RetainedHistory(self.log, self._groups).manifests):
@@ -257,6 +258,13 @@ class CommitWindow(Closing):
         while self.commits and self.commits[0].position <= position:
             self.commits.popleft()
         self._start = position
+
+    def ledger_end(self) -> int:
+        """The ledger's end now. Raises BeyondEnd if it lacks what was read, IdentityChanged, BrokerUnavailable."""
+        with self._log.asking_who_answers():
+            end_position = self._log.ledger.end(at_least=self._ledger.position)
+            check_reaches(self._log.name, end_position, self._ledger.position)
+        return end_position
 
     def read_ahead(self, end_position: int, is_enough: Callable[[], bool]) -> None:
         """Read on, up to the end or until it is enough. Raises OffsetGone, BeyondEnd, Damaged, Unavailable."""

@@ -7,13 +7,14 @@ exactly-once by the number of the micro-batch, as ours and Spark's file sink are
 import json
 import random
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from statelog.errors import ConfigError, NotFound, ReaderInUse, SubscriptionEnded
+from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, ReaderInUse, SubscriptionEnded
 from statelog.materializer import run_round
 from statelog.reading.plan import Plan
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files
@@ -25,7 +26,7 @@ from statelog.spark.stream_reader import part_rows, parts_of
 from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.log.log import Log
 from statelog.testing import Crash
-from tests.support.rigs.log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, impatient, settings_for
 
 Rows = list[dict[str, Any]]
 
@@ -395,6 +396,28 @@ def test_two_queries_do_not_share_a_reader() -> None:
         Query(twin.open, {"startingPosition": "earliest", **READER}).run()
     first.run()
     assert [row["value"] for row in first.rows] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("loss", ["its tail", "its log"])
+def test_a_running_query_is_told_what_its_ledger_lost(loss: str) -> None:
+    """An end below what it has read is no "nothing new", also as long as nobody writes again: another log answers, or
+    the ledger lost commits that were acknowledged.
+    """
+    twin = TwinLog()
+    twin.write({b"k": b"0"})
+    log = impatient(twin)
+    where = {"log": "x", "root": "x", "kafka.bootstrap.servers": "x"}
+    with closing(StreamPlanner(log, stream_options({**where, "startingPosition": "earliest"}))) as planner:
+        begun = planner.begin()
+        read = planner.end_of(begun)
+        planner.plan(begun, read, 0)
+        assert planner.end_of(read) == read
+        if loss == "its tail":
+            twin.cluster.lose_tail("log.ledger", 0, read.position - 1)
+        else:
+            twin.cluster.recreate_topic("log.ledger")
+        with pytest.raises(BeyondEnd if loss == "its tail" else IdentityChanged):
+            planner.end_of(read)
 
 
 def test_a_micro_batch_ends_at_a_commit_within_its_limits() -> None:
