@@ -76,8 +76,8 @@ class Exported:
     deleted: int = 0
 
 
-class TableMoved(Exception):
-    """Somebody else committed to the table since it was opened."""
+class Overtaken(Exception):
+    """What an export began with is another one now: the table, or the log's value schema. It says which."""
 
 
 def export(
@@ -109,8 +109,8 @@ def export(
     for _ in range(_ATTEMPTS):
         try:
             return job.run(DeltaTarget(log, table, storage_options or {}), replace=replace)
-        except TableMoved:
-            _LOG.warning("%s: another writer committed to the table; the export starts again", mask_url(table))
+        except Overtaken as other:
+            _LOG.warning("%s: %s; the export starts again", mask_url(table), other)
     raise StoreUnavailable(
         "other writers keep committing to the table",
         url=mask_url(table),
@@ -125,9 +125,9 @@ class _Export:
     settings: RecoverySettings
 
     def run(self, target: "DeltaTarget", *, replace: bool) -> Exported:
-        """One try. Raises TableMoved if somebody else committed to the table meanwhile."""
+        """One try. Raises Overtaken if somebody else committed to the table meanwhile, or the schema evolved."""
         is_known = not replace and target.check_own()
-        value_schema = self.log.value_schemas.newest()  # One, also if it evolves meanwhile.
+        value_schema = self.log.value_schemas.newest()
         columns = self._columns(value_schema)
         if target.position is None or replace:
             why = "the table is new" if target.is_new else "it is to be replaced"
@@ -139,6 +139,7 @@ class _Export:
             at = AtPosition(target.position)
             try:
                 plan = plan_changes(self.log, at, value_schema_id=value_schema.id, seen=[target.seen])
+                self._check_newest(value_schema)
                 return self._merge(target, target.position, plan, columns)
             except (NotFound, OffsetGone) as error:
                 why = f"its position was truncated: {error.message}"
@@ -150,6 +151,7 @@ class _Export:
         settings = dataclasses.replace(self.settings, value_schema_id=value_schema.id)
         with recover(self.log, at_least=target.seen, settings=settings) as recovery:
             place = recovery.plan.place
+            self._check_newest(value_schema)
             with recovery.stream() as stream:
                 rows = (batch for portion in stream for batch in state_batches(portion.changes, columns))
                 written = target.write(rows, columns, place)
@@ -163,6 +165,11 @@ class _Export:
             with closing(newest_changes(self.log, plan, settings=self.settings)) as tables:
                 counts = target.merge(_merge_rows(tables, columns), columns, keys, plan.place)
         return Exported(position=plan.position, previous_position=previous, is_rewritten=False, **counts)
+
+    def _check_newest(self, value_schema: ValueSchema) -> None:
+        """Behind a plan: what it reads may have been written with a newer schema, and be another value in this one."""
+        if self.log.value_schemas.newest().id != value_schema.id:
+            raise Overtaken("the log's value schema evolved")
 
     @property
     def _names_key_groups(self) -> bool:
@@ -275,7 +282,7 @@ class DeltaTarget:
             raise self._unavailable("be read", error) from error
 
     def write(self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, place: Place) -> int:
-        """Make the table, or replace all its rows and columns; how many rows. Raises TableMoved, StoreUnavailable."""
+        """Make the table, or replace all its rows and columns; how many rows. Raises Overtaken, StoreUnavailable."""
         from deltalake import write_deltalake
 
         source, commit = _Source(rows, columns), self._commit(place)
@@ -294,7 +301,7 @@ class DeltaTarget:
         self, rows: Iterable[pa.RecordBatch], columns: pa.Schema, keys: Iterable[str], place: Place
     ) -> dict[str, int]:
         """Apply the newest change of each key; the rows inserted, updated and deleted. `rows` have `columns`, and
-        whether the key is gone. Raises TableMoved, StoreUnavailable.
+        whether the key is gone. Raises Overtaken, StoreUnavailable.
         """
         assert self._table is not None, "only what was exported is merged into"
         values = {_quoted(name): f"s.{_quoted(name)}" for name in columns.names}
@@ -331,7 +338,7 @@ class DeltaTarget:
 
     @contextmanager
     def _raising(self, source: "_Source") -> Generator[None]:
-        """Around the use of a source's reader: raises what its batches raised, TableMoved, StoreUnavailable."""
+        """Around the use of a source's reader: raises what its batches raised, Overtaken, StoreUnavailable."""
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         try:
@@ -341,7 +348,7 @@ class DeltaTarget:
                 raise source.failure from None
             # A table that was not there, and is now, was made by somebody else.
             if isinstance(error, CommitFailedError) or (self.is_new and self._opened()[0] is not None):
-                raise TableMoved from error
+                raise Overtaken("another writer committed to the table") from error
             if isinstance(error, (DeltaError, OSError)):
                 raise self._unavailable("be written", error) from error
             raise

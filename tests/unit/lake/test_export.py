@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, StoreUnavailable
-from statelog.lake import export
+from statelog.lake import delta, export
 from statelog.lake.delta import DeltaTarget
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
@@ -25,6 +25,9 @@ _VISITS = """{"type": "record", "name": "Visit", "fields": [
     {"name": "count", "type": "long"},
     {"name": "seen", "type": {"type": "long", "logicalType": "timestamp-millis"}}]}"""
 _WITH_PAGE = _VISITS.replace("]}", ', {"name": "page", "type": "string", "default": "/"}]}')
+
+_GRADE = """{"type": "record", "name": "Visit", "fields": [
+    {"name": "grade", "type": {"type": "enum", "name": "Grade", "symbols": ["A", "B"], "default": "A"}}]}"""
 
 
 def _listed(table: Path) -> list[dict[str, Any]]:
@@ -73,6 +76,36 @@ def test_what_a_merge_did_is_counted(tmp_path: Path) -> None:
     assert (first.is_rewritten, first.inserted) == (True, 2)
     assert (done.previous_position, done.inserted, done.updated, done.deleted) == (first.position, 1, 1, 1)
     assert (again.position, again.inserted, again.updated, again.deleted) == (done.position, 0, 0, 0)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["state", "changes"])
+def test_a_schema_that_evolves_while_an_export_is_planned(
+    is_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A symbol that only the newer schema has is never written as the older one's default: the columns are the same, so
+    no later export would mend it.
+    """
+    rig, table = twin_rig("log"), tmp_path / "table"
+    with rig.create(value_schema=_GRADE) as log, Writer(log, "w") as writer:
+        writer.put(b"k", {"grade": "B"})
+        writer.commit()
+        if not is_first:
+            export(log, str(table))
+    planned = "recover" if is_first else "plan_changes"
+    plan = getattr(delta, planned)
+
+    def after_an_evolution(*given: Any, **more: Any) -> Any:
+        with rig.open() as log:
+            log.evolve_value_schema(_GRADE.replace('"B"', '"B", "C"'))
+            with Writer(log, "w") as writer:
+                writer.put(b"k", {"grade": "C"})
+                writer.commit()
+        return plan(*given, **more)
+
+    monkeypatch.setattr(delta, planned, after_an_evolution)
+    with rig.open() as log:
+        export(log, str(table))
+    assert _listed(table) == [{"key": b"k", "grade": "C"}]
 
 
 def test_an_idle_export_makes_no_version(tmp_path: Path) -> None:
