@@ -273,11 +273,16 @@ class CommitWindow(Closing):
             self.commits.extend(commit_facts(found, self._partitions) for found in portion)
 
     def rebase(self) -> Folded:
-        """Fold the base up to the start, which it then is; reads again what lies between."""
+        """Fold the base up to the start, which it then is; reads again what lies between. Behind a rest the ledger may
+        hold less of that, and a snapshot have the rest.
+        """
         if self.base.state.position < self._start:
-            with self._log.ledger.client(self.base, self._start) as ledger:
+            with self._log.ledger.client(self.base, self._start, rebase=self._nearest) as ledger:
                 self.base = ledger.folded
         return self.base
+
+    def _nearest(self) -> LedgerBase | None:
+        return RetainedHistory(self._log, None).base_for(self._start)
 
     def close(self) -> None:
         """Release the ledger's reader. Idempotent."""

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, ReaderInUse, SubscriptionEnded
 from statelog.materializer import run_round
 from statelog.reading.plan import Plan
@@ -340,6 +341,28 @@ def test_a_stopped_query_without_a_reader_is_told_or_begun_anew(tmp_path: Path) 
         assert query.lives(_once(point)) == bool(point)
         assert [row["op"] for row in query.rows].count("reset") == 1
         assert _fold(query.rows) == twin.model
+
+
+def test_a_query_that_rested_goes_on_if_the_log_holds_its_place(tmp_path: Path) -> None:
+    """Its lease ran out in a long micro-batch, and the ledger was truncated past the place that was held last."""
+    twin = TwinLog()
+    log = twin.open()
+    where = {"log": "x", "root": "x", "kafka.bootstrap.servers": "x"}
+    options = stream_options({**where, "startingPosition": "earliest"})
+    with closing(Environment(clock=twin.clock).run(StreamPlanner, log, options)) as planner:
+        read = planner.begin()
+        for value in (b"0", b"1"):
+            twin.write({b"k": value})
+            begun, read = read, planner.end_of(read)
+            planner.plan(begun, read, 0)
+        assert planner.end_of(read) == read
+        for _ in range(2):
+            twin.now_s += 90_000
+            twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+            twin.write({b"k": b"2"})
+        assert log.kafka.offsets("log.ledger", [0])[0].start == read.position
+        later = planner.end_of(read)
+        assert len(planner.plan(read, later, 0).commits) == 2
 
 
 def _roll_up(twin: TwinLog, scratch: Path, count: int) -> None:
