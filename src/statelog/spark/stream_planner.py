@@ -116,20 +116,23 @@ class StreamPlanner(Closing):
         try:
             window = self._follow(start)
             self._held(start).move(start.position, window.rebase)
+            if not start.awaits_state:
+                return self._next_end(start, window, limit, until)
         except (NotFound, OffsetGone, SubscriptionEnded) as error:
             return self._begin_anew(start, error)
-        end_position = window.ledger_end()
-        if start.awaits_state:
-            # It is kept from when its position is held. Nothing of it is in Spark's checkpoint yet.
-            if all(one.position != start.position for one in RetainedHistory(self.log, self._groups).manifests):
-                raise NotFound(
-                    "the snapshot where the stream was to begin was dropped at the same moment",
-                    position=start.position,
-                    hint="Start the query again: it begins with a newer one",
-                )
-            self._known = (end_position, start.position)
-            return replace(start, awaits_state=False)
+        # It is kept from when its position is held. Nothing of it is in Spark's checkpoint yet.
+        if all(one.position != start.position for one in RetainedHistory(self.log, self._groups).manifests):
+            raise NotFound(
+                "the snapshot where the stream was to begin was dropped at the same moment",
+                position=start.position,
+                hint="Start the query again: it begins with a newer one",
+            )
+        self._known = (window.ledger_end(), start.position)
+        return replace(start, awaits_state=False)
+
+    def _next_end(self, start: StreamOffset, window: "CommitWindow", limit: Limit, until: int | None) -> StreamOffset:
         self._release_state()  # Spark has committed the micro-batch that read it.
+        end_position = window.ledger_end()
         target = end_position if until is None else min(until, end_position)
         window.read_ahead(target, lambda: limit != NO_LIMIT and admitted(window.commits, limit) < len(window.commits))
         taken = admitted(window.commits, limit)

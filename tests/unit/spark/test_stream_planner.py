@@ -365,6 +365,29 @@ def test_a_query_that_rested_goes_on_if_the_log_holds_its_place(tmp_path: Path) 
         assert len(planner.plan(read, later, 0).commits) == 2
 
 
+@pytest.mark.parametrize("on_truncation", ["fail", "snapshot"])
+def test_a_running_query_that_is_truncated_past_is_told_or_begun_anew(on_truncation: str, tmp_path: Path) -> None:
+    """As one that is started again: its window knows its place, and what lies behind it in the ledger is gone."""
+    twin = TwinLog()
+    twin.write({b"k": b"0"})
+    log = twin.open()
+    where = {"log": "x", "root": "x", "kafka.bootstrap.servers": "x", "leaseSeconds": "0"}
+    options = stream_options({**where, "startingPosition": "earliest", "onTruncation": on_truncation})
+    with closing(StreamPlanner(log, options)) as planner:
+        begun = planner.begin()
+        read = planner.end_of(begun)
+        planner.plan(begun, read, 0)
+        assert planner.end_of(read) == read
+        _roll_up(twin, tmp_path, 4)
+        if on_truncation == "fail":
+            with pytest.raises(NotFound, match="startingPosition=snapshot"):
+                planner.end_of(read)
+        else:
+            newest = log.manifests.newest()
+            anew = planner.end_of(read)
+            assert newest is not None and (anew.is_reset, anew.position) == (True, newest.position)
+
+
 def _roll_up(twin: TwinLog, scratch: Path, count: int) -> None:
     for number in range(1, count + 1):
         twin.write({b"k": str(number).encode()})
