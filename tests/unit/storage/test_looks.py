@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from statelog.environment import inline
-from statelog.errors import BrokerUnavailable
+from statelog.errors import BrokerUnavailable, IdentityChanged
 from statelog.storage.log.evidence import Looks
 from statelog.storage.log.topics import IdentifiedTopics
 from tests.support.waiting import wait_for
@@ -108,3 +108,18 @@ def test_what_fails_ahead_is_asked_again_by_who_needs_it() -> None:
         looks.verified(1.0)
     cluster.pause = lambda: None
     assert _number(looks, 1.0) == 3
+
+
+def test_what_is_learned_ahead_is_not_forgotten() -> None:
+    """That the log is another one by now is told to who needs an answer, young as the one before may be."""
+    cluster = _Cluster()
+    looks = cluster.looks()
+    looks.verified(1.0)
+
+    def is_another() -> None:
+        raise IdentityChanged("it was made anew")
+
+    cluster.now_s, cluster.pause = 0.6, is_another
+    looks.ahead(1.0, inline)
+    with pytest.raises(IdentityChanged):
+        looks.verified(1.0)

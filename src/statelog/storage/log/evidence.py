@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from statelog.environment import Start
-from statelog.errors import AnchorMismatch, Corrupt, OffsetGone, StatelogError, UnknownFormat
+from statelog.errors import AnchorMismatch, Corrupt, IdentityChanged, NotFound, OffsetGone, StatelogError, UnknownFormat
 from statelog.schemas.changes.chunk import decode_head
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.place import Place
@@ -263,7 +263,11 @@ class Looks:
 
     def _ask(self) -> Verified:
         asked_s = self._clock()
-        self.newest = found = Verified(self._identify(), asked_s)
+        try:
+            self.newest = found = Verified(self._identify(), asked_s)
+        except (NotFound, IdentityChanged):
+            self.newest = None  # What was answered before is true no more, whoever hears of it.
+            raise
         return found
 
     def _within(self, max_age_s: float | None) -> Verified | None:
