@@ -263,7 +263,10 @@ class LedgerClient(Closing):
         if offset == self.fold.position and not self._is_torn and not self._is_over_due(self._read_s):
             taped = self._tape.at(offset) if self._tape is not None else None
             if taped is None or taped.record is not record:
-                taped = Taped(Record(0, offset, encode(record), -1), record)
+                ours = Taped(Record(0, offset, encode(record), -1), record)
+                if taped is not None and taped.found.value != ours.found.value:
+                    raise self._lost("another record was acknowledged, or read, where ours is", offset)
+                taped = ours
             self._fold([taped])
         else:
             self._pass(offset + 1)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import DataLoss, UncommittedChanges
+from statelog.errors import BeyondEnd, DataLoss, UncommittedChanges
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import LastRecord
@@ -171,6 +171,17 @@ def test_what_was_put_down_before_a_tail_was_lost_is_not_joined_to_what_grew_sin
     idle.put(key_in(twenty.log, _WRITERS - 1), b"v")
     with pytest.raises(DataLoss):
         idle.commit()
+
+
+def test_a_commit_that_lands_where_another_one_was_acknowledged_is_no_commit(twenty: Twenty) -> None:
+    """Right where its writer's fold ends, so that nothing is read: this process knows that a record is gone."""
+    twenty.commit(0)
+    twenty.commit(1)
+    lost = twenty.commit(0)
+    twenty.rig.cluster.lose_tail("l.ledger", 0, lost)
+    with pytest.raises(BeyondEnd):
+        twenty.commit(1)
+    twenty.writers[1].close()
 
 
 def test_an_interrupted_read_strands_nobody() -> None:
