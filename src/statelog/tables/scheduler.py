@@ -30,7 +30,7 @@ from statelog.errors import InvalidMetadata, Misuse
 from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.producer.change_maker import ChangeMaker
-from statelog.producer.guard import is_refusal
+from statelog.producer.guard import Life, is_refusal
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.state import LastCommit
@@ -316,8 +316,8 @@ class CommitScheduler:
         changes: dict[Any, Any] = {}
         for layer in self._layers.oldest(self._taken):
             changes = {**changes, **layer.changes} if changes else layer.changes
-        last = self._writer.place.last
-        place = Place(commit.offset + 1, last if last and last.offset == commit.offset else None)
+        # Right behind the Commit, or behind the Open that settled it. What an overtaken writer has read is another's.
+        place = self._writer.place if self._writer.life is Life.OPEN else Place(commit.offset + 1)
         self._crash("history")
         self._state.apply(changes, StatePlace(place, self._losses))
         self._crash("applied")

@@ -9,7 +9,9 @@ from statelog.errors import AnchorMismatch, BeyondEnd, DataLoss
 from statelog.schemas.ledger.records import LossRange, Restart
 from statelog.storage.log.loss import accept_data_loss, append_restarts
 from statelog.tables import Loading
+from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
+from tests.support.faults.unanswered import Unanswered
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig
 from tests.support.told import told
@@ -104,6 +106,25 @@ def test_a_standbys(rig: TwinRig, tmp_path: Path, grow: Callable[[TwinRig], None
         with pytest.raises(error, match="move the directory away"):
             tables.standby()
     assert (tmp_path / "standby" / "log" / "table" / "db").is_dir()
+
+
+def test_a_last_commit_that_was_settled(tmp_path: Path) -> None:
+    """Its directory knows the record below its place all the same."""
+    faults = Unanswered()
+    rig = twin_rig("log", cluster=MemoryCluster(faults=faults))
+    tables = TableRig(rig, tmp_path / "local")
+    with tables.open() as table:
+        table[b"n"] = b"1"
+        table.commit({"n": 1})
+        ends = _ends(rig)
+        faults.is_next = True
+        table[b"n"] = b"2"
+        table.commit({"n": 2})
+        assert not faults.is_next
+    _go_back(rig, ends)
+    _elsewhere(rig, 4)
+    with pytest.raises(AnchorMismatch, match="another record"):
+        tables.open()
 
 
 def test_once_it_is_accepted(rig: TwinRig, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading, Table, TableSettings
 from statelog.tables.state.base import Eligibility
 from statelog.testing.cluster import MemoryCluster
-from statelog.testing.faults import Fate, SendAttempt
+from tests.support.faults.unanswered import Unanswered
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.samples.folds import apply_all, put_all
@@ -250,21 +250,9 @@ def test_a_newer_owner_and_then_no_snapshot(rolled: Rolled, either: Path | None)
     table.close()
 
 
-class _Unanswered:
-    """The answer to the next record of the ledger is lost, once told so."""
-
-    is_next = False
-
-    def fate(self, attempt: SendAttempt) -> Fate:
-        """Of a record."""
-        is_lost = self.is_next and attempt.topic.endswith(".ledger")
-        self.is_next = self.is_next and not is_lost
-        return Fate.APPEND_UNANSWERED if is_lost else Fate.DELIVER
-
-
 def test_a_commit_that_was_settled(tmp_path: Path) -> None:
     """The Open that settled it is the table's own: snapshots behind it will do, while only others commit."""
-    faults = _Unanswered()
+    faults = Unanswered()
     tables = TableRig(twin_rig("log", cluster=MemoryCluster(faults=faults)), None)
     settings, halves = TableSettings(loading=Loading.ON_DEMAND), {"mine": [0, 1], "theirs": [2, 3]}
     mine, theirs = [
