@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+import statelog
 from statelog.errors import (
     BeyondEnd,
     BrokerUnavailable,
@@ -17,14 +18,19 @@ from statelog.errors import (
     OutcomeUnknown,
     PersistFailed,
     StatelogError,
+    UnsafeTopic,
 )
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Metadata
+from statelog.schemas.topic_policy import NO_TOPIC_ID, Waiver
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.group import group_settings
-from statelog.tables.group.context import DescribedInput, InputStart, InputTopic, check_fits
+from statelog.tables.group.context import DescribedInput, InputStart, InputTopic, check_fits, check_identified
 from statelog.tables.group.schedule import FAILURES_MAX, IN_USE_MAX_S, OpenSchedule
+from statelog.testing import Twin
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.provider import Provider
 
 LOG = {"bootstrap.servers": "log:9092", "security.protocol": "SSL", "linger.ms": "5"}
 INPUT = DescribedInput(topic="words", topic_id="id", partitions=3)
@@ -124,6 +130,18 @@ def test_a_place_that_is_none(progress: Metadata, error: type[StatelogError]) ->
     if error in (IdentityChanged, ConfigError):
         with pytest.raises(error):
             _start(progress, accepts_loss=True)
+
+
+def test_an_input_without_an_id() -> None:
+    """Nobody can tell it from another one of its name: it is refused, or waived."""
+    unknown = replace(INPUT, topic_id=NO_TOPIC_ID)
+    for known, waived in ((INPUT, ()), (unknown, [Waiver.TOPIC_IDS])):
+        check_identified(known, waived)
+    twin = Twin()
+    twin.cluster = MemoryCluster(provider=Provider(name="without ids", has_topic_ids=False))
+    twin.create_topic("words")
+    with pytest.raises(UnsafeTopic, match="if it is made anew"):
+        statelog.worker("counts", twin.where(), topic="words", create=True)
 
 
 def test_an_input_that_is_another_one_now() -> None:

@@ -8,16 +8,17 @@ Invariants:
 - `on_close` is called once for each `on_open`, whatever ended the table, and whatever else fails.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from statelog.environment import Environment
-from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone
+from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone, UnsafeTopic
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.names import parse_enum
+from statelog.schemas.topic_policy import NO_TOPIC_ID, Waiver
 from statelog.storage import Kafka
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.group import GroupListener, GroupMember
@@ -149,6 +150,16 @@ def describe_input(kafka: Kafka, topic: str) -> DescribedInput:
     if found is None:
         raise NotFound(f"there is no topic {topic}", hint="Make the input topic first", topic=topic)
     return DescribedInput(topic=topic, topic_id=found.topic_id, partitions=found.partitions)
+
+
+def check_identified(found: DescribedInput, waived: Collection[Waiver]) -> None:
+    """Raise UnsafeTopic for a topic without an id, unless that is waived: its offsets may be those of one before it."""
+    if found.topic_id == NO_TOPIC_ID and Waiver.TOPIC_IDS not in waived:
+        raise UnsafeTopic(
+            "the brokers of the input give topics no ids: if it is made anew, nobody can tell",
+            topic=found.topic,
+            hint=f"Waive it by name: allow_unsafe={Waiver.TOPIC_IDS}; then begin with a new log if it is made anew",
+        )
 
 
 def check_fits(log: Descriptor, found: DescribedInput) -> None:

@@ -18,6 +18,7 @@ from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.names import check_kind
+from statelog.schemas.topic_policy import parse_waivers
 from statelog.storage import Kafka, Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.kafka.client import ConfluentKafka
@@ -34,6 +35,7 @@ from statelog.tables.group.context import (
     WorkerContext,
     WorkerHooks,
     check_fits,
+    check_identified,
     describe_input,
 )
 from statelog.tables.group.worker import Worker
@@ -92,6 +94,7 @@ def worker(
     with ExitStack() as failing:
         cluster, join = _input(name, where, source, failing)
         found = describe_input(cluster, source.name)
+        check_identified(found, parse_waivers(where.allow_unsafe))
         descriptor = _fitting(name, found, where, create)
         shared = failing.enter_context(one_client(where))
         release = failing.pop_all()
