@@ -114,8 +114,9 @@ def reader(options: Mapping[str, str], schema: StructType, loaded: Loaded | None
 def _load_state(options: Mapping[str, str]) -> tuple[StructType, Loaded]:
     read = state_options(options)
     log = cached_log(read.where)
-    columns = chosen(_state_columns(log, read, log.value_schemas.newest()), read.columns)
-    return columns, Loaded.now(_reserved(log, read, read.at), read)
+    loaded = Loaded.now(_reserved(log, read, read.at), read)
+    # Asked for behind the plan: a schema is stored before the first chunk that needs it.
+    return chosen(_state_columns(log, read, log.value_schemas.newest()), read.columns), loaded
 
 
 def _load_changes(options: Mapping[str, str]) -> tuple[StructType, Loaded]:

@@ -7,12 +7,16 @@ import pytest
 from statelog.errors import CorruptRun
 from statelog.producer.writer import Writer
 from statelog.reading.plan import part_of
-from statelog.recovery.recover import recover
-from statelog.spark import parts
+from statelog.recovery.recover import Recovery, recover
+from statelog.spark import parts, source
 from statelog.spark.parts import read_state, slices, state_parts
 from statelog.storage import run_reader
+from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig, history_rig
+from tests.support.rigs.log import twin_rig
 from tests.support.told import lines
+
+_SEEN = '{"type": "record", "name": "Visit", "fields": [{%s, "type": "long", "default": 0}]}'
 
 
 def _read(rig: HistoryRig, plan: Any, count: int) -> dict[Any, Any]:
@@ -78,3 +82,28 @@ def test_a_small_state_has_few_tasks() -> None:
     assert counted(1) == descriptor.partitions
     assert counted(plan.size_bytes + 1, minimum=3) == 3
     assert state_parts(plan, [], descriptor, None) == []
+
+
+def test_a_load_has_the_columns_of_all_that_its_position_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field that is renamed while a load is planned would have its default in the rows of the new one."""
+    rig = twin_rig("log")
+    log = rig.create(value_schema=_SEEN % '"name": "seen"')
+
+    def after_an_evolution(*given: Any, **more: Any) -> Recovery:
+        with rig.open() as other:
+            other.evolve_value_schema(_SEEN % '"name": "visits", "aliases": ["seen"]')
+            with Writer(other, "w") as writer:
+                writer.put(b"k", {"visits": 7})
+                writer.commit()
+        return recover(*given, **more)
+
+    def opened(*_: object) -> Log:
+        return log
+
+    monkeypatch.setattr(source, "cached_log", opened)
+    monkeypatch.setattr(source, "recover", after_an_evolution)
+    options = {"log": "log", "root": "r", "kafka.bootstrap.servers": "b"}
+    columns, loaded = source.load(options)
+    scan: Any = source.reader(options, columns, loaded)
+    rows = [row for part in scan.partitions() for batch in scan.read(part) for row in batch.to_pylist()]
+    assert rows == [{"key": b"k", "visits": 7}]
