@@ -6,7 +6,7 @@ may run at once, on any machines, stalled for any time: the slot of the next man
 Invariants:
 - The newest manifest is read first, and everything follows from it. Only the put of the next one makes a difference.
 - Whatever a manifest names was uploaded and read back before its put.
-- A loser deletes nothing, and nothing that it uploaded is ever used.
+- A loser deletes nothing, and nothing that it uploaded is ever used. A round that fails to upload takes back its own.
 - What is missing is believed only while the manifest that needs it is still the newest (else the round is lost), and
   damage only while the directory is the log's.
 - The budget never ends a round between a loss and the ledger record with which a person accepted it.
@@ -15,13 +15,23 @@ Invariants:
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from statelog.closing import undone_by_errors
 from statelog.environment import current_environment
-from statelog.errors import ConfigError, CorruptRun, Damaged, DataLoss, NotFound, OffsetGone, RoundGivenUp
+from statelog.errors import (
+    ConfigError,
+    CorruptRun,
+    Damaged,
+    DataLoss,
+    NotFound,
+    OffsetGone,
+    RoundGivenUp,
+    StatelogError,
+)
 from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, other_root, plan_cleanup, publish, run_cleanup
 from statelog.materializer.engine import EngineMaker, LocalEngine, RoundWork, Written, not_whole, scratch_directory
 from statelog.materializer.events import log_event, shortfalls
@@ -311,12 +321,20 @@ class Round:
     def _publish_runs(self) -> Written | LostRound:
         """See that all runs are in the store. No manifest names them yet: what did not arrive is written again."""
         try:
-            return self._merging.publish(self._runs)
+            with undone_by_errors(self._take_back):
+                return self._merging.publish(self._runs)
         except (CorruptRun, NotFound) as error:
             newest = self._newest_number()
             if newest > self._number:
                 return LostRound(number=newest)  # And its winner cleaned up.
             raise not_whole(error) from error
+
+    def _take_back(self) -> None:
+        """Delete what was uploaded in vain, which else takes the room that the next round needs."""
+        named = {run.path for run in self._base.runs} if self._base else set[str]()
+        with suppress(StatelogError):  # What is left is a later winner's to delete.
+            for path in {run.path for run in self._runs} - named:
+                self._log.store.delete(path)
 
     def _put(self, target: RoundTarget) -> tuple[Manifest, CleanupPlan] | LostRound:
         """List all files, put the next manifest, and list again. Our manifest, if it won, and what that lets go."""

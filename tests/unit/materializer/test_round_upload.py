@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.errors import BrokerUnavailable, ConfigError, StatelogError, StoreUnavailable
+from statelog.errors import BrokerUnavailable, ConfigError, StatelogError, StorageFull, StoreUnavailable
 from statelog.materializer.events import EventKind
 from statelog.materializer.outcome import CompletedRound, LostRound
 from statelog.materializer.round import run_round
@@ -66,6 +66,23 @@ def test_an_upload_that_a_newer_winner_deleted_is_a_race_that_was_lost(tmp_path:
 
     stalled.store.upload = upload_and_stall  # type: ignore[method-assign] # the moment in question
     assert twin.environment.run(run_round, stalled, settings_for(tmp_path)) == LostRound(number=3)
+    assert state_of(twin.open()) == twin.model
+
+
+def test_a_round_for_which_the_store_has_no_room_leaves_it_as_it_was(tmp_path: Path) -> None:
+    """Else each try would take some of the room, until there is none for a round that would have fitted: and only that
+    one's cleanup could give it back."""
+    twin = TwinLog()
+    log = twin.open()
+    twin.write({b"k%d" % number: b"1" * 900 for number in range(24)})
+    before = twin.disk.used_bytes()
+    twin.disk.capacity_bytes = before + 10_000
+    for _ in range(3):
+        with pytest.raises(StorageFull):
+            twin.environment.run(run_round, log, settings_for(tmp_path, max_run_bytes=1, threads=1))
+        assert twin.disk.used_bytes() == before
+    twin.disk.capacity_bytes = None
+    assert isinstance(twin.environment.run(run_round, log, settings_for(tmp_path)), CompletedRound)
     assert state_of(twin.open()) == twin.model
 
 
