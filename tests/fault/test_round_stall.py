@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import NotFound, OffsetGone
+from statelog.errors import NotFound, OffsetGone, StatelogError
 from statelog.materializer import cleanup
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.engine import RoundWork
@@ -17,6 +17,8 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.storage import Where
+from statelog.storage.log.log import Log
 from tests.sim.actors import Stepper
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 
@@ -207,3 +209,30 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
     _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)
     with pytest.raises(NotFound):
         state_of(twin.open())
+
+
+def test_a_manifest_that_is_put_while_its_log_is_deleted_goes_with_it(twin: TwinLog, tmp_path: Path) -> None:
+    """Else it lay there for the next log of this name, which nobody could open."""
+    stepper, passed = Stepper(), list[str]()
+
+    def rolling_up() -> None:
+        def crash(name: str) -> None:
+            passed.append(name)
+            stepper.pause()
+
+        with pytest.raises(StatelogError):
+            replace(twin.environment, crash=crash).run(run_round, twin.open(), settings_for(tmp_path))
+
+    actor = stepper.actor(rolling_up)
+    while "after-list" not in passed:
+        actor.step()
+
+    def put_meanwhile(method: str, _path: str) -> None:
+        while method == "delete" and "after-put" not in passed:
+            actor.step()
+
+    with twin.open(put_meanwhile) as log:
+        Log.delete("log", Where(log.kafka, log.store))
+    assert twin.disk.files("log/") == []
+    while not actor.over:
+        actor.step()

@@ -32,6 +32,7 @@ from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import TopicFate, TopicLoss, accept_data_loss
 from statelog.storage.log.where import Where
+from statelog.testing import Crash
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.faults.death import Death, dying
@@ -357,3 +358,25 @@ def test_a_deletion_finds_the_new_topics(twin: TwinLog) -> None:
     kafka = MemoryKafka(cluster=twin.cluster)
     Log.delete("log", Where(kafka, MemoryStore(twin.disk, "log")))
     assert [kafka.describe_topic(topic) for topic in BOTH] == [None, None]
+
+
+def test_a_deletion_that_died_between_the_new_topics_goes_on(twin: TwinLog) -> None:
+    """One of them is gone, and the other one is the log's all the same: a log of this name can be made again."""
+    gone(*BOTH)(twin)
+    accept(twin).close()
+
+    class Dying(MemoryKafka):
+        """Its process dies before it deletes the ledger."""
+
+        def delete_topic(self, topic: str) -> None:
+            if topic == "log.ledger":
+                raise Crash(topic)
+            super().delete_topic(topic)
+
+    store = MemoryStore(twin.disk, "log")
+    with pytest.raises(Crash):
+        Log.delete("log", Where(Dying(cluster=twin.cluster), store))
+    kafka = MemoryKafka(cluster=twin.cluster)
+    Log.delete("log", Where(kafka, store))
+    assert [kafka.describe_topic(topic) for topic in BOTH] == [None, None]
+    assert twin.disk.files("log/") == []

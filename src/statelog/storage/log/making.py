@@ -37,12 +37,12 @@ from statelog.storage.log.options import LogOptions
 from statelog.storage.log.topics import (
     UNGRANTED,
     digest_at,
+    identities_of,
     identity_of,
     is_begun,
     make_topic,
     owned_elsewhere,
     owner_of,
-    topics_in_force,
 )
 from statelog.storage.log.where import Ports
 from statelog.storage.store import Store
@@ -168,18 +168,22 @@ def prove_truncation(client: Kafka, topics: Iterable[str], *, needs_right: bool 
 
 def delete_log(client: Kafka, store: Store, name: str) -> None:
     """Delete a log: topics, snapshots, descriptor. Raises NotFound, ConfigError, Unavailable."""
-    descriptor = topics_in_force(client, store, descriptor_of(store, name))
-    ids = descriptor.identity
-    if client.cluster_id() != ids.cluster_id:
+    descriptor = descriptor_of(store, name)
+    if client.cluster_id() != descriptor.identity.cluster_id:
         raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
-    topics = {data_topic(name): ids.data_topic_id, ledger_topic(name): ids.ledger_topic_id}
-    found = {topic: client.describe_topic(topic) for topic in topics}
-    own = [topic for topic, one in found.items() if one is not None and one.topic_id == topics[topic]]
-    owner = owner_of(client, ledger_topic(name)) if ledger_topic(name) in own else None
+    data, ledger = data_topic(name), ledger_topic(name)
+
+    def is_own(topic: str) -> bool:
+        found = client.describe_topic(topic)
+        ids = (one.data_topic_id if topic == data else one.ledger_topic_id for one in identities_of(store, descriptor))
+        return found is not None and found.topic_id in ids
+
+    own = [topic for topic in (data, ledger) if is_own(topic)]
+    owner = owner_of(client, ledger) if ledger in own else None
     for topic in own if owner in (None, descriptor.digest) else ():
         client.delete_topic(topic)
-    for info in list(store.list()):
-        if info.path != DESCRIPTOR_PATH:
-            store.delete(info.path)
+    while found := [info.path for info in store.list() if info.path != DESCRIPTOR_PATH]:
+        for path in found:  # And what a round that was at its put has added meanwhile.
+            store.delete(path)
     store.delete(DESCRIPTOR_PATH)
     store.tidy()

@@ -11,6 +11,7 @@ Invariants:
 
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -266,11 +267,16 @@ def topics_in_force(client: Kafka, store: Store, made: Descriptor) -> Descriptor
     found = identity_shown(client, made.name)
     if found is None or found == made.identity or found.cluster_id != made.identity.cluster_id:
         return made
+    return made.at(found) if found in identities_of(store, made) else made
+
+
+def identities_of(store: Store, made: Descriptor) -> Iterator[LogIdentity]:
+    """Of all topics that are the log's, or were: what the descriptor says, and what manifests do, the newest first.
+
+    Raises StoreUnavailable, UnknownFormat.
+    """
+    yield made.identity
     chain = ManifestChain(store, made)
     for number in reversed(chain.numbers()):
-        try:
-            if chain.read(number).identity == found:
-                return made.at(found)
-        except (NotFound, CorruptManifest):
-            continue  # Cleaned up since, or damaged: every manifest since then names them, too.
-    return made
+        with suppress(NotFound, CorruptManifest):  # Cleaned up since, or damaged: every newer one names them, too.
+            yield chain.read(number).identity
