@@ -17,7 +17,9 @@ from statelog.producer.guard import Life
 from statelog.tables import Table
 from statelog.tables.group import assignment
 from statelog.tables.group.context import WorkerHooks
+from statelog.testing.faults import TRUE, Answer, Call, old
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
+from tests.sim.source import WORK
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -196,3 +198,25 @@ def _waits(code: object) -> bool:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back  # type: ignore[assignment]  # None ends it
     return frame is not None
+
+
+def test_an_old_end_of_the_input() -> None:
+    """From a leader that was deposed: it is asked again, for the table's progress says that there was more."""
+    world = WorkersWorld()
+    world.feed(4)
+    for lacks in (0, 3):
+        left = lacks
+
+        def answer(call: Call) -> Answer:
+            nonlocal left
+            is_old = left > 0 and (call.method, call.topic) == ("offsets", "input")
+            left -= is_old
+            return old(PARTITIONS * 3) if is_old else TRUE
+
+        world.source.cluster.questions = answer
+        with world.start() as worker:
+            world.group.give(0, world.workers[worker], waits=True)
+            for message, table in worker:
+                WORK.step(table, message.offset() or 0)
+            assert worker.commit() == {0: 4}
+        assert left == 0

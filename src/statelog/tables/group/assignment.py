@@ -182,7 +182,8 @@ class Assignment:
             table = context.open_table(partition, beside)
         with undone_by_errors(table.__exit__, RuntimeError, None, None):
             progress = None if table.last_commit is None else table.last_commit.metadata
-            available = context.kafka.offsets(self._topic, [partition])[partition]
+            seen = {} if progress is None else {partition: source.own_offset(progress, partition)}
+            available = context.kafka.offsets(self._topic, [partition], at_least=seen)[partition]
             offset = source.start_offset(progress, partition, available, context.topic)
             assigned = AssignedPartition(partition, table, source, offset)
             if progress is None or progress["offset"] != offset:

@@ -103,7 +103,7 @@ class DescribedInput:
         """
         if progress is None:
             return available.start if topic.start is InputStart.EARLIEST else available.end
-        offset = self._own_offset(progress, partition)
+        offset = self.own_offset(progress, partition)
         if offset in range(available.start, available.end + 1):
             return offset
         is_gone = offset < available.start
@@ -120,8 +120,8 @@ class DescribedInput:
             hint="Find out what was lost; InputTopic(..., accept_loss=True) goes on with what is there",
         )
 
-    def _own_offset(self, progress: Metadata, partition: int) -> int:
-        """The offset in a progress of this topic."""
+    def own_offset(self, progress: Metadata, partition: int) -> int:
+        """The offset in a progress of this topic. Raises ConfigError, IdentityChanged."""
         offset, topic_id = progress.get("offset"), progress.get("topic_id")
         if type(offset) is not int or not isinstance(topic_id, str):
             raise ConfigError(
