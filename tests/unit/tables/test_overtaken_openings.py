@@ -1,14 +1,16 @@
 """Another owner comes between an Open and the reading of its state: what it commits goes with no older progress."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from statelog.environment import Environment
 from statelog.errors import Fenced
 from statelog.producer.guard import Life
-from statelog.recovery import RecoverySettings
+from statelog.recovery import Recovery, RecoverySettings, recover
 from statelog.tables import Loading, TableSettings
+from statelog.tables.standbys import follower
 from tests.support.rigs.log import twin_rig
 from tests.support.rigs.table import TableRig, content
 from tests.support.told import lines
@@ -81,3 +83,24 @@ def test_a_promotion(tables: TableRig, tmp_path: Path) -> None:
         with pytest.raises(Fenced):
             standby.promote()
         assert standby.life is Life.CLOSED
+
+
+def test_a_standby_and_a_newer_schema(tables: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner evolves it and commits while the standby is planned: a field that is renamed has no default there."""
+    schema = '{"type": "record", "name": "V", "fields": [{%s, "type": "long", "default": 0}]}'
+    with tables.open(value_schema=schema % '"name": "seen"') as table:
+        table[b"k"] = {"seen": 1}
+        table.commit()
+
+    def after_an_evolution(*given: Any, **more: Any) -> Recovery:
+        monkeypatch.undo()
+        with tables.rig.open() as log:
+            log.evolve_value_schema(schema % '"name": "visits", "aliases": ["seen"]')
+        with TableRig(tables.rig, None).open() as owner:
+            owner[b"k"] = {"visits": 7}
+            owner.commit()
+        return recover(*given, **more)
+
+    monkeypatch.setattr(follower, "recover", after_an_evolution)
+    with tables.standby(poll_s=None) as standby:
+        assert content(standby) == {b"k": {"visits": 7}}

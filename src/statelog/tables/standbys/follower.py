@@ -194,22 +194,26 @@ class Follower:
         the first one if it `is_beside` another. Raises NotFound, OffsetGone, Damaged, StorageFull, Unavailable.
         """
         setup, level_s = self.setup, self._environment.clock()
-        values = ValueRule(schema or setup.log.value_schemas.newest())
         feed: CommitFeed  # Of what the recovery leaves, and so made behind it.
 
         def beat(*_: object) -> None:
             self._check_wanted()
             feed.renew()
 
-        recovery = setup.environment.run(
-            recover,
-            setup.log,
-            key_groups=setup.keys.owned,
-            at_least=at_least,
-            on_progress=beat,
-            settings=replace(setup.settings.recovery, value_schema_id=values.schema.id),
-        )
-        plan = recovery.plan
+        while True:
+            values = ValueRule(schema or setup.log.value_schemas.newest())
+            recovery = setup.environment.run(
+                recover,
+                setup.log,
+                key_groups=setup.keys.owned,
+                at_least=at_least,
+                on_progress=beat,
+                settings=replace(setup.settings.recovery, value_schema_id=values.schema.id),
+            )
+            plan = recovery.plan
+            # Behind the plan: what it reads may have been written with a newer schema, and be another value in this.
+            if schema is not None or setup.log.value_schemas.newest().id == values.schema.id:
+                break
         feed = CommitFeed(setup.log, plan, setup.keys.owned, setup.settings.recovery, setup.environment)
         with undone_by_errors(feed.close):
             place = StatePlace(plan.place, len(plan.state.accepted))
