@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from statelog.environment import Environment
+from statelog.environment import Environment, inline
 from statelog.errors import CorruptRun, Fenced
 from statelog.recovery import RecoverySettings
 from statelog.schemas.key_groups import key_group_of, partition_of
@@ -254,22 +254,18 @@ def test_a_commit_that_was_settled(tmp_path: Path) -> None:
     """The Open that settled it is the table's own: snapshots behind it will do, while only others commit."""
     faults = Unanswered()
     tables = TableRig(twin_rig("log", cluster=MemoryCluster(faults=faults)), None)
-    settings, halves = TableSettings(loading=Loading.ON_DEMAND), {"mine": [0, 1], "theirs": [2, 3]}
-    mine, theirs = [
-        [key for key in KEYS if partition_of(key_group_of(key, "bytes", 16), 4, 16) in owned]
-        for owned in halves.values()
-    ]
-    with tables.open(owned=halves["mine"], writer="mine") as table:
+    mine, theirs = _halves()
+    with tables.open(owned=[0, 1], writer="mine") as table:
         table.update(dict.fromkeys(mine, b"1"))
         table.commit({"n": 1})
     tables.roll_up(tmp_path)
-    with tables.open(owned=halves["mine"], writer="mine", settings=settings) as table:
+    with tables.open(owned=[0, 1], writer="mine", settings=TableSettings(loading=Loading.ON_DEMAND)) as table:
         faults.is_next = True
         table[mine[0]] = b"2"
         table.commit({"n": 2})
         assert not faults.is_next
         for turn in range(4):
-            with tables.open(owned=halves["theirs"], writer="theirs") as other, tables.rig.open() as log:
+            with tables.open(owned=[2, 3], writer="theirs") as other, tables.rig.open() as log:
                 other[theirs[0]] = b"%d" % turn
                 other.commit({"n": turn})
                 _drop_leases(log)
@@ -277,6 +273,33 @@ def test_a_commit_that_was_settled(tmp_path: Path) -> None:
         assert content(table) == dict.fromkeys(mine, b"1") | {mine[0]: b"2"}
         assert not table.is_local
         table.commit({"n": 3})
+
+
+def test_others_have_a_newer_value_schema(tmp_path: Path) -> None:
+    """One whose values the own does not read: it stays on a snapshot that it can read, which its lease holds."""
+    mine, theirs = _halves()
+    tables, now_s = TableRig(twin_rig("log"), None), 0.0
+    schema = '{"type": "record", "name": "V", "fields": [{"name": "a", "type": "%s"}]}'
+    settings = TableSettings(
+        loading=Loading.ON_DEMAND, recovery=RecoverySettings(lease_ttl_s=TTL_S), remote_cache_bytes=1
+    )
+    with tables.open(owned=[0, 1], writer="mine", value_schema=schema % "int") as table:
+        table.update({key: {"a": 1} for key in mine})
+        table.commit({"n": 1})
+    tables.roll_up(tmp_path)
+    clock = Environment(clock=lambda: now_s, start=inline)
+    with tables.open(owned=[0, 1], writer="mine", settings=settings, environment=clock) as table:
+        with tables.rig.open() as log:
+            log.evolve_value_schema(schema % "long")
+        for turn in range(4):
+            with tables.open(owned=[2, 3], writer="theirs") as other:
+                other.update({key: {"a": 1 << 40} for key in theirs})
+                other.commit({"n": turn})
+            tables.roll_up(tmp_path)
+            now_s += TTL_S / 2
+            assert {key: table.get(key) for key in mine} == {key: {"a": 1} for key in mine}
+        assert content(table) == {key: {"a": 1} for key in mine}
+        assert not table.is_local
 
 
 def test_a_damaged_run_that_was_merged(rolled: Rolled, either: Path | None) -> None:
@@ -342,6 +365,12 @@ def test_which_snapshots_will_do(rolled: Rolled) -> None:
     assert not replace(at, first_position=manifest.position + 1).allows(manifest, ())
     assert not replace(at, losses=-1).allows(manifest, ())
     assert not at.allows(manifest, {manifest.runs[0].path})
+
+
+def _halves() -> list[list[bytes]]:
+    """The keys of the first two partitions, and those of the other two."""
+    owner = {key: partition_of(key_group_of(key, "bytes", 16), 4, 16) // 2 for key in KEYS}
+    return [[key for key in KEYS if owner[key] == half] for half in (0, 1)]
 
 
 def _runs(rolled: Rolled) -> set[str]:

@@ -9,6 +9,7 @@ Which snapshots will do is `Eligibility`. A table's local changes are all those 
 any newer one is as good below them:
 
 - No snapshot is older than the first one: what was changed in between would be missing.
+- None has runs in a newer value schema that the table's own does not read.
 - One above the table's place has to show that no other owner came in between, and as a rule none of the table's own
   commits either: the state would not be that of the place. Where only such a one is left, it differs from the place in
   keys alone that layers above the state hold.
@@ -24,10 +25,11 @@ from threading import RLock
 
 import pyarrow as pa
 
-from statelog.errors import ClosedError, Fenced, NotFound, OffsetGone, StatelogError
+from statelog.errors import ClosedError, Fenced, IncompatibleSchema, NotFound, OffsetGone, StatelogError
 from statelog.reading import Hold, Needs, SnapshotFailed, Snapshots, check_manifest
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
+from statelog.schemas.values.schema import resolve
 from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess, SortableKey
 
 _LOG = logging.getLogger("statelog.tables")
@@ -224,7 +226,7 @@ class BaseSnapshot:
         eligible, ahead, overtaken = self._eligibility, None, False
         for manifest in self._snapshots.listed():
             overtaken = overtaken or eligible.is_overtaken(manifest)
-            if eligible.allows(manifest, self._unreadable):
+            if eligible.allows(manifest, self._unreadable) and self._reads(manifest):
                 if not eligible.is_ahead(manifest):
                     return manifest
                 ahead = ahead or manifest
@@ -236,6 +238,16 @@ class BaseSnapshot:
                 hint="Open the table again if this process should have it",
             )
         return ahead if may_be_ahead else None
+
+    def _reads(self, manifest: Manifest) -> bool:
+        """Whether the table's value schema reads that of every run: other partitions may have a newer one by now."""
+        schemas, target = self._log.value_schemas, self._access.converter.target
+        try:
+            for schema_id in {run.value_schema_id for run in manifest.runs}:
+                resolve(target, schemas.get(schema_id))
+        except IncompatibleSchema:
+            return False
+        return True
 
     def _claimed(self, manifest: Manifest) -> RemoteSnapshot | None:
         """A snapshot under a lease; None if it was cleaned up meanwhile."""
