@@ -263,10 +263,14 @@ class CommitWindow(Closing):
         self._start = position
 
     def ledger_end(self) -> int:
-        """The ledger's end now. Raises BeyondEnd if it lacks what was read, IdentityChanged, BrokerUnavailable."""
+        """The ledger's end now. Raises BeyondEnd or AnchorMismatch if it lacks what was read, IdentityChanged,
+        BrokerUnavailable.
+        """
         with self._log.asking_who_answers():
             end_position = self._log.ledger.end(at_least=self._ledger.position)
             check_reaches(self._log.name, end_position, self._ledger.position)
+        if end_position == self._ledger.position:
+            self._ledger.fold_to(end_position)  # Which looks at the last record again, now and then.
         return end_position
 
     def read_ahead(self, end_position: int, is_enough: Callable[[], bool]) -> None:

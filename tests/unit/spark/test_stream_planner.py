@@ -6,6 +6,7 @@ exactly-once by the number of the micro-batch, as ours and Spark's file sink are
 
 import json
 import random
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,15 @@ import pyarrow as pa
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, ReaderInUse, SubscriptionEnded
+from statelog.errors import (
+    AnchorMismatch,
+    BeyondEnd,
+    ConfigError,
+    IdentityChanged,
+    NotFound,
+    ReaderInUse,
+    SubscriptionEnded,
+)
 from statelog.materializer import run_round
 from statelog.reading.plan import Plan
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files
@@ -25,6 +34,7 @@ from statelog.spark.stream_offset import StreamOffset, is_reset
 from statelog.spark.stream_planner import StreamPlanner
 from statelog.spark.stream_reader import part_rows, parts_of
 from statelog.storage.claims import list_leases, list_subscriptions
+from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
 from statelog.testing import Crash
 from tests.support.rigs.log import TwinLog, impatient, settings_for
@@ -444,10 +454,12 @@ def test_two_queries_do_not_share_a_reader() -> None:
     assert [row["value"] for row in first.rows] == [b"0", b"1"]
 
 
-@pytest.mark.parametrize("loss", ["its tail", "its log"])
-def test_a_running_query_is_told_what_its_ledger_lost(loss: str) -> None:
+@pytest.mark.parametrize(
+    ("loss", "told"), [("its tail", BeyondEnd), ("its log", IdentityChanged), ("its last record", AnchorMismatch)]
+)
+def test_a_running_query_is_told_what_its_ledger_lost(loss: str, told: type[Exception]) -> None:
     """An end below what it has read is no "nothing new", also as long as nobody writes again: another log answers, or
-    the ledger lost commits that were acknowledged.
+    the ledger lost commits that were acknowledged. Nor is an end where it was, if another record lies below it.
     """
     twin = TwinLog()
     twin.write({b"k": b"0"})
@@ -458,11 +470,15 @@ def test_a_running_query_is_told_what_its_ledger_lost(loss: str) -> None:
         read = planner.end_of(begun)
         planner.plan(begun, read, 0)
         assert planner.end_of(read) == read
-        if loss == "its tail":
-            twin.cluster.lose_tail("log.ledger", 0, read.position - 1)
-        else:
+        if loss == "its log":
             twin.cluster.recreate_topic("log.ledger")
-        with pytest.raises(BeyondEnd if loss == "its tail" else IdentityChanged):
+        else:
+            twin.cluster.lose_tail("log.ledger", 0, read.position - 1)
+        if loss == "its last record":
+            with twin.open() as other:
+                other.barrier()
+            time.sleep(LOOK_AGAIN_S)
+        with pytest.raises(told):
             planner.end_of(read)
 
 
