@@ -3,6 +3,7 @@ and then goes on as the log would have. On the twins, as two clusters with a sto
 """
 
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -34,8 +35,10 @@ from statelog.materializer.tasks import TaskOutput
 from statelog.producer.writer import Writer
 from statelog.reading.hold import Terms
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover, recover_snapshot
+from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import COPIER
 from statelog.storage.log.log import Log, open_snapshots
+from statelog.storage.log.loss import accept_data_loss
 from statelog.storage.log.where import Where
 from statelog.testing import Crash, crash_at
 from statelog.testing.cluster import MemoryCluster
@@ -438,6 +441,20 @@ def test_a_copy_that_differs_is_not_put(move: Move, monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     move.copy(finish=True)
     move.check_goes_on()
+
+
+def test_a_copy_that_has_what_its_log_gave_up_says_what_to_do(move: Move) -> None:
+    """No memory and no disk is to blame, and to copy again would end the same for ever."""
+    move.copy()
+    with move.old.open() as log:
+        with closing(log.checked_ledger()) as ledger:
+            ends = ledger.fold.freeze().committed_positions
+        lost = [LossRange(partition, end - 1, end) for partition, end in ends.items()]
+        accept_data_loss(log, lost, reason="a disk died", operator="ann")
+        move.write(log, "v")
+    with pytest.raises(Corrupt, match="another state") as refused:
+        move.copy()
+    assert "delete it, copy anew" in refused.value.hint
 
 
 def test_only_a_copy_is_copied_into(move: Move, tmp_path: Path) -> None:

@@ -361,13 +361,16 @@ class LogCopy(Round):
         with closing(merged_runs(store, self._runs, _ALL, own, start, drop_deletes=True)) as tables:
             found = StateDigest.of(tables, schema)
         if found != expected:
+            hint = "It was not put, and nothing but the copy is affected: check memory and disks, and copy again"
+            if plan.state.accepted:
+                hint = "A loss was accepted in the log, and the copy may have what that gave up: delete it, copy anew"
             raise Corrupt(
                 "the copy has another state than the log",
                 log=self._log.name,
                 rows=found.rows,
                 expected_rows=expected.rows,
                 position=position,
-                hint="It was not put, and nothing but the copy is affected: check memory and disks, and copy again",
+                hint=hint,
             )
         self._verified_rows = found.rows
 
