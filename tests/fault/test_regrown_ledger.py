@@ -1,6 +1,7 @@
 """A ledger that lost acknowledged records and grew again behind an unchanged id: nobody is told "committed" on it."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,49 @@ def test_a_living_writer_is_not_told_committed(others: int) -> None:
         a.close()
         with twin.open() as other, pytest.raises(AnchorMismatch):
             other.commits()  # What the writer had seen stands in the chunk that it could not commit.
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("commits", [1, 3])
+def test_a_writer_that_went_on_right_where_its_fold_ends_learns_of_the_loss_within_a_second(
+    commits: int, *, shared: bool
+) -> None:
+    """Another process has filled what was lost, to the record: the next commits need no read, and are the same when
+    the last of them is compared. What was acknowledged before is not.
+    """
+    twin = TwinLog()
+    with ExitStack() as stack:
+        log = stack.enter_context(Environment(clock=twin.clock).run(twin.open))
+        a, b = (
+            stack.enter_context(Environment(clock=twin.clock).run(Writer, log, name, partitions=[partition]))
+            for partition, name in enumerate("ab")
+        )
+        b.commit()
+        last = [a.commit().offset for _ in range(commits)][-1]
+        twin.cluster.lose_tail("log.ledger", 0, last)
+        with twin.open() as other, Writer(other, "c", partitions=[2]):
+            pass
+        assert a.commit().offset == last + 1
+        twin.now_s += LOOK_AGAIN_S
+        if shared:  # A look of another one, who had folded none of it, is no proof that nothing is lost.
+            b.commit()
+        with pytest.raises(DataLoss):
+            a.commit()
+
+
+def test_what_is_truncated_since_it_was_acknowledged_proves_nothing(tmp_path: Path) -> None:
+    """A writer that has not read for a while goes on from the records that are left."""
+    twin = TwinLog()
+    with twin.open() as log, Environment(clock=twin.clock).run(Writer, log, "a") as a:
+        offset = 0
+        for i in range(6):
+            a.put(key_in(log, 0), b"%d" % i)
+            offset = a.commit().offset
+            if i in (2, 3, 4):
+                twin.environment.run(run_round, log, settings_for(tmp_path))
+        assert 0 < log.ledger.range().start < offset
+        twin.now_s += LOOK_AGAIN_S
+        assert a.commit().offset == offset + 1
 
 
 @pytest.mark.parametrize("regrown", [3, 9])

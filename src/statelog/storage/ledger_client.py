@@ -5,8 +5,8 @@ Invariants:
 - An append is never sent twice. Its outcome is an offset, a clear failure, or OutcomeUnknown, after which
   this producer must not be used again (its record may still land).
 - A valid commit that was folded is returned by one `read_to`, even if that of its turn failed half way.
-- Every read starts at the last folded record, which must still be the same, so a ledger that lost its tail and grew
-  again, or was recreated, is noticed. A record that is gone by truncation proves nothing.
+- Every read starts at the last record that was read, and all that was folded since must still be the same, so a ledger
+  that lost its tail and grew again, or was recreated, is noticed. A record that is gone by truncation proves nothing.
 - No verdict, and nothing that is read, rests on a look at last record and identity that is older than `LOOK_AGAIN_S`:
   the state of a follower would seem fresh where another cluster answers.
 - What is missing is reported as a loss only after the identity was checked: it may be another cluster, or a new log.
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Container, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 from statelog.closing import Closing
@@ -33,7 +34,7 @@ from statelog.errors import (
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import LedgerFold, Void
 from statelog.schemas.ledger.handle import Entry
-from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Metadata, Place
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Metadata, Place, is_other
 from statelog.schemas.ledger.records import Commit, CommitBody, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.schemas.ledger.state import LedgerState
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Reader, Record
@@ -154,6 +155,7 @@ class LedgerClient(Closing):
         self._topic = topic
         self._identity = identity
         self._last: LastRecord | Record | None = base.place.last if base else None
+        self._unread: list[LastRecord] = []
         self._rebase = rebase
         self._verify = verify
         self._clock = clock
@@ -261,13 +263,11 @@ class LedgerClient(Closing):
         if offset < self.fold.position:
             raise self._lost("a record was appended below what was folded already", offset)
         if offset == self.fold.position and not self._is_torn and not self._is_over_due(self._read_s):
-            taped = self._tape.at(offset) if self._tape is not None else None
-            if taped is None or taped.record is not record:
-                ours = Taped(Record(0, offset, encode(record), -1), record)
-                if taped is not None and taped.found.value != ours.found.value:
-                    raise self._lost("another record was acknowledged, or read, where ours is", offset)
-                taped = ours
-            self._fold([taped])
+            known = self._tape.at(offset) if self._tape is not None else None
+            ours = known if known and known.record is record else Taped(Record(0, offset, encode(record), -1), record)
+            if known and known.found.value != ours.found.value:
+                raise self._lost("another record was acknowledged, or read, where ours is", offset)
+            self._believe([ours])
         else:
             self._pass(offset + 1)
         if self._newest is None:
@@ -301,22 +301,29 @@ class LedgerClient(Closing):
         if tape is None or last is None or self._keeps or self._is_torn or tape.at(last.offset) is None:
             self._follow(end_position)
             return
-        new = self._shared(tape.await_run(last, end_position), LOOK_AGAIN_S if tape.is_read else LOOK_AGAIN_S / 2)
+        run = tape.await_run(last, end_position, self._unread)
+        new = self._shared(run, LOOK_AGAIN_S if tape.is_read else LOOK_AGAIN_S / 2)
         if new is None:
             with tape.reading():
-                new = self._shared(tape.run(last, end_position), LOOK_AGAIN_S / 2)
+                new = self._shared(tape.run(last, end_position, self._unread), LOOK_AGAIN_S / 2)
                 if new is None:
                     self._follow(end_position)
                     return
-        self._fold(new)
+        self._believe(new)
 
     def _shared(self, run: Run | None, max_age_s: float) -> list[Taped] | None:
         """What others know of what is to fold, if one of us has looked lately."""
         if run is None:
             return None
         if run.looked_s is not None:
-            self._read_s = max(run.looked_s, self._read_s or run.looked_s)
+            self._unread, self._read_s = [], max(run.looked_s, self._read_s or run.looked_s)
         return None if self._is_over_due(self._read_s, max_age_s) else run.new
+
+    def _believe(self, new: list[Taped]) -> None:
+        """Fold what nobody has read for us: the next read compares it."""
+        self._unread = self._unread or [one for one in (self.last,) if one is not None]
+        self._fold(new)
+        self._unread += [LastRecord.of(found.offset, found.value) for found, _ in new]
 
     def _follow(self, end_position: int, *, takes: bool = False, most_bytes: int = sys.maxsize) -> None:
         """Read and fold what is below `end_position`, if need be from a newer base."""
@@ -328,7 +335,7 @@ class LedgerClient(Closing):
                 if newer is None or newer.place.position <= self.fold.position:
                     raise
                 self.fold, self._last = LedgerFold(self._identity, newer.state), newer.place.last
-                self._newest, self._keeps, self._is_torn = None, False, False
+                self._newest, self._keeps, self._is_torn, self._unread = None, False, False, []
             else:
                 return
 
@@ -339,6 +346,7 @@ class LedgerClient(Closing):
         if not is_news and (end_position < self.fold.position or not self._is_over_due(self._read_s)):
             return
         self._read_s, asked_s, position = None, self._clock(), self.fold.position
+        start = self._unread[0].offset if self._unread else position - 1
         shared: list[Taped] = []
         self._fold(self._read(end_position, shared), takes=takes, most_bytes=most_bytes)
         if self._tape is not None:
@@ -347,7 +355,7 @@ class LedgerClient(Closing):
             return
         self._read_s = asked_s
         if self._tape is not None:
-            self._tape.look = Look(asked_s, position - 1, end_position)
+            self._tape.looked(Look(asked_s, start, end_position))
         self.fold.advance(end_position)
 
     def _read(self, end_position: int, shared: list[Taped]) -> Iterator[Taped]:
@@ -444,23 +452,27 @@ class LedgerClient(Closing):
             )
 
     def _new_records(self, end_position: int) -> Generator[Record]:
-        """The records from the fold's position on, read from the last one that was folded, if it is still there."""
+        """The records from the fold's position on, read from the last one that was read, if all since are the same."""
         last = self._last = self.last
-        if last is not None:
-            with closing(self._records(last.offset, end_position)) as records:
+        while last is not None:
+            expected, position = self._unread or [last], self.fold.position
+            missing = dict[int, int](expected)
+            with closing(self._records(expected[0].offset, end_position)) as records:
                 try:
-                    found = next(records, None)
+                    new = next((one for one in records if one.offset >= position or is_other(*one[1:3], missing)), None)
                 except OffsetGone:
-                    self._last = None
-                else:
-                    if found is not None and last == LastRecord.of(found.offset, found.value):
-                        if self._is_over_due(self._compared_s):
-                            self._compared, self._compared_s = set(), self._clock()
-                        self._compared.add(last)
-                        yield from records
-                        return
-            if self._last is not None:
-                self._require_accepted(last)
+                    self._last = last = last if self._unread else None  # Which may still be there.
+                    self._unread = []
+                    continue
+                if not missing:
+                    if self._is_over_due(self._compared_s):
+                        self._compared, self._compared_s = set(), self._clock()
+                    self._compared.update(expected)
+                    self._unread = []
+                    yield from chain([] if new is None else [new], records)
+                    return
+            self._require_accepted(LastRecord(*max(missing.items())))
+            last, self._unread = None, []
         yield from self._records(self.fold.position, end_position)
 
     def _records(self, start: int, end_position: int) -> Generator[Record]:

@@ -16,7 +16,7 @@ Invariants:
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from threading import Condition, Lock, get_ident
 from typing import NamedTuple
@@ -42,7 +42,9 @@ class Taped(NamedTuple):
 
 
 class Look(NamedTuple):
-    """When a read began that found what the ledger holds from `start` to `end`."""
+    """When a read began, the newest of those that found, one behind the other, what the ledger holds from `start` to
+    `end`.
+    """
 
     asked_s: float
     start: int
@@ -92,14 +94,24 @@ class LedgerTape:
         """The record there, if it is known."""
         return self._taped.get(offset)
 
-    def run(self, last: LastRecord, end: int) -> Run | None:
-        """All behind the record `last` up to `end`; None if one is missing, or `last` is another one here."""
+    def run(self, last: LastRecord, end: int, unread: Iterable[LastRecord] = ()) -> Run | None:
+        """All behind the record `last` up to `end`; None if one is missing, or `last` is another one here. A look
+        counts only if it has found those up to `last` that the taker has `unread`, too.
+        """
         with self._news:
             new, first, look = self._between(last.offset + 1, end), self._taped.get(last.offset), self.look
         if new is None or first is None or not _is_same(first.found, last):
             return None
         is_looked = look is not None and look.start < end and look.end > last.offset
+        if look is not None and is_looked:
+            is_looked = all(one.offset >= look.start and self._is_here(one) for one in unread)
         return Run(new, look.asked_s if look is not None and is_looked else None)
+
+    def looked(self, look: Look) -> None:
+        """Somebody has looked at the ledger."""
+        before = self.look
+        is_next = before is not None and before.start <= look.start < before.end
+        self.look = look._replace(start=before.start) if before is not None and is_next else look
 
     def knows(self, place: LastRecord, last: LastRecord | None) -> bool:
         """Whether this record and the one that was folded `last` are here, the same, and none between is missing."""
@@ -109,11 +121,11 @@ class LedgerTape:
         found = self._taped.get(end.offset)
         return found is not None and _is_same(found.found, end) and self.run(first, end.offset + 1) is not None
 
-    def await_run(self, last: LastRecord, end: int) -> Run | None:
+    def await_run(self, last: LastRecord, end: int, unread: Iterable[LastRecord] = ()) -> Run | None:
         """As `run`, once what other threads have sent is answered, if that may be what is missing."""
         with self._news:
             self._news.wait_for(lambda: self._between(last.offset, end) is not None or not self._others(), _ANSWER_S)
-        return self.run(last, end)
+        return self.run(last, end, unread)
 
     @property
     def is_read(self) -> bool:
@@ -134,6 +146,10 @@ class LedgerTape:
         taped = self._taped
         found = [one for offset in range(start, min(end, start + len(taped))) if (one := taped.get(offset)) is not None]
         return found if len(found) == end - start else None
+
+    def _is_here(self, one: LastRecord) -> bool:
+        taped = self._taped.get(one.offset)
+        return taped is not None and _is_same(taped.found, one)
 
     def _others(self) -> bool:
         return any(thread != get_ident() for thread in list(self._under_way.values()))
