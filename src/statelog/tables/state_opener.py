@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, Fenced, NotFound, OffsetGone
 from statelog.producer import Writer
-from statelog.reading import Folding, HeldPlan, make_change_plan, make_plan, plan_of, planned_anew, warn_if_aged
+from statelog.reading import (
+    Folding,
+    HeldPlan,
+    Snapshots,
+    make_change_plan,
+    make_plan,
+    plan_of,
+    planned_anew,
+    warn_if_aged,
+)
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
 from statelog.recovery.settings import terms_of
 from statelog.schemas.ledger.state import LedgerState
@@ -196,8 +205,11 @@ class StateOpener:
         }
         if place.position > end:
             raise BeyondEnd("the local state is ahead of the ledger", **facts)
-        last = place.ledger.last
-        if last is None or ledger.place_at(place.position).last in (None, last):
+        last, found = place.ledger.last, ledger.place_at(place.position).last
+        if found is None:  # It was truncated, up to a snapshot that may have the same position.
+            listed = Snapshots(self._log).listed()
+            found = next((one.place.last for one in listed if one.position == place.position), None)
+        if last is None or found in (None, last):
             return ""
         with closing(ledger.newest_client()) as client:
             client.fold_end()

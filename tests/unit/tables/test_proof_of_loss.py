@@ -108,6 +108,25 @@ def test_a_standbys(rig: TwinRig, tmp_path: Path, grow: Callable[[TwinRig], None
     assert (tmp_path / "standby" / "log" / "table" / "db").is_dir()
 
 
+def test_truncated_right_up_to_its_place(rig: TwinRig, tmp_path: Path) -> None:
+    """The snapshot that was truncated to knows the record below."""
+    tables = TableRig(rig, tmp_path / "local")
+    _written(rig, tables)
+    place = 7
+    with TableRig(rig, None).open() as table:
+        for n in range(place - table.position):
+            table[b"other"] = b"%d" % n
+            table.commit({"n": 100 + n})
+        for n in (1, 2):
+            tables.roll_up(tmp_path)
+            table[b"other"] = b"behind %d" % n
+            table.commit({"n": 200 + n})
+    with rig.open() as log:
+        assert log.ledger.range().start == place
+    with pytest.raises(AnchorMismatch, match="another record"):
+        tables.open()
+
+
 def test_a_last_commit_that_was_settled(tmp_path: Path) -> None:
     """Its directory knows the record below its place all the same."""
     faults = Unanswered()
