@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import AnchorMismatch, DataLoss
+from statelog.errors import AnchorMismatch, CommitRefused, DataLoss
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
@@ -74,6 +74,23 @@ def test_a_writer_that_went_on_right_where_its_fold_ends_learns_of_the_loss_with
         if shared:  # A look of another one, who had folded none of it, is no proof that nothing is lost.
             b.commit()
         with pytest.raises(DataLoss):
+            a.commit()
+
+
+def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_ground(tmp_path: Path) -> None:
+    """The ledger begins right where the writer's fold ends: nothing is left to compare, and the snapshot knows."""
+    twin = TwinLog()
+    with twin.open() as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0]) as a:
+        a.commit()
+        last = a.commit().offset
+        twin.cluster.lose_tail("log.ledger", 0, last)
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+            c.commit()
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+            assert log.ledger.range().start == last + 1
+        twin.now_s += LOOK_AGAIN_S
+        with pytest.raises(CommitRefused):
             a.commit()
 
 

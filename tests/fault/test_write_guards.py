@@ -151,7 +151,7 @@ def test_a_ledger_client_never_goes_back_to_an_older_base(rig: TwinRig, log: Log
             writer.commit(checkpoint_id=i)
     older = log.ledger.client()
     older.read_to(2)
-    answers = iter([older.folded])  # Who took it would ask again and again.
+    answers = iter([older.folded] * 2)  # Who took it would ask again and again.
     client = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, rebase=lambda: next(answers))
     client.read_to(3)
     log.kafka.delete_records(log.ledger_topic, {0: 4})

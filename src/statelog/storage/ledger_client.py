@@ -7,8 +7,7 @@ Invariants:
 - A valid commit that was folded is returned by one `read_to`, even if that of its turn failed half way.
 - Every read starts at the last record that was read, and all that was folded since must still be the same, so a ledger
   that lost its tail and grew again, or was recreated, is noticed. A record that is gone by truncation proves nothing.
-- No verdict, and nothing that is read, rests on a look at last record and identity that is older than `LOOK_AGAIN_S`:
-  the state of a follower would seem fresh where another cluster answers.
+- No verdict, and nothing that is read, rests on a look at last record and identity that is older than `LOOK_AGAIN_S`.
 - What is missing is reported as a loss only after the identity was checked: it may be another cluster, or a new log.
 """
 
@@ -313,11 +312,9 @@ class LedgerClient(Closing):
 
     def _shared(self, run: Run | None, max_age_s: float) -> list[Taped] | None:
         """What others know of what is to fold, if one of us has looked lately."""
-        if run is None:
-            return None
-        if run.looked_s is not None:
+        if run is not None and run.looked_s is not None:
             self._unread, self._read_s = [], max(run.looked_s, self._read_s or run.looked_s)
-        return None if self._is_over_due(self._read_s, max_age_s) else run.new
+        return None if run is None or self._is_over_due(self._read_s, max_age_s) else run.new
 
     def _believe(self, new: list[Taped]) -> None:
         """Fold what nobody has read for us: the next read compares it."""
@@ -461,6 +458,9 @@ class LedgerClient(Closing):
                 try:
                     new = next((one for one in records if one.offset >= position or is_other(*one[1:3], missing)), None)
                 except OffsetGone:
+                    newer = self._rebase() if self._rebase and not self._unread else None
+                    if newer is not None and newer.place.position > position:
+                        raise  # That one was compared; what is gone cannot be.
                     self._last = last = last if self._unread else None  # Which may still be there.
                     self._unread = []
                     continue
