@@ -206,7 +206,7 @@ class StateOpener:
         if place.position > end:
             raise BeyondEnd("the local state is ahead of the ledger", **facts)
         last, found = place.ledger.last, ledger.place_at(place.position).last
-        if found is None:  # It was truncated, up to a snapshot that may have the same position.
+        if last is not None and found is None:  # It was truncated, up to a snapshot that may have the same position.
             listed = Snapshots(self._log).listed()
             found = next((one.place.last for one in listed if one.position == place.position), None)
         if last is None or found in (None, last):
