@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from statelog.errors import AlreadyExists, ConfigError, NotFound, OffsetGone, StoreUnavailable
+from statelog.errors import (
+    AlreadyExists,
+    AnchorMismatch,
+    BeyondEnd,
+    ConfigError,
+    NotFound,
+    OffsetGone,
+    StoreUnavailable,
+)
 from statelog.reading import AtPosition, Plan, plan_changes
 from statelog.recovery.changes import newest_changes
 from statelog.recovery.recover import recover
@@ -98,9 +106,9 @@ def export(
     `replace` writes the table anew, whatever it holds. Memory is bounded as in `Recovery.to_parquet`, on our side;
     delta-rs merges in this process and spills as it sees fit.
 
-    Raises AlreadyExists for a table that is no export of this log, or that others changed since, BeyondEnd if the log
-    ends below the table's position, ConfigError (values with times of day, too, for which Delta Lake has no type, and
-    columns whose names differ in case alone), StoreUnavailable, Damaged, Unavailable.
+    Raises AlreadyExists for a table that is no export of this log, or that others changed since, BeyondEnd or
+    AnchorMismatch if the log lost what the table has, ConfigError (values with times of day, too, for which Delta Lake
+    has no type, and columns whose names differ in case alone), StoreUnavailable, Damaged, Unavailable.
     """
     if find_spec("deltalake") is None:
         hint = "Install the extra: pip install 'statelog[delta]'"
@@ -109,6 +117,9 @@ def export(
     for _ in range(_ATTEMPTS):
         try:
             return job.run(DeltaTarget(log, table, storage_options or {}), replace=replace)
+        except (BeyondEnd, AnchorMismatch) as error:
+            anew = "" if replace else ". For a table that has what was accepted as lost: export with replace=True"
+            raise error.restated(hint=error.hint + anew) from error
         except Overtaken as other:
             _LOG.warning("%s: %s; the export starts again", mask_url(table), other)
     raise StoreUnavailable(

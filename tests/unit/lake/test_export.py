@@ -19,6 +19,7 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
+from statelog.storage.log.loss import accept_ledger_loss
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
 
 _VISITS = """{"type": "record", "name": "Visit", "fields": [
@@ -321,7 +322,9 @@ def test_maintenance_between_two_exports_is_welcome(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_table_ahead_of_its_log_is_a_loss(tmp_path: Path) -> None:
-    """The ledger ends below the position that the table holds: commits that were exported are gone."""
+    """The ledger ends below the position that the table holds: commits that were exported are gone. Once a person has
+    accepted that, the table is to be made anew, and is told so.
+    """
     made, table = TwinLog(), str(tmp_path / "table")
     made.write({b"a": b"1"})
     made.write({b"a": b"2"})
@@ -330,6 +333,13 @@ def test_a_table_ahead_of_its_log_is_a_loss(tmp_path: Path) -> None:
     made.cluster.lose_tail("log.ledger", 0, 2)
     with made.open() as log, pytest.raises(BeyondEnd):
         export(log, table)
+    with made.open() as log:
+        accept_ledger_loss(log, reason="a disk is gone", operator="me")
+        with pytest.raises(BeyondEnd, match="replace=True"):
+            export(log, table)
+        assert export(log, table, replace=True).is_rewritten
+        assert not export(log, table).is_rewritten
+    assert _rows(Path(table)) == {}
 
 
 def test_an_interrupt_is_no_other_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
