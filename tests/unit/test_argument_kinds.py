@@ -62,6 +62,14 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda _, where: statelog.table("visits", where, partitions=untyped(3)), "partitions is of type int"),
     (lambda log, _: statelog.Writer(log, "web", partitions=untyped(3)), "partitions is of type int"),
     (
+        lambda _, where: statelog.table("visits", where, partitions=untyped("0")),
+        "partitions has what is no whole number",
+    ),
+    (lambda log, _: statelog.Writer(log, "web", partitions=untyped([0.5])), "partitions has what is no whole number"),
+    (lambda _, where: statelog.standby("visits", where, partitions=[99]), "the log has no such partition"),
+    (lambda log, _: statelog.recover(log, key_groups=untyped(5)), "key_groups is of type int"),
+    (lambda log, _: statelog.recover(log, key_groups=untyped([0.5])), "key_groups has what is no whole number"),
+    (
         lambda _, where: statelog.table("visits", where, backend="rocksdb", directory="s3://bucket/state"),
         "a path on the local disk is needed here",
     ),

@@ -16,7 +16,7 @@ Invariants:
 - On success the fold ends right behind our Open, and only we can change the state of our partitions from there.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from statelog.environment import current_environment
@@ -29,7 +29,7 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, St
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, given_up, not_given_up
 from statelog.schemas.ledger.state import LiveEpoch
-from statelog.schemas.names import check_kind, check_writer_name
+from statelog.schemas.names import check_kind, check_writer_name, whole_numbers
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
@@ -131,7 +131,7 @@ def open_epoch(
     """
     check_kind("log", log, Log, example="statelog.open(name, where)")
     check_writer_name(writer)
-    taken, environment = _partitions(log, partitions), current_environment()
+    taken, environment = owned_partitions(log.descriptor, partitions), current_environment()
     issued = None if ours is None and judged is None else set(ours or ())
     failure: StatelogError = Fenced("other writers keep opening at the same time", writer=writer, log=log.name)
     log.verify(WRITING)
@@ -265,11 +265,11 @@ def _open(
     return grant
 
 
-def _partitions(log: Log, partitions: Sequence[int] | None) -> tuple[int, ...]:
-    count = log.descriptor.partitions
-    if partitions is not None:
-        check_kind("partitions", partitions, Iterable, example="partitions=[0, 1]")
-    taken = tuple(range(count)) if partitions is None else tuple(sorted(set(partitions)))
+def owned_partitions(log: Descriptor, partitions: Sequence[int] | None) -> tuple[int, ...]:
+    """These partitions, ascending; None: all. Raises ConfigError for none, or one that the log does not have."""
+    count = log.partitions
+    wanted = range(count) if partitions is None else partitions
+    taken = whole_numbers("partitions", wanted, example="partitions=[0, 1]")
     if taken and taken[0] >= 0 and taken[-1] < count:
         return taken
     text, hint = "the log has no such partition", f"Its partitions are 0 to {count - 1}"

@@ -24,7 +24,7 @@ from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import CommitBody, LossRange
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.names import check_name
+from statelog.schemas.names import check_name, whole_numbers
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import row_groups_for
@@ -175,11 +175,13 @@ class Folding(NamedTuple):
 
 
 def wanted_key_groups(key_groups: Iterable[int] | None, descriptor: Descriptor) -> frozenset[int] | None:
-    """The key groups that a caller asks for; None for all. Raises KeyGroupMismatch for one that the log lacks."""
+    """The key groups that a caller asks for; None for all. Raises ConfigError for what is no number, KeyGroupMismatch
+    for one that the log lacks.
+    """
     if key_groups is None:
         return None
-    wanted = frozenset(key_groups)
-    strange = sorted(group for group in wanted if not 0 <= group < descriptor.key_groups)
+    wanted = whole_numbers("key_groups", key_groups, example="key_groups=[0, 1], or range(8)")
+    strange = [group for group in wanted if not 0 <= group < descriptor.key_groups]
     if strange:
         raise KeyGroupMismatch(
             "the log lacks a key group",
@@ -187,7 +189,7 @@ def wanted_key_groups(key_groups: Iterable[int] | None, descriptor: Descriptor) 
             key_groups=descriptor.key_groups,
             hint="Key groups are numbered from 0",
         )
-    return wanted
+    return frozenset(wanted)
 
 
 def make_plan(

@@ -5,7 +5,9 @@ every name passes `check_name` on the way in, whatever its source. Pure.
 """
 
 import re
+from collections.abc import Iterable
 from enum import StrEnum
+from operator import index
 from typing import NamedTuple, TypeVar
 
 from statelog.errors import ConfigError, InvalidName
@@ -132,6 +134,17 @@ def check_kind(name: str, value: object, *kinds: type, example: str) -> None:
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(f"{name} is of type {type(value).__name__}, and not {wanted}", hint=f"Give {example}")
+
+
+def whole_numbers(name: str, given: Iterable[int], *, example: str) -> tuple[int, ...]:
+    """What an argument, which the caller knows as `name`, has, ascending and once each. Raises ConfigError for what is
+    no whole number.
+    """
+    check_kind(name, given, Iterable, example=example)
+    try:
+        return tuple(sorted({index(one) for one in given}))
+    except TypeError:
+        raise ConfigError(f"{name} has what is no whole number", hint=f"Give {example}") from None
 
 
 E = TypeVar("E", bound=StrEnum)

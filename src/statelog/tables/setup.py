@@ -3,7 +3,7 @@
 Invariant: what is owned can be owned apart: whole partitions, and so all of their key groups.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from os import PathLike
@@ -12,7 +12,7 @@ from statelog.closing import Closing, undone_by_errors
 from statelog.environment import Environment, current_environment
 from statelog.errors import ConfigError
 from statelog.producer import Writer, WriterSettings
-from statelog.producer.epoch import open_epoch
+from statelog.producer.epoch import open_epoch, owned_partitions
 from statelog.producer.writer import OpenedWriter
 from statelog.reading import Folding
 from statelog.recovery import RecoverySettings
@@ -126,8 +126,6 @@ class TableSetup(Closing):
         """
         _check_directory(backend, directory)
         check_kind("settings", settings, TableSettings, example="TableSettings(cache_bytes=...)")
-        if partitions is not None:
-            check_kind("partitions", partitions, Iterable, example="partitions=[0, 1]")
         log = open_log(name, where, create=create)
         with undone_by_errors(log.close):
             taken, keys = _owned(log.descriptor, partitions, key_group)
@@ -175,7 +173,7 @@ def _owned(
         return (_partition_alone(log, key_group),), KeyRule(log, frozenset([key_group]), key_group)
     if partitions is None:
         return None, KeyRule(log, None)
-    taken = tuple(sorted(set(partitions)))
+    taken = owned_partitions(log, partitions)
     groups = (group for one in taken for group in key_groups_of_partition(one, log.partitions, log.key_groups))
     return taken, KeyRule(log, frozenset(groups))
 
