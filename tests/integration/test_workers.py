@@ -288,8 +288,8 @@ def test_storm(
         directory=tmp_path / "local" if is_kept else None,
         has_standbys=has_standbys,
     )
-    members, stopped, told, fed = [group.start()], dict[Member, float](), dict[int, int](), 0
     with group.input() as producer:
+        members, stopped, told, fed = [group.start()], dict[Member, float](), dict[int, int](), 0
         end_s = time.monotonic() + 60
         while time.monotonic() < end_s:
             group.feed(producer, range(fed, fed + 200))
