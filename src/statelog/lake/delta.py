@@ -15,7 +15,6 @@ Invariants:
   `replace`: a position says nothing about them. A source that fails leaves the table as it was.
 """
 
-import dataclasses
 import json
 import logging
 from collections.abc import Generator, Iterable, Iterator, Mapping
@@ -85,7 +84,7 @@ class Exported:
 
 
 class Overtaken(Exception):
-    """What an export began with is another one now: the table, or the log's value schema. It says which."""
+    """Somebody else committed to the table since the export opened it."""
 
 
 def export(
@@ -136,33 +135,28 @@ class _Export:
     settings: RecoverySettings
 
     def run(self, target: "DeltaTarget", *, replace: bool) -> Exported:
-        """One try. Raises Overtaken if somebody else committed to the table meanwhile, or the schema evolved."""
+        """One try. Raises Overtaken if somebody else committed to the table meanwhile."""
         is_known = not replace and target.check_own()
-        value_schema = self.log.value_schemas.newest()
-        columns = self._columns(value_schema)
         if target.position is None or replace:
             why = "the table is new" if target.is_new else "it is to be replaced"
         elif not is_known:
             why = "its history was cleaned up, back to after the last export"
-        elif not target.has_columns(columns):
-            why = "the columns of the log changed"
         else:
-            at = AtPosition(target.position)
             try:
-                plan = plan_changes(self.log, at, value_schema_id=value_schema.id, seen=[target.seen])
-                self._check_newest(value_schema)
-                return self._merge(target, target.position, plan, columns)
+                plan = plan_changes(self.log, AtPosition(target.position), seen=[target.seen])
+                columns = self._columns(self.log.value_schemas.get(plan.value_schema_id or 0))
+                if target.has_columns(columns):
+                    return self._merge(target, target.position, plan, columns)
+                why = "the columns of the log changed"
             except (NotFound, OffsetGone) as error:
                 why = f"its position was truncated: {error.message}"
-        return self._write(target, why, value_schema, columns)
+        return self._write(target, why)
 
-    def _write(self, target: "DeltaTarget", why: str, value_schema: ValueSchema, columns: pa.Schema) -> Exported:
+    def _write(self, target: "DeltaTarget", why: str) -> Exported:
         """The whole state."""
         _LOG.info("%s: all rows are written: %s", target.shown, why)
-        settings = dataclasses.replace(self.settings, value_schema_id=value_schema.id)
-        with recover(self.log, at_least=target.seen, settings=settings) as recovery:
-            place = recovery.plan.place
-            self._check_newest(value_schema)
+        with recover(self.log, at_least=target.seen, settings=self.settings) as recovery:
+            place, columns = recovery.plan.place, self._columns(recovery.value_schema)
             with recovery.stream() as stream:
                 rows = (batch for portion in stream for batch in state_batches(portion.changes, columns))
                 written = target.write(rows, columns, place)
@@ -176,11 +170,6 @@ class _Export:
             with closing(newest_changes(self.log, plan, settings=self.settings)) as tables:
                 counts = target.merge(_merge_rows(tables, columns), columns, keys, plan.place)
         return Exported(position=plan.position, previous_position=previous, is_rewritten=False, **counts)
-
-    def _check_newest(self, value_schema: ValueSchema) -> None:
-        """Behind a plan: what it reads may have been written with a newer schema, and be another value in this one."""
-        if self.log.value_schemas.newest().id != value_schema.id:
-            raise Overtaken("the log's value schema evolved")
 
     @property
     def _names_key_groups(self) -> bool:

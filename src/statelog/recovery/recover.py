@@ -16,6 +16,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from typing import Any, TypeVar
@@ -38,6 +39,7 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import check_kind
+from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.local.disk import local_path, require_file
 from statelog.storage.log.log import Log, open_snapshots
 from statelog.storage.log.where import Where
@@ -252,6 +254,18 @@ class Recovery(Closing):
     def descriptor(self) -> Descriptor:
         """What the log is."""
         return self._held.log.descriptor
+
+    @property
+    def value_schema(self) -> ValueSchema:
+        """The value schema that the state comes in, of which there may be a newer one by then; as `plan`, it is that of
+        every target from now on.
+        """
+        self._held.pin()
+        # Asked for behind the plan: a schema is stored before the first chunk that needs it.
+        schemas, wanted = self._held.log.value_schemas, self._settings.value_schema_id
+        found = schemas.newest() if wanted is None else schemas.get(wanted)
+        self._settings = replace(self._settings, value_schema_id=found.id)
+        return found
 
     @property
     def position(self) -> int:

@@ -200,20 +200,15 @@ class Follower:
             self._check_wanted()
             feed.renew()
 
-        while True:
-            values = ValueRule(schema or setup.log.value_schemas.newest())
-            recovery = setup.environment.run(
-                recover,
-                setup.log,
-                key_groups=setup.keys.owned,
-                at_least=at_least,
-                on_progress=beat,
-                settings=replace(setup.settings.recovery, value_schema_id=values.schema.id),
-            )
-            plan = recovery.plan
-            # Behind the plan: what it reads may have been written with a newer schema, and be another value in this.
-            if schema is not None or setup.log.value_schemas.newest().id == values.schema.id:
-                break
+        recovery = setup.environment.run(
+            recover,
+            setup.log,
+            key_groups=setup.keys.owned,
+            at_least=at_least,
+            on_progress=beat,
+            settings=replace(setup.settings.recovery, value_schema_id=None if schema is None else schema.id),
+        )
+        plan, values = recovery.plan, ValueRule(recovery.value_schema)
         feed = CommitFeed(setup.log, plan, setup.keys.owned, setup.settings.recovery, setup.environment)
         with undone_by_errors(feed.close):
             place = StatePlace(plan.place, len(plan.state.accepted))
