@@ -24,7 +24,7 @@ from statelog.recovery import AtPosition, AtTime, Recovery, RecoverySettings, re
 from statelog.recovery.changes import CommitFeed
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.storage.ledger_client import ValidCommit
+from statelog.schemas.ledger.fold import ValidCommit
 from statelog.storage.log.log import Log
 
 _POLL_S = 0.2

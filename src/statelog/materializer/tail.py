@@ -22,9 +22,10 @@ from statelog.errors import OffsetGone, StoreRefused, Unavailable
 from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look_every_s, outlook
 from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
-from statelog.storage.ledger_client import LedgerClient, ValidCommit
+from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log
 

@@ -29,13 +29,13 @@ from statelog.reading import ATTEMPTS, Converter, Folding, LogOffsets, Plan, che
 from statelog.recovery.plan_reader import committed_chunks
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.state import Origin
 from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest
 from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.topic_policy import TopicNeeds
 from statelog.storage.claims import HeldLease, StoredSubscriptions, claims_of, list_leases, list_subscriptions, living
-from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.files import descriptor_or_none, losses_of
 from statelog.storage.log.log import Log

@@ -24,7 +24,7 @@ from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, 
 from statelog.reading import Folding
 from statelog.schemas.changes.changes import change_bytes_max, change_schema
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.fold import LedgerBase, LedgerFold
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, given_up, not_given_up
@@ -34,7 +34,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import OffsetRange, Producer
-from statelog.storage.ledger_client import LedgerBase, LedgerClient
+from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all

@@ -21,6 +21,7 @@ from statelog.errors import KeyGroupMismatch, Misuse
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.key_groups import partition_of
+from statelog.schemas.ledger.fold import Folded, LedgerBase, ValidCommit
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import CommitBody, LossRange
 from statelog.schemas.ledger.state import LedgerState
@@ -28,7 +29,6 @@ from statelog.schemas.names import check_name, whole_numbers
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import row_groups_for
-from statelog.storage.ledger_client import Folded, LedgerBase, ValidCommit
 
 _LAST_MS = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()) * 1000 + 999
 

@@ -20,12 +20,13 @@ from statelog.environment import current_environment
 from statelog.errors import BeyondEnd, CorruptRun, Misuse, NotFound, OffsetGone
 from statelog.reading.plan import At, Folding, Plan, make_change_plan, make_plan, wanted_key_groups
 from statelog.reading.retained_history import RetainedHistory, Snapshots
+from statelog.schemas.ledger.fold import LedgerBase
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import given_up, not_given_up
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import LedgerBase, LedgerClient
+from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.aging import warn_of_age
 from statelog.storage.log.evidence import check_anchors, check_data_anchors, check_ledger
 from statelog.storage.log.ledger import check_reaches

@@ -26,10 +26,10 @@ from statelog.errors import (
     StatelogError,
 )
 from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, partitions_of
+from statelog.schemas.ledger.fold import Folded, LedgerBase
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Record
-from statelog.storage.ledger_client import Folded, LedgerBase
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 

@@ -39,8 +39,8 @@ from statelog.reading import (
 from statelog.recovery.plan_reader import PlanReader, committed_chunks
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife, plan_replay
+from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.handle import Entry
-from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
 LEAST_BYTES = 4 << 20

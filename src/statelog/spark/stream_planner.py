@@ -38,13 +38,13 @@ from statelog.reading import (
 )
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
+from statelog.schemas.ledger.fold import Folded, LedgerBase
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.snapshot.claims import check_holder
 from statelog.spark.options import NO_LIMIT, Beginning, Limit, OnTruncation, StreamOptions
 from statelog.spark.parts import lease_terms
 from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
 from statelog.storage.claims import HeldSubscription
-from statelog.storage.ledger_client import Folded, LedgerBase
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 

@@ -14,6 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from statelog.reading import CommitFacts, RetainedHistory, commit_facts
+from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.snapshot.claims import newest_files
 from statelog.spark.clients import cached_log
@@ -21,7 +22,6 @@ from statelog.spark.columns import check_columns, spark_arrow_schema
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.reported import reported
 from statelog.storage.claims import list_subscriptions
-from statelog.storage.ledger_client import ValidCommit
 from statelog.storage.log.log import Log
 
 _TYPES = {

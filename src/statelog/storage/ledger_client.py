@@ -13,11 +13,10 @@ Invariants:
 
 import sys
 import time
-from collections.abc import Callable, Container, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import cached_property
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from statelog.closing import Closing
 from statelog.errors import (
@@ -31,11 +30,9 @@ from statelog.errors import (
     Unavailable,
 )
 from statelog.pending import Pending
-from statelog.schemas.ledger.fold import LedgerFold, Void
-from statelog.schemas.ledger.handle import Entry
-from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Metadata, Place, is_other
-from statelog.schemas.ledger.records import Commit, CommitBody, LedgerRecord, Mark, Open, Restart, decode, encode
-from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.ledger.fold import Folded, LedgerBase, LedgerFold, ValidCommit, Void
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
+from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Reader, Record
 from statelog.storage.ledger_tape import LedgerTape, Look, Run, Taped, send_record
 
@@ -43,69 +40,6 @@ LOOK_AGAIN_S = 1.0
 _PORTION_BYTES = 8 << 20
 _SHARED = 256
 """So many of the records that were read are put down for others: who is far behind reads for itself."""
-
-
-class LedgerBase(Protocol):
-    """Where a fold of the ledger can begin: its state there, and the place. A manifest is one, or a subscription."""
-
-    @property
-    def state(self) -> LedgerState:
-        """The ledger folded up to the place."""
-        ...
-
-    @property
-    def place(self) -> Place:
-        """How far it is folded, and the record below, if it is known."""
-        ...
-
-
-class Folded(NamedTuple):
-    """The ledger folded up to a place: where another fold can begin."""
-
-    state: LedgerState = LedgerState()
-    place: Place = ORIGIN
-
-
-class _Valid(NamedTuple):
-    writer: str
-    commit: Commit
-    timestamp_ms: int
-    place: Place
-
-
-class ValidCommit(_Valid):
-    """A commit that the fold found valid: who made it, when, by Kafka's time in milliseconds since 1970 (-1 if the
-    ledger has none), and the place right behind it, which is the first state that has its changes.
-    """
-
-    @property
-    def offset(self) -> int:
-        """Its ledger offset."""
-        return self.place.position - 1
-
-    @property
-    def position(self) -> int:
-        """The ledger position right behind it."""
-        return self.place.position
-
-    @property
-    def checkpoint_id(self) -> int:
-        """The checkpoint that it confirms."""
-        return self.commit.checkpoint.id
-
-    @cached_property
-    def body(self) -> CommitBody:
-        """Its metadata and handles, decoded once. Raises CorruptLedger."""
-        return self.commit.read_body()
-
-    @property
-    def metadata(self) -> Metadata:
-        """What its writer said with it. Raises CorruptLedger."""
-        return self.body.metadata
-
-    def entries(self, partitions: Container[int]) -> Iterator[Entry]:
-        """The change sets that it lists in these partitions. Raises CorruptLedger."""
-        return (entry for handle in self.body.handles for entry in handle.entries if entry.partition in partitions)
 
 
 def _nothing_to_verify(*, anew: bool = False) -> None:
@@ -453,10 +387,9 @@ class LedgerClient(Closing):
         last = self._last = self.last
         while last is not None:
             expected, position = self._unread or [last], self.fold.position
-            missing = dict[int, int](expected)
             with closing(self._records(expected[0].offset, end_position)) as records:
                 try:
-                    new = next((one for one in records if one.offset >= position or is_other(*one[1:3], missing)), None)
+                    there, new = _parted(records, position)
                 except OffsetGone:
                     newer = self._rebase() if self._rebase and not self._unread else None
                     if newer is not None and newer.place.position > position:
@@ -464,6 +397,7 @@ class LedgerClient(Closing):
                     self._last = last = last if self._unread else None  # Which may still be there.
                     self._unread = []
                     continue
+                missing = [one for one in expected if one not in there]
                 if not missing:
                     if self._is_over_due(self._compared_s):
                         self._compared, self._compared_s = set(), self._clock()
@@ -471,7 +405,7 @@ class LedgerClient(Closing):
                     self._unread = []
                     yield from chain([] if new is None else [new], records)
                     return
-            self._require_accepted(LastRecord(*max(missing.items())))
+            self._require_accepted(max(missing))
             last, self._unread = None, []
         yield from self._records(self.fold.position, end_position)
 
@@ -498,3 +432,13 @@ class LedgerClient(Closing):
     def close(self) -> None:
         """Release the reader. Idempotent."""
         self._reader.close()
+
+
+def _parted(records: Iterator[Record], position: int) -> tuple[set[LastRecord], Record | None]:
+    """What stands below a position, and the first record that does not, if there is one. Raises OffsetGone."""
+    below = set[LastRecord]()
+    for one in records:
+        if one.offset >= position:
+            return below, one
+        below.add(LastRecord.of(one.offset, one.value))
+    return below, None

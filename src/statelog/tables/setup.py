@@ -19,10 +19,10 @@ from statelog.recovery import RecoverySettings
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of
+from statelog.schemas.ledger.fold import LedgerBase
 from statelog.schemas.names import check_kind, check_name, parse_enum
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
-from statelog.storage.ledger_client import LedgerBase
 from statelog.storage.local.disk import local_path
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule

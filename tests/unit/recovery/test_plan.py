@@ -11,6 +11,7 @@ from statelog.reading.plan import AtTime, Plan, make_plan, wanted_key_groups
 from statelog.reading.planner import LogOffsets, check_reach
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition
+from statelog.schemas.ledger.fold import Folded
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Entry, Handle, Step
 from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.ledger.records import CommitBody, LossRange
@@ -19,7 +20,6 @@ from statelog.schemas.snapshot.manifest import Anchor, Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import Folded
 
 _IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
 _LOG = Descriptor(

@@ -4,10 +4,10 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable
+from statelog.schemas.ledger.fold import Folded
 from statelog.spark.options import stream_options
 from statelog.spark.stream_planner import StreamHold
 from statelog.storage.claims import list_leases, list_subscriptions
-from statelog.storage.ledger_client import Folded
 from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinLog
 

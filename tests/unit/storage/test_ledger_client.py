@@ -7,11 +7,11 @@ import pytest
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss, OutcomeUnknown
 from statelog.producer.epoch import open_epoch
 from statelog.producer.writer import Writer
-from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
+from statelog.schemas.ledger.fold import Folded, LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord
-from statelog.storage.ledger_client import Folded, LedgerClient
+from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.ledger_tape import append_record
 from tests.support.faults.breaking_kafka import BreakingKafka
 from tests.support.rigs.log import TwinRig, twin_rig

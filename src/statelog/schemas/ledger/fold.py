@@ -15,15 +15,16 @@ Invariants:
 - Committed positions never go back, nor does `position`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from enum import StrEnum
+from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from statelog.errors import OffsetGone
-from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.ledger.place import LogIdentity
-from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, Open, Restart
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry
+from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place
+from statelog.schemas.ledger.records import AcceptLoss, Commit, CommitBody, LedgerRecord, Open, Restart
 from statelog.schemas.ledger.state import (
     NO_EPOCH,
     LastCommit,
@@ -252,3 +253,66 @@ class LedgerFold:
                     if value is not None:
                         self._meta[writer, key] = value
         self._pending_meta, self._pending_bytes = [], 0
+
+
+class LedgerBase(Protocol):
+    """Where a fold of the ledger can begin: its state there, and the place. A manifest is one, or a subscription."""
+
+    @property
+    def state(self) -> LedgerState:
+        """The ledger folded up to the place."""
+        ...
+
+    @property
+    def place(self) -> Place:
+        """How far it is folded, and the record below, if it is known."""
+        ...
+
+
+class Folded(NamedTuple):
+    """The ledger folded up to a place: where another fold can begin."""
+
+    state: LedgerState = LedgerState()
+    place: Place = ORIGIN
+
+
+class _Valid(NamedTuple):
+    writer: str
+    commit: Commit
+    timestamp_ms: int
+    place: Place
+
+
+class ValidCommit(_Valid):
+    """A commit that the fold found valid: who made it, when, by Kafka's time in milliseconds since 1970 (-1 if the
+    ledger has none), and the place right behind it, which is the first state that has its changes.
+    """
+
+    @property
+    def offset(self) -> int:
+        """Its ledger offset."""
+        return self.place.position - 1
+
+    @property
+    def position(self) -> int:
+        """The ledger position right behind it."""
+        return self.place.position
+
+    @property
+    def checkpoint_id(self) -> int:
+        """The checkpoint that it confirms."""
+        return self.commit.checkpoint.id
+
+    @cached_property
+    def body(self) -> CommitBody:
+        """Its metadata and handles, decoded once. Raises CorruptLedger."""
+        return self.commit.read_body()
+
+    @property
+    def metadata(self) -> Metadata:
+        """What its writer said with it. Raises CorruptLedger."""
+        return self.body.metadata
+
+    def entries(self, partitions: Container[int]) -> Iterator[Entry]:
+        """The change sets that it lists in these partitions. Raises CorruptLedger."""
+        return (entry for handle in self.body.handles for entry in handle.entries if entry.partition in partitions)

@@ -56,13 +56,6 @@ class LastRecord(NamedTuple):
         return cls(offset, xxhash.xxh3_64_intdigest(value))
 
 
-def is_other(offset: int, value: bytes, missing: dict[int, int]) -> bool:
-    """Whether another record than this one is missing there, by offset and hash; the same one is missing no more."""
-    if missing.get(offset) == LastRecord.of(offset, value).hash:
-        del missing[offset]
-    return offset in missing
-
-
 class Place(NamedTuple):
     """A position, and the last ledger record below it; None if that is not known, or there is none."""
 

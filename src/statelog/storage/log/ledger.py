@@ -11,10 +11,11 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from statelog.errors import BeyondEnd, OffsetGone
+from statelog.schemas.ledger.fold import LedgerBase
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.names import ledger_topic
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Record
-from statelog.storage.ledger_client import LedgerBase, LedgerClient
+from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.ledger_tape import LedgerTape
 
 if TYPE_CHECKING:
