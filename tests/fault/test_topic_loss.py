@@ -19,6 +19,7 @@ from statelog.errors import (
     IdentityChanged,
     NotFound,
     OutcomeUnknown,
+    StoreUnavailable,
 )
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome
 from statelog.materializer.round import run_round
@@ -379,4 +380,38 @@ def test_a_deletion_that_died_between_the_new_topics_goes_on(twin: TwinLog) -> N
     kafka = MemoryKafka(cluster=twin.cluster)
     Log.delete("log", Where(kafka, store))
     assert [kafka.describe_topic(topic) for topic in BOTH] == [None, None]
+    assert twin.disk.files("log/") == []
+
+
+def test_a_deletion_reads_each_manifest_once(twin: TwinLog) -> None:
+    """Neither topic is one that the descriptor names: what manifests say of them is asked for both together."""
+    anew(*BOTH)(twin)
+    asked = list[str]()
+
+    def note(method: str, path: str) -> None:
+        if method == "read":
+            asked.append(path)
+
+    store = MemoryStore(twin.disk, "log", faults=note)
+    kept = len(list(store.list("manifests")))
+    Log.delete("log", Where(MemoryKafka(cluster=twin.cluster), store))
+    assert kept
+    assert len([path for path in asked if path.startswith("manifests")]) == kept
+
+
+def test_a_deletion_ends_on_a_store_that_lists_what_is_gone(twin: TwinLog) -> None:
+    """A file server keeps what some process holds open, under a name of its own: who deletes the log is told of it."""
+
+    class Keeping(MemoryStore):
+        """Deletes no run."""
+
+        def delete(self, path: str) -> None:
+            if not path.startswith("runs"):
+                super().delete(path)
+
+    store = Keeping(twin.disk, "log")
+    with pytest.raises(StoreUnavailable, match="listed again") as raised:
+        Log.delete("log", Where(MemoryKafka(cluster=twin.cluster), store))
+    assert str(raised.value.facts["path"]).startswith("runs")
+    Log.delete("log", Where(MemoryKafka(cluster=twin.cluster), MemoryStore(twin.disk, "log")))
     assert twin.disk.files("log/") == []

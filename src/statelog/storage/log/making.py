@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 
-from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, IdentityChanged, UnsafeTopic
+from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, IdentityChanged, StoreUnavailable, UnsafeTopic
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity
@@ -51,6 +51,8 @@ _BY_AGE = (
     'Pass truncation="retention" when it is made (an existing log: `statelog truncate`), and Kafka deletes records by'
     " their age; docs/kafka.md says what that asks of rounds"
 )
+_SWEEPS = 10
+"""So many listings of a log that is deleted are believed: the second one is empty, unless somebody writes."""
 _MOST_REPLICAS = 10_000  # What the client can say.
 
 
@@ -172,18 +174,33 @@ def delete_log(client: Kafka, store: Store, name: str) -> None:
     if client.cluster_id() != descriptor.identity.cluster_id:
         raise IdentityChanged("the log lives on another cluster", log=name, found=client.cluster_id())
     data, ledger = data_topic(name), ledger_topic(name)
-
-    def is_own(topic: str) -> bool:
-        found = client.describe_topic(topic)
-        ids = (one.data_topic_id if topic == data else one.ledger_topic_id for one in identities_of(store, descriptor))
-        return found is not None and found.topic_id in ids
-
-    own = [topic for topic in (data, ledger) if is_own(topic)]
+    there = {topic: found.topic_id for topic in (data, ledger) if (found := client.describe_topic(topic)) is not None}
+    own = set[str]()
+    for was in identities_of(store, descriptor):
+        ids = {data: was.data_topic_id, ledger: was.ledger_topic_id}
+        own |= {topic for topic, topic_id in there.items() if topic_id == ids[topic]}
+        if len(own) == len(there):
+            break
     owner = owner_of(client, ledger) if ledger in own else None
-    for topic in own if owner in (None, descriptor.digest) else ():
-        client.delete_topic(topic)
-    while found := [info.path for info in store.list() if info.path != DESCRIPTOR_PATH]:
-        for path in found:  # And what a round that was at its put has added meanwhile.
-            store.delete(path)
+    for topic in there:
+        if topic in own and owner in (None, descriptor.digest):
+            client.delete_topic(topic)
+    _delete_files(store)
     store.delete(DESCRIPTOR_PATH)
     store.tidy()
+
+
+def _delete_files(store: Store) -> None:
+    """All but the descriptor, and what a round that was at its put has added meanwhile. Raises StoreUnavailable."""
+    for _ in range(_SWEEPS):
+        found = [info.path for info in store.list() if info.path != DESCRIPTOR_PATH]
+        if not found:
+            return
+        for path in found:
+            store.delete(path)
+    raise StoreUnavailable(
+        "files of the log are listed again each time that they were deleted",
+        store=store.url,
+        path=found[0],
+        hint="Stop what still writes there, or holds them open (a materializer, above all), and delete the log again",
+    )
