@@ -44,7 +44,7 @@ from statelog.reading.replay import (
     replay,
     verify_handle,
 )
-from statelog.reading.retained_history import RetainedHistory, Snapshots
+from statelog.reading.retained_history import RetainedHistory, Snapshots, place_at
 from statelog.reading.sorted_tail import MemoryTail, SortedTail, cut_to_frames, select_key_groups
 
 __all__ = [
@@ -85,6 +85,7 @@ __all__ = [
     "newer_values",
     "part_of",
     "partitions_of",
+    "place_at",
     "plan_changes",
     "plan_of",
     "planned_anew",

@@ -13,7 +13,7 @@ Invariants:
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache, cached_property
 
 from statelog.errors import (
@@ -27,10 +27,10 @@ from statelog.errors import (
 )
 from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, partitions_of
 from statelog.schemas.ledger.fold import Folded, LedgerBase
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Record
-from statelog.storage.log.ledger import check_reaches
+from statelog.storage.log.ledger import check_reaches, records_at
 from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.recovery")
@@ -40,6 +40,19 @@ _HINT = (
 )
 _CLOCKS_APART_S = 600
 """By how much the materializer's clock and the store's are believed to be behind the brokers' at most, both of them."""
+
+
+def place_at(log: Log, position: int) -> Place:
+    """A position that the ledger reaches, with the record below it, if that is still there, or if the ledger was
+    truncated up to a snapshot of this position. Raises BeyondEnd, Unreadable, Unavailable.
+    """
+    if position == 0:
+        return ORIGIN
+    with suppress(OffsetGone):
+        found = records_at(log.kafka, log.ledger_topic, {0: position - 1}).get(0)
+        if found is not None:
+            return Place(position, LastRecord.of(found.offset, found.value))
+    return next((one.place for one in Snapshots(log).listed() if one.position == position), Place(position))
 
 
 class RetainedHistory:

@@ -34,6 +34,7 @@ from statelog.reading import (
     commit_facts,
     newer_values,
     partitions_of,
+    place_at,
     plan_changes,
 )
 from statelog.recovery.recover import recover
@@ -104,7 +105,7 @@ class StreamPlanner(Closing):
                 )
             case bound:
                 position = RetainedHistory(self.log, self._groups).resolve(bound)
-        place = self.log.ledger.place_at(position)
+        place = place_at(self.log, position)
         return StreamOffset.initial(identity, reading, place, awaits_state=False)
 
     def end_of(self, start: StreamOffset, limit: Limit = NO_LIMIT, *, until: int | None = None) -> StreamOffset:

@@ -22,9 +22,9 @@ from statelog.producer import Writer
 from statelog.reading import (
     Folding,
     HeldPlan,
-    Snapshots,
     make_change_plan,
     make_plan,
+    place_at,
     plan_of,
     planned_anew,
     warn_if_aged,
@@ -205,10 +205,7 @@ class StateOpener:
         }
         if place.position > end:
             raise BeyondEnd("the local state is ahead of the ledger", **facts)
-        last, found = place.ledger.last, ledger.place_at(place.position).last
-        if last is not None and found is None:  # It was truncated, up to a snapshot that may have the same position.
-            listed = Snapshots(self._log).listed()
-            found = next((one.place.last for one in listed if one.position == place.position), None)
+        last, found = place.ledger.last, place_at(self._log, place.position).last
         if last is None or found in (None, last):
             return ""
         with closing(ledger.newest_client()) as client:

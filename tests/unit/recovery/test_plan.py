@@ -1,12 +1,15 @@
 """Plans: what is read for which key groups, and whether the log holds it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import BeyondEnd, KeyGroupMismatch, Misuse, OffsetGone
+from statelog.materializer.round import run_round
+from statelog.reading import Snapshots, place_at
 from statelog.reading.plan import AtTime, Plan, make_plan, wanted_key_groups
 from statelog.reading.planner import LogOffsets, check_reach
 from statelog.schemas.descriptor import Descriptor, HashRule
@@ -20,6 +23,7 @@ from statelog.schemas.snapshot.manifest import Anchor, Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 from statelog.storage.kafka import OffsetRange
+from tests.support.rigs.log import TwinLog, settings_for
 
 _IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
 _LOG = Descriptor(
@@ -181,3 +185,19 @@ def test_a_time_is_one_that_has_a_name() -> None:
     for strange in (-1, 253_402_300_800_000, 1_769_860_800_000_000):
         with pytest.raises(Misuse):
             AtTime(strange)
+
+
+def test_where_a_truncated_ledger_begins_a_snapshot_says_what_stood_below(tmp_path: Path) -> None:
+    """So whoever begins there notices a ledger that was made anew, as one that begins at a record does."""
+    twin = TwinLog()
+    for number in range(4):
+        twin.write({b"k": b"%d" % number})
+        twin.now_s += 10_000.0
+        twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+    with twin.open() as log:
+        start = log.ledger.range().start
+        placed = [one.place for one in Snapshots(log).listed() if one.position == start]
+        assert start
+        assert placed[0].last is not None
+        assert place_at(log, start) == placed[0]
+        assert place_at(log, start - 1) == Place(start - 1)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.schemas.ledger.fold import LedgerBase
-from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.names import ledger_topic
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Record
 from statelog.storage.ledger_client import LedgerClient
@@ -50,19 +49,6 @@ class Ledger:
     def end(self, *, at_least: int = 0) -> int:
         """The ledger's end now, asked as `range` does."""
         return self.range(at_least=at_least).end
-
-    def place_at(self, position: int) -> Place:
-        """A position that the ledger reaches, with the record below it, if that is still there.
-
-        Raises BeyondEnd, Unreadable, BrokerUnavailable.
-        """
-        if position == 0:
-            return ORIGIN
-        try:
-            found = records_at(self._log.kafka, self._log.ledger_topic, {0: position - 1}).get(0)
-        except OffsetGone:
-            return Place(position)
-        return Place(position, found and LastRecord.of(found.offset, found.value))
 
     def client(
         self,
