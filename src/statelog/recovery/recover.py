@@ -132,9 +132,9 @@ class Recovery(Closing):
         recovery = recover(log)
         state, resume = recovery.to_dict(), recovery.last_commit("web")
 
-    `position`, `commits`, `meta`, `last_commit` and `plan` are facts of one state; asking for them leaves nothing on
-    the store. Once one was seen, every target is of that state and no other: if the log was truncated past it
-    meanwhile, that is NotFound. Until then, a target of the newest state may be of a newer one than was planned.
+    `position`, `commits`, `meta`, `last_commit`, `value_schema`, `plan` are facts of one state; asking for them leaves
+    nothing on the store. Once one was seen, every target is of that state and no other: if the log was truncated past
+    it meanwhile, that is NotFound. Until then, a target of the newest state may be of a newer one than was planned.
     """
 
     def __init__(
