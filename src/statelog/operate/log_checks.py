@@ -160,7 +160,7 @@ def of_leases(held: Sequence[HeldLease], listed: int, position: int, now_s: floa
         for one in held
         if now_s <= one.modified_s + one.lease.ttl_s  # It is alive.
         and one.lease.position < position
-        and now_s - one.lease.created_s > _STUCK_LEASE_S
+        and now_s - one.created_s > _STUCK_LEASE_S
     ]
     facts: dict[str, Fact] = {"leases": len(held), "stuck": len(stuck), "unreadable": listed - len(held)}
     if len(held) < listed:

@@ -185,7 +185,7 @@ class _Snapshots:
 
 
 def _lease(one: HeldLease, cap_s: float, now_s: float, bound: Bound) -> Holder:
-    age_s = max(0.0, now_s - one.lease.created_s)
+    age_s = max(0.0, now_s - one.created_s)
     silence, left = show_duration(one.lease.ttl_s), show_duration(max(0.0, cap_s - age_s))
     frees = f"its reader's end, or {silence} of silence; at the latest in {left}"
     return Holder(kind="lease", bound=bound, owner=one.lease.holder, age_s=age_s, frees=frees)

@@ -36,7 +36,7 @@ from statelog.reading.retained_history import Snapshots
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import lease_path
-from statelog.schemas.snapshot.claims import Lease
+from statelog.schemas.snapshot.claims import AS_ITS_FILE_S, Lease
 from statelog.storage.log.log import Log
 from statelog.storage.store import Store
 
@@ -126,7 +126,7 @@ class Hold(Closing):
         if self._lease is None or age_s < ttl_s / _RENEWALS_PER_TTL:
             return False
         try:
-            self._write(replace(self._lease, **self._facts()))
+            self._write(replace(self._lease, created_s=self._made_s(self._lease), **self._facts()))
         except (Unavailable, StoreRefused) as error:
             if age_s >= ttl_s:
                 raise
@@ -180,7 +180,7 @@ class Hold(Closing):
                     holder=self._terms.holder,
                     manifest_number=self.needs.manifest_number,
                     ttl_s=self._terms.ttl_s,
-                    created_s=self._store.now_s(),
+                    created_s=AS_ITS_FILE_S,
                     **self._facts(),
                 )
             )
@@ -189,6 +189,15 @@ class Hold(Closing):
         if older is None or self._lease is not older:
             self._claimed_s = self.environment.clock()
             self._remove(older)
+
+    def _made_s(self, lease: Lease) -> float:
+        """When the lease was made, by the store's clock; or, by what an answer took, earlier. It is asked at the first
+        renewal: most leases never see one, and until then their file tells.
+        """
+        if lease.created_s < AS_ITS_FILE_S:
+            return lease.created_s
+        now_s = self._store.now_s()
+        return now_s - (self.environment.clock() - self._written_s)
 
     def _facts(self) -> dict[str, Any]:
         return {"position": self.needs.position, "next_offsets": dict(self.needs.next_offsets)}

@@ -50,6 +50,11 @@ class HeldLease(NamedTuple):
     modified_s: float
     path: str
 
+    @property
+    def created_s(self) -> float:
+        """The store's time when it was made."""
+        return min(self.lease.created_s, self.modified_s)
+
 
 class UnreadableSubscription(NamedTuple):
     """A file that does not decode, or that a newer statelog wrote. Until it is removed, it holds everything."""

@@ -25,6 +25,7 @@ class _Scene:
         self.now_s = 500.0
         self.down = False
         self.puts = 0
+        self.clocks = 0
         self.disk = MemoryDisk(lambda: self.now_s)
         self.store = MemoryStore(self.disk, "log", faults=self._ask)
 
@@ -34,6 +35,7 @@ class _Scene:
 
     def _ask(self, method: str, _path: str) -> Fault | None:
         self.puts += method == "put"
+        self.clocks += method == "now_s"
         return Fault.BEFORE if self.down and method in ("put", "delete") else None
 
 
@@ -46,7 +48,7 @@ def test_a_lease_lies_on_the_store_while_it_is_held() -> None:
         assert held[1:] == (500.0, lease_path(held.lease.id))
         assert (held.lease.holder, held.lease.ttl_s) == ("test", 30.0)
         assert (held.lease.manifest_number, held.lease.position, held.lease.next_offsets) == (3, 7, {0: 5})
-        assert held.lease.created_s == 500.0
+        assert held.created_s == 500.0
     assert list_leases(scene.store) == []
 
 
@@ -69,6 +71,22 @@ def test_renewing_is_cheap_and_keeps_the_lease_alive() -> None:
             (held,) = list_leases(scene.store)
             assert not expired(held.lease, held.modified_s, scene.now_s, cap_s=1000.0)
     assert scene.puts == 1 + 300 // 10
+
+
+def test_the_store_is_asked_for_its_time_once_a_lease_is_renewed() -> None:
+    """Once, and not before: most leases are never renewed. The cap counts from when the lease was made all the same."""
+    scene = _Scene()
+    with scene.hold() as hold:
+        assert scene.clocks == 0
+        (held,) = list_leases(scene.store)
+        assert [expired(held.lease, held.modified_s, now_s, cap_s=20.0) for now_s in (520.0, 521.0)] == [False, True]
+        for _ in range(3):
+            scene.now_s += 10.0
+            assert hold.renew()
+            (held,) = list_leases(scene.store)
+            assert (held.lease.created_s, held.modified_s) == (500.0, scene.now_s)
+        assert scene.clocks == 1
+        assert expired(held.lease, held.modified_s, scene.now_s, cap_s=20.0)
 
 
 def test_a_renewal_carries_what_is_needed_by_then() -> None:

@@ -25,6 +25,9 @@ from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_name, subscription_path, subscription_slot
 
+AS_ITS_FILE_S = 253_402_300_799.0
+"""As `created_s` of a lease: its reader has not asked for the time yet. The end of the year 9999."""
+
 _LEASES = FileCodec("lease", version=1, error=Corrupt)
 _SUBSCRIPTIONS = FileCodec("subscription", version=1, error=Corrupt)
 _STATES = RecordCodec("ledger_state")
@@ -42,7 +45,8 @@ def _offsets(rows: Iterable[Datum]) -> dict[int, int]:
 class Lease:
     """What `holder` still needs: a manifest (0: none), the ledger from `position`, and `next_offsets` per partition.
 
-    `created_s` is the store's time when the lease was made; renewals keep it. Raises InvalidName, ConfigError.
+    `created_s` is the store's time when the lease was made, `AS_ITS_FILE_S` until it is renewed; renewals keep it.
+    Raises InvalidName, ConfigError.
     """
 
     id: str
