@@ -266,7 +266,7 @@ class LedgerClient(Closing):
                 if newer is None or newer.place.position <= self.fold.position:
                     raise
                 self.fold, self._last = LedgerFold(self._identity, newer.state), newer.place.last
-                self._newest, self._keeps, self._is_torn, self._unread = None, False, False, []
+                self._newest, self._proof, self._keeps, self._is_torn, self._unread = None, None, False, False, []
             else:
                 return
 

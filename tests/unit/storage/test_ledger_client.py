@@ -1,6 +1,7 @@
 """The ledger client: what it returns after a failure half way, and what it notices when the ledger lost records."""
 
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -8,9 +9,9 @@ from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, DataLoss,
 from statelog.producer.epoch import open_epoch
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.fold import Folded, LedgerFold, Void, VoidReason
-from statelog.schemas.ledger.handle import Checkpoint
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.ledger.records import Commit, LedgerRecord
+from statelog.schemas.ledger.records import Commit, LedgerRecord, Open, Restart
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.ledger_tape import append_record
 from tests.support.faults.breaking_kafka import BreakingKafka
@@ -155,6 +156,37 @@ def test_a_base_right_behind_our_record_is_no_verdict(rig: TwinRig) -> None:
             log.kafka.delete_records(log.ledger_topic, {0: offset + 1})
             with pytest.raises(OutcomeUnknown):
                 rebased.verdict(offset, commit)
+
+
+def test_a_proof_of_loss_ends_where_a_newer_base_begins(rig: TwinRig) -> None:
+    """A person accepted the loss, and a round has truncated past that: who was told goes on with the round's state."""
+    with rig.open() as log, closing(log.kafka.producer()) as producer:
+        topic, identity = log.ledger_topic, log.descriptor.identity
+        bases = list[Folded]()
+        client = LedgerClient(log.kafka, topic, identity, rebase=lambda: bases[-1])
+        seen = Open(
+            writer="x",
+            partitions=(0,),
+            nonce=bytes(16),
+            prior=-1,
+            last=NO_CHECKPOINT,
+            identity=identity,
+            witness=Place(99),
+        )
+        append_record(producer, topic, seen)
+        with pytest.raises(BeyondEnd, match="seen another ledger"):
+            client.read_end()
+        append_record(
+            producer,
+            topic,
+            Restart(digest=log.descriptor.digest, position=0, reason="a backup was put back", operator="me"),
+        )
+        with log.ledger.client() as accepting:
+            accepting.fold_end()
+            bases.append(accepting.folded)
+        log.kafka.delete_records(topic, {0: bases[-1].place.position})
+        client.fold_end()
+        assert client.position == bases[-1].place.position
 
 
 def test_void_records_are_told_with_their_reason(rig: TwinRig) -> None:
