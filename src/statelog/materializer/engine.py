@@ -1,7 +1,8 @@
 """`Engine`: what carries out the tasks of a round; and the work of a task, which is the same for every engine.
 
-A fold is of the last change of every key that the commits touch, one partition after another: they hold adjacent key
-groups, so their sorted changes one after the other are the whole in order. How rows are merged: `storage.merge`.
+A fold is of the last change of every key that the commits touch, some partitions after others: they hold adjacent key
+groups, so their sorted changes one after the other are the whole in order. Partitions with little are read and sorted
+together, because each read of the client and each sort has its own cost. How rows are merged: `storage.merge`.
 
 A scratch directory is where a round writes runs before it uploads them: one that a kill left behind is removed by the
 next round, others when their round ends. One that cannot be removed never fails a round: its runs are in the store.
@@ -49,6 +50,7 @@ from statelog.storage.store import Store
 
 FOLD_BYTES = 64 << 20
 _TASK_BYTES = 32 << 20
+_TOGETHER_BYTES = 16 << 20
 _PREFIX = "statelog-round-"
 
 P = TypeVar("P")
@@ -252,9 +254,9 @@ def delta_tables(
     """
     reader = log.kafka.reader(log.data_topic)
     try:
-        for partition in sorted(plan.listed):
+        for partitions in _together(plan, min(_TOGETHER_BYTES, work.fold_bytes)):
             chunks = replay(
-                reader, log.data_topic, only(plan, [partition]), log.change_schema, stall_timeout_s=STALL_TIMEOUT_S
+                reader, log.data_topic, only(plan, partitions), log.change_schema, stall_timeout_s=STALL_TIMEOUT_S
             )
             yield from fold(
                 chunks,
@@ -268,6 +270,20 @@ def delta_tables(
         reader.close()
 
 
+def _together(plan: ReplayPlan, most_bytes: int) -> Iterator[list[int]]:
+    """The partitions that a plan lists, in order, neighbours together as long as they have no more than that."""
+    group, left_bytes = list[int](), most_bytes
+    for partition in sorted(plan.listed):
+        size_bytes = sum(entry.size_bytes for entry in plan.listed[partition])
+        if group and size_bytes > left_bytes:
+            yield group
+            group, left_bytes = [], most_bytes
+        group.append(partition)
+        left_bytes -= size_bytes
+    if group:
+        yield group
+
+
 def fold(
     chunks: Iterable[CommittedChunk],
     converter: Converter,
@@ -277,10 +293,12 @@ def fold(
     fold_bytes: int,
     disk: DiskHook = no_faults,
 ) -> Iterator[pa.Table]:
-    """One partition's chunks as sorted tables, the last change of every key. Raises StorageFull, StoreUnavailable."""
+    """The chunks of some partitions as sorted tables, the last change of every key. Raises StorageFull,
+    StoreUnavailable.
+    """
     with SortedTail(fold_bytes=fold_bytes, directories=(scratch,), open_file=partial(NamelessFile, disk=disk)) as tail:
         for chunk in map(converter.chunk, chunks):
-            tail.add(chunk.partition, chunk.changes, chunk.size_bytes)
+            tail.add(0, chunk.changes, chunk.size_bytes)  # One pile: what is sorted at once, whatever the partitions.
         tail.finish()
         yield from merge_streams(tail.streams(), drop_deletes=drop_deletes)
 

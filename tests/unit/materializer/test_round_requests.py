@@ -1,8 +1,10 @@
 """What a round asks of the store, and holds of the ledger: neither grows with what is kept."""
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,11 @@ from statelog.materializer.target import choose_target
 from statelog.producer.writer import Writer
 from statelog.schemas.names import MANIFESTS
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.storage.kafka import Record
 from statelog.storage.store import STALE_AFTER_S
+from statelog.testing.kafka import MemoryReader
 from tests.support.rigs.daemon import DaemonBench
-from tests.support.rigs.log import TwinLog, settings_for
+from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 
 def test_requests_do_not_grow_with_the_kept_manifests(tmp_path: Path) -> None:
@@ -44,6 +48,30 @@ def test_requests_do_not_grow_with_the_kept_manifests(tmp_path: Path) -> None:
     assert many == few
     assert many["read manifest"] == 2  # The newest at its start, and its own after the put.
     assert (many["list"], many["now_s"], sum(many.values())) == (10, 1, 17)
+
+
+def test_partitions_with_little_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a round of eight of them reads as often as a round of one; each by itself where a fold may hold less."""
+    reading: list[object] = []
+    read = MemoryReader.read
+
+    def counted(*args: Any, **more: Any) -> Iterator[Record]:
+        reading.append(args)
+        return read(*args, **more)
+
+    monkeypatch.setattr(MemoryReader, "read", counted)
+
+    def reads(partitions: int, **changed: int) -> int:
+        twin = TwinLog(partitions=partitions)
+        twin.write({b"%d" % number: b"" for number in range(100)})
+        reading.clear()
+        twin.environment.run(run_round, twin.open(), settings_for(tmp_path, **changed))
+        count = len(reading)
+        assert state_of(twin.open()) == twin.model
+        return count
+
+    assert reads(8) == reads(1)
+    assert reads(8, fold_bytes=1) == reads(1) + 7
 
 
 def test_a_kept_manifest_that_changed_is_read_again(tmp_path: Path) -> None:

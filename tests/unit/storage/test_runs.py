@@ -58,6 +58,13 @@ def test_small_key_groups_share_a_row_group() -> None:
     assert [_groups(table) for table in packed] == [[i, i + 1] for i in range(0, 16, 2)]
 
 
+def test_a_row_group_of_one_table_is_in_one_piece() -> None:
+    """However many key groups it holds: Parquet's writer takes each piece of a column by itself."""
+    packed = _packed([change_table(CHANGES)], rows=120)
+
+    assert {column.num_chunks for table in packed for column in table.columns} == {1}
+
+
 def test_packing_does_not_depend_on_how_the_input_is_cut() -> None:
     """The same rows in many small tables give the same row groups as in one."""
     table = change_table(CHANGES)

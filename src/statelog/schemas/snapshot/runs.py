@@ -149,24 +149,49 @@ def first_unsorted(table: pa.Table) -> int | None:
     return int(wrong[0]) + 1 if len(wrong) else None
 
 
+class _Part(NamedTuple):
+    """Rows of a table, from `start` up to `stop`."""
+
+    table: pa.Table
+    start: int
+    stop: int
+
+
 @dataclass(slots=True)
 class _Pile:
-    """Table slices that wait to become a row group."""
+    """Parts of tables that wait to become a row group. Those that lie side by side in one table are one: a row group of
+    many small pieces takes half as long again to write.
+    """
 
-    tables: list[pa.Table] = field(default_factory=list[pa.Table])
+    parts: list[_Part] = field(default_factory=list[_Part])
     rows: int = 0
     size_bytes: int = 0
 
-    def push(self, table: pa.Table) -> None:
-        if table.num_rows:
-            self.tables.append(table)
-            self.rows += table.num_rows
-            self.size_bytes += table.nbytes
+    def push(self, part: _Part) -> None:
+        if part.stop == part.start:
+            return
+        self.rows += part.stop - part.start
+        self.size_bytes += _table_of(part).nbytes
+        last = self.parts[-1] if self.parts else None
+        if last is not None and last.table is part.table and last.stop == part.start:
+            self.parts[-1] = last._replace(stop=part.stop)
+        else:
+            self.parts.append(part)
+
+    def push_all(self, other: "_Pile") -> None:
+        """What another one holds, which is empty then."""
+        for part in other.parts:
+            self.push(part)
+        other.parts, other.rows, other.size_bytes = [], 0, 0
 
     def take(self) -> pa.Table:
-        table = pa.concat_tables(self.tables)
-        self.tables, self.rows, self.size_bytes = [], 0, 0
+        table = pa.concat_tables([_table_of(part) for part in self.parts])
+        self.parts, self.rows, self.size_bytes = [], 0, 0
         return table
+
+
+def _table_of(part: _Part) -> pa.Table:
+    return part.table.slice(part.start, part.stop - part.start)
 
 
 class RowGroupPacker:
@@ -184,35 +209,42 @@ class RowGroupPacker:
 
     def add(self, table: pa.Table) -> Iterator[pa.Table]:
         """Take the next table, which starts above the last one."""
-        groups = key_groups_of(table)
-        last = int(np.searchsorted(groups, int(groups[-1]))) if len(groups) else 0
-        if last and self._has_room(table):
+        if table.num_rows:
+            yield from self._add(_Part(table, 0, table.num_rows), key_groups_of(table))
+
+    def _add(self, part: _Part, groups: NDArray[np.uint16]) -> Iterator[pa.Table]:
+        """Take a part of a table that has these key groups."""
+        table, start, stop = part
+        mine = groups[start:stop]
+        last = start + int(np.searchsorted(mine, int(mine[-1])))
+        if last > start and self._has_room(part):
             # Nothing ends here, so its key groups need not be looked at one by one, which takes longer than to sort it.
-            self._whole.push(self._open.take() if self._open.rows else table.slice(0, 0))
-            self._whole.push(table.slice(0, last))
-            self._open.push(table.slice(last))
-            self._open_key_group = int(groups[-1])
-        elif last and len(groups) >= _HALVED_ROWS:
-            middle = int(np.searchsorted(groups, int(groups[len(groups) // 2]))) or last
-            yield from self.add(table.slice(0, middle))
-            yield from self.add(table.slice(middle))
+            self._whole.push_all(self._open)
+            self._whole.push(_Part(table, start, last))
+            self._open.push(_Part(table, last, stop))
+            self._open_key_group = int(mine[-1])
+        elif last > start and len(mine) >= _HALVED_ROWS:
+            middle = start + int(np.searchsorted(mine, int(mine[len(mine) // 2])))
+            middle = middle if middle > start else last
+            yield from self._add(_Part(table, start, middle), groups)
+            yield from self._add(_Part(table, middle, stop), groups)
         else:
-            yield from self._add_pieces(table, groups)
+            yield from self._add_pieces(part, mine)
 
-    def _has_room(self, table: pa.Table) -> bool:
-        """Whether nothing would be cut before the end of the table, or in it, however its key groups are counted."""
-        piles = (self._whole, self._open)
-        size_bytes = sum(pile.size_bytes for pile in piles) + table.nbytes + table.num_rows * _SLICE_BYTES
-        return not self._over(sum(pile.rows for pile in piles) + table.num_rows, size_bytes)
+    def _has_room(self, part: _Part) -> bool:
+        """Whether nothing would be cut before the end of a part, or in it, however its key groups are counted."""
+        piles, rows = (self._whole, self._open), part.stop - part.start
+        size_bytes = sum(pile.size_bytes for pile in piles) + _table_of(part).nbytes + rows * _SLICE_BYTES
+        return not self._over(sum(pile.rows for pile in piles) + rows, size_bytes)
 
-    def _add_pieces(self, table: pa.Table, groups: NDArray[np.uint16]) -> Iterator[pa.Table]:
-        """Cut where the key group changes."""
+    def _add_pieces(self, part: _Part, groups: NDArray[np.uint16]) -> Iterator[pa.Table]:
+        """Cut where the key group changes; `groups` are those of the part's rows."""
         cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
-        for start, end in pairwise([0, *cuts.tolist(), len(groups)] if len(groups) else ()):
+        for start, end in pairwise([0, *cuts.tolist(), len(groups)]):
             if groups[start] != self._open_key_group:
                 yield from self._close_key_group()
                 self._open_key_group = int(groups[start])
-            self._open.push(table.slice(start, end - start))
+            self._open.push(_Part(part.table, part.start + start, part.start + end))
             if self._over(self._open.rows, self._open.size_bytes):
                 yield from self._flush_whole()
                 yield from self._cut_open()
@@ -228,8 +260,7 @@ class RowGroupPacker:
     def _close_key_group(self) -> Iterator[pa.Table]:
         if self._over(self._whole.rows + self._open.rows, self._whole.size_bytes + self._open.size_bytes):
             yield from self._flush_whole()
-        if self._open.rows:
-            self._whole.push(self._open.take())
+        self._whole.push_all(self._open)
 
     def _flush_whole(self) -> Iterator[pa.Table]:
         if self._whole.rows:
@@ -242,4 +273,4 @@ class RowGroupPacker:
         full = table.num_rows // step * step
         for start in range(0, full, step):
             yield table.slice(start, step)
-        self._open.push(table.slice(full))
+        self._open.push(_Part(table, full, table.num_rows))
