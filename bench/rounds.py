@@ -2,10 +2,13 @@
 
 The floor is what a round cannot do without: pyarrow sorts the tail, keeps the last change of each key, and writes them
 as Parquet, in one thread, from memory. It reads nothing from Kafka, checks and merges nothing, and reads nothing back.
+The floor with both ends also reads the tail's records, by the client alone, and then its file: hashes and decodes it.
 """
 
+import hashlib
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,13 +18,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bench.figures import Figure, Took, timed
-from bench.logs import bench_log, bulk_append
+from bench.logs import bench_log, bulk_append, passed_over
 from bench.setting import Setting
 from bench.workload import batches, every_key
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
 from statelog.materializer.settings import MaterializerSettings
+from statelog.recovery import recover
+from statelog.storage.kafka import OffsetRange, Reader
 
 __all__ = ["rounds"]
 
@@ -29,6 +34,8 @@ _ROUNDS = 40
 _WINDOW = 10
 _SHARES = {4: "a quarter", 20: "a twentieth"}
 _FLOOR = "sort and write by pyarrow"
+_BOTH_ENDS = "the same, the records read by the client and the file read back"
+_STALL_S = 60
 
 
 @dataclass(slots=True)
@@ -44,18 +51,19 @@ def rounds(setting: Setting) -> list[Figure]:
     figures: list[Figure] = []
     for share, words in _SHARES.items():
         changes = max(1000, setting.keys // share)
-        ours, floor = _forty(setting, changes)
+        ours, floor, both_ends = _forty(setting, changes)
         name = f"{_ROUNDS} rounds over tails of {words} of the keys"
         figures += [
-            _by_cpu(name, changes, ours, floor),
+            _by_cpu(name, changes, ours, floor, _FLOOR),
+            _by_cpu(name, changes, ours, both_ends, _BOTH_ENDS),
             _longest(name, ours, floor),
             _bytes(name, changes, ours, floor),
         ]
     return figures
 
 
-def _forty(setting: Setting, changes: int) -> tuple[_Takes, _Takes]:
-    ours, floor = _Takes(), _Takes()
+def _forty(setting: Setting, changes: int) -> tuple[_Takes, _Takes, _Takes]:
+    ours, floor, both_ends = _Takes(), _Takes(), _Takes()
     with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
         settings, verified = MaterializerSettings(scratch=Path(scratch)), VerifiedRuns()
 
@@ -75,8 +83,12 @@ def _forty(setting: Setting, changes: int) -> tuple[_Takes, _Takes]:
             file = Path(scratch) / "floor.parquet"
             floor.took.append(timed(partial(_write_floor, tail, file)))
             floor.written_bytes.append(file.stat().st_size)
+            with recover(log) as recovery:
+                ranges = {p: OffsetRange(found[0][0], found[-1][1]) for p, found in recovery.plan.replay.ranges.items()}
+            with closing(log.kafka.reader(log.data_topic)) as reader:
+                both_ends.took += [floor.took[-1], timed(partial(_read_ends, reader, ranges, file))]
             ours.took.append(timed(roll_up))
-    return ours, floor
+    return ours, floor, both_ends
 
 
 def _write_floor(tail: list[pa.RecordBatch], file: Path) -> None:
@@ -89,7 +101,14 @@ def _write_floor(tail: list[pa.RecordBatch], file: Path) -> None:
         writer.write_table(newest)
 
 
-def _by_cpu(name: str, changes: int, ours: _Takes, floor: _Takes) -> Figure:
+def _read_ends(reader: Reader, ranges: dict[int, OffsetRange], file: Path) -> None:
+    passed_over(reader.read(ranges, stall_timeout_s=_STALL_S))
+    data = file.read_bytes()
+    hashlib.sha256(data)
+    pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+
+
+def _by_cpu(name: str, changes: int, ours: _Takes, floor: _Takes, floor_name: str) -> Figure:
     """Over all rounds; the lowest and the highest of ten in a row, which tell whether it stays as it is."""
     rates = [_rate(changes, ours.took[first : first + _WINDOW]) for first in range(0, _ROUNDS, _WINDOW)]
     return Figure(
@@ -98,8 +117,8 @@ def _by_cpu(name: str, changes: int, ours: _Takes, floor: _Takes) -> Figure:
         value=_rate(changes, ours.took),
         lowest=min(rates),
         highest=max(rates),
-        baseline_name=_FLOOR,
-        baseline=_rate(changes, floor.took),
+        baseline_name=floor_name,
+        baseline=_ROUNDS * changes / sum(one.cpu_s for one in floor.took) / 1e6,
         cpu_s=sum(one.cpu_s for one in ours.took),
         peak_bytes=max((one.peak_bytes or 0 for one in ours.took), default=0) or None,
         baseline_cpu_s=sum(one.cpu_s for one in floor.took),
