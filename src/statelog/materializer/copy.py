@@ -18,7 +18,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,6 +44,7 @@ from statelog.materializer.target import RoundTarget
 from statelog.reading import AtPosition, Converter, HeldPlan, Hold, Plan, Terms, plan_changes
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import Restart
 from statelog.schemas.ledger.state import LedgerState, Origin, copied_state
 from statelog.schemas.names import COPIER
@@ -335,7 +336,7 @@ class LogCopy(Round):
 
     # ---- comparing
 
-    def _put(self, target: RoundTarget) -> tuple[Manifest, CleanupPlan] | LostRound:
+    def _put(self, target: RoundTarget, read: Mapping[int, LastRecord]) -> tuple[Manifest, CleanupPlan] | LostRound:
         """After a last look at what the next manifest will name, which was read back already."""
         if self._source is not None and self._plan is not None:
             if self._verifies:
@@ -343,7 +344,7 @@ class LogCopy(Round):
             self._environment.crash("after-verify")
             if self._finishes and not self._is_alone:
                 self._check_quiet(self._source, self._plan)
-        return super()._put(target)
+        return super()._put(target, read)
 
     def _compare(self, source: Log, position: int) -> None:
         """Raise Corrupt unless the runs to be named hold the state of the source at the position."""

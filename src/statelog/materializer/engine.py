@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, TypeVar
@@ -36,6 +36,7 @@ from statelog.materializer.tasks import Task, TaskOutput, only
 from statelog.reading import CommittedChunk, Converter, SortedTail, replay
 from statelog.schemas.avro import datum_of
 from statelog.schemas.changes.replay_plan import ReplayPlan
+from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.snapshot.run_ref import RunRef, lanes
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata, row_groups_for
 from statelog.storage.kafka import STALL_TIMEOUT_S
@@ -60,12 +61,14 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """The runs that some tasks wrote, or that were read back, and how long that took, one after the other: of a write
-    only what was replayed for it counts, and `rows` are those that the replays came to.
+    only what was replayed for it counts, `rows` are those that the replays came to, and `last` the last record that was
+    read of each partition.
     """
 
     runs: tuple[RunRef, ...]
     seconds: float
     rows: int = 0
+    last: Mapping[int, LastRecord] = field(default_factory=dict[int, LastRecord])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,17 +139,14 @@ class LocalEngine:
             if error.facts.get("path") in self._local:
                 raise not_whole(error) from error
             raise
-        return self._kept(
-            [one for runs, _ in done for one in runs],
-            sum(replayed.seconds for _, replayed in done),
-            sum(replayed.rows for _, replayed in done),
-        )
+        runs = self._kept([one for found, _ in done for one in found])
+        return written_of(runs, [replayed for _, replayed in done])
 
     def write_tables(self, tables: Iterable[pa.Table], output: TaskOutput) -> Written:
         """Write sorted tables that come from elsewhere, as a task's; their runs are local files."""
         started_s = self._clock()
-        found = write_tables(tables, output, self._work)
-        return self._kept(found, self._clock() - started_s, sum(one.run.rows for one in found))
+        runs = self._kept(write_tables(tables, output, self._work))
+        return Written(runs=runs, seconds=self._clock() - started_s, rows=sum(run.rows for run in runs))
 
     def forget(self, runs: Sequence[RunRef]) -> None:
         """Remove those that are local files."""
@@ -167,9 +167,9 @@ class LocalEngine:
         self._in_threads(lambda run, _: upload_run(self._log.store, self._local.pop(run.path)), mine)
         return Written(runs=mine, seconds=sum(self._in_threads(timed, mine)))
 
-    def _kept(self, found: "Sequence[LocalRunRef]", seconds: float, rows: int) -> Written:
+    def _kept(self, found: "Sequence[LocalRunRef]") -> tuple[RunRef, ...]:
         self._local.update({one.run.path: one.written for one in found})
-        return Written(runs=tuple(one.run for one in found), seconds=seconds, rows=rows)
+        return tuple(one.run for one in found)
 
     def _in_threads(self, do: Callable[[P, Callable[[], None]], T], parts: Sequence[P]) -> list[T]:
         jobs = [partial(do, part) for part in parts]
@@ -190,10 +190,11 @@ class LocalRunRef(NamedTuple):
 
 @dataclass(slots=True)
 class Replayed:
-    """The rows that a task's replay came to so far, and the seconds that it took."""
+    """The rows that a task's replay came to so far, the seconds that it took, and the last records that it read."""
 
     rows: int = 0
     seconds: float = 0.0
+    last: dict[int, LastRecord] = field(default_factory=dict[int, LastRecord])
 
     def counted(self, tables: Iterator[pa.Table], clock: Callable[[], float]) -> Iterator[pa.Table]:
         """The tables, and the time until each of them is there."""
@@ -205,6 +206,16 @@ class Replayed:
                 return
             self.rows += table.num_rows
             yield table
+
+
+def written_of(runs: Sequence[RunRef], replays: Sequence[Replayed]) -> Written:
+    """What tasks wrote, of which these are the replays."""
+    return Written(
+        runs=tuple(runs),
+        seconds=sum(one.seconds for one in replays),
+        rows=sum(one.rows for one in replays),
+        last={partition: last for one in replays for partition, last in one.last.items()},
+    )
 
 
 def write_runs(
@@ -223,7 +234,7 @@ def write_runs(
         if task.replay is not None:
             # Among runs its deletes may hide something: they go in the merge, if at all.
             drop_deletes = output.drop_deletes and not runs
-            found = delta_tables(log, task.replay, converter, work, drop_deletes=drop_deletes)
+            found = delta_tables(log, task.replay, converter, work, drop_deletes=drop_deletes, last=replayed.last)
             tails = [replayed.counted(stack.enter_context(closing(found)), work.environment.clock)]
         merged = merged_runs(
             log.store,
@@ -246,7 +257,13 @@ def write_tables(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork
 
 
 def delta_tables(
-    log: Log, plan: ReplayPlan, converter: Converter, work: RoundWork, *, drop_deletes: bool
+    log: Log,
+    plan: ReplayPlan,
+    converter: Converter,
+    work: RoundWork,
+    *,
+    drop_deletes: bool,
+    last: dict[int, LastRecord] | None = None,
 ) -> Generator[pa.Table]:
     """Sorted tables with the last change of every key of the plan, values in the converter's schema. The log may be
     another one than the work's. `drop_deletes` leaves deletes out: only right where no older run exists. Raises
@@ -256,7 +273,12 @@ def delta_tables(
     try:
         for partitions in _together(plan, min(_TOGETHER_BYTES, work.fold_bytes)):
             chunks = replay(
-                reader, log.data_topic, only(plan, partitions), log.change_schema, stall_timeout_s=STALL_TIMEOUT_S
+                reader,
+                log.data_topic,
+                only(plan, partitions),
+                log.change_schema,
+                stall_timeout_s=STALL_TIMEOUT_S,
+                last=last,
             )
             yield from fold(
                 chunks,

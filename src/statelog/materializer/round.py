@@ -14,7 +14,7 @@ Invariants:
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -38,10 +38,11 @@ from statelog.materializer.events import log_event, shortfalls
 from statelog.materializer.merging import BackgroundMerge, Merging
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
+from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target, read_before
 from statelog.materializer.tasks import TaskOutput
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
+from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import Cuts, RunRef
@@ -253,7 +254,7 @@ class Round:
 
     def _publish_next(self, target: RoundTarget) -> CompletedRound | LostRound:
         """Write, upload, read back, put, and clean up if the slot is won."""
-        check_data(self._log, self._base, target)
+        check_data(self._log, self._base, target, read_before(self._base, target))
         delta = self._write_delta(target)
         self._passed("after-delta")
         self._runs, merged = self._merging.merge(self._runs, delta.output)
@@ -263,7 +264,7 @@ class Round:
             return published
         self._verified.add(published.runs)
         self._passed("after-upload")
-        won = self._put(target)
+        won = self._put(target, delta.written.last)
         if isinstance(won, LostRound):
             return won
         own, cleanup_plan = won
@@ -311,7 +312,8 @@ class Round:
 
     def _write_delta(self, target: RoundTarget) -> Delta:
         """Write what was committed, unless no change set was."""
-        plan = plan_replay(target.commits, range(self._log.descriptor.partitions), target.state.accepted)
+        partitions, before = range(self._log.descriptor.partitions), read_before(self._base, target)
+        plan = plan_replay(target.commits, partitions, target.state.accepted, before)
         output = self._output(target)
         if not plan.listed:
             return Delta(output)
@@ -336,9 +338,11 @@ class Round:
             for path in {run.path for run in self._runs} - named:
                 self._log.store.delete(path)
 
-    def _put(self, target: RoundTarget) -> tuple[Manifest, CleanupPlan] | LostRound:
-        """List all files, put the next manifest, and list again. Our manifest, if it won, and what that lets go."""
-        anchors = take_anchors(self._log, target.state, self._base)
+    def _put(self, target: RoundTarget, read: Mapping[int, LastRecord]) -> tuple[Manifest, CleanupPlan] | LostRound:
+        """List all files, put the next manifest, and list again. Our manifest, if it won, and what that lets go. `read`
+        are the last records that were read of data partitions.
+        """
+        anchors = take_anchors(self._log, target.state, self._base, read)
         listing = list(self._log.store.list())
         if DESCRIPTOR_PATH not in {info.path for info in listing}:
             self._log.manifests.check_place()

@@ -9,14 +9,17 @@ Invariants:
   commit's next offset.
 - The state is the fold of every ledger record below the target, and of none at or above it.
 - Before anything is read, for the ledger and every data partition: log start <= what replay needs <= log end, and every
-  anchor that still exists is the same record. Offsets whose loss a person accepted count as there. A log start that is
-  too high is OffsetGone, and the round asks for the newest manifest again before it believes that."""
+  anchor that still exists is the same record; where the replay begins right behind one, that compares it. Offsets whose
+  loss a person accepted count as there. A log start that is too high is OffsetGone, and the round asks for the newest
+  manifest again before it believes that.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import CommitBody, LossRange, given_up, not_given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
@@ -92,7 +95,23 @@ def check_ledger(log: Log, newest: Manifest | None) -> int:
     return there.end
 
 
-def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
+def read_before(newest: Manifest | None, target: RoundTarget) -> dict[int, LastRecord]:
+    """The anchors right below the first offset that is read of their partition: that read compares them, too, because
+    one of its own fetches all that follows, and throws it away.
+    """
+    if newest is None or target.state.accepted:
+        return {}
+    first = _first_listed(target)
+    return {
+        anchor.partition: LastRecord(anchor.offset, anchor.hash)
+        for anchor in newest.anchors
+        if anchor.topic == "data"
+        and first.get(anchor.partition) == anchor.offset + 1
+        and target.there[anchor.partition].start <= anchor.offset
+    }
+
+
+def check_data(log: Log, newest: Manifest | None, target: RoundTarget, but_anchors_of: Collection[int] = ()) -> None:
     """Before data is read, by what was accepted up to `target`. Raises as `check_ledger`."""
     needed, accepted = newest.next_offsets if newest else {}, target.state.accepted
     first = _first_listed(target) if log.retention_s is not None else None
@@ -101,7 +120,8 @@ def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
         # Where Kafka deletes by age, it deletes what no commit lists, too: nobody misses that.
         is_unlisted = first is not None and first.get(partition, held.start) >= held.start > end
         _check(log.data_topic, partition, held.start if is_unlisted else end, held, accepted)
-    check_data_anchors(log, newest, range(log.descriptor.partitions), accepted, target.there)
+    others = [partition for partition in range(log.descriptor.partitions) if partition not in but_anchors_of]
+    check_data_anchors(log, newest, others, accepted, target.there)
 
 
 def _first_listed(target: RoundTarget) -> dict[int, int]:

@@ -132,10 +132,11 @@ def _ranges(firsts: Sequence[int], end: int) -> list[range]:
 
 def only(plan: ReplayPlan, partitions: Sequence[int]) -> ReplayPlan:
     """What a plan has of some partitions."""
-    return ReplayPlan(
+    return replace(
+        plan,
         ranges={partition: plan.ranges.get(partition, ()) for partition in partitions},
         listed={partition: plan.listed[partition] for partition in partitions},
-        accepted=plan.accepted,
+        before={partition: plan.before[partition] for partition in partitions if partition in plan.before},
     )
 
 

@@ -23,6 +23,7 @@ from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head
 from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, plan_replay
 from statelog.schemas.ledger.handle import Handle
+from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import CommitBody
 from statelog.schemas.values.schema import ValueSchema, convert
 from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Reader, Record
@@ -57,16 +58,19 @@ def replay(
     *,
     stall_timeout_s: float,
     together: bool = True,
+    last: dict[int, LastRecord] | None = None,
 ) -> Iterator[CommittedChunk]:
     """Yield the committed chunks of `plan`, in offset order within a partition; small ones `together` as they come,
     because each costs what its objects cost. `change_schema` gives the Arrow schema of changes whose values have a
-    schema id. Raises IncompleteChangeSet, CorruptChunk, Unreadable, UnknownFormat, OffsetGone, BeyondEnd,
-    BrokerUnavailable.
+    schema id. At the end `last` has the last chunk's record of each partition. Raises IncompleteChangeSet,
+    AnchorMismatch, CorruptChunk, Unreadable, UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
     """
     checks = {partition: PartitionCheck(topic, partition, plan) for partition in plan.listed}
     waiting: dict[int, list[_Listed]] = {}
     waiting_bytes = 0
-    for found in _listed(reader, topic, plan, checks, stall_timeout_s=stall_timeout_s):
+    newest: dict[int, Record] = {}
+    for found in _listed(reader, topic, checks, stall_timeout_s=stall_timeout_s):
+        newest[found.record.partition] = found.record
         size_bytes = len(found.chunk.value)
         is_alone = not together or size_bytes >= _SMALL_BYTES
         if is_alone:
@@ -79,6 +83,8 @@ def replay(
     yield from _decode_all(topic, waiting, change_schema)
     for check in checks.values():
         check.finish()
+    if last is not None:
+        last |= {partition: LastRecord.of(*record[1:3]) for partition, record in newest.items()}
 
 
 class _Listed(NamedTuple):
@@ -89,18 +95,20 @@ class _Listed(NamedTuple):
 
 
 def _listed(
-    reader: Reader, topic: str, plan: ReplayPlan, checks: Mapping[int, PartitionCheck], *, stall_timeout_s: float
+    reader: Reader, topic: str, checks: Mapping[int, PartitionCheck], *, stall_timeout_s: float
 ) -> Iterator[_Listed]:
     """What lies at listed offsets and belongs there. What a foreign record stands in for is missed at the end."""
-    rounds = max((len(ranges) for ranges in plan.ranges.values()), default=0)
+    places = {partition: check.ranges for partition, check in checks.items()}
+    rounds = max((len(ranges) for ranges in places.values()), default=0)
     for i in range(rounds):
-        wanted = {p: OffsetRange(*ranges[i]) for p, ranges in plan.ranges.items() if i < len(ranges)}
+        wanted = {p: OffsetRange(*ranges[i]) for p, ranges in places.items() if i < len(ranges)}
         records = read_past(
             reader, wanted, stall_timeout_s=stall_timeout_s, counts=lambda p, offsets: checks[p].lists_any(*offsets)
         )
         for record in records:
             check = checks[record.partition]
             if not check.lists(record.offset):
+                check.compare(record.offset, record.value)
                 continue
             try:
                 decoded = decode_head(record.value)

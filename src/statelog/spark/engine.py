@@ -36,6 +36,7 @@ from statelog.materializer.engine import (
     not_whole,
     scratch_directory,
     write_runs,
+    written_of,
 )
 from statelog.materializer.outcome import RoundOutcome
 from statelog.materializer.round import run_round
@@ -192,11 +193,7 @@ class SparkEngine:
         found = self.do(TaskWork.of(self._where, identity, self._work.scratch.parent, tasks))
         done = [found[number] for number in range(len(tasks))]
         self._done.update({run.path: one for one in done for run in one.runs})
-        return Written(
-            runs=tuple(run for one in done for run in one.runs),
-            seconds=sum(one.replayed.seconds for one in done),
-            rows=sum(one.replayed.rows for one in done),
-        )
+        return written_of([run for one in done for run in one.runs], [one.replayed for one in done])
 
     def do(self, work: TaskWork) -> dict[int, TaskDone]:
         """What the tasks of a stage give, by number."""

@@ -13,6 +13,7 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
 from statelog.storage import LogOptions
+from statelog.storage.log.evidence import take_anchors
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.testing.kafka import MemoryKafka
@@ -130,6 +131,19 @@ def test_a_record_that_changed_behind_its_offset_is_an_anchor_mismatch(topic: st
     with pytest.raises(AnchorMismatch) as mismatch:
         twin.environment.run(run_round, log, settings)
     assert mismatch.value.facts["topic"] == topic
+    assert log.manifests.numbers() == [1]
+
+
+def test_the_anchors_of_a_round_are_those_of_the_records_that_are_there(tmp_path: Path) -> None:
+    """They are taken from what the round read, of partitions with and without news, as if they were read again."""
+    twin = TwinLog()
+    log, settings = twin.open(), settings_for(tmp_path, keep=9)  # None is truncated.
+    for changes in ({b"%d" % number: b"1" for number in range(50)}, {b"7": b"2"}, {b"8": b"3", b"9": None}):
+        twin.write(dict(changes))
+        twin.environment.run(run_round, log, settings)
+        newest = log.manifests.newest()
+        assert newest is not None
+        assert newest.anchors == take_anchors(log, newest.state, None)
 
 
 def test_a_quiet_ledger_is_skipped_until_records_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

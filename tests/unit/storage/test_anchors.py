@@ -4,6 +4,8 @@ import pytest
 
 from statelog.errors import AnchorMismatch
 from statelog.producer.writer import Writer
+from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan
+from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.snapshot.manifest import Anchor
 from statelog.storage.log.evidence import check_anchors, take_anchors
@@ -49,6 +51,23 @@ def test_another_record_in_the_place_is_noticed(topic: str) -> None:
         check_anchors(log, of(anchors, topic))
 
     assert caught.value.facts["offset"] == anchor.offset
+
+
+def test_one_that_is_read_with_what_follows_must_come() -> None:
+    """A replay begins with it, and where its offset has no record it is another history, too."""
+    before = LastRecord.of(4, b"chunk")
+    plan = ReplayPlan(ranges={0: ((5, 6), (40, 41))}, listed={0: {}}, accepted=(), before={0: before})
+    check = PartitionCheck("log", 0, plan)
+    assert check.ranges == ((4, 6), (40, 41))
+    with pytest.raises(AnchorMismatch) as caught:
+        check.finish()
+    assert caught.value.facts["offset"] == 4
+
+    with pytest.raises(AnchorMismatch):
+        check.compare(5, b"chunk")
+    check.compare(4, b"chunk")
+    check.compare(5, b"void")
+    check.finish()
 
 
 def test_truncated_and_given_up_records_prove_nothing() -> None:

@@ -7,16 +7,18 @@ Invariants:
 - A record at an offset that no commit lists is void, whatever its bytes: they are never looked at.
 - At the end every listed change set has exactly the chunks, changes and checksum that its commit names, each chunk at
   its offset. Of one whose offsets a person gave up in part, all the others are there.
+- A record that a plan has `before` what it reads is there, and the same.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from statelog.errors import IncompleteChangeSet
+from statelog.errors import AnchorMismatch, IncompleteChangeSet
 from statelog.schemas.changes.chunk import ChunkHead, combine_checksums
 from statelog.schemas.ledger.handle import Entry
+from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import CommitBody, LossRange, kept
 
 _FAR = 16
@@ -34,12 +36,14 @@ class WriterLife(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
     """What to read: by partition the offset ranges, ascending and disjoint, and the change sets that count, in ledger
-    order, each with the life of its writer. No two of a partition are equal: commits never overlap.
+    order, each with the life of its writer. No two of a partition are equal: commits never overlap. The record `before`
+    a partition's first range is read with it, where one is named, and must be that one.
     """
 
     ranges: Mapping[int, tuple[tuple[int, int], ...]]
     listed: Mapping[int, Mapping[Entry, WriterLife]]
     accepted: tuple[LossRange, ...]
+    before: Mapping[int, LastRecord] = field(default_factory=dict[int, LastRecord])
 
     @property
     def changes(self) -> int:
@@ -53,7 +57,10 @@ class ReplayPlan:
 
 
 def plan_replay(
-    commits: Iterable[CommitBody], partitions: Iterable[int], accepted: tuple[LossRange, ...] = ()
+    commits: Iterable[CommitBody],
+    partitions: Iterable[int],
+    accepted: tuple[LossRange, ...] = (),
+    before: Mapping[int, LastRecord] | None = None,
 ) -> ReplayPlan:
     """Plan the replay of valid commits, in ledger order, restricted to `partitions`."""
     listed: dict[int, dict[Entry, WriterLife]] = {partition: {} for partition in partitions}
@@ -69,7 +76,18 @@ def plan_replay(
         partition: tuple(left for start, end in _spans(entries) for left in kept(accepted, partition, start, end))
         for partition, entries in listed.items()
     }
-    return ReplayPlan(ranges=ranges, listed=listed, accepted=accepted)
+    return ReplayPlan(ranges=ranges, listed=listed, accepted=accepted, before=before or {})
+
+
+def another_record(topic: str, partition: int, offset: int) -> AnchorMismatch:
+    """The error for a record that is not the one that a snapshot was built on."""
+    return AnchorMismatch(
+        "a record is not the one that the newest snapshot was built on",
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        hint="The topic was restored, or lost its tail and grew again: restore it, or accept the loss by name",
+    )
 
 
 def _spans(entries: Collection[Entry]) -> list[tuple[int, int]]:
@@ -141,19 +159,38 @@ class PartitionCheck:
         self._topic = topic
         self._partition = partition
         lost = [hole for hole in plan.accepted if hole.partition == partition]
+        self._ranges = plan.ranges.get(partition, ())
+        self._before = plan.before.get(partition)
         self._lives = lives = plan.listed[partition]
         # Where commits are small, nearly all change sets are one chunk, which comes or not: no progress is kept of it.
         self._single = {entry.first_offset: entry for entry in lives if entry.chunks == 1 and not lost}
         self._sets = [_Progress(entry, life, lost) for entry, life in lives.items() if entry.chunks > 1 or lost]
         self._awaited = {progress.next[1]: progress for progress in self._sets if progress.next is not None}
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """What to read: the ranges of the plan, and the record before them."""
+        if self._before is None:
+            return self._ranges
+        (start, end), *others = self._ranges
+        return ((min(start, self._before.offset), end), *others)
+
     def lists(self, offset: int) -> bool:
-        """Whether the record at this offset counts. If not it is void."""
+        """Whether the record at this offset counts. If not it is void, or was read to be compared."""
         return offset in self._single or offset in self._awaited
 
     def lists_any(self, start: int, end: int) -> bool:
         """Whether a record of the offsets [start, end) counts, of those that are still to come."""
-        return any(start <= offset < end for offset in chain(self._single, self._awaited))
+        before = () if self._before is None else (self._before.offset,)
+        return any(start <= offset < end for offset in chain(before, self._single, self._awaited))
+
+    def compare(self, offset: int, value: bytes) -> None:
+        """A record that does not count. Raises AnchorMismatch if another one had to be there."""
+        before = self._before
+        if before is not None and offset >= before.offset:
+            if LastRecord.of(offset, value) != before:
+                raise another_record(self._topic, self._partition, before.offset)
+            self._before = None
 
     def add(self, offset: int, head: ChunkHead) -> None:
         """The chunk at a listed offset. Raises IncompleteChangeSet if it is not the one that is listed there."""
@@ -170,7 +207,11 @@ class PartitionCheck:
             self._sets.append(progress)
 
     def finish(self) -> None:
-        """Raise IncompleteChangeSet unless every listed change set came whole."""
+        """Raise IncompleteChangeSet unless every listed change set came whole, AnchorMismatch if the record before them
+        did not come.
+        """
+        if self._before is not None:
+            raise another_record(self._topic, self._partition, self._before.offset)
         for progress in chain(self._sets, map(self._begun, self._single.values())):
             if not progress.is_whole:
                 raise self._incomplete(progress, "chunks are missing" if progress.next else "its chunks differ")

@@ -29,10 +29,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from statelog.environment import Start
-from statelog.errors import AnchorMismatch, Corrupt, IdentityChanged, NotFound, OffsetGone, StatelogError, UnknownFormat
+from statelog.errors import Corrupt, IdentityChanged, NotFound, OffsetGone, StatelogError, UnknownFormat
 from statelog.schemas.changes.chunk import decode_head
+from statelog.schemas.changes.replay_plan import another_record
 from statelog.schemas.ledger.fold import LedgerFold
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import LossRange, given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
@@ -47,12 +48,16 @@ if TYPE_CHECKING:
     from statelog.storage.log.log import Log
 
 
-def take_anchors(log: "Log", state: LedgerState, previous: Manifest | None) -> tuple[Anchor, ...]:
+def take_anchors(
+    log: "Log", state: LedgerState, previous: Manifest | None, read: Mapping[int, LastRecord] | None = None
+) -> tuple[Anchor, ...]:
     """The last record below the ledger position and below each committed position.
 
-    The anchor of what did not move is taken over. Raises OffsetGone, BeyondEnd, BrokerUnavailable.
+    The anchor of what did not move is taken over, and so are the last records that were just `read` of data partitions.
+    Raises OffsetGone, BeyondEnd, BrokerUnavailable.
     """
     known = {a.partition: a for a in previous.anchors if a.topic == "data"} if previous else {}
+    known |= {partition: Anchor("data", partition, *found) for partition, found in (read or {}).items()}
     last = {p: end - 1 for p, end in state.committed_positions.items() if not given_up(state.accepted, p, end - 1, end)}
     held = {p: known[p] for p, offset in last.items() if p in known and known[p].offset == offset}
     moved = {p: offset for p, offset in last.items() if p not in held}
@@ -93,9 +98,7 @@ def check_anchors(
     for partition, offset in held.items():
         is_same = found.get(partition) == expected[partition].hash
         if not (is_same or (topic == log.ledger_topic and _is_restarted(log, offset))):
-            what = "a record is not the one that the newest snapshot was built on"
-            hint = "The topic was restored, or lost its tail and grew again: restore it, or accept the loss by name"
-            raise AnchorMismatch(what, topic=topic, partition=partition, offset=offset, hint=hint)
+            raise another_record(topic, partition, offset)
 
 
 def check_data_anchors(
