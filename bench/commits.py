@@ -3,18 +3,21 @@
 Beside each is a Kafka transaction of the same changes in the same partitions, and the floor: the two acknowledged round
 trips that no commit can do without, one of a record in each partition and one of a ledger record, by the
 client of a writer. Writers of one log own partitions of their own, and each transaction has a producer of its own; each
-is a thread. What is told of the slowest is the 99.9th percentile, so ask for thousands of commits.
+is a thread, and all begin once all are open. What is told of the slowest is the 99.9th percentile, so ask for thousands
+of commits.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from threading import Barrier
 
-from bench.figures import Figure, latency, timed
+from bench.figures import Figure, latency
 from bench.logs import bench_log
 from bench.plain import plain_topic
-from bench.run import commit_latencies
+from bench.run import commit_latencies, without_garbage
 from bench.setting import Setting
 from bench.workload import batches, pairs
 from statelog.producer import Writer
@@ -48,7 +51,7 @@ def _shape(setting: Setting, few: Changes, partitions: int, writers: int) -> lis
         least = _together([partial(_floor, log, *one) for one in zip(shares, sets, strict=True)], warm)
     with plain_topic(setting.bootstrap, partitions=partitions) as topic:
         theirs = topic.transaction_latencies
-        others = _together([partial(theirs, mine, share) for share, mine in zip(shares, sets, strict=True)], warm)
+        others = _together([partial(theirs, *one) for one in zip(sets, shares, strict=True)], warm)
     name = f"commit of {_CHANGES} changes, {partitions} partitions, {writers} writer{'s' if writers > 1 else ''}"
     return [
         latency(f"{name}{what}, {label}", share, took, "one Kafka transaction", others)
@@ -57,12 +60,13 @@ def _shape(setting: Setting, few: Changes, partitions: int, writers: int) -> lis
     ]
 
 
-def _ours(log: Log, share: Sequence[int], sets: list[Changes]) -> list[float]:
+def _ours(log: Log, share: Sequence[int], sets: list[Changes], ready: Callable[[], object]) -> list[float]:
     with Writer(log, f"bench-{share[0]}", partitions=share) as writer:
+        ready()
         return commit_latencies(writer, sets)
 
 
-def _floor(log: Log, share: Sequence[int], sets: list[Changes]) -> list[float]:
+def _floor(log: Log, share: Sequence[int], sets: list[Changes], ready: Callable[[], object]) -> list[float]:
     """Seconds of a record in each partition, and then of one in the ledger, for each set; none of them is a commit."""
     heads, entry = 400, 90  # About the bytes of a chunk beside its changes, and of a partition in a commit.
     with closing(log.kafka.producer()) as producer:
@@ -75,12 +79,15 @@ def _floor(log: Log, share: Sequence[int], sets: list[Changes]) -> list[float]:
                 producer.poll(0.2)
             assert all(one.offset >= 0 for one in told)
 
-        def commit(changes: Changes) -> None:
+        def commit(changes: Changes) -> float:
+            started_s = time.perf_counter()
             each = heads + sum(len(key) + len(value) for key, value in changes) // len(share)
             acknowledged(log.data_topic, [(partition, each) for partition in share])
             acknowledged(log.ledger_topic, [(0, heads + entry * len(share))])
+            return time.perf_counter() - started_s
 
-        return [timed(partial(commit, changes)) for changes in sets]
+        ready()
+        return [commit(changes) for changes in sets]
 
 
 def _sets(log: Log, few: Changes, owned: Sequence[int], count: int) -> list[Changes]:
@@ -94,7 +101,10 @@ def _sets(log: Log, few: Changes, owned: Sequence[int], count: int) -> list[Chan
     return [[mine[(number * _CHANGES + i) % len(mine)] for i in range(_CHANGES)] for number in range(count)]
 
 
-def _together(works: Sequence[Callable[[], list[float]]], warm: int) -> list[float]:
-    """The seconds of all works, each in a thread of its own, without those of the first commits of each."""
+def _together(works: Sequence[Callable[[Callable[[], object]], list[float]]], warm: int) -> list[float]:
+    """The seconds of all works, each in a thread of its own, without those of the first commits of each. Each begins
+    when all are ready.
+    """
+    ready = Barrier(len(works), without_garbage, timeout=120)
     with ThreadPoolExecutor(len(works)) as threads:
-        return [one for took in [threads.submit(work) for work in works] for one in took.result()[warm:]]
+        return [one for took in [threads.submit(work, ready.wait) for work in works] for one in took.result()[warm:]]

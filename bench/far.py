@@ -8,7 +8,7 @@ proxy. What the proxy takes by itself is in both.
 from bench.figures import Figure, latency
 from bench.logs import bench_log
 from bench.plain import plain_topic
-from bench.run import commit_latencies
+from bench.run import commit_latencies, without_garbage
 from bench.setting import Setting
 from bench.workload import batches, pairs
 from statelog.producer import Writer
@@ -36,6 +36,7 @@ def _at(setting: Setting, request_s: float) -> list[Figure]:
         with plain_topic(proxy.bootstrap) as topic:
             transaction = topic.transaction_latencies(sets)[warm:]
         with bench_log(proxy.bootstrap, setting.root) as log, Writer(log, "bench") as writer:
+            without_garbage()
             ours = commit_latencies(writer, sets)[warm:]
     name = f"commit of 100 changes, {request_s * 1e3:g} ms a request"
     return [

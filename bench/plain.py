@@ -3,7 +3,7 @@
 import contextlib
 import time
 import uuid
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -110,14 +110,18 @@ class PlainTopic:
         return [self._timed(producer, pairs) for pairs in sets]
 
     def transaction_latencies(
-        self, sets: list[list[tuple[bytes, bytes]]], partitions: Sequence[int] | None = None
+        self,
+        sets: list[list[tuple[bytes, bytes]]],
+        partitions: Sequence[int] | None = None,
+        ready: Callable[[], object] = lambda: None,
     ) -> list[float]:
         """Seconds to produce each set in a Kafka transaction and commit it; in some partitions, in turns, or wherever
-        the client puts a key.
+        the client puts a key. Waits before the first until it is `ready`.
         """
         of = partitions or [_ANY]
         producer = self._producer({"linger.ms": 0, "transactional.id": uuid.uuid4().hex})
         producer.init_transactions(30)
+        ready()
         found: list[float] = []
         for pairs in sets:
             started_s = time.perf_counter()
