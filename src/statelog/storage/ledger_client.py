@@ -49,9 +49,8 @@ def _nothing_to_verify(*, anew: bool = False) -> None:
 class _Applied(NamedTuple):
     """A record that was just folded, the fold's verdict, and whose it is, if it is a valid commit."""
 
-    record: LedgerRecord | None
+    taped: Taped
     void: Void | None
-    found: Record
     writer: str
 
 
@@ -188,7 +187,7 @@ class LedgerClient(Closing):
             self._take_newest()
             raise
         if self._tape is not None and isinstance(record, Open):  # It was looked at: others need not read it.
-            self._tape.put(Taped(landed.found, record))
+            self._tape.put(landed.taped)
         return landed.void
 
     def _landed(self, offset: int, record: LedgerRecord) -> _Applied:
@@ -210,7 +209,7 @@ class LedgerClient(Closing):
                 offset=offset,
                 hint="Open the writer again: that settles it",
             )
-        if self._newest.found.offset != offset or self._newest.record != record:
+        if self._newest.taped.found.offset != offset or self._newest.taped.record != record:
             raise self._lost("another record stands where ours was acknowledged", offset)
         return self._newest
 
@@ -246,15 +245,20 @@ class LedgerClient(Closing):
 
     def _shared(self, run: Run | None, max_age_s: float) -> list[Taped] | None:
         """What others know of what is to fold, if one of us has looked lately."""
-        if run is not None and run.looked_s is not None:
-            self._unread, self._read_s = [], max(run.looked_s, self._read_s or run.looked_s)
+        if run is not None and run.look is not None:
+            asked_s, _, end = run.look
+            found = sum(one.offset < end for one in self._unread)
+            # The last that was found is compared once more with what came behind it: that may be of a ledger that grew
+            # again, right to where this fold ended.
+            self._unread = self._unread[found - 1 :] if found < len(self._unread) else []
+            self._read_s = max(asked_s, self._read_s or asked_s)
         return None if run is None or self._is_over_due(self._read_s, max_age_s) else run.new
 
     def _believe(self, new: list[Taped]) -> None:
         """Fold what nobody has read for us: the next read compares it."""
         self._unread = self._unread or [one for one in (self.last,) if one is not None]
         self._fold(new)
-        self._unread += [LastRecord.of(found.offset, found.value) for found, _ in new]
+        self._unread += [one.last for one in new]
 
     def _follow(self, end_position: int, *, takes: bool = False, most_bytes: int = sys.maxsize) -> None:
         """Read and fold what is below `end_position`, if need be from a newer base."""
@@ -301,7 +305,8 @@ class LedgerClient(Closing):
     def _fold(self, new: Iterable[Taped], *, takes: bool = False, most_bytes: int = sys.maxsize) -> None:
         """Fold one record after the other, until the commits that it takes have `most_bytes` together."""
         self._taken_bytes = 0
-        for found, record in new:
+        for taped in new:
+            found, record = taped.found, taped.record
             # An exception from here to the next record, Ctrl-C included, would drop a commit that is folded already.
             self._weigh(found.offset, record)
             self._is_torn = True
@@ -309,7 +314,7 @@ class LedgerClient(Closing):
             live = self.fold.live_epoch(record.epoch) if isinstance(record, Commit) else None
             void = self.fold.apply(found.offset, record)
             self._last = found
-            self._newest = _Applied(record, void, found, live.writer if live else "")
+            self._newest = _Applied(taped, void, live.writer if live else "")
             if takes:
                 self._take_newest()
             self._is_torn = False
@@ -322,12 +327,13 @@ class LedgerClient(Closing):
     def _take_newest(self) -> None:
         """Keep the record that was folded last for `read_to` to return, once, if it is a valid commit."""
         newest = self._newest
-        if newest is None or newest.void is not None or not isinstance(newest.record, Commit):
+        if newest is None or newest.void is not None or not isinstance(newest.taped.record, Commit):
             return
-        place = Place(newest.found.offset + 1, LastRecord.of(newest.found.offset, newest.found.value))
+        found, commit = newest.taped.found, newest.taped.record
+        place = Place(found.offset + 1, LastRecord.of(found.offset, found.value))
         if not self._valid or self._valid[-1].place != place:
-            self._valid.append(ValidCommit(newest.writer, newest.record, newest.found.timestamp_ms, place))
-            self._taken_bytes += len(newest.record.body)
+            self._valid.append(ValidCommit(newest.writer, commit, found.timestamp_ms, place))
+            self._taken_bytes += len(commit.body)
 
     def _weigh(self, offset: int, record: LedgerRecord | None) -> None:
         """Note a record that proves a lost tail. Only a Restart behind it speaks for a person who accepted that."""

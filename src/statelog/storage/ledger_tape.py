@@ -4,8 +4,8 @@ A record is sent once; its outcome is an offset, or not known. Then the producer
 still land, and the next Open settles it.
 
 Who is told that its commit was appended puts it down here, and so does who reads; who folds takes it from here. What
-nobody here knows one reads, and the others wait for it. Each still folds for itself: what is shared are values, so that
-whatever becomes of one, the others go on. Thread-safe.
+nobody here knows one reads, and the others wait for it, each for what it lacks. Each still folds for itself: what is
+shared are values, so that whatever becomes of one, the others go on. Thread-safe.
 
 Invariants:
 - What was read counts above what was acknowledged at its offset.
@@ -18,7 +18,8 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from threading import Condition, Lock, get_ident
+from dataclasses import dataclass
+from threading import Lock, get_ident
 from typing import NamedTuple
 
 from statelog.errors import OutcomeUnknown, Unavailable
@@ -30,15 +31,25 @@ from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, Record, r
 _POLL_S = 0.2
 _MOST_RECORDS = 4096
 _MOST_BYTES = 4 << 20
-_ANSWER_S = 0.01
+_ANSWER_S = 0.05
 _READ_S = 1.0
+_NOBODY = 0
 
 
-class Taped(NamedTuple):
+@dataclass(slots=True)
+class Taped:
     """A record as it was found, and as it is decoded. Of one that was acknowledged the time is not known."""
 
     found: Record
     record: LedgerRecord | None
+    hashed: LastRecord | None = None
+
+    @property
+    def last(self) -> LastRecord:
+        """What it is compared by: hashed when somebody asks, and once for all."""
+        if self.hashed is None:
+            self.hashed = LastRecord.of(self.found.offset, self.found.value)
+        return self.hashed
 
 
 class Look(NamedTuple):
@@ -52,10 +63,25 @@ class Look(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Records without a gap, and when one who follows has looked at the ledger where they lie, if that is known."""
+    """Records without a gap, and the newest look that counts for their taker, if there is one: what that one has not
+    read and lies below the look's end has been found.
+    """
 
     new: list[Taped]
-    looked_s: float | None
+    look: Look | None
+
+
+class _Gap:
+    """Who waits for the records from `start` to `end`, of which those whose outcome is `asked` may be some."""
+
+    __slots__ = ("asked", "bell", "end", "start")
+
+    def __init__(self, start: int, end: int, asked: set[object]) -> None:
+        self.start = start
+        self.end = end
+        self.asked = asked
+        self.bell = Lock()
+        self.bell.acquire()
 
 
 class LedgerTape:
@@ -65,7 +91,9 @@ class LedgerTape:
         self._taped: dict[int, Taped] = {}
         self._size_bytes = 0
         self._under_way: dict[object, int] = {}
-        self._news = Condition()
+        """What was sent and has no answer yet, and the thread that will be told."""
+        self._gaps: list[_Gap] = []
+        self._lock = Lock()
         self._reading = Lock()
         self.look: Look | None = None
         """The newest look at the ledger itself."""
@@ -75,20 +103,20 @@ class LedgerTape:
         token = object()
 
         def answer(offset: int) -> None:
-            with self._news:
+            with self._lock:
                 if self._under_way.pop(token, None) is not None and offset >= 0 and offset not in self._taped:
                     self._put(Taped(Record(0, offset, value, -1), commit))
-                self._news.notify_all()
+                self._tell()
 
         self._under_way[token] = get_ident()
         return answer
 
     def put(self, *taped: Taped) -> None:
         """These were read."""
-        with self._news:
+        with self._lock:
             for one in taped:
                 self._put(one)
-            self._news.notify_all()
+            self._tell()
 
     def at(self, offset: int) -> Taped | None:
         """The record there, if it is known."""
@@ -96,16 +124,18 @@ class LedgerTape:
 
     def run(self, last: LastRecord, end: int, unread: Iterable[LastRecord] = ()) -> Run | None:
         """All behind the record `last` up to `end`; None if one is missing, or `last` is another one here. A look
-        counts only if it has found those up to `last` that the taker has `unread`, too.
+        counts only if it has found all below its end that the taker has `unread`, and there is such a record or it
+        reaches beyond `last`: who has gone on meanwhile need not look for itself.
         """
-        with self._news:
+        with self._lock:
             new, first, look = self._between(last.offset + 1, end), self._taped.get(last.offset), self.look
-        if new is None or first is None or not _is_same(first.found, last):
+        if new is None or first is None or first.last != last:
             return None
-        is_looked = look is not None and look.start < end and look.end > last.offset
-        if look is not None and is_looked:
-            is_looked = all(one.offset >= look.start and self._is_here(one) for one in unread)
-        return Run(new, look.asked_s if look is not None and is_looked else None)
+        if look is None or look.start >= end:
+            return Run(new, None)
+        below = [one for one in unread if one.offset < look.end]
+        is_found = all(one.offset >= look.start and self._is_here(one) for one in below)
+        return Run(new, look if is_found and (below or look.end > last.offset) else None)
 
     def looked(self, look: Look) -> None:
         """Somebody has looked at the ledger."""
@@ -119,13 +149,27 @@ class LedgerTape:
             return False
         first, end = sorted((place, last), key=lambda one: one.offset)
         found = self._taped.get(end.offset)
-        return found is not None and _is_same(found.found, end) and self.run(first, end.offset + 1) is not None
+        return found is not None and found.last == end and self.run(first, end.offset + 1) is not None
 
     def await_run(self, last: LastRecord, end: int, unread: Iterable[LastRecord] = ()) -> Run | None:
-        """As `run`, once what other threads have sent is answered, if that may be what is missing."""
-        with self._news:
-            self._news.wait_for(lambda: self._between(last.offset, end) is not None or not self._others(), _ANSWER_S)
+        """As `run`, once what other threads have sent until now is answered, if that may be what is missing."""
+        with self._lock:
+            ours = (get_ident(), _NOBODY)
+            asked = {sent for sent, thread in list(self._under_way.items()) if thread not in ours}
+            gap = _Gap(last.offset, end, asked)
+            is_awaited = self._is_open(gap)
+            if is_awaited:
+                self._gaps.append(gap)
+        if is_awaited and not gap.bell.acquire(timeout=_ANSWER_S):
+            with self._lock:  # What is not answered by now is not waited for again.
+                self._under_way.update(dict.fromkeys(gap.asked & self._under_way.keys(), _NOBODY))
+                self._tell()
         return self.run(last, end, unread)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for what is under way right now."""
+        return bool(self._gaps)
 
     @property
     def is_read(self) -> bool:
@@ -149,10 +193,20 @@ class LedgerTape:
 
     def _is_here(self, one: LastRecord) -> bool:
         taped = self._taped.get(one.offset)
-        return taped is not None and _is_same(taped.found, one)
+        return taped is not None and taped.last == one
 
-    def _others(self) -> bool:
-        return any(thread != get_ident() for thread in list(self._under_way.values()))
+    def _tell(self) -> None:
+        """Wake those, and only those, who wait for nothing any more."""
+        if self._gaps:
+            over = [gap for gap in self._gaps if not self._is_open(gap)]
+            self._gaps = [gap for gap in self._gaps if gap not in over]
+            for gap in over:
+                gap.bell.release()
+
+    def _is_open(self, gap: _Gap) -> bool:
+        while gap.start < gap.end and gap.start in self._taped:
+            gap.start += 1
+        return gap.start < gap.end and any(self._under_way.get(sent) for sent in gap.asked)
 
     def _put(self, taped: Taped) -> None:
         known = self._taped.get(taped.found.offset)
@@ -160,10 +214,6 @@ class LedgerTape:
         self._taped[taped.found.offset] = taped
         while len(self._taped) > _MOST_RECORDS or self._size_bytes > _MOST_BYTES:
             self._size_bytes -= len(self._taped.pop(next(iter(self._taped))).found.value)
-
-
-def _is_same(found: Record, last: LastRecord) -> bool:
-    return LastRecord.of(found.offset, found.value) == last
 
 
 # ---- append

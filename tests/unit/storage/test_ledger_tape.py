@@ -14,6 +14,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import Commit
+from statelog.storage import ledger_tape
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
 from statelog.storage.ledger_tape import LedgerTape, Taped
@@ -21,6 +22,7 @@ from statelog.testing.kafka import MemoryReader
 from tests.support.faults.breaking_kafka import BreakingKafka
 from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import key_in, twin_rig
+from tests.support.waiting import wait_for
 
 _WRITERS = 20
 _COMMIT = Commit(epoch=0, nonce=b"n" * 16, base=NO_CHECKPOINT, checkpoint=Checkpoint(1, b"n" * 16), extents=())
@@ -156,6 +158,45 @@ def test_a_ledger_that_lost_what_was_acknowledged_is_noticed(twenty: Twenty) -> 
         twenty.writers[number].close()
 
 
+def test_who_goes_on_while_another_looks_need_not_look(
+    twenty: Twenty, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks take long where many commit: else each of those who went on would look in turn, behind one another."""
+    twenty.commit_all()
+    twenty.now_s += LOOK_AGAIN_S * 0.6
+    read, others = MemoryReader.read, iter([(1, 2, 3)])
+
+    def slow(self: MemoryReader, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
+        found = list(read(self, ranges, stall_timeout_s=stall_timeout_s))
+        for number in next(others, ()):
+            twenty.commit(number)
+        return iter(found)
+
+    monkeypatch.setattr(MemoryReader, "read", slow)
+    for number in (0, 1, 2, 3, 0):
+        twenty.commit(number)
+    assert reads["all"] == 1
+    twenty.now_s += LOOK_AGAIN_S * 0.6
+    twenty.commit(1)
+    assert reads["all"] == 2, "it counts for as long as for who took it"
+
+
+def test_a_loss_behind_the_look_that_another_took_is_noticed(twenty: Twenty) -> None:
+    """Also by a writer whose next commit landed right at the end of its fold, where the lost records had been."""
+    end, cluster = twenty.commit_all()[-1] + 1, twenty.rig.cluster
+    twenty.now_s += LOOK_AGAIN_S * 0.6
+    with twenty.log.ledger.client(clock=twenty.environment.clock, tape=twenty.log.ledger_tape) as looks:
+        looks.fold_to(end)
+    cluster.lose_tail("l.ledger", 0, end - 5)
+    with twenty.rig.open() as elsewhere:
+        write_all(elsewhere.kafka, "l.ledger", 0, [b"somebody's"] * 5)
+    assert [twenty.commit(number) for number in (_WRITERS - 1, 0, _WRITERS - 1)] == [end, end + 1, end + 2]
+    twenty.now_s += LOOK_AGAIN_S
+    with pytest.raises(DataLoss):
+        twenty.commit(_WRITERS - 1)
+    twenty.writers[-1].close()
+
+
 def test_what_was_put_down_before_a_tail_was_lost_is_not_joined_to_what_grew_since(twenty: Twenty) -> None:
     """Who opens reads past it, from below the loss: an idle writer, whose Open is lost, does not go on from there."""
     idle = twenty.writers[-1]
@@ -273,6 +314,26 @@ def test_what_another_thread_has_sent_is_waited_for() -> None:
         wanted.join()
     assert offsets(tape, 3, 5) == [4]
     tape.sending(_COMMIT, b"v")
+    assert tape.await_run(LastRecord.of(3, b"v"), 6) is None
+
+
+def test_what_is_not_answered_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is what was sent since: it lies behind."""
+    monkeypatch.setattr(ledger_tape, "_ANSWER_S", 60.0)
+    tape = LedgerTape()
+    tape.put(taped(3))
+    with ThreadPoolExecutor(1) as sender, ThreadPoolExecutor(1) as waiter:
+        first = sender.submit(tape.sending, _COMMIT, b"v").result()
+        waiting = waiter.submit(tape.await_run, LastRecord.of(3, b"v"), 6)
+        wait_for(lambda: tape.is_awaited, "nobody waits", timeout_s=20)
+        tape.sending(_COMMIT, b"v")
+        first(4)
+        assert waiting.result(20) is None
+    monkeypatch.setattr(ledger_tape, "_ANSWER_S", 0.01)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(tape.sending, _COMMIT, b"v").result()
+    assert tape.await_run(LastRecord.of(3, b"v"), 6) is None
+    monkeypatch.setattr(ledger_tape, "_ANSWER_S", 60.0)
     assert tape.await_run(LastRecord.of(3, b"v"), 6) is None
 
 

@@ -40,8 +40,10 @@ from statelog.storage.kafka.errors import (
 from statelog.storage.kafka.native import ProcessGuard, close_consumer, last_error, make_client, native
 from statelog.storage.kafka.positions import HighWater
 
-_BATCH = 16
-"""Records taken at once; the client waits for all of them if it may, so a batch is only taken from what is there."""
+_BATCH, _MOST = 16, 512
+"""Records taken at once, of small ones more and more: in a process with busy threads each call waits for its turn. The
+client waits for all of them if it may, so a batch is only taken from what is there."""
+_SMALL_BYTES = 1 << 16
 _POLL_S = 0.1
 _SILENCE_S = 1.0
 """Nothing came for so long: time to ask what was not asked at the beginning, whether it is all there."""
@@ -142,6 +144,7 @@ class ConfluentReader:
         self._guard = ProcessGuard("reader")
         self._native: confluent_kafka.Consumer | None = None
         self._turn = 0
+        self._batch = _BATCH
         self._last_error = ""
         self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
         self._stuck: tuple[int, int, str] | None = None
@@ -218,8 +221,10 @@ class ConfluentReader:
     def _fetch(self) -> list[confluent_kafka.Message]:
         """All that is there, up to a batch; or the next message as soon as it comes."""
         client = self._client()
-        messages = native(client.consume, _BATCH, 0.0)
+        messages = native(client.consume, self._batch, 0.0)
         if messages:
+            is_small = sum(len(one.value() or b"") for one in messages) <= _SMALL_BYTES
+            self._batch = min(2 * self._batch, _MOST) if is_small else _BATCH
             return messages
         message = native(client.poll, _POLL_S)
         return [] if message is None else [message]
