@@ -175,6 +175,9 @@ class ChangeSet:
         return self._entries
 
     def _send(self, outbox: Outbox, changes: Changes) -> None:
+        if outbox.in_flight_chunks:  # Else no report is due.
+            outbox.poll()
+            outbox.check()
         pieces = list(_pieces(outbox, changes))
         witness = outbox.witness()
         for partition, piece in pieces:
@@ -182,8 +185,6 @@ class ChangeSet:
         for partition, piece in pieces:  # While the brokers have the chunks.
             self._add_key_groups(outbox.grant.descriptor, partition, piece)
         outbox.meter.changes += changes.num_rows
-        outbox.poll()
-        outbox.check()
 
     def _send_chunk(self, outbox: Outbox, partition: int, changes: Changes, witness: Place) -> None:
         grant = outbox.grant
