@@ -39,7 +39,8 @@ class FewChanges(NamedTuple):
         cls, keys: Sequence[bytes], values: Sequence[bytes | None], key_groups: int, prefix_bytes: int | None = None
     ) -> "FewChanges":
         """Changes in any order, of a log that hashes its keys."""
-        groups = [crc32(key[:prefix_bytes]) % key_groups for key in keys]
+        hashed = keys if prefix_bytes is None else [key[:prefix_bytes] for key in keys]
+        groups = [crc32(key) % key_groups for key in hashed]
         order = sorted(range(len(groups)), key=groups.__getitem__)
         return cls([groups[i] for i in order], [keys[i] for i in order], [values[i] for i in order])
 
