@@ -3,6 +3,9 @@
 A table of a snapshot and a tail: pyarrow reads the snapshot's runs, checks nothing and merges nothing. A dict of a log:
 the client reads the same records, and two lists that are there already become a dict. Many small commits: the client
 reads the same records.
+
+Each of these leaves out work that no restore can do without, so a second floor does that, too. It is told beforehand
+what takes the finding: which rows of the runs the tail replaces, which are the newest, where a chunk's batch begins.
 """
 
 import gc
@@ -12,7 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import xxhash
 
 from bench.figures import Figure, Took, rate, timed
 from bench.logs import bench_log, bulk_append, passed_over, read_records
@@ -23,6 +28,7 @@ from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Writer
 from statelog.recovery import recover
+from statelog.schemas.changes.chunk import decode_head
 
 __all__ = ["restore"]
 
@@ -48,9 +54,19 @@ def _to_arrow(setting: Setting) -> list[Figure]:
         bulk_append(log, tail, commits=5)
         with recover(log) as recovery:
             files = [setting.root / log.name / part.run.path for part in recovery.plan.runs]
-        ours, floor = _in_turns(setting, lambda: recover(log).to_arrow(), lambda: _read(files))
-    count = keys + setting.keys
-    return _rates("restore to Arrow, 10 x the keys and a tail", count, ours, "read_table of the runs", keys, floor)
+        replaced = pa.concat_arrays([batch.column("key") for batch in tail])
+        is_left = pc.invert(pc.is_in(_read(files).column("key"), value_set=replaced))
+
+        def without_replaced() -> pa.Table:
+            passed_over(read_records(log))
+            return _read(files).filter(is_left)
+
+        ours, floor, least = _in_turns(setting, lambda: recover(log).to_arrow(), lambda: _read(files), without_replaced)
+    work, count = "restore to Arrow, 10 x the keys and a tail", keys + setting.keys
+    return [
+        *_rates(work, count, ours, "read_table of the runs", keys, floor),
+        *_rates(work, count, ours, "read_table less what the tail replaces, and the client", count, least),
+    ]
 
 
 def _read(files: list[Path]) -> pa.Table:
@@ -68,8 +84,21 @@ def _to_dict(setting: Setting) -> list[Figure]:
             passed_over(read_records(log))
             return dict(zip(keys, values, strict=True))
 
-        ours, least = _in_turns(setting, lambda: recover(log).to_dict(), floor)
-    return _rates("restore to a dict", setting.changes, ours, "client and one dict", setting.changes, least)
+        newest = recover(log).to_arrow().select(["key", "value"]).to_batches()
+
+        def of_new_bytes() -> dict[bytes, bytes]:
+            passed_over(read_records(log))
+            made: dict[bytes, bytes] = {}
+            for batch in newest:
+                made.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+            return made
+
+        ours, least, anew = _in_turns(setting, lambda: recover(log).to_dict(), floor, of_new_bytes)
+    work, count = "restore to a dict", setting.changes
+    return [
+        *_rates(work, count, ours, "client and one dict", count, least),
+        *_rates(work, count, ours, "client and one dict of new keys and values", count, anew),
+    ]
 
 
 def _small_commits(setting: Setting) -> list[Figure]:
@@ -79,17 +108,35 @@ def _small_commits(setting: Setting) -> list[Figure]:
             for batch in few:
                 writer.append_batch(batch)
                 writer.commit()
-        ours, floor = _in_turns(setting, lambda: recover(log).to_dict(), lambda: passed_over(read_records(log)))
-    count = _SMALL * len(few)
-    return _rates("restore to a dict, commits of 100 changes", count, ours, "client alone", count, floor)
+        begins = {(one.partition, one.offset): _batch_at(one.value) for one in read_records(log)}
+        schema = log.change_schema(0)
+
+        def batches_alone() -> None:
+            for one in read_records(log):
+                xxhash.xxh3_64_intdigest(one.value)
+                message = pa.ipc.read_message(pa.py_buffer(one.value).slice(begins[one.partition, one.offset]))
+                pa.ipc.read_record_batch(message, schema)
+
+        ours, floor, decoded = _in_turns(
+            setting, lambda: recover(log).to_dict(), lambda: passed_over(read_records(log)), batches_alone
+        )
+    work, count = "restore to a dict, commits of 100 changes", _SMALL * len(few)
+    return [
+        *_rates(work, count, ours, "client alone", count, floor),
+        *_rates(work, count, ours, "client, a hash and Arrow's batch of each chunk", count, decoded),
+    ]
 
 
-def _in_turns(
-    setting: Setting, ours: Callable[[], object], floor: Callable[[], object]
-) -> tuple[list[Took], list[Took]]:
-    found: tuple[list[Took], list[Took]] = ([], [])
+def _batch_at(value: bytes) -> int:
+    decoded = decode_head(value)
+    assert decoded is not None, "a log of the benchmark's own has chunks and nothing else"
+    return decoded[1]
+
+
+def _in_turns(setting: Setting, *works: Callable[[], object]) -> list[list[Took]]:
+    found = [list[Took]() for _ in works]
     for _ in range(setting.rounds):
-        for work, took in zip((ours, floor), found, strict=True):
+        for work, took in zip(works, found, strict=True):
             gc.collect()
             took.append(timed(work))
     return found

@@ -15,7 +15,7 @@ from bench.setting import Setting
 from bench.workload import batches
 from statelog.reading.replay import replay
 from statelog.recovery import recover
-from statelog.recovery.rocksdb_target import raw_keys
+from statelog.recovery.rocksdb_target import raw_keys, rocksdb_options
 from statelog.storage import Log
 
 __all__ = ["rocksdb"]
@@ -26,16 +26,20 @@ _BUFFER_BYTES = 128 << 20
 
 def rocksdb(setting: Setting) -> list[Figure]:
     """The whole log into RocksDB, nothing materialized, beside write batches of every change, and of folded rows; and
-    beside its floor, which is the fold that both need.
+    beside its two floors: the fold that both need, and an SST file of rows that are sorted and Python's bytes already.
     """
-    seconds: dict[str, list[float]] = {"sst": [], "changes": [], "folded": [], "fold": []}
+    seconds: dict[str, list[float]] = {"sst": [], "changes": [], "folded": [], "fold": [], "rows": []}
     with bench_log(setting.bootstrap, setting.root) as log:
         bulk_append(log, batches(setting.changes, setting.keys), commits=10)
+        rows = recover(log).to_arrow(ordered=True).combine_chunks().to_batches()
+        pairs = [(raw_keys(batch).to_pylist(), batch.column("value").to_pylist()) for batch in rows]
+        del rows
         for _ in range(setting.rounds):
             seconds["changes"].append(_into_new(lambda path: _load(path, _changes(log))))
             seconds["folded"].append(_into_new(lambda path: _load(path, _folded(log))))
             seconds["sst"].append(_into_new(lambda path: recover(log).to_rocksdb(path)))
             seconds["fold"].append(timed(lambda: recover(log).to_arrow()))
+            seconds["rows"].append(_into_new(lambda path: _write(path, pairs)))
     ours = "recovery to RocksDB, SST files"
     return [
         rate(ours, setting.changes, seconds["sst"], name, [(setting.changes, second) for second in seconds[key]])
@@ -43,6 +47,7 @@ def rocksdb(setting: Setting) -> list[Figure]:
             ("write batches, every change", "changes"),
             ("folded, then write batches", "folded"),
             ("the fold alone, to Arrow", "fold"),
+            ("an SST file of sorted rows alone", "rows"),
         )
     ]
 
@@ -61,6 +66,15 @@ def _changes(log: Log) -> Iterable[pa.RecordBatch]:
 
 def _folded(log: Log) -> Iterable[pa.RecordBatch]:
     return recover(log).to_arrow().to_batches(max_chunksize=_BATCH_ROWS)
+
+
+def _write(path: Path, pairs: list[tuple[list[bytes], list[bytes]]]) -> None:
+    """What the library takes for one row a call, with the options of a recovery."""
+    writer = rocksdict.SstFileWriter(rocksdb_options())
+    writer.open(str(path))
+    for keys, values in pairs:
+        deque(map(writer.__setitem__, keys, values), maxlen=0)
+    writer.finish()
 
 
 def _load(path: Path, found: Iterable[pa.RecordBatch]) -> None:
