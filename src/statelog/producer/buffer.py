@@ -171,8 +171,8 @@ class ChangeBuffer:
             raise
 
     def extend(self, table: object) -> Iterator[bool]:
-        """Buffer the many changes of an Arrow table or record batch, piece by piece; after each whether the buffer is
-        full, so that the caller takes them as they come.
+        """Buffer the many changes of an Arrow table or record batch, piece by piece; after each whether the caller
+        takes them: the buffer is full, or the piece is large enough that to join it with the next one would not pay.
 
         Columns: `key`, optional `op` (0 or "put", 1 or "delete"), `key_group` if the caller places keys, and the
         value: one column `value`, or for typed values the fields themselves.
@@ -187,8 +187,8 @@ class ChangeBuffer:
         self._roll_lists()
         ready = deque(self._maker.of_batch(piece) for piece in cut(table, self._settings.roll_bytes))
         while ready:
-            self._keep(ready.popleft())
-            yield self.full
+            size = self._keep(ready.popleft())
+            yield self.full or size >= self._settings.roll_bytes // 2
 
     def take(self) -> Changes | None:
         """Empty the buffer: all changes in order, or None if there are none."""
@@ -285,9 +285,12 @@ class ChangeBuffer:
                 return found.restated(key=ascii(key)[:200])
         return error
 
-    def _keep(self, batch: pa.RecordBatch) -> None:
+    def _keep(self, batch: pa.RecordBatch) -> int:
+        """Take a batch in; returns its size."""
+        size = about_bytes(batch)
         self._batches.append(batch)
-        self._batch_bytes += about_bytes(batch)
+        self._batch_bytes += size
+        return size
 
 
 def hint_for_value(value: object) -> str:

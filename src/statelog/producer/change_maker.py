@@ -187,12 +187,13 @@ class ChangeMaker:
 
 
 def cut(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The rows in order, in pieces of about `piece_bytes`, without copying and without empty ones.
+    """The rows in order, in equal pieces of at most about `piece_bytes`, without copying and without empty ones.
 
-    Where large values lie close together a piece is halved until it is far from Arrow's 2 GiB.
+    Larger pieces cost a writer more: what is made of one is then more than the allocator keeps, and is mapped anew for
+    each. Where large values lie close together a piece is halved until it is far from Arrow's 2 GiB.
     """
     for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
-        pieces = max(1, batch.nbytes // piece_bytes)
+        pieces = max(1, -(-batch.nbytes // piece_bytes))
         rows = -(-batch.num_rows // pieces)
         for start in range(0, batch.num_rows, max(1, rows)):
             yield from _halved(batch.slice(start, rows), max(piece_bytes, _MOST_PIECE_BYTES))
