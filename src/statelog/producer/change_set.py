@@ -31,7 +31,7 @@ from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.schemas.arrays import fits
 from statelog.schemas.changes.changes import chunk_slices, split
 from statelog.schemas.changes.chunk import combine_checksums, encode_chunk
-from statelog.schemas.changes.few import Changes, FewChanges, key_groups_in
+from statelog.schemas.changes.few import Changes, FewChanges, KeyGroups, key_groups_in
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, to_bitmap
 from statelog.schemas.ledger.handle import Entry, gaps_of
@@ -178,15 +178,17 @@ class ChangeSet:
         if outbox.in_flight_chunks:  # Else no report is due.
             outbox.poll()
             outbox.check()
-        pieces = list(_pieces(outbox, changes))
+        pieces = [(partition, piece, key_groups_in(piece)) for partition, piece in _pieces(outbox, changes)]
         witness = outbox.witness()
-        for partition, piece in pieces:
-            self._send_chunk(outbox, partition, piece, witness)
-        for partition, piece in pieces:  # While the brokers have the chunks.
-            self._add_key_groups(outbox.grant.descriptor, partition, piece)
+        for partition, piece, key_groups in pieces:
+            self._send_chunk(outbox, partition, piece, key_groups, witness)
+        for partition, _, key_groups in pieces:  # While the brokers have the chunks.
+            self._add_key_groups(outbox.grant.descriptor, partition, key_groups)
         outbox.meter.changes += changes.num_rows
 
-    def _send_chunk(self, outbox: Outbox, partition: int, changes: Changes, witness: Place) -> None:
+    def _send_chunk(
+        self, outbox: Outbox, partition: int, changes: Changes, key_groups: KeyGroups, witness: Place
+    ) -> None:
         grant = outbox.grant
         part = self._parts.setdefault(partition, _PartitionPart())
         chunk = encode_chunk(
@@ -197,7 +199,7 @@ class ChangeSet:
             value_schema_id=grant.value_schema.id,
             witness=witness,
             key=grant.descriptor.seal_key,
-            key_groups=key_groups_in(changes),
+            key_groups=key_groups,
             body=memoryview(changes.serialize()),
         )
         part.chunks += 1
@@ -214,10 +216,10 @@ class ChangeSet:
 
         outbox.send(self.sqn, partition, chunk.value, landed)
 
-    def _add_key_groups(self, descriptor: Descriptor, partition: int, changes: Changes) -> None:
+    def _add_key_groups(self, descriptor: Descriptor, partition: int, key_groups: KeyGroups) -> None:
         part = self._parts[partition]
         first = key_groups_of_partition(partition, descriptor.partitions, descriptor.key_groups).start
-        bitmap = to_bitmap(key_groups_in(changes), first)
+        bitmap = to_bitmap(key_groups, first)
         part.key_groups = merge_bitmaps(part.key_groups, bitmap) if part.key_groups else bitmap
 
     def _entry(self, outbox: Outbox, partition: int, part: _PartitionPart) -> Entry:

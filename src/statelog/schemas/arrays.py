@@ -114,8 +114,15 @@ def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if len(data) > _MOST_COLUMN_BYTES:
         return pa.array(rows, kind)  # Which raises, or cuts it.
     offsets = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, rows), np.int32, len(rows)), out=offsets[1:])
+    np.cumsum(_lengths_of(rows), out=offsets[1:])
     return pa.Array.from_buffers(kind, len(rows), [validity, pa.py_buffer(offsets.data), pa.py_buffer(data)])
+
+
+def _lengths_of(rows: Sequence[bytes]) -> NDArray[Any]:
+    try:
+        return np.frombuffer(bytes(map(len, rows)), np.uint8)  # In half the time, if none is longer than 255.
+    except ValueError:
+        return np.fromiter(map(len, rows), np.int32, len(rows))
 
 
 _spec_of = cache(find_spec)

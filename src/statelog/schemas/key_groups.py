@@ -232,6 +232,8 @@ def to_bitmap(key_groups: NDArray[np.uint16] | Sequence[int], first: int) -> byt
     """
     if not isinstance(key_groups, np.ndarray):
         return _small_bitmap(set(key_groups), first)
+    if len(key_groups) > _FEW:  # Of those that follow each other, as in what is sorted, one will do.
+        key_groups = key_groups[np.flatnonzero(np.append(key_groups[1:] != key_groups[:-1], True))]
     if len(key_groups) <= _FEW:
         return _small_bitmap(set(key_groups.tolist()), first)
     if int(key_groups.min()) < first:

@@ -170,7 +170,7 @@ def test_rows_are_moved_as_arrow_moves_them(values: list[bytes], sliced: int, of
 
 
 _ROWS = (
-    (pa.binary(), st.binary(max_size=9) | st.none()),
+    (pa.binary(), st.binary(max_size=9) | st.sampled_from([bytes(255), bytes(256)]) | st.none()),
     (pa.string(), st.text(max_size=9) | st.none()),
     (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
 )

@@ -81,9 +81,10 @@ class FewChanges(NamedTuple):
 
 Changes = pa.RecordBatch | FewChanges
 """Changes of whatever number: in the columns of `change_schema`, or few."""
+KeyGroups = Sequence[int] | NDArray[np.uint16]
 
 
-def key_groups_in(changes: Changes) -> Sequence[int] | NDArray[np.uint16]:
+def key_groups_in(changes: Changes) -> KeyGroups:
     """The key group of each."""
     return changes.groups if isinstance(changes, FewChanges) else numbers_of(changes.column(0))
 
