@@ -161,6 +161,19 @@ def test_a_table_is_taken_as_it_fills() -> None:
     assert taken[0].schema == change_schema(KeyType.BYTES)
 
 
+def test_pieces_of_a_table_are_taken_alone() -> None:
+    """None is larger than the threshold, and none waits for the next one, to be copied together with it."""
+    buffer = _buffer(roll_bytes=100_000)
+    table = pa.table({"key": [b"%d" % i for i in range(1_500)], "value": [bytes(90)] * 1_500})
+    sizes: list[int] = []
+    for is_full in buffer.extend(table):
+        changes = buffer.take() if is_full else None
+        assert changes is not None
+        sizes.append(changes.nbytes)
+    assert len(sizes) == 2
+    assert max(sizes) < 100_000
+
+
 def test_more_than_one_array_can_hold() -> None:
     """A table of 2.5 GiB, of whose memory most is shared here, goes through without being put together."""
     buffer = _buffer()
