@@ -4,18 +4,26 @@ import contextlib
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import xxhash
 
 from statelog.producer import Writer
 from statelog.recovery import recover
+from statelog.schemas.arrays import taken
+from statelog.schemas.key_groups import key_groups_of, partition_starts
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage.kafka import OffsetRange, Record
 
-__all__ = ["bench_log", "bench_where", "bulk_append", "passed_over", "put_singly", "read_records"]
+__all__ = ["bench_log", "bench_where", "bulk_append", "least_chunks", "passed_over", "put_singly", "read_records"]
 
 PARTITIONS = 8
+_KEY_GROUPS = 128
+_PIECE_ROWS = 50_000
+_HEAD_BYTES = 96
 _STALL_S = 60
 
 
@@ -48,6 +56,27 @@ def bulk_append(log: Log, found: list[pa.RecordBatch], commits: int) -> None:
             if i % every == 0 or i == len(found):
                 writer.commit(checkpoint_id=next_id)
                 next_id += 1
+
+
+def least_chunks(found: list[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
+    """By partition, the least that a chunk needs of the libraries: key groups, their order, rows moved and serialized,
+    and a checksum.
+    """
+    starts = partition_starts(PARTITIONS, _KEY_GROUPS)
+    for whole in found:
+        for start in range(0, whole.num_rows, _PIECE_ROWS):
+            batch = whole.slice(start, _PIECE_ROWS)
+            groups = key_groups_of(batch.column("key"), _KEY_GROUPS)
+            order = np.argsort(groups.astype(np.uint8), kind="stable")
+            columns = [
+                pa.array(groups),
+                pa.array(np.zeros(len(groups), np.uint8)),
+                *batch.select(["key", "value"]).columns,
+            ]
+            moved = taken(pa.RecordBatch.from_arrays(columns, ["key_group", "op", "key", "value"]), order)
+            for partition, (first, end) in enumerate(pairwise(np.searchsorted(groups[order], starts).tolist())):
+                body = moved.slice(first, end - first).serialize()
+                yield partition, b"".join((bytes(_HEAD_BYTES), xxhash.xxh3_64_digest(body), body))
 
 
 def put_singly(writer: Writer, few: list[tuple[bytes, bytes]], commits: int) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -55,7 +55,7 @@ class PlainTopic:
             pass
         assert not errors
 
-    def send(self, values: Sequence[tuple[int, bytes]]) -> None:
+    def send(self, values: Iterable[tuple[int, bytes]]) -> None:
         """Records of these partitions and values, compressed as a writer has it, and no more than that."""
         producer = self._producer({"linger.ms": 0, "compression.type": "lz4"})
         producer.poll(_CONNECT_S)

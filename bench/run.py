@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.figures import Figure, medians, rate, timed
 from bench.figures import latency as milliseconds
-from bench.logs import bench_log, bulk_append, passed_over, put_singly, read_records
+from bench.logs import bench_log, bulk_append, least_chunks, passed_over, put_singly, read_records
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.workload import batches, every_key, pairs
@@ -26,8 +26,8 @@ __all__ = ["BENCHMARKS", "commit_latencies", "without_garbage"]
 
 
 def append(setting: Setting) -> list[Figure]:
-    """Bulk and per-change append, each acked and committed, beside one record per change; and bulk beside its floor,
-    which is to send the chunks that it came to.
+    """Bulk and per-change append, each acked and committed, beside one record per change; and bulk beside its floors:
+    to send the chunks that it came to, and to make such chunks as well, with nothing checked and nothing promised.
     """
     found = batches(setting.changes, setting.keys)
     few = pairs(batches(setting.scaled(0.2), setting.keys))
@@ -35,6 +35,7 @@ def append(setting: Setting) -> list[Figure]:
     single: list[float] = []
     plain: list[tuple[int, float]] = []
     floor: list[tuple[int, float]] = []
+    made: list[tuple[int, float]] = []
     kept_bytes: int | None = None
     for _ in range(setting.rounds):
         with plain_topic(setting.bootstrap) as topic:
@@ -45,6 +46,8 @@ def append(setting: Setting) -> list[Figure]:
             kept_bytes = setting.kept_bytes(log.data_topic)
         with plain_topic(setting.bootstrap) as topic:
             floor.append((setting.changes, timed(partial(topic.send, chunks))))
+        with plain_topic(setting.bootstrap) as topic:
+            made.append((setting.changes, timed(lambda: topic.send(least_chunks(found)))))
         with bench_log(setting.bootstrap, setting.root) as log:
             single.append(timed(lambda: _append_singly(log, few)))
     work, name = "bulk append (append_batch), 10 commits", "one record per change"
@@ -53,6 +56,7 @@ def append(setting: Setting) -> list[Figure]:
     return [
         rate(work, setting.changes, bulk, name, plain),
         rate(work, setting.changes, bulk, "floor: its chunks, sent by the client alone", floor),
+        rate(work, setting.changes, bulk, "floor: keys hashed, rows moved, chunks made and sent", made),
         *(medians("bulk append, on the broker", "bytes a change", [each], "keys and values", [given]) for each in kept),
         rate("per-change append (put), 10 commits", len(few), single, name, plain),
     ]
