@@ -58,6 +58,28 @@ def open_local(local: Path, path: str) -> BinaryIO:
         raise StoreUnavailable(f"the local disk failed: {error}", path=path, local=str(local)) from error
 
 
+class _Footer:
+    """The footer of a run, which one of its readers reads for all."""
+
+    def __init__(self) -> None:
+        self.known: pq.FileMetaData | None = None
+        self._lock = Lock()
+
+    def of(self, read: Callable[[], pq.FileMetaData]) -> pq.FileMetaData:
+        """The footer, read now unless it is known; whoever asks meanwhile waits."""
+        with self._lock:
+            self.known = self.known or read()
+            return self.known
+
+    def begin(self, read: Callable[[], pq.FileMetaData]) -> None:
+        """Read it, unless another one does: that one goes on with what it can do without."""
+        if self.known is None and self._lock.acquire(blocking=False):
+            try:
+                self.known = self.known or read()
+            finally:
+                self._lock.release()
+
+
 class RunReader(Closing):
     """Reads one run by row group. Every method raises CorruptRun (with path and facts), NotFound, StoreUnavailable."""
 
@@ -65,20 +87,27 @@ class RunReader(Closing):
         self,
         opened: AbstractContextManager[BinaryIO],
         run: RunFile,
-        footer: pq.FileMetaData | None = None,
+        footer: _Footer | None = None,
         *,
         checks_pages: bool = False,
     ) -> None:
-        """`opened` is the run's file, seekable; it is entered here, and left by `close`. A `footer` that another reader
-        of the same run has verified is not read again. `checks_pages` is for a run that may never have been read back.
+        """`opened` is the run's file, seekable; it is entered here, and left by `close`. A `footer` that readers of the
+        same run share is read when it is needed. `checks_pages` is for a run that may never have been read back.
         """
         self.run = run
+        self._footer = footer or _Footer()
         self._checks_pages = checks_pages
         self._context = opened
         self._file = self._context.__enter__()
         with undone_by_errors(self.close):
             self._check_index()
-            self.footer = footer or self._read_footer()
+            if footer is None:
+                self._footer.of(self._read_footer)
+
+    @property
+    def footer(self) -> pq.FileMetaData:
+        """The verified footer."""
+        return self._footer.of(self._read_footer)
 
     def key_bounds(self) -> list[KeyBounds | None]:
         """What the verified footer says of the keys of each row group; None where it says nothing."""
@@ -87,6 +116,9 @@ class RunReader(Closing):
 
     def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None) -> Iterator[pa.Table]:
         """The changes of the wanted key groups (None: all) of some row groups, in order, a table for each."""
+        spans = self.run.index.row_groups
+        if not numbers or numbers[-1] + 1 < len(spans):  # Else the footer comes with the last of them.
+            self._footer.begin(self._read_footer)
         for number, data in self._bytes_of(numbers):
             table = self._decode(number, data, checks_pages=self._checks_pages)
             yield table if wanted is None else only_key_groups(table, wanted)
@@ -127,16 +159,22 @@ class RunReader(Closing):
         return index.row_groups[0].offset if index.row_groups else index.footer_offset
 
     def _read_footer(self) -> pq.FileMetaData:
-        footer = self.run.index.footer_offset
+        return self._parsed_footer(self._read_to_end(self.run.index.footer_offset))
+
+    def _read_to_end(self, offset: int) -> bytes:
+        """From an offset to the end, wherever that is: one request tells the length, too."""
         with self._reading():
-            self._file.seek(footer)
-            data = self._file.read()  # To the end, wherever that is: one request tells the length, too.
-        if footer + len(data) != self.run.size_bytes:
-            raise self._corrupt("the file's length differs", got=footer + len(data), expected=self.run.size_bytes)
+            self._file.seek(offset)
+            data = self._file.read()
+        if offset + len(data) != self.run.size_bytes:
+            raise self._corrupt("the file's length differs", got=offset + len(data), expected=self.run.size_bytes)
+        return data
+
+    def _parsed_footer(self, data: bytes | memoryview) -> pq.FileMetaData:
         if xxhash.xxh3_64_intdigest(data) != self.run.index.footer_checksum:
-            raise self._corrupt("the footer's checksum differs", offset=footer)
+            raise self._corrupt("the footer's checksum differs", offset=self.run.index.footer_offset)
         with self._decoding():
-            metadata = pq.read_metadata(pa.BufferReader(b"PAR1" + data))
+            metadata = pq.read_metadata(pa.BufferReader(b"".join((b"PAR1", data))))
             columns = metadata.schema.to_arrow_schema()
         if metadata.num_rows != self.run.rows or metadata.num_row_groups != len(self.run.index.row_groups):
             raise self._corrupt("the footer counts other rows", got=metadata.num_rows, expected=self.run.rows)
@@ -150,7 +188,12 @@ class RunReader(Closing):
         for piece in pieces(self.run.index.row_groups, numbers, piece_bytes):
             spans = [self.run.index.row_groups[number] for number in piece]
             start = spans[0].offset
-            data = memoryview(self._read(start, _end(spans[-1]) - start))
+            end = _end(spans[-1])
+            if end == self.run.index.footer_offset and self._footer.known is None:
+                data = memoryview(self._read_to_end(start))
+                self._footer.known = self._parsed_footer(data[end - start :])
+            else:
+                data = memoryview(self._read(start, end - start))
             for number, span in zip(piece, spans, strict=True):
                 mine = data[span.offset - start :][: span.size_bytes]
                 if xxhash.xxh3_64_intdigest(mine) != span.checksum:
@@ -233,8 +276,7 @@ class RunHandles:
         self._checks_pages = checks_pages
         self._lock = Lock()
         self._idle: list[RunReader] = []
-        self._first = Lock()
-        self._footer: pq.FileMetaData | None = None
+        self._footer = _Footer()
         self._is_closed = False
 
     def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None) -> list[pa.Table]:
@@ -270,11 +312,6 @@ class RunHandles:
                 raise ClosedError("a run was read after it was closed")
             if self._idle:
                 return self._idle.pop()
-        with self._first:  # Whoever comes first reads the footer for all.
-            if self._footer is None:
-                reader = RunReader(self._opening(self._run), self._run, checks_pages=self._checks_pages)
-                self._footer = reader.footer
-                return reader
         return RunReader(self._opening(self._run), self._run, self._footer, checks_pages=self._checks_pages)
 
 

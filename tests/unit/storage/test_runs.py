@@ -1,9 +1,11 @@
 """Runs: their layout, what a writer refuses, what a reader notices, and that strangers can read them."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from threading import Event
+from typing import Any, BinaryIO, cast
 
 import duckdb
 import numpy as np
@@ -27,11 +29,12 @@ from statelog.schemas.snapshot.runs import (
 from statelog.schemas.values.schema import parse_value_schema, rows_to_struct
 from statelog.storage import run_writer
 from statelog.storage.merge import Lane, LanePart, merge_streams
-from statelog.storage.run_reader import PIECE_BYTES, RunReader, open_local, read_back, stored
+from statelog.storage.run_reader import PIECE_BYTES, RunHandles, RunReader, open_local, read_back, stored
 from statelog.storage.run_writer import RunWriter, upload_run
-from statelog.storage.store import Store
+from statelog.storage.store import RangeReader, Store
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.samples.runs import LABEL, change_table, label_of, run_schema, table_of, tables_of, write_run
+from tests.support.waiting import wait_for
 
 CHANGES = [(group, 0, b"key-%d" % i, b"v" * 40) for group in range(16) for i in range(50)]
 
@@ -408,3 +411,33 @@ def test_a_lane_without_a_start_reads_nothing_ahead(store: Store, tmp_path: Path
         assert [table.num_rows for table in tables] == [1]
     assert lane.close() == []
     assert opened == runs
+
+
+def test_a_run_that_one_request_holds_is_read_by_one(store: Store, tmp_path: Path) -> None:
+    """Its footer comes with its last row group; of a larger one the pieces are asked for while the footer comes."""
+    tables = [change_table([(group, 0, b"%d" % number, b"v") for number in range(50)]) for group in range(9)]
+    run = write_run(store, tmp_path, tables, target_rows=50)
+    assert len(run.index.row_groups) == 9
+    asked, footer_may_come = list[int](), Event()
+
+    def fetch(start: int, end: int | None) -> bytes:
+        asked.append(start)
+        assert start != run.index.footer_offset or footer_may_come.wait(60)
+        return store.read(run.path)[start:end]
+
+    def opening(_: RunFile) -> AbstractContextManager[BinaryIO]:
+        return cast("BinaryIO", RangeReader(fetch, lambda: run.size_bytes))
+
+    whole = RunHandles(run, opening)
+    assert sum(table.num_rows for table in whole.row_groups(range(9), None)) == 450
+    assert asked == [run.index.row_groups[0].offset]
+    asked.clear()
+    parts = RunHandles(run, opening)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(parts.row_groups, [0], None)
+        wait_for(lambda: asked == [run.index.footer_offset])
+        second = threads.submit(parts.row_groups, [1], None)
+        wait_for(lambda: run.index.row_groups[1].offset in asked)
+        footer_may_come.set()
+        assert [one.result()[0].num_rows for one in (first, second)] == [50, 50]
+    assert len(asked) == 3
