@@ -239,6 +239,17 @@ def test_a_damaged_newest_snapshot_falls_back_loudly(
     assert recovery.position == twins.rig.end()
 
 
+def test_a_manifest_that_is_damaged_once_it_was_read_falls_back_as_loudly() -> None:
+    """A listing shows the file that it was, so the plan goes by what was read: the look under the lease finds it."""
+    twins = SnapshotTwins(truncate=False)
+    assert recover(twins.log).to_dict() == twins.expected
+    _damage_manifest(twins)
+    with told("falling back"):
+        recovery = recover(twins.log)
+        assert recovery.to_dict() == twins.expected
+    assert recovery.plan.manifest_number == twins.rig.manifests[-2].number
+
+
 @pytest.mark.parametrize(("damage", "kind"), _DAMAGES)
 def test_a_damaged_snapshot_without_a_way_around_is_the_error(
     damage: Callable[[SnapshotTwins], None], kind: type[StatelogError]

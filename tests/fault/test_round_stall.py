@@ -1,6 +1,6 @@
 """A round that stalls while others go on, at the moments where that hurts most."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.storage import Where
 from statelog.storage.log.log import Log
+from statelog.storage.store import FileInfo
 from tests.sim.actors import Stepper
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 
@@ -201,9 +202,10 @@ def test_a_listing_after_the_put_would_delete_what_is_needed(
         cleanup_plan: cleanup.CleanupPlan,
         chosen: MaterializerSettings,
         verified: VerifiedRuns,
+        listed: Mapping[int, FileInfo],
     ) -> Cleanup:
         late = cleanup.plan_cleanup(work.log, list(work.log.store.list()), own, chosen, verified)
-        return cleanup.run_cleanup(work, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified)
+        return cleanup.run_cleanup(work, own, replace(cleanup_plan, condemned=late.condemned), chosen, verified, listed)
 
     monkeypatch.setattr("statelog.materializer.round.run_cleanup", with_a_new_list)
     _round_built_on_a_winner_that_cleans_up_late(twin, tmp_path)

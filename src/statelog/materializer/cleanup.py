@@ -72,7 +72,8 @@ class CleanupPlan:
     subscriptions: StoredSubscriptions
     """Those that there were. What may be truncated is decided by those that there are then."""
     now_s: float
-    """The store's clock, for all that is judged by its age: what reaches it only just now is left to the next round."""
+    """The store's clock, or a little less, for all that is judged by its age: what reaches it only just now is left to
+    the next round."""
 
 
 _MOST_BYTES = 32 << 20
@@ -134,7 +135,7 @@ class VerifiedRuns:
         for number in sorted(numbers & listed.keys()):
             info = listed[number]
             known = self._manifests.get(info)
-            if known is None and (known := chain.find(number)) is not None:
+            if known is None and (known := chain.find(number, listed=info)) is not None:
                 with self._lock:
                     if sum(one.size_bytes for one in self._manifests) + info.size_bytes <= _MOST_BYTES:
                         self._manifests[info] = known
@@ -156,13 +157,22 @@ _OUTRUN = "a newer round won and cleaned up meanwhile"
 
 
 def plan_cleanup(
-    log: Log, listing: Iterable[FileInfo], own: Manifest, settings: MaterializerSettings, verified: VerifiedRuns
+    log: Log,
+    listing: Iterable[FileInfo],
+    own: Manifest,
+    settings: MaterializerSettings,
+    verified: VerifiedRuns,
+    uploaded: Collection[str] = (),
 ) -> CleanupPlan:
-    """Decide from a listing of all files. Raises CorruptManifest, StoreUnavailable."""
+    """Decide from a listing of all files, those among them that this round has uploaded. Raises CorruptManifest,
+    StoreUnavailable.
+    """
     files = list(listing)
+    # The store has told its time with what was just written. Whatever is judged by an earlier time is younger.
+    times_s = [info.modified_s for info in files if info.path in uploaded]
+    now_s = max(times_s) if times_s else log.store.now_s()
     listed = {number: info for info in files if (number := MANIFESTS.number(info.path)) is not None}
     put_s = {number: info.modified_s for number, info in listed.items()}
-    now_s = log.store.now_s()
     leases = list_leases(log.store, [info for info in files if info.path.startswith("leases/")])
     live = living(leases, now_s, settings.lease_cap_s)
     held = [one.lease for one in live]
@@ -191,11 +201,18 @@ def plan_cleanup(
 
 
 def run_cleanup(
-    work: RoundWork, own: Manifest, cleanup_plan: CleanupPlan, settings: MaterializerSettings, verified: VerifiedRuns
+    work: RoundWork,
+    own: Manifest,
+    cleanup_plan: CleanupPlan,
+    settings: MaterializerSettings,
+    verified: VerifiedRuns,
+    listed: Mapping[int, FileInfo],
 ) -> Cleanup:
-    """Remove what `cleanup_plan` lets go. Raises CorruptRun if a run of our own manifest is damaged, Unavailable."""
+    """Remove what `cleanup_plan` lets go; `listed` are the manifests after the put. Raises CorruptRun if a run of our
+    own manifest is damaged, Unavailable.
+    """
     log, environment = work.log, work.environment
-    kept = verified.manifests(log.manifests, log.manifests.listed(), cleanup_plan.kept)
+    kept = verified.manifests(log.manifests, listed, cleanup_plan.kept)
     held_back = (
         _check_oldest(work, own, kept, verified) or check_links(kept) or _check_readable(cleanup_plan.subscriptions)
     )
@@ -288,6 +305,7 @@ def _check_oldest(work: RoundWork, own: Manifest, kept: list[Manifest], verified
     that a stalled process put into a slot cleaned up long before. Either way nothing is removed.
     """
     if not kept or kept[-1].nonce != own.nonce:
+        work.log.manifests.check_place()  # Or the log was made anew.
         return _OUTRUN
     try:
         verified.check(work, kept[0].runs)
@@ -355,16 +373,22 @@ def publish(log: Log, manifest: Manifest) -> str:
     return ""
 
 
-def other_root(log: Log, own: Manifest, verified: VerifiedRuns) -> str:
-    """Why another root than this one may be the log's, or an empty string. `own` was just put."""
+def published(log: Log) -> Publication | None:
+    """What a round published last, of this root or another one, as far as that can be known."""
     try:
-        text = log.kafka.published(_group(log), log.ledger_topic, 0)
+        return Publication.from_text(log.kafka.published(_group(log), log.ledger_topic, 0))
     except StatelogError:
-        return ""  # A right that is missing, say: to publish fails, too, and says why.
-    found = Publication.from_text(text)
+        return None  # A right that is missing, say: to publish fails, too, and says why.
+
+
+def other_root(
+    log: Log, own: Manifest, found: Publication | None, listed: Mapping[int, FileInfo], verified: VerifiedRuns
+) -> str:
+    """Why another root than this one may be the log's, or an empty string. `own` was just put; `found` was published
+    before the manifests were `listed`, or what it names may be missing there.
+    """
     if found is None:
         return ""
-    listed = log.manifests.listed()
     there = _in_chain(log, own, verified, listed, found.number)
     return why_not_ours(found, _ours(log, own), max(listed), there)
 

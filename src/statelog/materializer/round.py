@@ -32,7 +32,15 @@ from statelog.errors import (
     RoundGivenUp,
     StatelogError,
 )
-from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, other_root, plan_cleanup, publish, run_cleanup
+from statelog.materializer.cleanup import (
+    CleanupPlan,
+    VerifiedRuns,
+    other_root,
+    plan_cleanup,
+    publish,
+    published,
+    run_cleanup,
+)
 from statelog.materializer.engine import EngineMaker, LocalEngine, RoundWork, Written, not_whole, scratch_directory
 from statelog.materializer.events import log_event, shortfalls
 from statelog.materializer.merging import BackgroundMerge, Merging
@@ -259,10 +267,10 @@ class Round:
         self._passed("after-delta")
         self._runs, merged = self._merging.merge(self._runs, delta.output)
         self._passed("after-merge")
-        published = self._publish_runs()
-        if isinstance(published, LostRound):
-            return published
-        self._verified.add(published.runs)
+        uploaded = self._publish_runs()
+        if isinstance(uploaded, LostRound):
+            return uploaded
+        self._verified.add(uploaded.runs)
         self._passed("after-upload")
         won = self._put(target, delta.written.last)
         if isinstance(won, LostRound):
@@ -277,8 +285,8 @@ class Round:
             commits=len(target.commits),
             changes=delta.changes,
             rows=delta.written.rows,
-            size_bytes=sum(run.size_bytes for run in published.runs),
-            read_back_s=published.seconds,
+            size_bytes=sum(run.size_bytes for run in uploaded.runs),
+            read_back_s=uploaded.seconds,
             replayed_bytes=delta.size_bytes,
             replay_s=delta.written.seconds,
             snapshot_bytes=sum(run.size_bytes for run in own.runs),
@@ -333,10 +341,15 @@ class Round:
 
     def _take_back(self) -> None:
         """Delete what was uploaded in vain, which else takes the room that the next round needs."""
-        named = {run.path for run in self._base.runs} if self._base else set[str]()
         with suppress(StatelogError):  # What is left is a later winner's to delete.
-            for path in {run.path for run in self._runs} - named:
+            for path in self._new_paths:
                 self._log.store.delete(path)
+
+    @property
+    def _new_paths(self) -> set[str]:
+        """Of the runs that no manifest names yet."""
+        named = self._base.runs if self._base else ()
+        return {run.path for run in self._runs} - {run.path for run in named}
 
     def _put(self, target: RoundTarget, read: Mapping[int, LastRecord]) -> tuple[Manifest, CleanupPlan] | LostRound:
         """List all files, put the next manifest, and list again. Our manifest, if it won, and what that lets go. `read`
@@ -355,7 +368,7 @@ class Round:
             runs=self._runs,
             created_s=self._environment.wall_clock(),
         )
-        cleanup_plan = plan_cleanup(self._log, listing, own, self._settings, self._verified)
+        cleanup_plan = plan_cleanup(self._log, listing, own, self._settings, self._verified, self._new_paths)
         self._passed("after-list")
         if not self._log.manifests.put(own):
             return LostRound(number=own.number)
@@ -373,10 +386,12 @@ class Round:
 
     def _clean_up(self, own: Manifest, cleanup_plan: CleanupPlan) -> tuple[Cleanup, str]:
         """What went, and why the round could not be published. Neither is done while another root may be the log's."""
-        other = other_root(self._log, own, self._verified)
+        last = published(self._log)
+        listed = self._log.manifests.listed()  # Only now: what was published may be of a manifest put a moment ago.
+        other = other_root(self._log, own, last, listed, self._verified)
         if other:
             return Cleanup(held_back=other), ""
         environment = replace(self._environment, crash=self._passed)
         work = replace(self._work, go_on=partial(self._go_on, is_put=True), environment=environment)
-        removed = run_cleanup(work, own, cleanup_plan, self._settings, self._verified)
+        removed = run_cleanup(work, own, cleanup_plan, self._settings, self._verified, listed)
         return removed, publish(self._log, own)

@@ -17,7 +17,7 @@ from functools import cached_property
 from statelog.environment import current_environment
 from statelog.errors import CorruptDescriptor, CorruptRun, Fact, IdentityChanged, NotFound, OffsetGone, StatelogError
 from statelog.formatting import show_bytes, show_count
-from statelog.materializer.cleanup import VerifiedRuns, aging_need, other_root
+from statelog.materializer.cleanup import VerifiedRuns, aging_need, other_root, published
 from statelog.materializer.copy import is_begun_copy
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
@@ -290,7 +290,10 @@ class _Examination:
 
     def root(self) -> Verdict:
         newest = self._newest
-        problem = other_root(self._log, newest, VerifiedRuns()) if newest else ""
+        problem = ""
+        if newest is not None:
+            found = published(self._log)
+            problem = other_root(self._log, newest, found, self._log.manifests.listed(), VerifiedRuns())
         if problem:
             hint = "Stop the materializers of the other root, and claim this one: `statelog materialize --claim-root`"
             return Verdict(Severity.REFUSED, problem, hint)

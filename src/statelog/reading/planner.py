@@ -13,11 +13,12 @@ Invariants:
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from statelog.environment import current_environment
-from statelog.errors import BeyondEnd, CorruptRun, Misuse, NotFound, OffsetGone
+from statelog.errors import BeyondEnd, CorruptManifest, CorruptRun, Misuse, NotFound, OffsetGone
 from statelog.reading.plan import At, Folding, Plan, make_change_plan, make_plan, wanted_key_groups
 from statelog.reading.retained_history import RetainedHistory, Snapshots
 from statelog.schemas.ledger.fold import LedgerBase
@@ -260,8 +261,10 @@ def check_plan(log: Log, plan: Plan) -> None:
 
 
 def check_manifest(log: Log, manifest: Manifest) -> None:
-    """Whether a snapshot is still there. Raises OffsetGone if it was cleaned up."""
-    found = log.manifests.find(manifest.number)
+    """Whether a snapshot is still there. Raises OffsetGone if it was cleaned up, or is damaged: the next plan tells."""
+    found = None
+    with suppress(CorruptManifest):
+        found = log.manifests.find(manifest.number)
     if found is None or found.nonce != manifest.nonce:
         raise OffsetGone(
             "the snapshot was superseded and cleaned up while the recovery was planned",

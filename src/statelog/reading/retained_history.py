@@ -32,6 +32,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Record
 from statelog.storage.log.ledger import check_reaches, records_at
 from statelog.storage.log.log import Log
+from statelog.storage.store import FileInfo
 
 _LOG = logging.getLogger("statelog.recovery")
 _HINT = (
@@ -264,8 +265,11 @@ class Snapshots:
 
     def listed(self, *, max_age_s: float = 0.0) -> "Manifests":
         """Those of now, or of less than `max_age_s` ago. Raises IdentityChanged, StoreUnavailable."""
-        numbers = self._log.manifests.numbers(max_age_s=max_age_s)
-        return Manifests(numbers, lambda one: self.read(one, is_newest=one == numbers[-1], max_age_s=max_age_s))
+        listed = self._log.manifests.listed(max_age_s=max_age_s)
+        newest = max(listed, default=0)
+        return Manifests(
+            list(listed), lambda one: self.read(one, listed[one], is_newest=one == newest, max_age_s=max_age_s)
+        )
 
     @property
     def failure(self) -> StatelogError | None:
@@ -279,14 +283,14 @@ class Snapshots:
         self.warnings.append(text)
         _LOG.warning(text)
 
-    def read(self, number: int, *, is_newest: bool, max_age_s: float) -> Manifest | None:
+    def read(self, number: int, listed: FileInfo, *, is_newest: bool, max_age_s: float) -> Manifest | None:
         """A manifest, or None if it is gone, known to be damaged, or of topics that the log had before these. Raises
         IdentityChanged if the newest one is of others, UnknownFormat.
         """
         if number in self.failed:
             return None
         try:
-            manifest = self._log.manifests.read(number, max_age_s=max_age_s)
+            manifest = self._log.manifests.read(number, max_age_s=max_age_s, listed=listed)
         except NotFound:
             return None  # Superseded and cleaned up since it was listed.
         except CorruptManifest as error:

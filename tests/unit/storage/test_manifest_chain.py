@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.errors import NotFound, StoreUnavailable
+from statelog.errors import CorruptManifest, NotFound, StoreUnavailable
 from statelog.materializer.round import run_round
 from statelog.schemas.names import MANIFESTS
 from statelog.schemas.snapshot.manifest import Manifest
@@ -64,3 +64,26 @@ def test_of_two_threads_that_see_a_manifest_at_once_the_newer_one_stays_seen(
         twin.disk.remove(f"log/{MANIFESTS.path(3)}")
         with pytest.raises(StoreUnavailable, match="the store went back"):
             chain.newest()
+
+
+def test_a_manifest_that_is_listed_as_it_was_is_not_read_again(tmp_path: Path) -> None:
+    """It never changes: one of another time is another file, and one that is gone, or is damaged, is noticed."""
+    twin, reads = TwinLog(), list[str]()
+    twin.write({b"a": b"1"})
+    twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+    store = MemoryStore(twin.disk, "log", faults=lambda method, path: reads.append(path) if method == "read" else None)
+    chain = ManifestChain(store, twin.open().descriptor)
+    first = chain.newest()
+    assert chain.newest() is first
+    assert chain.find(1) == first, "without a listing it is read"
+    assert chain.newest() == first
+    assert reads == [MANIFESTS.path(1)] * 2
+    twin.now_s += 1.0
+    assert first is not None
+    store.put(MANIFESTS.path(1), replace(first, nonce=bytes(16)).to_bytes())
+    assert chain.newest() == replace(first, nonce=bytes(16))
+    twin.disk.flip_byte(f"log/{MANIFESTS.path(1)}", -40)
+    with pytest.raises(CorruptManifest):
+        chain.read(1)
+    with pytest.raises(CorruptManifest):
+        chain.newest()

@@ -7,7 +7,8 @@ Invariants:
   is found in a chunk has its schema. Id 0 means opaque bytes and has no file.
 - A slot of the chain is written once. The nonce inside says who put it, never the outcome of the put.
 - "Newest" is the highest number listed. A listing, or the manifest that was read last, is reused only for a caller
-  that says how old it may be: what it names may be superseded by then, which a check under a lease finds.
+  that says how old it may be: what it names may be superseded by then, which a check under a lease finds. One that is
+  listed with the size and time that it was read with is the same: it never changes.
 - An empty listing is believed only beside the log's own descriptor, and no listing that ends below a number that this
   process has seen: the newest manifest is never deleted, so the directory is not the one that it was.
 - Who accepted a loss, and why, is on the store before it is in the ledger, and outlives it there. What counts is what
@@ -22,7 +23,16 @@ from threading import Lock
 from typing import NamedTuple
 
 from statelog.environment import current_environment
-from statelog.errors import AlreadyExists, Corrupt, Fact, IdentityChanged, NotFound, StoreUnavailable, UnknownFormat
+from statelog.errors import (
+    AlreadyExists,
+    Corrupt,
+    CorruptManifest,
+    Fact,
+    IdentityChanged,
+    NotFound,
+    StoreUnavailable,
+    UnknownFormat,
+)
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import AcceptLoss, Restart, decode, encode
@@ -167,7 +177,7 @@ class ManifestChain:
         self._is_proved = False
         self._clock = current_environment().clock
         self._listing: tuple[dict[int, FileInfo], float] | None = None
-        self._read: tuple[Manifest, float] | None = None
+        self._read: tuple[Manifest, float, FileInfo | None] | None = None
 
     def numbers(self, *, max_age_s: float = 0.0) -> list[int]:
         """The numbers that there are, ascending. Raises IdentityChanged, StoreUnavailable."""
@@ -207,23 +217,32 @@ class ManifestChain:
         if found.digest != self._descriptor.digest:
             raise self._another(found.identity, "the directory is another log's", "Check the root URL")
 
-    def read(self, number: int, *, max_age_s: float = 0.0) -> Manifest:
-        """One manifest; as it was read less than `max_age_s` ago, if it was the last one.
+    def read(self, number: int, *, max_age_s: float = 0.0, listed: FileInfo | None = None) -> Manifest:
+        """One manifest; as it was read last, if that was less than `max_age_s` ago, or of the file that is `listed`.
 
         Raises NotFound, CorruptManifest, UnknownFormat, StoreUnavailable.
         """
         known, now_s = self._read, self._clock()
-        if known is not None and known[0].number == number and now_s - known[1] < max_age_s:
-            return known[0]
+        if known is not None and known[0].number == number:
+            if now_s - known[1] < max_age_s or listed == known[2] is not None:
+                return known[0]
+        else:
+            known = None
         path = MANIFESTS.path(number)
-        found = Manifest.from_bytes(self._store.read(path), path)
-        self._read = (found, now_s)
+        try:
+            found = Manifest.from_bytes(self._store.read(path), path)
+        except CorruptManifest:
+            self._read = None  # What is damaged by now is not known any more.
+            raise
+        if known is not None and listed is None and found.nonce == known[0].nonce:
+            listed = known[2]
+        self._read = (found, now_s, listed)
         return found
 
-    def find(self, number: int) -> Manifest | None:
+    def find(self, number: int, *, listed: FileInfo | None = None) -> Manifest | None:
         """As `read`; None if it is gone, cleaned up since it was listed, say."""
         with suppress(NotFound):
-            return self.read(number)
+            return self.read(number, listed=listed)
         return None
 
     def newest(self, *, max_age_s: float = 0.0) -> Manifest | None:
@@ -245,13 +264,14 @@ class ManifestChain:
     def newest_of_any(self, *, max_age_s: float = 0.0) -> Manifest | None:
         """The newest manifest, whichever topics it was made for. Raises Damaged, StoreUnavailable."""
         missed: list[int] = []
-        while numbers := self.numbers(max_age_s=0.0 if missed else max_age_s):
+        while listed := self.listed(max_age_s=0.0 if missed else max_age_s):
+            newest = max(listed)
             try:
-                return self.read(numbers[-1], max_age_s=max_age_s)
+                return self.read(newest, max_age_s=max_age_s, listed=listed[newest])
             except NotFound as error:
                 # Only numbers that a newer one replaced are ever deleted: the list is stale, ask again.
-                missed.append(numbers[-1])
-                if missed.count(numbers[-1]) >= _LOOKS:
+                missed.append(newest)
+                if missed.count(newest) >= _LOOKS:
                     what = "the store lists the newest manifest, and then says that it is not there"
                     raise StoreUnavailable(what, hint=_GONE_HINT, **error.facts) from error
         return None
