@@ -175,9 +175,6 @@ class ChangeSet:
         return self._entries
 
     def _send(self, outbox: Outbox, changes: Changes) -> None:
-        if outbox.in_flight_chunks:  # Else no report is due.
-            outbox.poll()
-            outbox.check()
         pieces = [(partition, piece, key_groups_in(piece)) for partition, piece in _pieces(outbox, changes)]
         witness = outbox.witness()
         for partition, piece, key_groups in pieces:
@@ -185,6 +182,8 @@ class ChangeSet:
         for partition, _, key_groups in pieces:  # While the brokers have the chunks.
             self._add_key_groups(outbox.grant.descriptor, partition, key_groups)
         outbox.meter.changes += changes.num_rows
+        outbox.poll()
+        outbox.check()
 
     def _send_chunk(
         self, outbox: Outbox, partition: int, changes: Changes, key_groups: KeyGroups, witness: Place
