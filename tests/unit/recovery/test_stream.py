@@ -153,7 +153,7 @@ def test_a_follower_that_gets_no_lease_leaves_no_reader(monkeypatch: pytest.Monk
     """A store that goes away right before the live lease is that error, and the ledger's reader is closed."""
     is_away = [False]
     store = MemoryStore(
-        MemoryDisk(lambda: 1000.0), "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "now_s" else None
+        MemoryDisk(lambda: 1000.0), "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "put" else None
     )
     rig = history_rig(store=store)
     closed: list[LedgerClient] = []
