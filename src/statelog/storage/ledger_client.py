@@ -245,13 +245,8 @@ class LedgerClient(Closing):
 
     def _shared(self, run: Run | None, max_age_s: float) -> list[Taped] | None:
         """What others know of what is to fold, if one of us has looked lately."""
-        if run is not None and run.look is not None:
-            asked_s, _, end = run.look
-            found = sum(one.offset < end for one in self._unread)
-            # The last that was found is compared once more with what came behind it: that may be of a ledger that grew
-            # again, right to where this fold ended.
-            self._unread = self._unread[found - 1 :] if found < len(self._unread) else []
-            self._read_s = max(asked_s, self._read_s or asked_s)
+        if run is not None and run.looked_s is not None:
+            self._unread, self._read_s = [], max(run.looked_s, self._read_s or run.looked_s)
         return None if run is None or self._is_over_due(self._read_s, max_age_s) else run.new
 
     def _believe(self, new: list[Taped]) -> None:

@@ -63,12 +63,10 @@ class Look(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Records without a gap, and the newest look that counts for their taker, if there is one: what that one has not
-    read and lies below the look's end has been found.
-    """
+    """Records without a gap, and when one who follows has looked at the ledger where they lie, if that is known."""
 
     new: list[Taped]
-    look: Look | None
+    looked_s: float | None
 
 
 class _Gap:
@@ -124,18 +122,17 @@ class LedgerTape:
 
     def run(self, last: LastRecord, end: int, unread: Iterable[LastRecord] = ()) -> Run | None:
         """All behind the record `last` up to `end`; None if one is missing, or `last` is another one here. A look
-        counts only if it has found all below its end that the taker has `unread`, and there is such a record or it
-        reaches beyond `last`: who has gone on meanwhile need not look for itself.
+        counts only if it has found those up to `last` that the taker has `unread`, too: what lies behind its end may be
+        lost since, if the process stood still.
         """
         with self._lock:
             new, first, look = self._between(last.offset + 1, end), self._taped.get(last.offset), self.look
         if new is None or first is None or first.last != last:
             return None
-        if look is None or look.start >= end:
-            return Run(new, None)
-        below = [one for one in unread if one.offset < look.end]
-        is_found = all(one.offset >= look.start and self._is_here(one) for one in below)
-        return Run(new, look if is_found and (below or look.end > last.offset) else None)
+        is_looked = look is not None and look.start < end and look.end > last.offset
+        if look is not None and is_looked:
+            is_looked = all(one.offset >= look.start and self._is_here(one) for one in unread)
+        return Run(new, look.asked_s if look is not None and is_looked else None)
 
     def looked(self, look: Look) -> None:
         """Somebody has looked at the ledger."""
