@@ -95,4 +95,4 @@ def test_a_round_asks_what_it_has_to(s3: SlowStore, tmp_path: Path) -> None:
                 s3.slow_down(0.0)
                 outcome = Round(log, settings_for(tmp_path, fanout=100), verified=verified).run()
                 assert isinstance(outcome, CompletedRound)
-        assert s3.asked == Counter(LIST=9, GET=4, PUT=2, DELETE=1)
+        assert s3.asked == Counter(LIST=9, GET=5, PUT=2, DELETE=1)

@@ -96,7 +96,7 @@ def test_a_log_a_writer_and_a_recovery(requests: Counter[str], tmp_path: Path) -
         assert requests.total() <= 14, requests
         requests.clear()
         twin.environment.run(run_round, log, settings_for(tmp_path))
-        assert requests.total() <= 37, requests
+        assert requests.total() <= 39, requests
 
 
 def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None:

@@ -264,14 +264,13 @@ class ManifestChain:
     def newest_of_any(self, *, max_age_s: float = 0.0) -> Manifest | None:
         """The newest manifest, whichever topics it was made for. Raises Damaged, StoreUnavailable."""
         missed: list[int] = []
-        while listed := self.listed(max_age_s=0.0 if missed else max_age_s):
-            newest = max(listed)
+        while numbers := self.numbers(max_age_s=0.0 if missed else max_age_s):
             try:
-                return self.read(newest, max_age_s=max_age_s, listed=listed[newest])
+                return self.read(numbers[-1], max_age_s=max_age_s)
             except NotFound as error:
                 # Only numbers that a newer one replaced are ever deleted: the list is stale, ask again.
-                missed.append(newest)
-                if missed.count(newest) >= _LOOKS:
+                missed.append(numbers[-1])
+                if missed.count(numbers[-1]) >= _LOOKS:
                     what = "the store lists the newest manifest, and then says that it is not there"
                     raise StoreUnavailable(what, hint=_GONE_HINT, **error.facts) from error
         return None
