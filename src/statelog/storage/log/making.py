@@ -192,6 +192,7 @@ def delete_log(client: Kafka, store: Store, name: str) -> None:
 
 def _delete_files(store: Store) -> None:
     """All but the descriptor, and what a round that was at its put has added meanwhile. Raises StoreUnavailable."""
+    found = list[str]()
     for _ in range(_SWEEPS):
         found = [info.path for info in store.list() if info.path != DESCRIPTOR_PATH]
         if not found:
