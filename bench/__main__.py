@@ -25,7 +25,7 @@ from statelog.testing import EmbeddedBroker
 @click.option("--commits", default=1000, show_default=True, help="Commits of the latency benchmark.")
 def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: int, page: Path | None) -> None:
     """Measure statelog beside its baseline, in one run on one machine."""
-    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=150)
+    console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=190)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statelog-bench-")))
         bootstrap, broker_pid, broker_directory = _broker(stack, directory / "broker")

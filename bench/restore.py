@@ -64,8 +64,8 @@ def _to_arrow(setting: Setting) -> list[Figure]:
         ours, floor, least = _in_turns(setting, lambda: recover(log).to_arrow(), lambda: _read(files), without_replaced)
     work, count = "restore to Arrow, 10 x the keys and a tail", keys + setting.keys
     return [
-        *_rates(work, count, ours, "read_table of the runs", keys, floor),
         *_rates(work, count, ours, "read_table less what the tail replaces, and the client", count, least),
+        *_rates(work, count, ours, "read_table of the runs", keys, floor),
     ]
 
 
@@ -96,8 +96,8 @@ def _to_dict(setting: Setting) -> list[Figure]:
         ours, least, anew = _in_turns(setting, lambda: recover(log).to_dict(), floor, of_new_bytes)
     work, count = "restore to a dict", setting.changes
     return [
-        *_rates(work, count, ours, "client and one dict", count, least),
         *_rates(work, count, ours, "client and one dict of new keys and values", count, anew),
+        *_rates(work, count, ours, "client and one dict", count, least),
     ]
 
 
@@ -122,8 +122,8 @@ def _small_commits(setting: Setting) -> list[Figure]:
         )
     work, count = "restore to a dict, commits of 100 changes", _SMALL * len(few)
     return [
-        *_rates(work, count, ours, "client alone", count, floor),
         *_rates(work, count, ours, "client, a hash and Arrow's batch of each chunk", count, decoded),
+        *_rates(work, count, ours, "client alone", count, floor),
     ]
 
 
