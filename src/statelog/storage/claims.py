@@ -53,7 +53,7 @@ class HeldLease(NamedTuple):
     @property
     def created_s(self) -> float:
         """The store's time when it was made."""
-        return min(self.lease.created_s, self.modified_s)
+        return self.lease.made_s(self.modified_s)
 
 
 class UnreadableSubscription(NamedTuple):

@@ -69,6 +69,10 @@ class Lease:
         """What to call it where it holds something back."""
         return f"lease {self.id} of {self.holder}"
 
+    def made_s(self, modified_s: float) -> float:
+        """The store's time when it was made; of one that claims to be younger than its file, the file's time."""
+        return min(self.created_s, modified_s)
+
     def to_bytes(self) -> bytes:
         """The file."""
         return _LEASES.encode(datum_of(self, next_offsets=_offset_rows(self.next_offsets)))
@@ -84,11 +88,10 @@ class Lease:
 def expired(lease: Lease, modified_s: float, now_s: float, cap_s: float) -> bool:
     """Whether the lease holds nothing back any more, at store time `now_s`, last written at `modified_s`.
 
-    It ends `ttl_s` after that, and at the latest `cap_s` (`math.inf` for none) after it was made. A lease that claims
-    to be younger than its file counts from the file's time.
+    It ends `ttl_s` after that, and at the latest `cap_s` (`math.inf` for none) after it was made.
     """
     renewed_until_s = modified_s + lease.ttl_s
-    capped_at_s = min(lease.created_s, modified_s) + cap_s
+    capped_at_s = lease.made_s(modified_s) + cap_s
     return now_s > min(renewed_until_s, capped_at_s)
 
 
