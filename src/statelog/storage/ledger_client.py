@@ -325,7 +325,7 @@ class LedgerClient(Closing):
         if newest is None or newest.void is not None or not isinstance(newest.taped.record, Commit):
             return
         found, commit = newest.taped.found, newest.taped.record
-        place = Place(found.offset + 1, LastRecord.of(found.offset, found.value))
+        place = Place(found.offset + 1, newest.taped.last)
         if not self._valid or self._valid[-1].place != place:
             self._valid.append(ValidCommit(newest.writer, commit, found.timestamp_ms, place))
             self._taken_bytes += len(commit.body)
