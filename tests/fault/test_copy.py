@@ -28,10 +28,11 @@ from statelog.errors import (
 )
 from statelog.materializer import engine as engine_module
 from statelog.materializer.copy import CRASH_POINTS, copy_log, finish_copy
-from statelog.materializer.engine import LocalRunRef, RoundWork
+from statelog.materializer.engine import LocalRunRef
 from statelog.materializer.round import CRASH_POINTS as ROUND_POINTS
 from statelog.materializer.round import run_round
 from statelog.materializer.tasks import TaskOutput
+from statelog.materializer.work import RoundWork
 from statelog.producer.writer import Writer
 from statelog.reading.hold import Terms
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover, recover_snapshot

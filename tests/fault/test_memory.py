@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.materializer.engine import fold
+from statelog.materializer.sorted_tables import fold
 from statelog.producer.writer import Writer
 from statelog.reading.replay import CommittedChunk, Converter
 from statelog.recovery.recover import recover

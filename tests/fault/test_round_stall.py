@@ -10,10 +10,10 @@ from statelog.environment import Environment
 from statelog.errors import NotFound, OffsetGone, StatelogError
 from statelog.materializer import cleanup
 from statelog.materializer.cleanup import VerifiedRuns
-from statelog.materializer.engine import RoundWork
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.work import RoundWork
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from statelog.materializer.engine import FOLD_BYTES
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
+from statelog.materializer.work import FOLD_BYTES
 from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot
 from statelog.spark.engine import SparkEngine, TaskWork

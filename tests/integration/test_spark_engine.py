@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 import statelog.spark
 from statelog.environment import Environment
 from statelog.errors import DataLoss, RoundGivenUp, Unavailable
-from statelog.materializer.engine import RoundWork
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round, run_round
+from statelog.materializer.work import RoundWork
 from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import share

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.environment import Environment
-from statelog.materializer.engine import RoundWork, delta_tables
 from statelog.materializer.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round import run_round
+from statelog.materializer.sorted_tables import delta_tables
+from statelog.materializer.work import RoundWork
 from statelog.reading.replay import Converter
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.snapshot.runs import first_unsorted

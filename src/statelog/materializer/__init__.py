@@ -1,10 +1,10 @@
 """The materializer: rolls the committed tail into snapshots and truncates the log below them. Serves no state."""
 
-from statelog.materializer.cleanup import claim_root
 from statelog.materializer.control import Control, install_signal_handlers
 from statelog.materializer.daemon import Materializer
 from statelog.materializer.events import Event, EventKind
 from statelog.materializer.outcome import CompletedRound, LostRound, SkippedRound
+from statelog.materializer.publication import claim_root
 from statelog.materializer.round import run_round
 from statelog.materializer.schedule import Rates
 from statelog.materializer.settings import MaterializerSettings

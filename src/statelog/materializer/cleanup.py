@@ -12,8 +12,6 @@ Invariants:
   that are listed after manifests were dropped; and only while directory and topics are still the log's.
 - A subscription that cannot be read holds everything. One that is over its cap is ended first, and what it held goes
   with a later round.
-- What was published only ever holds cleanup back: where it is missing, or cannot be read, the round goes on. A round
-  that holds back does not publish: the other root's publication stands until a person claims this one.
 - Rounds on several threads may share what was verified: one that was given up may still run when the next one begins.
 """
 
@@ -25,24 +23,22 @@ from functools import partial
 from itertools import pairwise
 
 from statelog.environment import CrashPoint
-from statelog.errors import CorruptManifest, CorruptRun, NotFound, StatelogError
-from statelog.materializer.engine import RoundWork
+from statelog.errors import CorruptManifest, CorruptRun, NotFound
 from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.side_by_side import side_by_side
+from statelog.materializer.work import RoundWork
 from statelog.schemas.names import MANIFESTS, TRUNCATIONS
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap, superseded_paths
 from statelog.schemas.snapshot.manifest import Manifest, check_chain
 from statelog.schemas.snapshot.retention import (
     Floor,
-    Publication,
     condemned,
     dropped_numbers,
     kept_numbers,
     stood_at,
     superseded_times,
     truncation_floor,
-    why_not_ours,
 )
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage.claims import (
@@ -352,72 +348,3 @@ def _truncate_topic(log: Log, topic: str, floor: Mapping[int, int]) -> int:
     log.verify_anew()  # A name is all that a broker asks for, and since the round began it may be another log's.
     starts = log.kafka.delete_records(topic, before)
     return sum(start - there[p].start for p, start in starts.items())
-
-
-def claim_root(log: Log) -> None:
-    """From now on the root of this `log` is the log's: materializers on a copy of it, or on the one that it was copied
-    from, truncate no more. Stop them first: a round that is under way there may still truncate.
-
-    Raises ConfigError without the right to, Damaged, Unavailable.
-    """
-    log.verify()
-    _publish(log, log.manifests.newest())
-
-
-def publish(log: Log, manifest: Manifest) -> str:
-    """Publish a manifest and its position; why that failed, or an empty string."""
-    try:
-        _publish(log, manifest)
-    except StatelogError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def published(log: Log) -> Publication | None:
-    """What a round published last, of this root or another one, as far as that can be known."""
-    try:
-        return Publication.from_text(log.kafka.published(_group(log), log.ledger_topic, 0))
-    except StatelogError:
-        return None  # A right that is missing, say: to publish fails, too, and says why.
-
-
-def other_root(
-    log: Log, own: Manifest, found: Publication | None, listed: Mapping[int, FileInfo], verified: VerifiedRuns
-) -> str:
-    """Why another root than this one may be the log's, or an empty string. `own` was just put; `found` was published
-    before the manifests were `listed`, or what it names may be missing there.
-    """
-    if found is None:
-        return ""
-    there = _in_chain(log, own, verified, listed, found.number)
-    return why_not_ours(found, _ours(log, own), max(listed), there)
-
-
-def _in_chain(
-    log: Log, own: Manifest, verified: VerifiedRuns, listed: Mapping[int, FileInfo], number: int
-) -> Manifest | None:
-    """The manifest of this number in the chain of `own`; None if it is gone, or below `own` and the next shows no link.
-
-    A round that slept may have taken a slot that was cleaned up long ago. What it put belongs to no chain, and its
-    number may be the one that another round, which slept as long, publishes last.
-    """
-    known = {one.number: one for one in verified.manifests(log.manifests, listed, {number, number + 1})}
-    there, following = known.get(number), known.get(number + 1)
-    if there is None or number >= own.number:  # No slot from ours on was cleaned up.
-        return there
-    is_linked = following is not None and following.previous_sha256 == there.sha256
-    return there if is_linked else None
-
-
-def _publish(log: Log, manifest: Manifest | None) -> None:
-    position = manifest.position if manifest else 0
-    log.kafka.publish_offset(_group(log), log.ledger_topic, 0, position, _ours(log, manifest).to_text())
-
-
-def _ours(log: Log, manifest: Manifest | None) -> Publication:
-    number, nonce = (manifest.number, manifest.nonce.hex()) if manifest else (0, "")
-    return Publication(log.descriptor.identity.ledger_topic_id, number, nonce, log.store.url)
-
-
-def _group(log: Log) -> str:
-    return f"statelog.{log.name}.materializer"

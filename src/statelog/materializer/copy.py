@@ -36,11 +36,13 @@ from statelog.errors import (
     OffsetGone,
 )
 from statelog.materializer.cleanup import CleanupPlan
-from statelog.materializer.engine import LocalEngine, RoundWork, delta_tables, merged_runs
+from statelog.materializer.engine import LocalEngine
 from statelog.materializer.outcome import CompletedRound, LostRound
 from statelog.materializer.round import Delta, Round
 from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.sorted_tables import delta_tables, merged_runs
 from statelog.materializer.target import RoundTarget
+from statelog.materializer.work import RoundWork
 from statelog.reading import AtPosition, Converter, HeldPlan, Hold, Plan, Terms, plan_changes
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import MAX_KEY_GROUPS

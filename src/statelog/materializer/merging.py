@@ -22,9 +22,10 @@ from threading import Lock
 from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import NotFound, RoundGivenUp
-from statelog.materializer.engine import Engine, LocalEngine, RoundWork, Written, scratch_directory, tasks_for
+from statelog.materializer.engine import Engine, LocalEngine, Written, tasks_for
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import Task, TaskOutput, expected_deltas, fold_tasks, merge_tasks
+from statelog.materializer.work import RoundWork, scratch_directory
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.key_groups import partition_starts
 from statelog.schemas.snapshot.run_ref import (

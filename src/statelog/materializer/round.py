@@ -32,22 +32,16 @@ from statelog.errors import (
     RoundGivenUp,
     StatelogError,
 )
-from statelog.materializer.cleanup import (
-    CleanupPlan,
-    VerifiedRuns,
-    other_root,
-    plan_cleanup,
-    publish,
-    published,
-    run_cleanup,
-)
-from statelog.materializer.engine import EngineMaker, LocalEngine, RoundWork, Written, not_whole, scratch_directory
+from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, plan_cleanup, run_cleanup
+from statelog.materializer.engine import EngineMaker, LocalEngine, Written, not_whole
 from statelog.materializer.events import log_event, shortfalls
 from statelog.materializer.merging import BackgroundMerge, Merging
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
+from statelog.materializer.publication import other_root, publish, published
 from statelog.materializer.settings import MaterializerSettings
-from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target, read_before
+from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
 from statelog.materializer.tasks import TaskOutput
+from statelog.materializer.work import RoundWork, scratch_directory
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord
@@ -262,7 +256,7 @@ class Round:
 
     def _publish_next(self, target: RoundTarget) -> CompletedRound | LostRound:
         """Write, upload, read back, put, and clean up if the slot is won."""
-        check_data(self._log, self._base, target, read_before(self._base, target))
+        check_data(self._log, self._base, target)
         delta = self._write_delta(target)
         self._passed("after-delta")
         self._runs, merged = self._merging.merge(self._runs, delta.output)
@@ -320,8 +314,8 @@ class Round:
 
     def _write_delta(self, target: RoundTarget) -> Delta:
         """Write what was committed, unless no change set was."""
-        partitions, before = range(self._log.descriptor.partitions), read_before(self._base, target)
-        plan = plan_replay(target.commits, partitions, target.state.accepted, before)
+        partitions = range(self._log.descriptor.partitions)
+        plan = plan_replay(target.commits, partitions, target.state.accepted, target.before)
         output = self._output(target)
         if not plan.listed:
             return Delta(output)

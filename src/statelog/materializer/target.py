@@ -14,8 +14,8 @@ Invariants:
   manifest again before it believes that.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.materializer.settings import MaterializerSettings
@@ -38,13 +38,16 @@ class RoundTarget:
     """The folded ledger at the round's position, and the valid commits since the manifest before it.
 
     `behind` says whether commits are left below where the ledger ended. `there` are log start and log end of the data
-    partitions, asked for once the ledger was folded to that end.
+    partitions, asked for once the ledger was folded to that end. `before` are the anchors right below the first offset
+    that is read of their partition: that read compares them, too, because one of its own fetches all that follows, and
+    throws it away.
     """
 
     state: LedgerState
     commits: tuple[CommitBody, ...]
     behind: bool
     there: Mapping[int, OffsetRange]
+    before: Mapping[int, LastRecord] = field(default_factory=dict[int, LastRecord])
 
     @property
     def position(self) -> int:
@@ -62,7 +65,8 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
         ledger.fold_to(end_position)  # What no commit lists yet begins behind the last of them all.
         there = log.data_offsets(at_least=not_given_up(state.accepted, newest.next_offsets if newest else {}))
         evidence.check_ledger(log, ledger, there=there)
-    return RoundTarget(state=state, commits=tuple(commits), behind=behind, there=there)
+    target = RoundTarget(state=state, commits=tuple(commits), behind=behind, there=there)
+    return replace(target, before=_read_before(newest, target))
 
 
 def _fold(
@@ -95,10 +99,7 @@ def check_ledger(log: Log, newest: Manifest | None) -> int:
     return there.end
 
 
-def read_before(newest: Manifest | None, target: RoundTarget) -> dict[int, LastRecord]:
-    """The anchors right below the first offset that is read of their partition: that read compares them, too, because
-    one of its own fetches all that follows, and throws it away.
-    """
+def _read_before(newest: Manifest | None, target: RoundTarget) -> dict[int, LastRecord]:
     if newest is None or target.state.accepted:
         return {}
     first = _first_listed(target)
@@ -111,7 +112,7 @@ def read_before(newest: Manifest | None, target: RoundTarget) -> dict[int, LastR
     }
 
 
-def check_data(log: Log, newest: Manifest | None, target: RoundTarget, but_anchors_of: Collection[int] = ()) -> None:
+def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
     """Before data is read, by what was accepted up to `target`. Raises as `check_ledger`."""
     needed, accepted = newest.next_offsets if newest else {}, target.state.accepted
     first = _first_listed(target) if log.retention_s is not None else None
@@ -120,7 +121,7 @@ def check_data(log: Log, newest: Manifest | None, target: RoundTarget, but_ancho
         # Where Kafka deletes by age, it deletes what no commit lists, too: nobody misses that.
         is_unlisted = first is not None and first.get(partition, held.start) >= held.start > end
         _check(log.data_topic, partition, held.start if is_unlisted else end, held, accepted)
-    others = [partition for partition in range(log.descriptor.partitions) if partition not in but_anchors_of]
+    others = [partition for partition in range(log.descriptor.partitions) if partition not in target.before]
     check_data_anchors(log, newest, others, accepted, target.there)
 
 

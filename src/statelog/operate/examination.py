@@ -17,8 +17,9 @@ from functools import cached_property
 from statelog.environment import current_environment
 from statelog.errors import CorruptDescriptor, CorruptRun, Fact, IdentityChanged, NotFound, OffsetGone, StatelogError
 from statelog.formatting import show_bytes, show_count
-from statelog.materializer.cleanup import VerifiedRuns, aging_need, other_root, published
+from statelog.materializer.cleanup import VerifiedRuns, aging_need
 from statelog.materializer.copy import is_begun_copy
+from statelog.materializer.publication import other_root, published
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
 from statelog.operate import log_checks

@@ -28,20 +28,12 @@ from pyspark.sql.functions import spark_partition_id
 
 from statelog.environment import current_environment, repeated
 from statelog.errors import ConfigError, CorruptRun, NotFound, RoundGivenUp, Unavailable
-from statelog.materializer.engine import (
-    EngineMaker,
-    Replayed,
-    RoundWork,
-    Written,
-    not_whole,
-    scratch_directory,
-    write_runs,
-    written_of,
-)
+from statelog.materializer.engine import EngineMaker, Replayed, Written, not_whole, write_runs, written_of
 from statelog.materializer.outcome import RoundOutcome
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import Task
+from statelog.materializer.work import RoundWork, scratch_directory
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.clients import cached_log

@@ -1,6 +1,7 @@
 """Engines for tests: the local one, asked to cut its work into several tasks."""
 
-from statelog.materializer.engine import EngineMaker, LocalEngine, RoundWork
+from statelog.materializer.engine import EngineMaker, LocalEngine
+from statelog.materializer.work import RoundWork
 
 __all__ = ["SplitEngine", "split_engine"]
 

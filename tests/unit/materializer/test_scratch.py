@@ -10,9 +10,9 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import ConfigError
-from statelog.materializer.engine import scratch_directory
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
+from statelog.materializer.work import scratch_directory
 from tests.support.rigs.log import TwinLog, settings_for
 from tests.support.told import lines
 
@@ -20,7 +20,7 @@ _DIES = """
 import os, signal, sys
 from pathlib import Path
 from statelog.environment import Environment
-from statelog.materializer.engine import scratch_directory
+from statelog.materializer.work import scratch_directory
 with scratch_directory(Path(sys.argv[1]), Environment()) as path:
     (path / "run.parquet").write_bytes(b"x")
     print(path, flush=True)
