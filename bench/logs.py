@@ -14,6 +14,7 @@ import xxhash
 from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.schemas.arrays import taken
+from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.key_groups import key_groups_of, partition_starts
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage.kafka import OffsetRange, Record
@@ -91,11 +92,18 @@ def put_singly(writer: Writer, few: list[tuple[bytes, bytes]], commits: int) -> 
 
 def read_records(log: Log) -> Iterator[Record]:
     """Every record that a recovery plans to read, by the client alone."""
-    with recover(log) as recovery, closing(log.kafka.reader(log.data_topic)) as reader:
-        ranges = recovery.plan.replay.ranges
-        for number in range(max(map(len, ranges.values()), default=0)):
+    with recover(log) as recovery:
+        yield from read_planned(log, recovery.plan.replay)
+
+
+def read_planned(log: Log, plan: ReplayPlan) -> Iterator[Record]:
+    """Every record that the plan names, by the client alone."""
+    with closing(log.kafka.reader(log.data_topic)) as reader:
+        for number in range(max(map(len, plan.ranges.values()), default=0)):
             wanted = {
-                partition: OffsetRange(*found[number]) for partition, found in ranges.items() if number < len(found)
+                partition: OffsetRange(*found[number])
+                for partition, found in plan.ranges.items()
+                if number < len(found)
             }
             yield from reader.read(wanted, stall_timeout_s=_STALL_S)
 

@@ -1,15 +1,16 @@
 """Object stores: what a request's time does to an open, a restore, a round and a first commit, and what is asked.
 
 One log lies on local files, its like on S3 behind a proxy, which makes each request take no longer, or 10, 30 and
-100 ms more. They take turns. Beside the restore stands its floor: Arrow's own S3 client reads the same runs from the
-same place, checks nothing and merges nothing. Requests are counted where they pass, so that what S3's client asks by
+100 ms more. They take turns. Beside the restore stand its floors: Arrow's own S3 client reads the same runs from the
+same place, checks nothing and merges nothing; and leaves out what the tail replaces, which it is told, while the client
+reads the tail. Requests are counted where they pass, so that what S3's client asks by
 itself is among them. The daemon of an idle log is watched over a few of its intervals, which are cut to twenty seconds.
 """
 
 import gc
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Timer
@@ -17,11 +18,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import statelog
 from bench.figures import Figure, Took, medians, timed
-from bench.logs import PARTITIONS, bench_where, bulk_append
+from bench.logs import PARTITIONS, bench_where, bulk_append, passed_over, read_planned
 from bench.setting import Setting
 from bench.slow_store import SlowStore, slow_store
 from bench.tables import first_commit
@@ -31,6 +33,7 @@ from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
 from statelog.recovery import recover
+from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.storage import Log, LogOptions, Where
 from statelog.tables import TableSettings
 
@@ -76,7 +79,7 @@ class _Work(NamedTuple):
     name: str
     make_ready: Callable[[], None]
     do: Callable[[], None]
-    floor: Callable[[], object] | None = None
+    floors: Mapping[str, Callable[[], object]] = {}
     """What is timed beside it, on S3."""
 
 
@@ -88,8 +91,11 @@ class _Works:
     """A log of ten times the keys, all in a snapshot, and a tail of a tenth of that."""
 
     def __init__(self, stack: ExitStack, where: Where, setting: Setting, settings: MaterializerSettings) -> None:
-        self._where, self._setting, self._settings = where, setting, settings
+        self._where, self._settings = where, settings
         self._runs: list[str] = []
+        self._tail = batches(setting.keys, setting.keys * _LARGER)
+        self._replay: ReplayPlan | None = None
+        self._is_left: pa.Array = pa.array([], pa.bool_())
         self._verified = VerifiedRuns()
         name = f"bench-{time.time_ns():x}"
         self.log = stack.enter_context(Log.create(name, where, LogOptions(partitions=PARTITIONS)))
@@ -101,17 +107,22 @@ class _Works:
 
     def all(self) -> list[_Work]:
         """In the order in which they leave the log to each other."""
+        floors = {
+            "the floor: read_table of the runs from there": self._read_runs,
+            "the floor: the same less what the tail replaces, and the client": self._read_all,
+        }
         return [
             _Work("open", _nothing, self._open),
-            _Work("restore to Arrow, 10 x the keys and a tail", _nothing, self._restore, self._read_runs),
+            _Work("restore to Arrow, 10 x the keys and a tail", self._find_replaced, self._restore, floors),
             _Work("round of that tail", self._make_tail, self.round_up),
             _Work("open of a table and its first commit", _nothing, self._first_commit),
         ]
 
     def _make_tail(self) -> None:
         self.round_up()
-        bulk_append(self.log, batches(self._setting.keys, self._setting.keys * _LARGER), commits=5)
+        bulk_append(self.log, self._tail, commits=5)
         with recover(self.log) as recovery:
+            self._replay = recovery.plan.replay
             self._runs = [f"{self.log.name}/{part.run.path}" for part in recovery.plan.runs]
 
     def _open(self) -> None:
@@ -127,6 +138,20 @@ class _Works:
         urls = [f"s3://{key}:{secret}@{place.netloc}{place.path}/{path}?{options}" for path in self._runs]
         return pa.concat_tables(map(pq.read_table, urls))
 
+    def _find_replaced(self) -> None:
+        replaced = pa.concat_arrays([batch.column("key") for batch in self._tail])
+        keys = pa.chunked_array([chunk for path in self._runs for chunk in self._keys_of(path).chunks], pa.binary())
+        self._is_left = pc.invert(pc.is_in(keys, value_set=replaced))
+
+    def _keys_of(self, path: str) -> pa.ChunkedArray:
+        with self.log.store.open(path.removeprefix(f"{self.log.name}/")) as file:
+            return pq.read_table(file, columns=["key"]).column("key")
+
+    def _read_all(self) -> pa.Table:
+        assert self._replay is not None, "the tail was made"
+        passed_over(read_planned(self.log, self._replay))
+        return self._read_runs().filter(self._is_left)
+
     def round_up(self) -> None:
         """Leave no tail, as a daemon does, which remembers what it verified."""
         while isinstance(Round(self.log, self._settings, verified=self._verified).run(), CompletedRound):
@@ -141,7 +166,7 @@ def _figures(store: SlowStore, local: _Work, far: _Work, rounds: int) -> list[Fi
     figures: list[Figure] = []
     billed = (0, 0)
     for request_s in _REQUEST_S:
-        ours, beside, floor = list[Took](), list[Took](), list[Took]()
+        ours, beside, floors = list[Took](), list[Took](), {name: list[Took]() for name in far.floors}
         for _ in range(rounds):
             for work, found in ((local, beside), (far, ours)):
                 store.slow_down(0.0)
@@ -150,13 +175,12 @@ def _figures(store: SlowStore, local: _Work, far: _Work, rounds: int) -> list[Fi
                 store.slow_down(request_s)
                 found.append(timed(work.do))
             billed = store.billed
-            if far.floor is not None:
+            for name, floor in far.floors.items():
                 gc.collect()
-                floor.append(timed(far.floor))
+                floors[name].append(timed(floor))
         name = f"{far.name}, {request_s * 1e3:g} ms a request"
         figures.append(medians(name, "s", ours, "local files", beside))
-        if floor:
-            figures.append(medians(name, "s", ours, "the floor: read_table of the runs from there", floor))
+        figures += [medians(name, "s", ours, floor, took) for floor, took in floors.items()]
     return [*figures, *_requests(far.name, billed)]
 
 
