@@ -13,7 +13,7 @@ Invariants:
 import io
 import json
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from importlib import resources
@@ -50,6 +50,7 @@ _CONTAINER_HEADER = parse_schema(
 )
 _DECODING_ERRORS = (EOFError, ValueError, TypeError, LookupError, OverflowError, MemoryError, struct.error)
 _LONG = parse_schema({"type": "long"})
+_BYTES_OF = tuple(bytes((one,)) for one in range(256))
 _BYTES = parse_schema({"type": "bytes"})
 
 
@@ -67,13 +68,27 @@ def long_bytes(number: int) -> bytes:
     """An `int` or a `long` as a datum has it: zigzag, seven bits to a byte."""
     left = number << 1 if number >= 0 else ~number << 1 | 1
     if left < 0x80:
-        return bytes((left,))
+        return _BYTES_OF[left]
+    if left < 0x4000:
+        return _BYTES_OF[left & 0x7F | 0x80] + _BYTES_OF[left >> 7]
+    if left < 0x200000:
+        return bytes((left & 0x7F | 0x80, left >> 7 & 0x7F | 0x80, left >> 14))
     found = bytearray()
     while left >= 0x80:
         found.append(left & 0x7F | 0x80)
         left >>= 7
     found.append(left)
     return bytes(found)
+
+
+def blob(data: bytes) -> bytes:
+    """A `bytes` or, in UTF-8, a `string` as a datum has it."""
+    return long_bytes(len(data)) + data
+
+
+def block(items: Sequence[bytes]) -> bytes:
+    """An `array` as a datum has it, or a `map`, whose items are its keys with their values."""
+    return b"".join((long_bytes(len(items)), *items, b"\0")) if items else b"\0"
 
 
 def _load(avsc: str) -> dict[str, object]:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from statelog.errors import CheckpointMismatch, Corrupt, UnknownFormat
+from statelog.schemas.avro import Datum, RecordCodec, datum_of
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step, gaps_of
 from tests.support.samples.chunks import mutations
 from tests.support.samples.ledger_story import Story, nonce
@@ -125,3 +126,34 @@ def test_checkpoints_that_do_not_ascend_are_corrupt(ids: tuple[int, ...]) -> Non
     handle = replace(_three_steps(), steps=tuple(Step(checkpoint_id=number) for number in ids))
     with pytest.raises(Corrupt):
         Handle.from_bytes(handle.to_bytes())
+
+
+def test_a_handle_has_the_bytes_of_its_schema() -> None:
+    """It is written without Avro's encoder: without entries, with many, numbers of every length, and meta records."""
+    sizes = [
+        Entry(n, 1 << n, n + 1, n + 1, 1 << 5 * n, 1 << 6 * n, n + 1 + (1 << 6 * n), n, bytes(n)) for n in range(9)
+    ]
+    several = replace(
+        _three_steps(),
+        steps=(
+            Step(checkpoint_id=1, meta={"gone": None, "a/ä": b"", "long": bytes(300)}),
+            Step(checkpoint_id=1 << 40, entries=(GAPPED, *sizes)),
+            Step(checkpoint_id=(1 << 63) - 1, entries=tuple(sizes[:1] * 200)),
+        ),
+    )
+    for handle in (_three_steps(), _of(), _of(GAPPED), several):
+        steps = [_datum(step) for step in handle.steps]
+        datum = datum_of(handle, identity=datum_of(handle.identity), **handle.base.to_fields("base"), steps=steps)
+        assert handle.to_record() == RecordCodec("handle").encode(datum)
+
+
+def _datum(step: Step) -> Datum:
+    names = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
+    return {
+        "checkpoint_id": step.checkpoint_id,
+        **{name: [entry[i] for entry in step.entries] for i, name in enumerate(names)},
+        "checksums": b"".join(entry.checksum.to_bytes(8, "little") for entry in step.entries),
+        "key_groups": [entry.key_groups for entry in step.entries],
+        "gaps": [gap for entry in step.entries for gap in entry.gaps],
+        "meta": step.meta,
+    }

@@ -7,9 +7,10 @@ import pytest
 import xxhash
 
 from statelog.errors import ConfigError, CorruptLedger, InvalidName, UnknownFormat
+from statelog.schemas.avro import RecordCodec
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import Metadata, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open
 from tests.support.samples.chunks import mutations
 from tests.support.samples.ledger_story import IDENTITY, Story, nonce
@@ -158,3 +159,22 @@ def test_a_loss_of_impossible_offsets_is_corrupt(lost: LossRange) -> None:
     """Nobody gives up what no log has."""
     with pytest.raises(CorruptLedger):
         ledger.decode(ledger.encode(replace(_loss(), ranges=(lost,))))
+
+
+def test_a_commits_body_has_the_bytes_of_its_schema() -> None:
+    """It is written without Avro's encoder: values of each type, long names, several handles, and none."""
+    story = Story()
+    handle = story.persist(story.open("A", 0, 1), 0, 1)
+    text, numbers = {"": "", "ä" * 100: "ö" * 5000}, {"least": -(1 << 63), "most": (1 << 63) - 1, "none": 0, "few": -65}
+    named: Metadata = {**text, **numbers, "fraction": -0.1, "whole": 2.0, "yes": True, "no": False}
+    of = handle.checkpoint
+    for metadata in ({}, named):
+        for handles in ([], [handle], [handle] * 70):
+            commit = Commit.of(
+                epoch=1, nonce=of.nonce, base=NO_CHECKPOINT, checkpoint=of, metadata=metadata, handles=handles
+            )  # fmt: skip
+            body = {"metadata": metadata, "handles": [one.to_record() for one in handles]}
+            assert commit.body == RecordCodec("commit").encode(body)
+            found = commit.read_body().metadata
+            assert found == metadata
+            assert [*map(type, found.values())] == [*map(type, metadata.values())]

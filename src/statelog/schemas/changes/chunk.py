@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -291,15 +291,14 @@ class BatchFrame(NamedTuple):
         places, at = list[int](), 0
         for buffer in buffers:
             size = len(buffer)
-            places += (at, size)
+            places += at, size
             if size:
-                body.append(buffer)
-                if size % _ALIGNMENT:
-                    body.append(_PADDING[-size % _ALIGNMENT])
-                at += size + -size % _ALIGNMENT
+                padding = -size % _ALIGNMENT
+                body += buffer, _PADDING[padding]
+                at += size + padding
         _NUMBER.pack_into(metadata, self.body_bytes_at, at)
         _NUMBER.pack_into(metadata, self.rows_at, rows)
-        self.nodes.pack_into(metadata, self.nodes_at, *chain.from_iterable((rows, null) for null in nulls))
+        self.nodes.pack_into(metadata, self.nodes_at, *[one for null in nulls for one in (rows, null)])
         self.places.pack_into(metadata, self.places_at, *places)
         return b"".join(body)
 

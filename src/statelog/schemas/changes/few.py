@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from zlib import crc32
 
 import numpy as np
@@ -42,7 +42,8 @@ class FewChanges(NamedTuple):
         hashed = keys if prefix_bytes is None else [key[:prefix_bytes] for key in keys]
         groups = [crc32(key) % key_groups for key in hashed]
         order = sorted(range(len(groups)), key=groups.__getitem__)
-        return cls([groups[i] for i in order], [keys[i] for i in order], [values[i] for i in order])
+        groups, keys = [*map(groups.__getitem__, order)], [*map(keys.__getitem__, order)]
+        return cls(groups, keys, [*map(values.__getitem__, order)])
 
     @property
     def num_rows(self) -> int:
@@ -70,12 +71,14 @@ class FewChanges(NamedTuple):
         groups, keys, values = self
         count = len(groups)
         ops, validity, deletes = bytes(count), b"", values.count(None)
+        given = cast("Sequence[bytes]", values)
         if deletes:
             ops = bytes([value is None for value in values])
             puts = sum(1 << row for row, value in enumerate(values) if value is not None)
             validity = puts.to_bytes(-(-count // 8), "little")
+            given = [value or b"" for value in values]
         numbers = struct.pack(f"<{count}H", *groups)
-        buffers = (b"", numbers, b"", ops, b"", *_binary(keys), validity, *_binary([value or b"" for value in values]))
+        buffers = (b"", numbers, b"", ops, b"", *_binary(keys), validity, *_binary(given))
         return _frame().message(count, (0, 0, 0, deletes), buffers)
 
 

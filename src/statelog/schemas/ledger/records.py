@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import xxhash
 
 from statelog.errors import ConfigError, Corrupt, CorruptLedger, Misuse, UnknownFormat
-from statelog.schemas.avro import RecordCodec, datum_of
+from statelog.schemas.avro import RecordCodec, blob, block, datum_of, long_bytes
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
 from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place
@@ -32,6 +32,7 @@ _OPEN_VERSION = 2
 _PREFIX = struct.Struct("<4sBB2xQ")  # magic, version, kind, padding, xxh3-64 of all the rest
 _HEAD = struct.Struct("<q16sq16sq16sBxxxI")  # epoch, nonce, base id and nonce, checkpoint id and nonce, flags, extents
 _EXTENT = struct.Struct("<Iqq")
+_FRACTION = struct.Struct("<d")
 _FINAL = 1
 _HAS_META = 2
 _MOST_EXTENTS = MAX_KEY_GROUPS  # One for each partition, of which there are no more than key groups.
@@ -137,7 +138,6 @@ class Commit:
         final: bool = False,
     ) -> "Commit":
         """The commit of `handles`, whose head follows from them."""
-        body = {"metadata": dict(metadata), "handles": [handle.to_record() for handle in handles]}
         return cls(
             epoch=epoch,
             nonce=nonce,
@@ -146,7 +146,7 @@ class Commit:
             extents=_extents(entry for handle in handles for entry in handle.entries),
             final=final,
             has_meta=any(step.meta for handle in handles for step in handle.steps),
-            body=_BODIES.encode(body),
+            body=_body_bytes(metadata, handles),
         )
 
     def read_body(self) -> CommitBody:
@@ -239,6 +239,25 @@ def _extents(entries: Iterable[Entry]) -> tuple[Extent, ...]:
 
 
 # ---- bytes
+
+
+def _body_bytes(metadata: Metadata, handles: Iterable[Handle]) -> bytes:
+    """In the order of the schema, as handles are."""
+    named = [blob(name.encode()) + _value_bytes(value) for name, value in metadata.items()]
+    return b"".join((_BODIES.prefix, block(named), block([blob(handle.to_record()) for handle in handles])))
+
+
+def _value_bytes(value: str | float | bool) -> bytes:
+    """A union's: which of its types it has, and the value."""
+    match value:
+        case str():
+            return b"\0" + blob(value.encode())
+        case bool():
+            return b"\6" + bytes((value,))
+        case int():
+            return b"\2" + long_bytes(value)
+        case float():
+            return b"\4" + _FRACTION.pack(value)
 
 
 def encode(record: LedgerRecord) -> bytes:
