@@ -10,7 +10,8 @@ Invariants:
 - Nothing comes out before the tail has ended and all its checks have passed.
 - Callbacks and lease renewals happen in the caller's thread only, between two steps; a failure there, or in any other
   thread, stops the others and is raised.
-- A few row groups are read ahead, so that several requests are in flight; how many, and how large, is bounded.
+- A few row groups are read ahead, so that several requests are in flight; how many, and how large, is bounded. Whose
+  settings have one thread reads none ahead that lie on a local disk.
 - Stopping waits only briefly for the other threads: one that waits for a broker or a store ends later by itself.
 """
 
@@ -197,10 +198,12 @@ class PlanReader:
         allowed: `of` lanes share it.
         """
         wanted = _wanted(self.plan)
+        # One thread decodes what lies here by itself: a second one that decodes for it costs half as much again.
+        is_alone = self._settings.threads == 1 and self.log.store.url.startswith("file:")
         lane = Lane(
             (LanePart(part.run, part.row_groups, wanted) for part in parts),
             self._opener.open,
-            self.environment.start,
+            None if is_alone else self.environment.start,
             lambda result: self._await(result, Phase.READ),
             most=max(2, _AHEAD // of),
             most_bytes=_AHEAD_BYTES // of,
