@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 
 from bench.figures import Figure, medians, rate
 from bench.setting import Setting
@@ -12,6 +13,7 @@ from bench.setting import Setting
 __all__ = ["Cost", "costed", "figures_of", "figures_of_cost", "take_turns"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_SEED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +33,14 @@ def costed(work: Callable[[], object], broker_pid: int | None) -> Cost:
 
 
 def take_turns(setting: Setting, works: dict[str, Callable[[], object]], *, warm: int = 2) -> dict[str, list[Cost]]:
-    """The cost of each take of each work, which take turns; the first `warm` turns are not counted."""
+    """The cost of each take of each work, which take turns; the first `warm` turns are not counted. Every turn has an
+    order of its own: what a take leaves behind, garbage or code to be compiled, is paid for by whoever comes next.
+    """
     found: dict[str, list[Cost]] = {name: [] for name in works}
+    orders = Random(_SEED)
     for turn in range(setting.rounds + warm):
-        for name, work in works.items():
-            cost = costed(work, setting.broker_pid)
+        for name in orders.sample(list(works), len(works)):
+            cost = costed(works[name], setting.broker_pid)
             if turn >= warm:
                 found[name].append(cost)
     return found
