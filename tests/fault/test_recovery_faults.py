@@ -24,7 +24,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery import Recovery
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head, encode_chunk
+from statelog.schemas.changes.chunk import VerifiedChunks, decode_batches, decode_head, encode_chunk
 from statelog.schemas.changes.few import key_groups_in
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import MANIFESTS
@@ -65,7 +65,7 @@ def _with_value(chunk: bytes, log: Log, value: bytes | None) -> bytes:
     found = decode_head(chunk)
     assert found is not None
     head, at = found
-    batch = decode_batches([VerifiedChunk(chunk, head, at)], log.change_schema(0))
+    batch = decode_batches(VerifiedChunks.of(chunk, head, at), log.change_schema(0))
     forged = batch.set_column(3, "value", pa.array([value] * batch.num_rows, pa.binary()))
     return encode_chunk(
         epoch=head.epoch,

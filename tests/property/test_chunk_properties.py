@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from statelog.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.avro import RecordCodec, long_bytes
 from statelog.schemas.changes.changes import DELETE, PUT, chunk_slices, row_sizes, split
-from statelog.schemas.changes.chunk import VerifiedChunk, around, decode_batches, decode_head
+from statelog.schemas.changes.chunk import VerifiedChunks, around, decode_batches, decode_head
 from statelog.schemas.changes.few import FewChanges
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.place import LastRecord, Place
@@ -48,7 +48,7 @@ def test_what_goes_in_comes_out(log: tuple[KeyType, list[Row]], sqn: int, index:
         head, at = head_at
         assert (head.sqn, head.index, head.changes) == (sqn, index, piece.num_rows)
         found.extend(
-            tuple(row.values()) for row in decode_batches([VerifiedChunk(value, head, at)], batch.schema).to_pylist()
+            tuple(row.values()) for row in decode_batches(VerifiedChunks.of(value, head, at), batch.schema).to_pylist()
         )
     assert found == rows
 

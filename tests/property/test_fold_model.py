@@ -14,7 +14,7 @@ import pytest
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
-from statelog.schemas.ledger.records import Commit, CommitBody, LedgerRecord, Open
+from statelog.schemas.ledger.records import Commit, CommitBody, LedgerRecord, Open, pack_extents
 from statelog.schemas.ledger.state import LedgerState
 from tests.sim.ledger import IDENTITY, PARTITIONS, Chunk, Told, World, simulate, span_of
 from tests.sim.naive_fold import NaiveFold, same_verdict
@@ -122,7 +122,7 @@ class _Views:
         self._live.add(offset)
 
     def committed(self, commit: Commit) -> None:
-        partitions = [extent.partition for extent in commit.extents]
+        partitions = [partition for partition, _, _ in commit.extents]
         for epoch in self._live - {commit.epoch}:
             changed = self._share(self._opens[epoch], self.writer(commit), partitions)
             _require(not changed, f"a commit of epoch {commit.epoch} changed what epoch {epoch} had read")
@@ -285,10 +285,9 @@ class NoPosition(_Mutant):
 
     def _mend_commit(self, record: Commit) -> Commit:
         above = (
-            extent._replace(first_offset=max(extent.first_offset, self.committed_position(extent.partition)))
-            for extent in record.extents
+            (partition, max(first, self.committed_position(partition)), end) for partition, first, end in record.extents
         )
-        return replace(record, extents=tuple(above))
+        return replace(record, packed_extents=pack_extents(above))
 
 
 class NoNonce(_Mutant):

@@ -22,7 +22,7 @@ import xxhash
 from statelog.errors import Damaged
 from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame
 from statelog.schemas.changes.changes import change_schema
-from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head
+from statelog.schemas.changes.chunk import VerifiedChunks, decode_batches, decode_head
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.place import LastRecord, Place
@@ -145,7 +145,7 @@ def _use_chunk(data: bytes) -> object:
     if found is None:
         return None
     head, at = found
-    batch = decode_batches([VerifiedChunk(data, head, at)], _SCHEMA)
+    batch = decode_batches(VerifiedChunks.of(data, head, at), _SCHEMA)
     state: dict[object, object] = {}
     apply_to_dict(batch, state)
     return head, batch.to_pylist(), state

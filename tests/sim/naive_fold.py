@@ -111,7 +111,7 @@ class NaiveFold:
 
     def committed(self, partition: int) -> int:
         """The largest end offset that any valid commit lists in the partition."""
-        ends = [e.end_offset for _, c in self.commits() for e in c.extents if e.partition == partition]
+        ends = [end for _, c in self.commits() for mine, _, end in c.extents if mine == partition]
         return max(ends, default=0)
 
     def _judge_open(self, record: Open) -> VoidReason | None:
@@ -127,7 +127,7 @@ class NaiveFold:
             return VoidReason.UNKNOWN_EPOCH
         if self.fenced(record.epoch):
             return VoidReason.FENCED
-        if not {extent.partition for extent in record.extents} <= set(mine.partitions):
+        if not {partition for partition, _, _ in record.extents} <= set(mine.partitions):
             return VoidReason.NOT_OWNED
         last = self.last(mine.writer)
         if record.base != last:
@@ -137,6 +137,7 @@ class NaiveFold:
         return next((void for extent in record.extents if (void := self._judge_extent(extent))), None)
 
     def _judge_extent(self, extent: Extent) -> VoidReason | None:
-        if not 0 <= extent.first_offset < extent.end_offset <= 1 << 56:
+        partition, first, end = extent
+        if not 0 <= first < end <= 1 << 56:
             return VoidReason.IMPOSSIBLE
-        return VoidReason.OVERLAP if extent.first_offset < self.committed(extent.partition) else None
+        return VoidReason.OVERLAP if first < self.committed(partition) else None

@@ -10,17 +10,16 @@ The time of a retry runs from the last sign of life, as a record is, or from the
 that is taken up again goes on behind the last record that came, so none comes twice and none is missed.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from statelog.errors import BrokerUnavailable, CorruptChunk, IncompatibleSchema, Unavailable, UnknownFormat
 from statelog.schemas.changes.changes import change_schema
-from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head
+from statelog.schemas.changes.chunk import ChunkHead, VerifiedChunks, decode_batches, decode_head
 from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, plan_replay
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import LastRecord
@@ -66,17 +65,22 @@ def replay(
     AnchorMismatch, CorruptChunk, Unreadable, UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
     """
     checks = {partition: PartitionCheck(topic, partition, plan) for partition in plan.listed}
-    waiting: dict[int, list[_Listed]] = {}
+    waiting: dict[int, _WaitingChunks] = {}
     waiting_bytes = 0
     newest: dict[int, Record] = {}
-    for found in _listed(reader, topic, checks, stall_timeout_s=stall_timeout_s):
-        newest[found.record.partition] = found.record
-        size_bytes = len(found.chunk.value)
-        is_alone = not together or size_bytes >= _SMALL_BYTES
+    for record, head, at in _listed(reader, topic, checks, stall_timeout_s=stall_timeout_s):
+        partition, offset, value, _ = newest[record.partition] = record
+        is_alone = not together or len(value) >= _SMALL_BYTES
         if is_alone:
             yield from _decode_all(topic, waiting, change_schema)
-        waiting.setdefault(found.record.partition, []).append(found)
-        waiting_bytes += size_bytes + _HELD_BYTES
+        mine = waiting.get(partition)
+        if mine is None or mine.schema_id != head.value_schema_id:
+            if mine is not None:
+                yield mine.decode(topic, change_schema)
+            mine = waiting[partition] = _WaitingChunks(partition, head.value_schema_id)
+        mine.offsets.append(offset)
+        mine.chunks.add(value, head, at)
+        waiting_bytes += len(value) + _HELD_BYTES
         if is_alone or waiting_bytes >= _WAITING_BYTES:
             yield from _decode_all(topic, waiting, change_schema)
             waiting_bytes = 0
@@ -87,17 +91,12 @@ def replay(
         last |= {partition: LastRecord.of(*record[1:3]) for partition, record in newest.items()}
 
 
-class _Listed(NamedTuple):
-    """A record that a commit lists, and the chunk in it."""
-
-    record: Record
-    chunk: VerifiedChunk
-
-
 def _listed(
     reader: Reader, topic: str, checks: Mapping[int, PartitionCheck], *, stall_timeout_s: float
-) -> Iterator[_Listed]:
-    """What lies at listed offsets and belongs there. What a foreign record stands in for is missed at the end."""
+) -> Iterator[tuple[Record, ChunkHead, int]]:
+    """What lies at listed offsets and belongs there, with what `decode_head` gives. What a foreign record stands in for
+    is missed at the end.
+    """
     places = {partition: check.ranges for partition, check in checks.items()}
     rounds = max((len(ranges) for ranges in places.values()), default=0)
     for i in range(rounds):
@@ -106,38 +105,54 @@ def _listed(
             reader, wanted, stall_timeout_s=stall_timeout_s, counts=lambda p, offsets: checks[p].lists_any(*offsets)
         )
         for record in records:
-            check = checks[record.partition]
-            if not check.lists(record.offset):
-                check.compare(record.offset, record.value)
+            partition, offset, value, _ = record
+            check = checks[partition]
+            if not check.lists(offset):
+                check.compare(offset, value)
                 continue
             try:
-                decoded = decode_head(record.value)
+                decoded = decode_head(value)
             except (CorruptChunk, UnknownFormat) as error:
-                raise error.restated(topic=topic, partition=record.partition, offset=record.offset) from error
+                raise error.restated(topic=topic, partition=partition, offset=offset) from error
             if decoded is not None:
-                check.add(record.offset, decoded[0])
-                yield _Listed(record, VerifiedChunk(record.value, *decoded))
+                head, at = decoded
+                check.add(offset, head)
+                yield record, head, at
+
+
+class _WaitingChunks:
+    """Chunks of a partition whose values have one schema, one after the other, and where they lie."""
+
+    __slots__ = ("chunks", "offsets", "partition", "schema_id")
+
+    def __init__(self, partition: int, schema_id: int) -> None:
+        self.partition = partition
+        self.schema_id = schema_id
+        self.offsets: list[int] = []
+        self.chunks = VerifiedChunks()
+
+    def decode(self, topic: str, change_schema: Callable[[int], pa.Schema]) -> CommittedChunk:
+        """Raises CorruptChunk, which says where it lies."""
+        schema = change_schema(self.schema_id)
+        try:
+            changes = decode_batches(self.chunks, schema)
+        except CorruptChunk as error:
+            for offset, one in zip(self.offsets, self.chunks.each(), strict=True):
+                try:
+                    decode_batches(one, schema)
+                except CorruptChunk as mine:
+                    raise mine.restated(topic=topic, partition=self.partition, offset=offset) from mine
+            raise error.restated(topic=topic, partition=self.partition, offset=self.offsets[0]) from error
+        size_bytes = sum(map(len, self.chunks.values))
+        return CommittedChunk(self.partition, self.offsets[0], self.schema_id, size_bytes, changes)
 
 
 def _decode_all(
-    topic: str, waiting: dict[int, list[_Listed]], change_schema: Callable[[int], pa.Schema]
+    topic: str, waiting: dict[int, _WaitingChunks], change_schema: Callable[[int], pa.Schema]
 ) -> Iterator[CommittedChunk]:
     """What waits, by partition, and then nothing does."""
     while waiting:
-        _, group = waiting.popitem()
-        for schema_id, same in groupby(group, lambda found: found.chunk.head.value_schema_id):
-            yield _decode(topic, list(same), schema_id, change_schema(schema_id))
-
-
-def _decode(topic: str, group: Sequence[_Listed], schema_id: int, schema: pa.Schema) -> CommittedChunk:
-    partition, offset = group[0].record[:2]
-    try:
-        changes = decode_batches([found.chunk for found in group], schema)
-    except CorruptChunk as error:
-        for found in group if len(group) > 1 else ():
-            _decode(topic, [found], schema_id, schema)  # That which is corrupt says so.
-        raise error.restated(topic=topic, partition=partition, offset=offset) from error
-    return CommittedChunk(partition, offset, schema_id, sum(len(found.chunk.value) for found in group), changes)
+        yield waiting.popitem()[1].decode(topic, change_schema)
 
 
 def verify_handle(log: Log, handle: Handle) -> None:

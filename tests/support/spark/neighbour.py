@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from statelog.schemas.changes.chunk import VerifiedChunk, decode_batches, decode_head
+from statelog.schemas.changes.chunk import VerifiedChunks, decode_batches, decode_head
 from tests.support.spark.session import open_session
 
 __all__ = ["main"]
@@ -84,7 +84,7 @@ def _changes(record: dict[str, Any], schema: pa.Schema) -> pa.RecordBatch:
     found = decode_head(record["value"])
     assert found is not None
     head, at = found
-    changes = decode_batches([VerifiedChunk(record["value"], head, at)], schema)
+    changes = decode_batches(VerifiedChunks.of(record["value"], head, at), schema)
     count = changes.num_rows
     return pa.RecordBatch.from_arrays(
         [

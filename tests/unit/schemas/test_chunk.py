@@ -11,7 +11,7 @@ from statelog.errors import CorruptChunk, UnknownFormat
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.changes.changes import DELETE, OPAQUE, PUT, change_schema
 from statelog.schemas.changes.chunk import (
-    VerifiedChunk,
+    VerifiedChunks,
     combine_checksums,
     decode_batches,
     decode_head,
@@ -36,7 +36,7 @@ def decoded(value: bytes, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
     found = decode_head(value)
     assert found is not None
     head, at = found
-    return decode_batches([VerifiedChunk(value, head, at)], schema)
+    return decode_batches(VerifiedChunks.of(value, head, at), schema)
 
 
 def test_round_trip() -> None:
@@ -49,7 +49,7 @@ def test_round_trip() -> None:
     assert (head.epoch, head.nonce, head.sqn, head.index, head.changes) == (7, NONCE, 3, 2, 3)
     assert (head.first_key_group, head.last_key_group, head.value_schema_id) == (4, 9, 5)
     assert at % 8 == 0
-    assert decode_batches([VerifiedChunk(chunk.value, head, at)], SCHEMA).equals(BATCH)
+    assert decode_batches(VerifiedChunks.of(chunk.value, head, at), SCHEMA).equals(BATCH)
 
 
 def test_largest_head() -> None:
@@ -228,16 +228,19 @@ def test_every_change_is_one_of_the_two_kinds() -> None:
         decoded(_resealed(bytes(memoryview(bad.serialize())), whole))
 
 
-def _verified(value: bytes) -> VerifiedChunk:
-    found = decode_head(value)
-    assert found is not None
-    return VerifiedChunk(value, *found)
+def _verified(*values: bytes) -> VerifiedChunks:
+    chunks = VerifiedChunks()
+    for value in values:
+        found = decode_head(value)
+        assert found is not None
+        chunks.add(value, *found)
+    return chunks
 
 
 def test_several_chunks_come_out_in_order() -> None:
     """Joined they hold what each holds."""
     others = [rows_batch([(2, PUT, b"z", b"")]), rows_batch([(3, DELETE, b"a", None), (8, PUT, b"", b"x" * 99)])]
-    found = decode_batches([_verified(chunk_of(batch).value) for batch in (BATCH, *others)], SCHEMA)
+    found = decode_batches(_verified(*(chunk_of(batch).value for batch in (BATCH, *others))), SCHEMA)
     assert pa.Table.from_batches([found]).equals(pa.Table.from_batches([BATCH, *others]).combine_chunks())
 
 
@@ -261,7 +264,7 @@ def test_one_corrupt_chunk_of_several_is_noticed(at: int, rows: list[Row]) -> No
     chunks = [good, good]
     chunks.insert(at, bad)
     with pytest.raises(CorruptChunk):
-        decode_batches([_verified(value) for value in chunks], SCHEMA)
+        decode_batches(_verified(*chunks), SCHEMA)
 
 
 def test_checksum_of_a_change_set() -> None:
@@ -285,7 +288,7 @@ def test_a_chunk_of_version_1_is_read() -> None:
     assert older is not None
     assert older[0].place == Place(11)
     assert older[0].is_sealed(KEY)
-    assert decode_batches([VerifiedChunk(sealed(head + whole[found[1] :], version=1), *older)], SCHEMA).num_rows == 1
+    assert decode_batches(VerifiedChunks.of(sealed(head + whole[found[1] :], version=1), *older), SCHEMA).num_rows == 1
 
 
 def test_a_witness_is_under_the_seal() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from statelog.schemas.ledger.fold import LedgerFold, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.ledger.records import AcceptLoss, Commit, CommitBody, Extent, LossRange
+from statelog.schemas.ledger.records import AcceptLoss, Commit, CommitBody, LossRange, pack_extents
 from statelog.schemas.ledger.state import MetaRecord
 from tests.support.samples.ledger_story import IDENTITY, Story, nonce
 
@@ -112,7 +112,7 @@ def test_a_commit_of_offsets_that_no_log_has_is_void(first: int, end: int) -> No
     story = Story()
     epoch = story.open("A", 0)
     commit = story.new_commit(epoch, story.persist(epoch, 0))
-    verdict = story.add(replace(commit, extents=(Extent(0, first, end),)))
+    verdict = story.add(replace(commit, packed_extents=pack_extents([(0, first, end)])))
     assert verdict is not None
     assert verdict.reason is VoidReason.IMPOSSIBLE
     assert story.fold.committed_position(0) == 0

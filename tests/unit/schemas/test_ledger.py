@@ -109,7 +109,7 @@ def test_a_commits_body_gives_back_what_it_was_made_of() -> None:
 def test_a_commits_head_spans_all_entries_of_a_partition() -> None:
     """One extent per partition, from the first offset to the end offset of everything listed there."""
     commit = _commit()
-    assert [tuple(extent) for extent in commit.extents] == [(0, 0, 2), (1, 0, 1)]
+    assert commit.extents == [(0, 0, 2), (1, 0, 1)]
 
 
 @pytest.mark.parametrize("lie", ["extents", "has_meta", "body"])
@@ -117,7 +117,7 @@ def test_a_head_that_differs_from_its_body_is_corrupt(lie: str) -> None:
     """Validity is decided by the head, so a body that says something else is damage."""
     commit = _commit()
     lying = {
-        "extents": replace(commit, extents=commit.extents[:1]),
+        "extents": replace(commit, packed_extents=ledger.pack_extents(commit.extents[:1])),
         "has_meta": replace(commit, has_meta=False),
         "body": replace(commit, body=commit.body + b"\0"),
     }[lie]

@@ -45,7 +45,7 @@ def _read_chunk(data: bytes) -> object:
     assert found is not None
     head, at = found
     assert (head.epoch, head.sqn, head.index, head.witness) == (7, 3, 2, 11)
-    return chunk.decode_batches([chunk.VerifiedChunk(data, head, at)], change_schema(KeyType.BYTES))
+    return chunk.decode_batches(chunk.VerifiedChunks.of(data, head, at), change_schema(KeyType.BYTES))
 
 
 def _file_version(data: bytes) -> int:

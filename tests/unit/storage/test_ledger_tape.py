@@ -25,7 +25,7 @@ from tests.support.rigs.log import key_in, twin_rig
 from tests.support.waiting import wait_for
 
 _WRITERS = 20
-_COMMIT = Commit(epoch=0, nonce=b"n" * 16, base=NO_CHECKPOINT, checkpoint=Checkpoint(1, b"n" * 16), extents=())
+_COMMIT = Commit(epoch=0, nonce=b"n" * 16, base=NO_CHECKPOINT, checkpoint=Checkpoint(1, b"n" * 16), packed_extents=b"")
 
 
 def taped(offset: int, value: bytes = b"v") -> Taped:

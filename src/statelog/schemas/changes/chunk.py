@@ -14,7 +14,7 @@ Invariants:
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -167,25 +167,47 @@ def decode_head(value: bytes) -> tuple[ChunkHead, int] | None:
     return head, end + -end % _ALIGNMENT
 
 
-class VerifiedChunk(NamedTuple):
-    """A record value, its head, and where its changes begin: what `decode_head` gave."""
+class VerifiedChunks:
+    """Record values, their heads, and where their changes begin: what `decode_head` gave. By column: what waits is
+    visited by the garbage collector object by object, and small chunks are many.
+    """
 
-    value: bytes
-    head: ChunkHead
-    at: int
+    __slots__ = ("ats", "heads", "values")
+
+    def __init__(self) -> None:
+        self.values: list[bytes] = []
+        self.heads: list[ChunkHead] = []
+        self.ats: list[int] = []
+
+    @classmethod
+    def of(cls, value: bytes, head: ChunkHead, at: int) -> "VerifiedChunks":
+        """One alone."""
+        found = cls()
+        found.add(value, head, at)
+        return found
+
+    def add(self, value: bytes, head: ChunkHead, at: int) -> None:
+        """The next one."""
+        self.values.append(value)
+        self.heads.append(head)
+        self.ats.append(at)
+
+    def each(self) -> "Iterator[VerifiedChunks]":
+        """Each of them alone."""
+        return map(self.of, self.values, self.heads, self.ats)
 
 
-def decode_batches(chunks: Sequence[VerifiedChunk], schema: pa.Schema) -> pa.RecordBatch:
+def decode_batches(chunks: VerifiedChunks, schema: pa.Schema) -> pa.RecordBatch:
     """The changes of chunks that `decode_head` verified, one after the other; those of one point into its record.
 
     `schema` is that of the log and of each head's `value_schema_id`. Raises CorruptChunk if they are not what their
     heads say, or what no writer writes; of several, the error may name any: decode each alone.
     """
-    batches = [_decode_whole(chunk, schema) for chunk in chunks]
+    heads = chunks.heads
+    batches = [_decode_whole(*chunk, schema) for chunk in zip(chunks.values, heads, chunks.ats, strict=True)]
     batch = batches[0]
     if len(batches) > 1:
         (batch,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    heads = [chunk.head for chunk in chunks]
     groups, ops, keys, values = batch.columns
     if groups.null_count or ops.null_count or keys.null_count:
         raise _corrupt("a chunk has a change without key group, op or key", heads[0])
@@ -199,9 +221,8 @@ def decode_batches(chunks: Sequence[VerifiedChunk], schema: pa.Schema) -> pa.Rec
     return batch
 
 
-def _decode_whole(chunk: VerifiedChunk, schema: pa.Schema) -> pa.RecordBatch:
+def _decode_whole(value: bytes, head: ChunkHead, at: int, schema: pa.Schema) -> pa.RecordBatch:
     """What the record holds behind its head: a sound batch of as many changes as that says."""
-    value, head, at = chunk
     try:
         message = pa.ipc.read_message(pa.py_buffer(value).slice(at))
         if is_compressed(message):

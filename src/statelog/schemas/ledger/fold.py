@@ -182,15 +182,16 @@ class LedgerFold:
             return self._not_live(record)
         if live.nonce != record.nonce:
             return Void(VoidReason.UNKNOWN_EPOCH, f"epoch {record.epoch} has another nonce")
-        for extent in record.extents:
-            if extent.partition not in live.partitions:
-                return Void(VoidReason.NOT_OWNED, f"partition {extent.partition}")
+        extents = record.extents
+        for partition, _, _ in extents:
+            if partition not in live.partitions:
+                return Void(VoidReason.NOT_OWNED, f"partition {partition}")
         last = self.last_checkpoint(live.writer)
         if record.base != last:
             return Void(VoidReason.WRONG_BASE, f"it continues {record.base.id}, the last one is {last.id}")
         if record.checkpoint.id <= last.id:
             return Void(VoidReason.NOT_LATER, f"{record.checkpoint.id} after {last.id}")
-        for partition, first_offset, end_offset in record.extents:
+        for partition, first_offset, end_offset in extents:
             if not 0 <= first_offset < end_offset <= MOST_OFFSETS:
                 return Void(VoidReason.IMPOSSIBLE, f"partition {partition}: from {first_offset} to {end_offset}")
             committed = self._committed.get(partition, 0)
@@ -200,7 +201,7 @@ class LedgerFold:
 
     def _not_live(self, record: Commit) -> Void:
         """Fenced and never valid look alike in the state; a newer Open on the same partitions tells them apart."""
-        newest = [self.restarted, *(self._newest.get(extent.partition, NO_EPOCH) for extent in record.extents)]
+        newest = [self.restarted, *(self._newest.get(partition, NO_EPOCH) for partition, _, _ in record.extents)]
         by_epoch = max([*newest, *(row.newest_epoch for row in self._rows.values())], default=NO_EPOCH)
         if by_epoch > record.epoch:
             return Void(VoidReason.FENCED, f"epoch {record.epoch} is not live, the newest is {by_epoch}")

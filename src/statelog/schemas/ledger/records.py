@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import xxhash
 
@@ -87,12 +87,8 @@ class Open:
             raise ConfigError("an Open names a negative partition", writer=self.writer)
 
 
-class Extent(NamedTuple):
-    """From the first offset to the end offset of all that a commit lists in one partition."""
-
-    partition: int
-    first_offset: int
-    end_offset: int
+Extent = tuple[int, int, int]
+"""A partition, and from the first offset to the end offset of all that a commit lists in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +104,15 @@ class Commit:
     """Handles become part of history, in all partitions at once.
 
     `checkpoint` is the new checkpoint (id, and the nonce of the epoch that persisted it), `base` the one that it
-    continues. `body` is undecoded Avro: see `read_body`.
+    continues. `packed_extents` are its `extents` as its record has them, because a plan keeps many commits, and the
+    collector visits each object of each. `body` is undecoded Avro: see `read_body`.
     """
 
     epoch: int
     nonce: bytes
     base: Checkpoint
     checkpoint: Checkpoint
-    extents: tuple[Extent, ...]
+    packed_extents: bytes
     final: bool = False
     has_meta: bool = False
     body: bytes = field(default=b"", repr=False)
@@ -123,7 +120,12 @@ class Commit:
     @property
     def size_bytes(self) -> int:
         """How large its record is."""
-        return _PREFIX.size + _HEAD.size + len(self.extents) * _EXTENT.size + len(self.body)
+        return _PREFIX.size + _HEAD.size + len(self.packed_extents) + len(self.body)
+
+    @property
+    def extents(self) -> Sequence[Extent]:
+        """One of each partition that it lists something in, ascending."""
+        return cast("list[Extent]", list(_EXTENT.iter_unpack(self.packed_extents)))
 
     @classmethod
     def of(
@@ -143,7 +145,7 @@ class Commit:
             nonce=nonce,
             base=base,
             checkpoint=checkpoint,
-            extents=_extents(entry for handle in handles for entry in handle.entries),
+            packed_extents=pack_extents(_extents(entry for handle in handles for entry in handle.entries)),
             final=final,
             has_meta=any(step.meta for handle in handles for step in handle.steps),
             body=_body_bytes(metadata, handles),
@@ -227,15 +229,20 @@ LedgerRecord = Open | Commit | AcceptLoss | Mark | Restart
 """One record of the ledger, of any kind."""
 
 
-def _extents(entries: Iterable[Entry]) -> tuple[Extent, ...]:
+def pack_extents(extents: Iterable[Extent]) -> bytes:
+    """As a commit's record has them."""
+    return b"".join(_EXTENT.pack(*extent) for extent in extents)
+
+
+def _extents(entries: Iterable[Entry]) -> list[Extent]:
     found: dict[int, Extent] = {}
     for entry in entries:
         partition, first, end = entry.partition, entry.first_offset, entry.end_offset
         known = found.get(partition)
         if known is not None:
-            first, end = min(first, known.first_offset), max(end, known.end_offset)
-        found[partition] = Extent(partition, first, end)
-    return tuple(found[partition] for partition in sorted(found))
+            first, end = min(first, known[1]), max(end, known[2])
+        found[partition] = partition, first, end
+    return [found[partition] for partition in sorted(found)]
 
 
 # ---- bytes
@@ -269,9 +276,8 @@ def encode(record: LedgerRecord) -> bytes:
             return _seal(_Kind.OPEN, _OPENS.encode(datum), _OPEN_VERSION)
         case Commit():
             ids, flags = (*record.base, *record.checkpoint), _FINAL * record.final | _HAS_META * record.has_meta
-            head = _HEAD.pack(record.epoch, record.nonce, *ids, flags, len(record.extents))
-            extents = (_EXTENT.pack(*extent) for extent in record.extents)
-            return _seal(_Kind.COMMIT, b"".join((head, *extents, record.body)))
+            head = _HEAD.pack(record.epoch, record.nonce, *ids, flags, len(record.packed_extents) // _EXTENT.size)
+            return _seal(_Kind.COMMIT, b"".join((head, record.packed_extents, record.body)))
         case AcceptLoss():
             datum = datum_of(record, ranges=[lost._asdict() for lost in record.ranges])
             return _seal(_Kind.ACCEPT_LOSS, _LOSSES.encode(datum))
@@ -325,7 +331,7 @@ def _decode_commit(payload: bytes) -> Commit:
         nonce=nonce,
         base=Checkpoint(base_id, base_nonce),
         checkpoint=Checkpoint(checkpoint_id, checkpoint_nonce),
-        extents=tuple(map(Extent._make, _EXTENT.iter_unpack(payload[_HEAD.size : end]))),
+        packed_extents=payload[_HEAD.size : end],
         final=bool(flags & _FINAL),
         has_meta=bool(flags & _HAS_META),
         body=payload[end:],
