@@ -3,8 +3,8 @@
 These are the two dearest steps of a round and of a recovery, so keys of up to 64 bytes are compared as a few uint64
 words instead of one by one: a key, left-aligned and zero-padded, read as big-endian numbers, orders like its bytes.
 Bits that all rows share say nothing of their order and are left out. Most often the rest fits into one word, key group
-included, and one sort of plain numbers is all that there is to do; where no order is wanted, a table of hashes tells
-the last rows without one. Wider keys go to pyarrow, with the same result.
+included, and one sort of plain numbers is all that there is to do; where it does not, and no order is wanted, a table
+of hashes tells the last rows without one. Wider keys go to pyarrow, with the same result.
 
 Invariants:
 - The order is the native one: signed longs, bytes, and UTF-8 bytes for strings, within ascending key groups.
@@ -12,6 +12,7 @@ Invariants:
 - Equal rows keep their order.
 """
 
+from collections.abc import Sequence
 from functools import reduce
 from typing import Literal
 
@@ -40,10 +41,14 @@ _SIGN = np.uint64(1 << 63)
 def is_last_row(key_groups: pa.Array, keys: pa.Array) -> Mask:
     """Whether a row is the last of its (key group, key)."""
     words = _words(key_groups, keys)
-    if words is not None:
+    if words is None:
+        last = _last_rows_by_arrow(key_groups, keys)
+    elif len(words) == 1 and _has_room(words[0]):
+        last = _last_rows_of_one(words[0])
+    else:
         return _is_last(words)
     is_last = np.zeros(len(keys), np.bool_)
-    is_last[_last_rows_by_arrow(key_groups, keys)] = True
+    is_last[last] = True
     return is_last
 
 
@@ -109,7 +114,7 @@ def _words_of(keys: pa.Array) -> Words | None:
 
 
 def _varying(word: Word) -> int:
-    return int(np.bitwise_or.reduce(word ^ word[0])) if len(word) else 0
+    return int(np.bitwise_or.reduce(word) ^ np.bitwise_and.reduce(word)) if len(word) else 0
 
 
 def _whole_bytes(bits: int) -> int:
@@ -123,24 +128,29 @@ def _pieces(count: int) -> list[slice]:
 
 def _leading_word(words: Words, kept: list[int]) -> Word:
     """The bits to keep of each word, one after the other, as far as there is room."""
+    stretches = [(word, *one) for word, bits in zip(words, kept, strict=True) for one in _stretches(bits)]
+    room = min(_WORD_BITS, sum(width for _, _, width in stretches))
+    moves: list[tuple[Word, int, int]] = []
+    for word, lowest, width in stretches:
+        if not room:
+            break
+        taken = min(width, room)
+        room -= taken
+        moves.append((word, lowest + width - taken - room, (1 << taken) - 1 << room))
     leading = np.empty(len(words[0]), np.uint64)
     for piece in _pieces(len(leading)):
-        leading[piece] = _leading_of(tuple(word[piece] for word in words), kept)
+        leading[piece] = _moved(piece, moves)
     return leading
 
 
-def _leading_of(words: Words, kept: list[int]) -> Word:
-    leading = np.zeros(len(words[0]), np.uint64)
-    room = _WORD_BITS
-    for word, bits in zip(words, kept, strict=True):
-        for lowest, width in _stretches(bits):
-            taken = min(width, room)
-            if taken == 0:
-                return leading
-            piece = (word >> np.uint64(lowest + width - taken)) & np.uint64((1 << taken) - 1)
-            leading = piece if room == _WORD_BITS else (leading << np.uint64(taken)) | piece
-            room -= taken
-    return leading
+def _moved(piece: slice, moves: Sequence[tuple[Word, int, int]]) -> Word:
+    """Of each word its bits, so far to the right, or to the left, and of these the ones of a mask."""
+    found = np.zeros(piece.stop - piece.start, np.uint64)
+    for word, right, mask in moves:
+        moved = word[piece] >> np.uint64(right) if right >= 0 else word[piece] << np.uint64(-right)
+        moved &= np.uint64(mask)
+        found |= moved
+    return found
 
 
 def _stretches(bits: int) -> list[tuple[int, int]]:
@@ -158,7 +168,7 @@ def _stretches(bits: int) -> list[tuple[int, int]]:
 
 
 def _is_last(words: Words) -> Mask:
-    """Whether a row is the last of its key. To sort them all takes three times as long."""
+    """Whether a row is the last of its key. To sort them all, by more than one word, takes three times as long."""
     is_last, left = _settled(words, 0)
     for seed in range(1, _ROUNDS):
         if not len(left):
@@ -201,14 +211,19 @@ def _last_rows_of_one(word: Word) -> Rows:
     row_bits = len(word).bit_length()
     if not len(word):
         return np.zeros(0, np.int64)
-    if int(word.max()).bit_length() + row_bits > _WORD_BITS:
+    if not _has_room(word):
         order = _order(word)
         return np.maximum.reduceat(order, np.flatnonzero(~_equal_to_previous(word[order])))
     # Where a row's number fits beside its word, plain numbers are sorted, which takes two thirds of an argsort's time.
     both = (word << np.uint64(row_bits)) | np.arange(len(word), dtype=np.uint64)
     both.sort(kind=_kind(word))
     last = both[~_equal_to_next(both >> np.uint64(row_bits))]
-    return (last & np.uint64((1 << row_bits) - 1)).astype(np.int64)
+    return (last & np.uint64((1 << row_bits) - 1)).view(np.int64)
+
+
+def _has_room(word: Word) -> bool:
+    """Whether a row's number fits beside its word: then to sort them takes two thirds of a table of hashes."""
+    return int(word.max(initial=0)).bit_length() + len(word).bit_length() <= _WORD_BITS
 
 
 def _order(word: Word) -> Rows:
