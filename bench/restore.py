@@ -29,9 +29,11 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.schemas.changes.chunk import decode_head
+from statelog.storage import Log
 
 __all__ = ["restore"]
 
+_CHECKED = "client, hash, checked batch of each chunk, one new dict"
 _LARGER = 10
 _SMALL = 100
 
@@ -84,18 +86,18 @@ def _to_dict(setting: Setting) -> list[Figure]:
             passed_over(read_records(log))
             return dict(zip(keys, values, strict=True))
 
-        newest = recover(log).to_arrow().select(["key", "value"]).to_batches()
+        newest = _newest(log)
 
         def of_new_bytes() -> dict[bytes, bytes]:
             passed_over(read_records(log))
-            made: dict[bytes, bytes] = {}
-            for batch in newest:
-                made.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-            return made
+            return _dict_of(newest)
 
-        ours, least, anew = _in_turns(setting, lambda: recover(log).to_dict(), floor, of_new_bytes)
+        ours, least, anew, checked = _in_turns(
+            setting, lambda: recover(log).to_dict(), floor, of_new_bytes, _checked(log, newest)
+        )
     work, count = "restore to a dict", setting.changes
     return [
+        *_rates(work, count, ours, _CHECKED, count, checked),
         *_rates(work, count, ours, "client and one dict of new keys and values", count, anew),
         *_rates(work, count, ours, "client and one dict", count, least),
     ]
@@ -108,23 +110,46 @@ def _small_commits(setting: Setting) -> list[Figure]:
             for batch in few:
                 writer.append_batch(batch)
                 writer.commit()
-        begins = {(one.partition, one.offset): _batch_at(one.value) for one in read_records(log)}
-        schema = log.change_schema(0)
-
-        def batches_alone() -> None:
-            for one in read_records(log):
-                xxhash.xxh3_64_intdigest(one.value)
-                message = pa.ipc.read_message(pa.py_buffer(one.value).slice(begins[one.partition, one.offset]))
-                pa.ipc.read_record_batch(message, schema)
-
-        ours, floor, decoded = _in_turns(
-            setting, lambda: recover(log).to_dict(), lambda: passed_over(read_records(log)), batches_alone
+        ours, floor, checked = _in_turns(
+            setting,
+            lambda: recover(log).to_dict(),
+            lambda: passed_over(read_records(log)),
+            _checked(log, _newest(log)),
         )
     work, count = "restore to a dict, commits of 100 changes", _SMALL * len(few)
     return [
-        *_rates(work, count, ours, "client, a hash and Arrow's batch of each chunk", count, decoded),
+        *_rates(work, count, ours, _CHECKED, count, checked),
         *_rates(work, count, ours, "client alone", count, floor),
     ]
+
+
+def _newest(log: Log) -> list[pa.RecordBatch]:
+    """Keys and values of a log's state."""
+    return recover(log).to_arrow().select(["key", "value"]).to_batches()
+
+
+def _dict_of(newest: list[pa.RecordBatch]) -> dict[bytes, bytes]:
+    made: dict[bytes, bytes] = {}
+    for batch in newest:
+        made.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+    return made
+
+
+def _checked(log: Log, newest: list[pa.RecordBatch]) -> Callable[[], object]:
+    """What no restore to a dict can do without: the client, of each chunk a hash and Arrow's batch, whose offsets are
+    looked at before they are followed, and a dict of new keys and values.
+    """
+    begins = {(one.partition, one.offset): _batch_at(one.value) for one in read_records(log)}
+    schema = log.change_schema(0)
+
+    def work() -> dict[bytes, bytes]:
+        for one in read_records(log):
+            xxhash.xxh3_64_intdigest(one.value)
+            message = pa.ipc.read_message(pa.py_buffer(one.value).slice(begins[one.partition, one.offset]))
+            pa.ipc.read_record_batch(message, schema).validate(full=True)
+        return _dict_of(newest)
+
+    return work
 
 
 def _batch_at(value: bytes) -> int:
