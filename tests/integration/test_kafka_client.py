@@ -1,13 +1,16 @@
 """What only the real Kafka client can get wrong: interrupts, silence, and brokers that are not there."""
 
 import gc
+import random
 import signal
 import socket
 import time
 import uuid
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,8 @@ from statelog.errors import BrokerUnavailable, ClosedError
 from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
+from statelog.storage.kafka.native import make_client
+from statelog.storage.log.producers import append_all
 from tests.support.processes.starts import in_fork
 from tests.support.services.broker import Broker
 
@@ -150,3 +155,62 @@ def test_a_record_that_times_out_is_unknown(silent_server: str) -> None:
     producer.close()
     assert [report.status for report in reports] == [DeliveryStatus.UNKNOWN]
     assert "_MSG_TIMED_OUT" in reports[0].reason
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("keeps_consumers", [True, False])
+def test_single_records_amid_others_are_fetched_alone(
+    broker: Broker, topic_name: str, monkeypatch: pytest.MonkeyPatch, keeps_consumers: bool
+) -> None:
+    """Where consumers are kept, who wants one record of each partition, as anchors are, makes one that fetches little
+    behind them, and gets them though each is larger than that. Who wants several, or the last one, makes another, which
+    whoever comes next may take.
+    """
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}), keeps_consumers=keeps_consumers)
+    kafka.create_topic(TopicSpec(name=topic_name, partitions=4, replication_factor=1))
+    values = [random.Random(number).randbytes(200_000) for number in range(5)]
+    with closing(kafka.producer()) as producer:
+        for partition in range(4):
+            for value in values:
+                assert producer.send(topic_name, partition, value, lambda _: None)
+        while producer.in_flight:
+            producer.poll(0.1)
+    sizes = list[str]()
+
+    def noting(kind: Any, what: str, properties: Mapping[str, str], *others: Any) -> Any:
+        sizes.append(properties["fetch.message.max.bytes"])
+        return make_client(kind, what, properties, *others)
+
+    monkeypatch.setattr("statelog.storage.kafka.reader.make_client", noting)
+
+    def read(start: int, end: int) -> None:
+        ranges = {partition: OffsetRange(start, end) for partition in range(4)}
+        with closing(kafka.reader(topic_name)) as reader:
+            found = list(reader.read(ranges, stall_timeout_s=30.0))
+        assert [one.value for one in sorted(found)] == 4 * values[start:end]
+
+    for start, end in ((1, 2), (1, 3), (4, 5), (0, 1), (0, 5)):
+        read(start, end)
+    kafka.close()
+    little, much = str(64 << 10), str(2 << 20)
+    assert sizes == ([little, much] if keeps_consumers else [much] * 5)
+
+
+@pytest.mark.broker
+def test_a_consumer_that_waits_reads_single_records_too(broker: Broker, topic_name: str) -> None:
+    """Another connection would cost more than what it fetches in vain."""
+    kafka = ConfluentKafka(client_config({"bootstrap.servers": broker.bootstrap}), keeps_consumers=True)
+    kafka.create_topic(TopicSpec(name=topic_name, partitions=2, replication_factor=1))
+    with closing(kafka.producer()) as producer:
+        for partition in range(2):
+            append_all(producer, topic_name, partition, b"x", 3)
+    reader = kafka.reader(topic_name)
+
+    def read(start: int, end: int) -> int:
+        found = reader.read(dict.fromkeys(range(2), OffsetRange(start, end)), stall_timeout_s=30.0)
+        assert len(list(found)) == 2 * (end - start)
+        return len([*Path("/proc/self/task").iterdir()])
+
+    before = read(0, 3)
+    assert [read(*wanted) for wanted in ((1, 2), (0, 3), (0, 1))] == [before] * 3
+    kafka.close()

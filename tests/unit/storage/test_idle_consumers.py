@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -58,6 +58,21 @@ def test_as_many_wait_for_a_topic_as_have_read_it(is_late: bool) -> None:
     waiting.close()
     assert (first.closed, second.closed) == (1, 1)
     assert waiting.take("t") is None
+
+
+def test_a_sparing_one_is_for_single_records() -> None:
+    """All else it would fetch in small pieces. Who wants single ones takes whichever was used last."""
+    sparing, other = IdleConsumer(cast("Any", _Client()), deque(), True), _idle(_Client())
+    waiting = IdleConsumers(lambda: 0.0)
+    waiting.give("t", sparing)
+    assert waiting.take("t") is None
+    waiting.give("t", other)
+    assert waiting.take("t", is_single=True) is other
+    assert waiting.take("t", is_single=True) is sparing
+    waiting.give("t", other)
+    waiting.give("t", sparing)
+    assert waiting.take("t") is other
+    waiting.close()
 
 
 def test_of_many_topics_the_oldest_are_closed() -> None:

@@ -102,6 +102,14 @@ def test_the_guarantees_are_explicit() -> None:
     assert consumer["group.id"] == "statelog-reader"
 
 
+def test_a_sparing_consumer_fetches_little_unless_a_user_says_how_much() -> None:
+    """All else is that of any consumer."""
+    given = client_config({**SERVERS, "fetch.message.max.bytes": "1048576"})
+    for config, size_bytes in ((client_config(SERVERS), 64 << 10), (given, 1 << 20)):
+        sparing = consumer_properties(config, is_sparing=True)
+        assert sparing == {**consumer_properties(config), "fetch.message.max.bytes": str(size_bytes)}
+
+
 def test_each_client_gets_only_what_it_understands() -> None:
     """Tuning of producers does not reach consumers, nor the other way round, nor either the admin client."""
     config = client_config({**SERVERS, "compression.type": "zstd", "fetch.wait.max.ms": "3"})

@@ -110,6 +110,8 @@ _CONSUMER = {
     "queued.max.messages.kbytes": str(64 << 10),
     "fetch.queue.backoff.ms": "5",
 }
+_SPARING = {"fetch.message.max.bytes": str(64 << 10)}
+"""A broker gives the first batch whole, however large it is."""
 _ADMIN = {
     # Questions go to the controller that the last metadata named. If that broker is dead, a client that connects on
     # demand alone knocks at it a thousand times a second, on all of a core, and learns of another one too late.
@@ -245,12 +247,14 @@ def producer_properties(config: ClientConfig) -> dict[str, str]:
     return properties if alias is None else {**properties, "message.timeout.ms": alias}
 
 
-def consumer_properties(config: ClientConfig) -> dict[str, str]:
-    """All librdkafka settings of a consumer that never resets, never commits and checks every record.
+def consumer_properties(config: ClientConfig, *, is_sparing: bool = False) -> dict[str, str]:
+    """All librdkafka settings of a consumer that never resets, never commits and checks every record. One that
+    `is_sparing` fetches little behind what it returns.
 
     A group is mandatory for librdkafka; a reader only ever assigns, so no group of this name comes to be.
     """
-    return {**_merged(config, _CONSUMER, without=_PRODUCER_TUNING), "group.id": _READERS}
+    own = {**_CONSUMER, **_SPARING} if is_sparing else _CONSUMER
+    return {**_merged(config, own, without=_PRODUCER_TUNING), "group.id": _READERS}
 
 
 def member_properties(config: ClientConfig) -> dict[str, str]:

@@ -12,6 +12,9 @@ fetches next after a batch whose checksum is wrong is what its memory held there
 in a later read. Such a client is astray, and thrown away. An offset that is refused although it is there is asked for
 once more, by another client.
 
+It fetches ahead up to 2 MB of a partition. So single records of several that others are known to lie behind, as the
+anchors of a snapshot are once more was written, are read by a consumer that is sparing, unless another one waits.
+
 Whether a range is there is asked first only where this process has not seen its end yet. Else the read itself tells:
 the broker refuses a start that is gone, and who meets the end of the log before that of the range, or hears nothing,
 asks then.
@@ -57,10 +60,11 @@ _PERHAPS_GONE = REFUSED_OFFSET | ABSENT
 
 
 class IdleConsumer(NamedTuple):
-    """A consumer that fetches nothing, and what it has told of errors."""
+    """A consumer that fetches nothing, what it has told of errors, and whether it is only for single records."""
 
     client: confluent_kafka.Consumer
     errors: deque[confluent_kafka.KafkaError]
+    is_sparing: bool = False
 
 
 class _Waiting(NamedTuple):
@@ -90,10 +94,14 @@ class IdleConsumers:
         self._clock = clock
         self._is_closed = False
 
-    def take(self, topic: str) -> IdleConsumer | None:
-        """The last that has read this topic, for the caller to give back or to close; None if there is none."""
+    def take(self, topic: str, *, is_single: bool = False) -> IdleConsumer | None:
+        """The last that has read this topic, for the caller to give back or to close; None if there is none. One that
+        is sparing is for who wants single records.
+        """
         for number, waiting in reversed(list(self._waiting.items())):
-            if waiting.topic != topic or self._waiting.pop(number, None) is None or waiting.guard.is_foreign:
+            if waiting.topic != topic or (waiting.idle.is_sparing and not is_single):
+                continue
+            if self._waiting.pop(number, None) is None or waiting.guard.is_foreign:
                 continue
             if self._clock() - waiting.since_s < _FRESH_S:
                 waiting.guard.close()
@@ -148,7 +156,7 @@ class ConfluentReader:
         self._last_error = ""
         self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
         self._stuck: tuple[int, int, str] | None = None
-        self._is_astray = self._was_refused = False
+        self._is_astray = self._was_refused = self._is_sparing = False
 
     def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
         """Yield every record of `ranges`. Raises OffsetGone, BeyondEnd, NotFound, Unreadable, BrokerUnavailable."""
@@ -173,6 +181,8 @@ class ConfluentReader:
             is_asked = any(self._seen.end(self._topic, partition) < wanted.end for partition, wanted in left.items())
             if is_asked:
                 self._check_available(left)
+            if self._native is None:
+                self._is_sparing = self._idle is not None and self._is_amid(left)
             self._assign(left)
             waited_s = 0.0
             while left:
@@ -210,6 +220,13 @@ class ConfluentReader:
         available = self._kafka.offsets(self._topic, sorted(left), at_least=ends)
         for partition, wanted in left.items():
             check_range(self._topic, partition, wanted, available[partition])
+
+    def _is_amid(self, left: Mapping[int, OffsetRange]) -> bool:
+        """Whether only single records of several partitions are wanted, and more is known to lie behind some: of one,
+        another consumer would cost as much as what is fetched in vain.
+        """
+        is_single = len(left) > 1 and all(wanted.end - wanted.start == 1 for wanted in left.values())
+        return is_single and any(wanted.end < self._seen.end(self._topic, p) for p, wanted in left.items())
 
     def _assign(self, left: Mapping[int, OffsetRange]) -> None:
         if self._is_astray:
@@ -355,12 +372,13 @@ class ConfluentReader:
     def _client(self) -> confluent_kafka.Consumer:
         self._guard.check()
         if self._native is None:
-            idle = None if self._idle is None else self._idle.take(self._topic)
+            idle = None if self._idle is None else self._idle.take(self._topic, is_single=self._is_sparing)
             if idle is None:
-                properties, errors = consumer_properties(self._config), deque[confluent_kafka.KafkaError](maxlen=4)
+                properties = consumer_properties(self._config, is_sparing=self._is_sparing)
+                errors = deque[confluent_kafka.KafkaError](maxlen=4)
                 client = make_client(confluent_kafka.Consumer, "a consumer", properties, self._config, errors)
-                idle = IdleConsumer(client, errors)
-            self._native, self._errors = idle
+                idle = IdleConsumer(client, errors, self._is_sparing)
+            self._native, self._errors, self._is_sparing = idle
             self._guard.hold(self._native)
         return self._native
 
@@ -373,7 +391,7 @@ class ConfluentReader:
             if self._idle is not None:
                 client, self._native = self._native, None
                 self._guard.drop()
-                self._idle.give(self._topic, IdleConsumer(client, self._errors))
+                self._idle.give(self._topic, IdleConsumer(client, self._errors, self._is_sparing))
 
     def _discard(self) -> None:
         client, self._native, was_astray, self._is_astray = self._native, None, self._is_astray, False
