@@ -55,10 +55,16 @@ class PlainTopic:
             pass
         assert not errors
 
-    def send(self, values: Iterable[tuple[int, bytes]]) -> None:
-        """Records of these partitions and values, compressed as a writer has it, and no more than that."""
+    def connected_as_writers(self) -> Producer:
+        """One for `send`, which compresses as a writer has it, with the same head start."""
         producer = self._producer({"linger.ms": 0, "compression.type": "lz4"})
         producer.poll(_CONNECT_S)
+        return producer
+
+    def send(self, values: Iterable[tuple[int, bytes]], producer: Producer | None = None) -> None:
+        """Records of these partitions and values, and no more than that."""
+        if producer is None:  # As above.
+            producer = self.connected_as_writers()
         for partition, value in values:
             while True:
                 try:

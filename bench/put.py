@@ -5,6 +5,10 @@ commit before under way while the loop goes on, or waiting for each. A table als
 itself, in two dicts with no log, is the last row. "Nothing checked" is what Python and the log cost without `put`: two
 lists that become a batch for `append_batch` when they are long enough. All are connected, and open, before they are
 timed.
+
+The floor of each table is what its state and its log take by themselves, with nothing kept apart, checked or promised:
+two dicts, or a write batch of RocksDB for each tenth of the changes; and the client, which sends the very chunks that
+the table came to.
 """
 
 import tempfile
@@ -13,16 +17,18 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import rocksdict
 
 from bench.cost import Cost, costed, figures_of
 from bench.figures import Figure
-from bench.logs import bench_log, put_singly
+from bench.logs import bench_log, put_singly, read_records
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.tables import BACKENDS, open_table
 from bench.workload import batches, pairs
 from statelog.pending import Pending
 from statelog.producer import Writer
+from statelog.recovery.rocksdb_target import rocksdb_options
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables import Table
@@ -32,6 +38,7 @@ __all__ = ["put"]
 _COMMITS = 10
 _LISTED = 17_000
 """As many changes of the workload as a writer keeps in lists."""
+_FLOORS = {"dict": "two dicts, and its chunks sent", "rocksdb": "write batches, and its chunks sent"}
 Changes = list[tuple[bytes, bytes]]
 
 
@@ -53,13 +60,15 @@ def put(setting: Setting) -> list[Figure]:
             with bench_log(setting.bootstrap, setting.root) as log, Writer(log, "bench") as writer:
                 costs.setdefault(name, []).append(costed(partial(way, writer, few), None))
         for kind in BACKENDS:
-            with (
-                tempfile.TemporaryDirectory() as home,
-                bench_log(setting.bootstrap, setting.root) as log,
-                open_table(setting, log.name, kind, Path(home)) as state,
-            ):
-                name = f"put of a Table in {kind}, {_COMMITS} commits under way"
-                costs.setdefault(name, []).append(costed(partial(_into, state, few), None))
+            name, floor = f"put of a Table in {kind}, {_COMMITS} commits under way", f"floor: {_FLOORS[kind]}"
+            with tempfile.TemporaryDirectory() as home, bench_log(setting.bootstrap, setting.root) as log:
+                with open_table(setting, log.name, kind, Path(home)) as state:
+                    costs.setdefault(name, []).append(costed(partial(_into, state, few), None))
+                chunks = [(one.partition, one.value) for one in read_records(log)]
+            with tempfile.TemporaryDirectory() as home, plain_topic(setting.bootstrap) as topic:
+                send = partial(topic.send, chunks, topic.connected_as_writers())
+                least = partial(_at_least, kind, few, Path(home) / "db", send)
+                costs.setdefault(floor, []).append(costed(least, None))
         costs.setdefault("two dicts, and no log", []).append(costed(partial(_into_dicts, few), None))
     return [
         figure
@@ -130,6 +139,27 @@ def _into(state: Table[bytes, bytes], few: Changes) -> None:
         if number % every == 0:
             state.commit_async({"offset": number})
     state.commit({"offset": len(few)})
+
+
+def _at_least(kind: str, few: Changes, path: Path, send: Callable[[], None]) -> None:
+    if kind == "dict":
+        _into_dicts(few)
+    else:
+        _into_batches(few, path)
+    send()
+
+
+def _into_batches(few: Changes, path: Path) -> None:
+    """Each tenth of the changes as one write batch, with a write-ahead log, in the order in which they come."""
+    every = len(few) // _COMMITS
+    with rocksdict.Rdict(str(path), rocksdb_options()) as database:
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for number, (key, value) in enumerate(few, 1):
+            batch.put(key, value)
+            if number % every == 0:
+                database.write(batch)
+                batch = rocksdict.WriteBatch(raw_mode=True)
+        database.write(batch)
 
 
 def _into_dicts(few: Changes) -> None:
