@@ -145,3 +145,33 @@ def test_more_rows_than_are_taken_at_a_time(make: Make) -> None:
     backend.move(StatePlace(Place(1)))
     assert len(backend) == 60_000
     assert dict(backend.items(None)) == {n: b"%d" % n for n in range(1, 120_001, 2)}
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        (_keys(), lambda n: b"%d" % (n * n)),
+        (_keys(), lambda n: b"%d" % n + b"wide" * 20),
+        (_keys(KeyType.STRING), lambda n: "ä" * (n % 3) + str(n)),
+        (_keys(KeyType.LONG), lambda n: n * n * (-1) ** n),
+        (_keys(hash_rule=HashRule.CALLER), lambda n: (n % GROUPS, b"%d" % n)),
+        (_keys(hash_rule=HashRule.CALLER, one=3), lambda n: b"%d" % n),
+        (_keys(hash_rule=HashRule.CRC32_PREFIX, prefix_bytes=2), lambda n: b"%d" % n),
+    ],
+    ids=["bytes", "wide-bytes", "text", "numbers", "pairs", "one-key-group", "prefixes"],
+)
+def test_large_commits(make: Make, keys: KeyRule, key: Callable[[int], Any]) -> None:
+    """What many keys become in bulk is what each becomes by itself: every key is found where it lies."""
+    first: dict[Any, bytes | None] = {key(n): b"%d" % n for n in range(5000)}
+    second: dict[Any, bytes | None] = {key(n): b"new" if n % 2 else None for n in range(2000, 7000)}
+    backend, expected = make(keys, ValueRule(OPAQUE)), {**first, **second}
+    backend.apply(first, StatePlace(Place(1)))
+    backend.apply(second, StatePlace(Place(2)))
+    backend.apply({key(9000): b"small"}, StatePlace(Place(3)))
+    expected = {**expected, key(9000): b"small"}
+    live = {one: value for one, value in expected.items() if value is not None}
+    assert dict(backend.items(None)) == live
+    assert list(backend.range(None, None)) == sorted(live.items())
+    if isinstance(backend, RocksdbStore):
+        backend._recent.forget()
+    assert all(backend.get(one) == value for one, value in expected.items())

@@ -117,9 +117,15 @@ class KeyRule:
             return [self.one] * len(keys)
         if self.is_paired:
             return [key[0] for key in keys]
-        column = column_of_rows(keys, self.descriptor.key_type.arrow_type)
-        found: list[int] = self.descriptor.key_groups_of(column).tolist()
+        found: list[int] = self.rows(keys).column("key_group").to_pylist()
         return found
+
+    def rows(self, keys: Sequence[Any]) -> pa.RecordBatch:
+        """Rows of the log (key_group, key) of many admitted keys."""
+        columns = self.columns(keys)
+        if "key_group" not in columns:
+            columns["key_group"] = column_of(self.descriptor.key_groups_of(columns["key"]))
+        return pa.RecordBatch.from_pydict(columns)
 
     def plain(self, key: Any) -> Any:
         """An admitted key without its key group."""

@@ -17,7 +17,7 @@ Invariants:
 """
 
 import heapq
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
@@ -143,7 +143,7 @@ class State:
 
     # ---- changes
 
-    def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:
+    def apply(self, changes: dict[Any, Any], place: StatePlace) -> None:
         """Take committed changes, and the place that they lead to, between two rows of what is loaded. Raises Damaged,
         Fenced, NotFound, StorageFull if that ended the loading, too.
         """

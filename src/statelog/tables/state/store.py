@@ -23,7 +23,7 @@ What a database says of itself are records in a column family of their own: docs
 
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, repeat
 from sys import getsizeof
@@ -228,7 +228,7 @@ class DictStore:
 
     # ---- changes
 
-    def apply(self, changes: Mapping[Any, Any], place: StatePlace) -> None:  # noqa: ARG002 - a dict is lost with its place
+    def apply(self, changes: dict[Any, Any], place: StatePlace) -> None:  # noqa: ARG002 - a dict is lost with its place
         """Take committed changes, None deletes, and the place of the state that they make."""
         gone = [key for key, value in changes.items() if value is None]
         if self.missing:  # What is gone is remembered first.
@@ -315,8 +315,8 @@ class RecentCommits:
         value = self._young.get(key, UNKNOWN)
         return self._old.get(key, UNKNOWN) if value is UNKNOWN else value
 
-    def take(self, changes: Mapping[Any, Any], data_bytes: int) -> None:
-        """The store has these changes now, whose keys and values have so many bytes."""
+    def take(self, changes: dict[Any, Any], data_bytes: int) -> None:
+        """The store has these changes now, whose keys and values have so many bytes. Nobody changes them any more."""
         size_bytes = data_bytes + _EACH_BYTES * len(changes)
         if size_bytes > self._bytes_max:
             self.forget()  # Of those that there is no room for, too.
@@ -328,5 +328,8 @@ class RecentCommits:
             self.forget()
             if young_bytes + size_bytes <= self._bytes_max:
                 self._old, self._old_bytes = young, young_bytes
-        self._young.update(changes)
+        if self._young:
+            self._young.update(changes)
+        else:  # To put each into a dict again would cost as much as the put itself did.
+            self._young = changes
         self._young_bytes += size_bytes
