@@ -73,6 +73,23 @@ print("pandas" in sys.modules)
 """
 
 
+_PUTS_INTO_ROCKSDB = """
+import sys, tempfile
+from statelog.tables import table
+from tests.support.rigs.log import twin_rig
+
+rig = twin_rig("log")
+rig.create().close()
+for _ in range(2):
+    with tempfile.TemporaryDirectory() as home, table("log", rig.where(), backend="rocksdb", directory=home) as counts:
+        counts[b"a"] = b"1"
+        counts.commit()
+        counts.update({b"%d" % n: b"1" for n in range(3000)})
+        counts.commit()
+print("pandas" in sys.modules)
+"""
+
+
 @settings(deadline=None)
 @given(st.booleans(), st.lists(st.integers(0, 200)), st.sampled_from(_KINDS), st.integers(0, 5), st.integers(1, 3))
 def test_there_and_back(with_pandas: bool, numbers: list[int], kind: type[np.generic], start: int, step: int) -> None:
@@ -199,3 +216,8 @@ def test_what_has_no_bytes_is_refused_with_pandas_or_without(kind: pa.DataType, 
         patch.delitem(sys.modules, "pandas", raising=False)
         with pytest.raises((UnicodeError, OverflowError)):
             column_of_rows([row], kind)
+
+
+def test_a_table_in_rocksdb_leaves_pandas_alone() -> None:
+    """Neither small and large commits nor a new directory import pandas, which is there to import."""
+    assert _printed_by(_PUTS_INTO_ROCKSDB) == [b"False"]
