@@ -38,8 +38,8 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, share
 from statelog.storage.log.log import Log
 
-_LEAST_STATE_BYTES = 16 << 20
-"""What a task of its own is worth: a few times what Spark itself spends on a task in Python, 30 to 60 ms."""
+_TASK_BYTES = 16 << 20
+"""About what a task of its own is worth: a few times what Spark itself spends on a task in Python, 30 to 60 ms."""
 Key = bytes | str | int
 _COMPARISONS: Mapping[type[Filter], Callable[[Any, Any], Any]] = {
     EqualTo: operator.eq,
@@ -146,7 +146,7 @@ def state_parts(plan: Plan, key_groups: Sequence[int], descriptor: Descriptor, m
     if not key_groups:
         return []
     whole = part_of(plan, frozenset(key_groups), descriptor)
-    count = minimum or min(descriptor.partitions, whole.size_bytes // _LEAST_STATE_BYTES)
+    count = minimum or min(descriptor.partitions, round(whole.size_bytes / _TASK_BYTES))
     return [PlanPart(part_of(whole, frozenset(part), descriptor)) for part in slices(key_groups, count)]
 
 

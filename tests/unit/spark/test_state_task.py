@@ -66,8 +66,8 @@ def test_slices_are_read_from_the_plan_alone(count: int) -> None:
 
 
 def test_a_small_state_has_few_tasks() -> None:
-    """A state has a task for so many bytes, at most one for each partition and at least one, unless a number is wanted;
-    together they have all key groups that are wanted.
+    """A state has a task for about so many bytes, at most one for each partition and at least one, unless a number is
+    wanted; together they have all key groups that are wanted.
     """
     rig = history_rig()
     with Writer(rig.log, "w") as writer:
@@ -75,15 +75,15 @@ def test_a_small_state_has_few_tasks() -> None:
     plan, descriptor = recover(rig.log).plan, rig.log.descriptor
     groups = range(descriptor.key_groups)
 
-    def counted(least_bytes: int, minimum: int | None = None) -> int:
+    def counted(task_bytes: int, minimum: int | None = None) -> int:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(parts, "_LEAST_STATE_BYTES", least_bytes)
+            patch.setattr(parts, "_TASK_BYTES", task_bytes)
             found = state_parts(plan, groups, descriptor, minimum)
         assert sorted(group for part in found for group in part.plan.key_groups or ()) == list(groups)
         return len(found)
 
-    assert counted(plan.size_bytes + 1) == 1
-    assert counted(plan.size_bytes // 2) == 2
+    assert counted(plan.size_bytes * 3) == counted(plan.size_bytes + 1) == 1
+    assert counted(plan.size_bytes * 3 // 5) == counted(plan.size_bytes // 2) == 2
     assert counted(1) == descriptor.partitions
     assert counted(plan.size_bytes + 1, minimum=3) == 3
     assert state_parts(plan, [], descriptor, None) == []
