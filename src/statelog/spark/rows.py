@@ -132,21 +132,22 @@ def _changes(batches: Iterable[pa.RecordBatch], mapping: RowMapping) -> Iterator
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows in order, in batches of about what a writer sends at once. Spark's have 10,000 rows, and what is done
-    once for each would be a good part of the work.
+    """The rows in order, joined to what a writer sends at once: Spark's batches have 10,000 rows, and what is done once
+    for each would be a good part of the work. To no more, which a writer would cut into pieces, and those into smaller
+    chunks.
     """
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:
-        is_large = batch.nbytes >= TASK_SETTINGS.roll_bytes
-        if held and (is_large or held_bytes >= TASK_SETTINGS.roll_bytes):
+        size = batch.nbytes
+        if held and held_bytes + size > TASK_SETTINGS.roll_bytes:
             yield pa.concat_batches(held)
             held, held_bytes = [], 0
-        if is_large:
+        if size >= TASK_SETTINGS.roll_bytes:
             yield batch  # Alone, because with others it might not fit into one array.
         else:
             held.append(batch)
-            held_bytes += batch.nbytes
+            held_bytes += size
     if held:
         yield pa.concat_batches(held)
 

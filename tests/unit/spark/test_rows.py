@@ -114,7 +114,9 @@ def test_columns_that_are_not_the_logs_are_named(descriptor: Descriptor) -> None
 
 
 def test_rows_are_written_in_larger_pieces_than_sparks(descriptor: Descriptor) -> None:
-    """In their order, a large batch by itself: two of Arrow's arrays need not fit into one."""
+    """In their order, a large batch by itself: two of Arrow's arrays need not fit into one. As large as what a writer
+    sends at once, and no larger: it would cut those into pieces, and these into smaller chunks.
+    """
     plan, sink = planned(descriptor, columns(key=LongType(), value=BinaryType()), uniqueKeys="true"), Written()
     few, large = range(100), bytes(TASK_SETTINGS.roll_bytes)
     given = [batch([key]) for key in few] + [batch([100], value=[large])] + [batch([key]) for key in range(101, 110)]
@@ -122,9 +124,10 @@ def test_rows_are_written_in_larger_pieces_than_sparks(descriptor: Descriptor) -
     assert [one.num_rows for one in sink.batches] == [100, 1, 9]
     assert [row["key"] for row in sink.rows] == list(range(110))
     sink.batches.clear()
-    some = batch([1], value=[bytes(TASK_SETTINGS.roll_bytes // 2)])
-    write_rows([some] * 5, plan, sink.append_batch, is_case_sensitive=False)
-    assert [one.num_rows for one in sink.batches] == [2, 2, 1]
+    some = batch([1], value=[bytes(TASK_SETTINGS.roll_bytes // 6)])  # With its key, more than a sixth.
+    write_rows([some] * 12, plan, sink.append_batch, is_case_sensitive=False)
+    assert [one.num_rows for one in sink.batches] == [5, 5, 2]
+    assert all(one.nbytes <= TASK_SETTINGS.roll_bytes for one in sink.batches)
 
 
 # ---- types
