@@ -14,6 +14,8 @@ __all__ = ["Cost", "costed", "figures_of", "figures_of_cost", "take_turns"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SEED = 5
+_WARM, _TURNS_EACH = 3, 4
+"""A take on Spark differs from the next by half, as the JVM compiles and collects: so each round is so many turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +34,16 @@ def costed(work: Callable[[], object], broker_pid: int | None) -> Cost:
     return Cost(wall_s=wall_s, cpu_s=max(_TICK_S, _cpu_s(broker_pid) - cpu_s))
 
 
-def take_turns(setting: Setting, works: dict[str, Callable[[], object]], *, warm: int = 2) -> dict[str, list[Cost]]:
-    """The cost of each take of each work, which take turns; the first `warm` turns are not counted. Every turn has an
-    order of its own: what a take leaves behind, garbage or code to be compiled, is paid for by whoever comes next.
+def take_turns(setting: Setting, works: dict[str, Callable[[], object]]) -> dict[str, list[Cost]]:
+    """The cost of each take of each work, which take turns; the first turns are not counted. Every turn has an order of
+    its own: what a take leaves behind, garbage or code to be compiled, is paid for by whoever comes next.
     """
     found: dict[str, list[Cost]] = {name: [] for name in works}
     orders = Random(_SEED)
-    for turn in range(setting.rounds + warm):
+    for turn in range(_WARM + setting.rounds * _TURNS_EACH):
         for name in orders.sample(list(works), len(works)):
             cost = costed(works[name], setting.broker_pid)
-            if turn >= warm:
+            if turn >= _WARM:
                 found[name].append(cost)
     return found
 
