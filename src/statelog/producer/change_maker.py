@@ -237,7 +237,7 @@ def _small_ints(column: pa.Array, end: int) -> NDArray[np.uint16]:
     if column.null_count:
         raise InvalidChange("a column of small integers has nulls", nulls=column.null_count)
     try:
-        numbers = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        numbers = numbers_of(column.cast(pa.int64()))
     except pa.ArrowException as error:
         raise InvalidChange(f"a column of small integers has type {column.type}: {error}") from error
     if len(numbers) and not (numbers.min() >= PUT and numbers.max() < end):
@@ -249,4 +249,4 @@ def _nulled(values: pa.Array, ops: NDArray[np.uint8]) -> pa.Array:
     """The values with null in the place of deletes, whatever stood there."""
     if not ops.any():
         return values
-    return pc.if_else(pa.array(ops == DELETE), pa.scalar(None, values.type), values)
+    return pc.if_else(column_of(ops == DELETE), pa.nulls(1, values.type)[0], values)

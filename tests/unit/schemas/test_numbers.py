@@ -52,6 +52,24 @@ print("pandas" in sys.modules)
 """
 
 
+_PLACED = """
+import sys
+import pyarrow as pa
+from statelog.producer import Writer
+from tests.support.rigs.log import twin_rig
+
+(batch,) = pa.ipc.open_stream(sys.stdin.buffer.read())
+numbers = batch.column("value").cast(pa.string())
+groups, ops = numbers.cast(pa.int64()), numbers.cast(pa.uint8()).cast(pa.bool_()).cast(pa.uint8())
+placed = batch.append_column("key_group", groups).append_column("op", ops)
+log = twin_rig("log").create(hash_rule="caller")
+with Writer(log, "w") as writer:
+    writer.append_batch(placed)
+    writer.commit()
+print("pandas" in sys.modules)
+"""
+
+
 _PUTS = """
 import sys
 from statelog.producer import Writer
@@ -216,6 +234,11 @@ def test_what_has_no_bytes_is_refused_with_pandas_or_without(kind: pa.DataType, 
         patch.delitem(sys.modules, "pandas", raising=False)
         with pytest.raises((UnicodeError, OverflowError)):
             column_of_rows([row], kind)
+
+
+def test_a_batch_that_names_key_groups_and_deletes_leaves_pandas_alone() -> None:
+    """As a worker's commits do."""
+    assert _printed_by(_PLACED) == [b"False"]
 
 
 def test_a_table_in_rocksdb_leaves_pandas_alone() -> None:
