@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from statelog.closing import Closing
 from statelog.environment import OpenSpillFile
 from statelog.errors import ClosedError
-from statelog.schemas.arrays import numbers_of
+from statelog.schemas.arrays import column_of, numbers_of
 from statelog.schemas.changes.changes import DELETE, chunk_slices, cut_by_bytes, newest_sorted
 from statelog.schemas.changes.key_order import is_last_row
 from statelog.schemas.snapshot.runs import key_groups_of
@@ -243,7 +243,7 @@ def newest(tables: Sequence[pa.Table], *, keep_deletes: bool, max_key_bytes: int
         if mine.all():
             kept.append(table)
         elif mine.any():
-            kept.append(table.take(pa.array(np.flatnonzero(mine))))
+            kept.append(table.take(column_of(np.flatnonzero(mine))))
     return kept
 
 
@@ -269,7 +269,7 @@ def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Tab
     groups = np.unique(np.concatenate([np.unique(key_groups_of(table)) for table in tables]))
     if len(groups) < 2:
         return None
-    middle = pa.scalar(int(groups[len(groups) // 2]), pa.uint16())
+    middle = column_of(groups[len(groups) // 2 :][:1])[0]
     lower = [table.filter(pc.less(table.column("key_group"), middle)) for table in tables]
     upper = [table.filter(pc.greater_equal(table.column("key_group"), middle)) for table in tables]
     return lower, upper
@@ -278,7 +278,7 @@ def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Tab
 def select_key_groups(batch: pa.RecordBatch, wanted: Collection[int]) -> pa.RecordBatch:
     """The changes of the wanted key groups, in their order."""
     mask = np.isin(numbers_of(batch.column("key_group")), np.asarray(list(wanted), np.int64))
-    return batch if mask.all() else batch.filter(pa.array(mask))
+    return batch if mask.all() else batch.filter(column_of(mask))
 
 
 class MemoryTail:

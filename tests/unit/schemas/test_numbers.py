@@ -52,6 +52,24 @@ print("pandas" in sys.modules)
 """
 
 
+_RECOVERIES = """
+import sys
+from statelog.producer import Writer
+from statelog.recovery import recover
+from tests.support.rigs.log import twin_rig
+
+log = twin_rig("log").create()
+with Writer(log, "w") as writer:
+    for _ in range(2):
+        for number in range(100):
+            writer.put(b"%d" % number, b"v")
+        writer.commit()
+print(recover(log).to_arrow().num_rows, len(recover(log, key_groups=range(16)).to_dict()))
+print(len(recover(log, key_groups=[3]).to_dict()) < 100)
+print("pandas" in sys.modules)
+"""
+
+
 _PLACED = """
 import sys
 import pyarrow as pa
@@ -234,6 +252,11 @@ def test_what_has_no_bytes_is_refused_with_pandas_or_without(kind: pa.DataType, 
         patch.delitem(sys.modules, "pandas", raising=False)
         with pytest.raises((UnicodeError, OverflowError)):
             column_of_rows([row], kind)
+
+
+def test_recoveries_leave_pandas_alone() -> None:
+    """Nor do they import it where a key was changed twice, or only some key groups are wanted."""
+    assert _printed_by(_RECOVERIES) == [b"100", b"100", b"True", b"False"]
 
 
 def test_a_batch_that_names_key_groups_and_deletes_leaves_pandas_alone() -> None:

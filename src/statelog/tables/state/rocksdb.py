@@ -240,7 +240,7 @@ class RocksdbStore:
         changed += self._keys_between(self._family, GONE, least, greatest)
         if not changed:
             return rows
-        return pa.Table.from_batches([whole.filter(pc.invert(pc.is_in(raw, pa.array(changed, raw.type))))])
+        return pa.Table.from_batches([whole.filter(pc.invert(pc.is_in(raw, column_of_rows(changed, raw.type))))])
 
     def _keys_between(self, family: rocksdict.Rdict, prefix: bytes, least: bytes, greatest: bytes) -> list[bytes]:
         found: list[bytes] = []

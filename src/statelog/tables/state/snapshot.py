@@ -34,7 +34,7 @@ from statelog.reading import Converter, Hold, make_plan
 from statelog.recovery import RecoverySettings
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.runs import RunOpener
-from statelog.schemas.arrays import binary_column
+from statelog.schemas.arrays import binary_column, column_of
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
@@ -98,7 +98,7 @@ class RowGroup:
 
     def copy(self, rows: range) -> pa.Table:
         """Some adjacent rows, without holding on to the others."""
-        return pa.Table.from_batches([self._rows.take(pa.array(np.arange(rows.start, rows.stop)))])
+        return pa.Table.from_batches([self._rows.take(column_of(np.arange(rows.start, rows.stop)))])
 
     def _bounds(self, key_group: int) -> tuple[int, int]:
         start, end = np.searchsorted(self._groups, [key_group, key_group + 1])

@@ -35,6 +35,7 @@ import pyarrow.compute as pc
 
 from statelog.errors import Corrupt
 from statelog.recovery import Recovery
+from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.changes import DELETE, gone_and_live
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import LastRecord, Place
@@ -224,7 +225,7 @@ class DictStore:
         if not changed:
             return rows
         is_changed = np.fromiter(map(changed.__contains__, keys), np.bool_, len(keys))
-        return rows.filter(pa.array(~is_changed))
+        return rows.filter(column_of(~is_changed))
 
     # ---- changes
 
