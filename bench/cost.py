@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -10,7 +10,7 @@ from random import Random
 from bench.figures import Figure, medians, rate
 from bench.setting import Setting
 
-__all__ = ["Cost", "costed", "figures_of", "figures_of_cost", "take_turns"]
+__all__ = ["Cost", "costed", "figures_of", "figures_of_cost", "in_turns", "take_turns"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SEED = 5
@@ -35,17 +35,23 @@ def costed(work: Callable[[], object], broker_pid: int | None) -> Cost:
 
 
 def take_turns(setting: Setting, works: dict[str, Callable[[], object]]) -> dict[str, list[Cost]]:
-    """The cost of each take of each work, which take turns; the first turns are not counted. Every turn has an order of
+    """The cost of each take of each work, `in_turns`."""
+    found: dict[str, list[Cost]] = {name: [] for name in works}
+    for name, counts in in_turns(list(works), warm=_WARM, turns=setting.rounds * _TURNS_EACH):
+        cost = costed(works[name], setting.broker_pid)
+        if counts:
+            found[name].append(cost)
+    return found
+
+
+def in_turns(names: Sequence[str], *, warm: int, turns: int) -> Iterator[tuple[str, bool]]:
+    """Whose turn it is, and whether it counts: the `warm` turns before the others do not. Every turn has an order of
     its own: what a take leaves behind, garbage or code to be compiled, is paid for by whoever comes next.
     """
-    found: dict[str, list[Cost]] = {name: [] for name in works}
     orders = Random(_SEED)
-    for turn in range(_WARM + setting.rounds * _TURNS_EACH):
-        for name in orders.sample(list(works), len(works)):
-            cost = costed(works[name], setting.broker_pid)
-            if turn >= _WARM:
-                found[name].append(cost)
-    return found
+    for turn in range(warm + turns):
+        for name in orders.sample(names, len(names)):
+            yield name, turn >= warm
 
 
 def figures_of(

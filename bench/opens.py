@@ -1,54 +1,49 @@
 """What it costs to open a log, and a writer on it: milliseconds of this process's processors, and on the clock.
 
-The floor is what no way into Kafka can do without: a client that connects, asks for the topics, and ends; for a writer,
-also one that reads a record, and one that sends one. Each log is opened with clients of its own, as by a program that
-starts; the modules are loaded, and all is open once before.
+Beside each are two floors. One is what no way into Kafka can do without: a client that connects, asks for the topics,
+and ends; for a writer, also one that reads a record, and one that sends one. The other asks what an opening has to know
+before it may be believed, of bare clients that do nothing with the answers: whose topics these are and how they are
+set, where ledger and data end, the mark; and whose topics they are still, once the Open is in the ledger. Each log is
+opened with clients of its own, as by a program that starts; the modules are loaded, and all is open once before.
 """
 
-from confluent_kafka.admin import AdminClient
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import closing
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
 
 import statelog
+from bench.cost import in_turns
 from bench.figures import Figure, Took, medians, timed
 from bench.logs import bench_log, bench_where
 from bench.plain import PlainTopic, plain_topic
 from bench.setting import Setting
 from statelog.producer import Writer
+from statelog.storage import Log
+from statelog.storage.kafka.config import admin_properties, client_config, consumer_properties, producer_properties
 
 __all__ = ["opens"]
 
 _TIMES = 10
-_FLOOR = "floor: a client asks for the topics"
-_WRITERS_FLOOR = "floor: clients ask, read one record, send one"
+_LOG, _WRITER = "open a log", "open a log and a writer"
+_FLOORS = {
+    _LOG: ("floor: a client asks for the topics", "floor: bare clients ask the same"),
+    _WRITER: ("floor: clients ask, read one record, send one", "floor: bare clients ask, read and send the same"),
+}
 
 
 def opens(setting: Setting) -> list[Figure]:
-    """Medians of ten openings a round, each beside the floor's."""
+    """Medians of ten openings a round, each beside the floors'."""
     with bench_log(setting.bootstrap, setting.root) as log, plain_topic(setting.bootstrap, partitions=1) as topic:
-        where = bench_where(setting.bootstrap, setting.root)
-
-        def open_log() -> None:
-            statelog.open(log.name, where).close()
-
-        def open_writer() -> None:
-            with statelog.open(log.name, where) as opened:
-                Writer(opened, "bench").close()
-
-        def ask() -> None:
-            AdminClient({"bootstrap.servers": setting.bootstrap}).list_topics(timeout=10)
-
-        def ask_read_send() -> None:
-            ask()
-            _read_and_send(topic)
-
-        ways = {
-            "open a log": open_log, _FLOOR: ask, "open a log and a writer": open_writer, _WRITERS_FLOOR: ask_read_send,
-        }  # fmt: skip
+        ways = _ways(setting, log, topic)
         took: dict[str, list[Took]] = {name: [] for name in ways}
-        for turn in range(_TIMES * setting.rounds + 1):
-            for name, way in ways.items():
-                one = timed(way)
-                if turn:
-                    took[name].append(one)
+        for name, counts in in_turns(list(ways), warm=1, turns=_TIMES * setting.rounds):
+            one = timed(ways[name])
+            if counts:
+                took[name].append(one)
     return [
         medians(
             f"{name}{label}",
@@ -57,9 +52,35 @@ def opens(setting: Setting) -> list[Figure]:
             floor,
             [1e3 * each(one) for one in took[floor]],
         )
-        for name, floor in (("open a log", _FLOOR), ("open a log and a writer", _WRITERS_FLOOR))
+        for name, floors in _FLOORS.items()
+        for floor in floors
         for label, unit, each in (("", "ms", float), (", by CPU", "CPU ms", _cpu_s))
     ]
+
+
+def _ways(setting: Setting, log: Log, topic: PlainTopic) -> dict[str, Callable[[], object]]:
+    where = bench_where(setting.bootstrap, setting.root)
+    bare = _Bare(setting.bootstrap, log, topic)
+
+    def open_log() -> None:
+        statelog.open(log.name, where).close()
+
+    def open_writer() -> None:
+        with statelog.open(log.name, where) as opened:
+            Writer(opened, "bench").close()
+
+    def ask() -> None:
+        AdminClient({"bootstrap.servers": setting.bootstrap}).list_topics(timeout=10)
+
+    def ask_read_send() -> None:
+        ask()
+        _read_and_send(topic)
+
+    (least, bare_log), (least_writer, bare_writer) = _FLOORS[_LOG], _FLOORS[_WRITER]
+    return {
+        _LOG: open_log, least: ask, bare_log: bare.open_log,
+        _WRITER: open_writer, least_writer: ask_read_send, bare_writer: bare.open_writer,
+    }  # fmt: skip
 
 
 def _read_and_send(topic: PlainTopic) -> None:
@@ -68,6 +89,63 @@ def _read_and_send(topic: PlainTopic) -> None:
     assert consumer.consume(1, 10)
     consumer.close()
     topic.send([(0, b"")])
+
+
+class _Bare:
+    """The questions of an opening, by clients that are set as ours are. What is sent goes to a plain topic."""
+
+    def __init__(self, bootstrap: str, log: Log, topic: PlainTopic) -> None:
+        self._config = client_config({"bootstrap.servers": bootstrap})
+        self._topics = [log.data_topic, log.ledger_topic]
+        self._partitions = log.descriptor.partitions
+        self._sent_to = topic.name
+
+    def open_log(self) -> None:
+        client = AdminClient(admin_properties(self._config))
+        self._identify(client)
+        _ends(client, self._topics[1], 1)
+        with closing(self._at_the_mark()):
+            pass
+
+    def open_writer(self) -> None:
+        client = AdminClient(admin_properties(self._config))
+        self._identify(client)
+        _ends(client, self._topics[1], 1)
+        with closing(self._at_the_mark()):
+            producer = Producer(producer_properties(self._config))
+            for topic, partitions in ((self._topics[1], 1), (self._topics[0], self._partitions)):
+                _ends(client, topic, partitions)
+            producer.produce(self._sent_to, b"", partition=0)
+            assert not producer.flush(10)
+            self._identify(client)
+
+    def _identify(self, client: AdminClient) -> None:
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in self._topics]
+        _answered(
+            client.describe_topics(TopicCollection(self._topics), include_authorized_operations=True),
+            client.describe_configs(resources),
+            {"": client.describe_cluster()},
+        )
+
+    def _at_the_mark(self) -> Consumer:
+        """A consumer that has read it."""
+        consumer = Consumer(consumer_properties(self._config))
+        consumer.assign([TopicPartition(self._topics[1], 0, 0)])
+        assert consumer.consume(1, 10)
+        return consumer
+
+
+def _ends(client: AdminClient, topic: str, partitions: int) -> None:
+    asked = [TopicPartition(topic, partition) for partition in range(partitions)]
+    specs = (OffsetSpec.earliest(), OffsetSpec.latest())
+    _answered(*[client.list_offsets(dict.fromkeys(asked, spec)) for spec in specs])
+
+
+def _answered(*answers: Mapping[Any, Future[Any]]) -> None:
+    futures: Sequence[Future[Any]] = [one for answer in answers for one in answer.values()]
+    wait(futures)
+    for one in futures:
+        one.result()
 
 
 def _cpu_s(took: Took) -> float:

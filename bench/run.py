@@ -9,6 +9,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from bench.cost import in_turns
 from bench.figures import Figure, medians, rate, timed
 from bench.figures import latency as milliseconds
 from bench.logs import bench_log, bulk_append, least_chunks, passed_over, put_singly, read_records
@@ -23,6 +24,8 @@ from statelog.recovery import recover
 from statelog.storage import Log
 
 __all__ = ["BENCHMARKS", "commit_latencies", "without_garbage"]
+
+Pairs = list[tuple[bytes, bytes]]
 
 
 def append(setting: Setting) -> list[Figure]:
@@ -71,28 +74,38 @@ def latency(setting: Setting) -> list[Figure]:
     """Commit of 100 changes over eight partitions, beside a Kafka transaction of the same and a plain flush."""
     few = pairs(batches(100_000, setting.keys))
     sets = [few[i % 900 * 100 :][:100] for i in range(setting.commits)]
-    warm = min(20, len(sets) // 2)
-    with plain_topic(setting.bootstrap) as topic:
-        flush = topic.flush_latencies(sets)[warm:]
-        transaction = topic.transaction_latencies(sets)[warm:]
-    with bench_log(setting.bootstrap, setting.root) as log, Writer(log, "bench") as writer:
-        without_garbage()
-        ours = commit_latencies(writer, sets)[warm:]
+    first = min(20, len(sets) // 2)
+    with plain_topic(setting.bootstrap) as topic, bench_log(setting.bootstrap, setting.root) as log:
+        ours, others = "ours", ("one Kafka transaction", "flush, not atomic")
+        ways: dict[str, Callable[[list[Pairs]], list[float]]] = {
+            ours: partial(_committed, log), others[0]: topic.transaction_latencies, others[1]: topic.flush_latencies,
+        }  # fmt: skip
+        took: dict[str, list[float]] = {name: [] for name in ways}
+        for name, counts in in_turns(list(ways), warm=1, turns=setting.rounds):
+            without_garbage()
+            seconds = ways[name](sets)[first:]
+            if counts:
+                took[name] += seconds
     return [
-        milliseconds(f"commit of 100 changes, {label}", share, ours, name, other)
+        milliseconds(f"commit of 100 changes, {label}", share, took[ours], name, took[name])
         for share, label in ((0.5, "p50"), (0.99, "p99"))
-        for name, other in (("one Kafka transaction", transaction), ("flush, not atomic", flush))
+        for name in others
     ]
 
 
-def commit_latencies(writer: Writer, sets: list[list[tuple[bytes, bytes]]]) -> list[float]:
+def _committed(log: Log, sets: list[Pairs]) -> list[float]:
+    with Writer(log, "bench") as writer:
+        return commit_latencies(writer, sets)
+
+
+def commit_latencies(writer: Writer, sets: list[Pairs]) -> list[float]:
     """Seconds to put each set and commit it."""
     found: list[float] = []
-    for checkpoint_id, changes in enumerate(sets, 1):
+    for changes in sets:
         started_s = time.perf_counter()
         for key, value in changes:
             writer.put(key, value)
-        writer.commit({"offset": "42"}, checkpoint_id=checkpoint_id)
+        writer.commit({"offset": "42"})
         found.append(time.perf_counter() - started_s)
     return found
 
