@@ -11,6 +11,7 @@ Invariants:
 - What is missing is reported as a loss only after the identity was checked: it may be another cluster, or a new log.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -34,7 +35,7 @@ from statelog.schemas.ledger.fold import Folded, LedgerBase, LedgerFold, ValidCo
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Reader, Record
-from statelog.storage.ledger_tape import LedgerTape, Look, Run, Taped, send_record
+from statelog.storage.ledger_tape import LedgerTape, Look, Taped, send_record
 
 LOOK_AGAIN_S = 1.0
 _PORTION_BYTES = 8 << 20
@@ -91,7 +92,7 @@ class LedgerClient(Closing):
         self._rebase = rebase
         self._verify = verify
         self._clock = clock
-        self._read_s: float | None = None
+        self._there_s = -math.inf
         self._reader = kafka.reader(topic)
         self._valid: list[ValidCommit] = []
         self._newest: _Applied | None = None
@@ -99,7 +100,8 @@ class LedgerClient(Closing):
         self._keeps = keeps
         self._tape = tape
         self._compared: set[LastRecord] = set()
-        self._compared_s: float | None = None
+        self._compared_s = -math.inf
+        self._sent_s = -math.inf
         self._is_torn = False
         self._proof: BeyondEnd | None = None
         self.fold = LedgerFold(identity, base.state if base else None)
@@ -167,6 +169,7 @@ class LedgerClient(Closing):
 
     def send(self, producer: Producer, record: LedgerRecord) -> Pending[int]:
         """Append, and wait for nothing: as `send_record`, for the others who follow, too. Raises Unavailable."""
+        self._sent_s = self._clock()
         return send_record(producer, self._topic, record, self._clock, self._tape)
 
     def verdict(self, offset: int, record: LedgerRecord, *, verify: Callable[[], object] | None = None) -> Void | None:
@@ -194,9 +197,10 @@ class LedgerClient(Closing):
         """Our record, folded where it was acknowledged."""
         if offset < self.fold.position:
             raise self._lost("a record was appended below what was folded already", offset)
-        if offset == self.fold.position and not self._is_torn and not self._is_over_due(self._read_s):
+        if offset == self.fold.position and not self._is_torn and not self._is_over_due(self._there_s):
             known = self._tape.at(offset) if self._tape is not None else None
-            ours = known if known and known.record is record else Taped(Record(0, offset, encode(record), -1), record)
+            is_ours = known is not None and known.record is record
+            ours = known if known and is_ours else Taped(Record(0, offset, encode(record), -1), record, self._sent_s)
             if known and known.found.value != ours.found.value:
                 raise self._lost("another record was acknowledged, or read, where ours is", offset)
             self._believe([ours])
@@ -224,8 +228,8 @@ class LedgerClient(Closing):
             raise
         self._verify()
 
-    def _is_over_due(self, looked_s: float | None, max_age_s: float = LOOK_AGAIN_S) -> bool:
-        return looked_s is None or self._clock() - looked_s >= max_age_s
+    def _is_over_due(self, looked_s: float, max_age_s: float = LOOK_AGAIN_S) -> bool:
+        return self._clock() - looked_s >= max_age_s
 
     def _pass(self, end_position: int) -> None:
         """Fold by what others know, as far as they know it."""
@@ -233,27 +237,37 @@ class LedgerClient(Closing):
         if tape is None or last is None or self._keeps or self._is_torn or tape.at(last.offset) is None:
             self._follow(end_position)
             return
-        run = tape.await_run(last, end_position, self._unread)
-        new = self._shared(run, LOOK_AGAIN_S if tape.is_read else LOOK_AGAIN_S / 2)
+        tape.await_answers(last.offset, end_position)
+        new = self._shared(tape, last, end_position, LOOK_AGAIN_S if tape.is_read else LOOK_AGAIN_S / 2)
         if new is None:
             with tape.reading():
-                new = self._shared(tape.run(last, end_position, self._unread), LOOK_AGAIN_S / 2)
+                new = self._shared(tape, last, end_position, LOOK_AGAIN_S / 2)
                 if new is None:
                     self._follow(end_position)
                     return
         self._believe(new)
 
-    def _shared(self, run: Run | None, max_age_s: float) -> list[Taped] | None:
-        """What others know of what is to fold, if one of us has looked lately."""
-        if run is not None and run.looked_s is not None:
-            self._unread, self._read_s = [], max(run.looked_s, self._read_s or run.looked_s)
-        return None if run is None or self._is_over_due(self._read_s, max_age_s) else run.new
+    def _shared(self, tape: LedgerTape, last: LastRecord, end_position: int, max_age_s: float) -> list[Taped] | None:
+        """What others know of what is to fold, if it was there lately, as all that was folded: we have read since, or
+        one of them has looked for us.
+        """
+        if not self._is_over_due(self._there_s, max_age_s):
+            run = tape.run(last, end_position)
+            if run is None or not any(self._is_over_due(one.there_s, max_age_s) for one in run.new):
+                return run and run.new
+        run = tape.run(last, end_position, self._unread or [last])
+        if run is None or run.look is None or self._is_over_due(run.look.asked_s, max_age_s):
+            return None
+        compared, self._there_s = min(run.look.end - 1, last.offset), run.look.asked_s
+        self._unread = [one for one in self._unread if one.offset >= compared]  # Nobody has compared the rest.
+        return run.new
 
     def _believe(self, new: list[Taped]) -> None:
         """Fold what nobody has read for us: the next read compares it."""
         self._unread = self._unread or [one for one in (self.last,) if one is not None]
         self._fold(new)
         self._unread += [one.last for one in new]
+        self._there_s = min((self._there_s, *(one.there_s for one in new)))
 
     def _follow(self, end_position: int, *, takes: bool = False, most_bytes: int = sys.maxsize) -> None:
         """Read and fold what is below `end_position`, if need be from a newer base."""
@@ -273,26 +287,26 @@ class LedgerClient(Closing):
         if self._is_torn:
             raise ClosedError("a record of the ledger was folded half", hint="Make a new ledger client")
         is_news = end_position > self.fold.position
-        if not is_news and (end_position < self.fold.position or not self._is_over_due(self._read_s)):
+        if not is_news and (end_position < self.fold.position or not self._is_over_due(self._there_s)):
             return
-        self._read_s, asked_s, position = None, self._clock(), self.fold.position
+        self._there_s, asked_s, position = -math.inf, self._clock(), self.fold.position
         start = self._unread[0].offset if self._unread else position - 1
         shared: list[Taped] = []
-        self._fold(self._read(end_position, shared), takes=takes, most_bytes=most_bytes)
+        self._fold(self._read(end_position, asked_s, shared), takes=takes, most_bytes=most_bytes)
         if self._tape is not None:
             self._tape.put(*shared)
         if self._taken_bytes >= most_bytes:
             return
-        self._read_s = asked_s
+        self._there_s = asked_s
         if self._tape is not None:
             self._tape.looked(Look(asked_s, start, end_position))
         self.fold.advance(end_position)
 
-    def _read(self, end_position: int, shared: list[Taped]) -> Iterator[Taped]:
+    def _read(self, end_position: int, asked_s: float, shared: list[Taped]) -> Iterator[Taped]:
         """What is new; of it the others get what lies near the end, and what they know otherwise, perhaps."""
         tape = self._tape
         for found in self._new_records(end_position):
-            taped = Taped(found, decode(found.value))
+            taped = Taped(found, decode(found.value), asked_s)
             if tape is not None and (found.offset >= end_position - _SHARED or tape.at(found.offset) is not None):
                 shared.append(taped)
             yield taped
@@ -358,7 +372,7 @@ class LedgerClient(Closing):
         """
         with self._asking_who_answers():
             known = {None, self.last, *(() if self._is_over_due(self._compared_s) else self._compared)}
-            tape = None if self._is_over_due(self._read_s) else self._tape
+            tape = None if self._is_over_due(self._there_s) else self._tape
             unknown = {one for one in places if one.last not in known}
             for position, last in sorted(unknown, reverse=True):
                 assert last is not None

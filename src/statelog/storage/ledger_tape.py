@@ -10,13 +10,15 @@ shared are values, so that whatever becomes of one, the others go on. Thread-saf
 Invariants:
 - What was read counts above what was acknowledged at its offset.
 - A run has no gap, and goes on from the record that its taker folded last, which is the same here.
+- Of each record it is known how lately it was in the ledger: not before it was sent, or before who read it asked. For
+  who folds more than a look has found, the look is as old as the oldest of the rest.
 - Nothing is waited for longer than it takes to read: what is under way may never be answered, and a fork may have
   copied a lock that nobody releases.
 """
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock, get_ident
@@ -38,10 +40,13 @@ _NOBODY = 0
 
 @dataclass(slots=True)
 class Taped:
-    """A record as it was found, and as it is decoded. Of one that was acknowledged the time is not known."""
+    """A record as it was found, and as it is decoded. It was in the ledger at some time behind `there_s`. Of one that
+    was acknowledged the broker's time is not known.
+    """
 
     found: Record
     record: LedgerRecord | None
+    there_s: float = -math.inf
     hashed: LastRecord | None = None
 
     @property
@@ -63,10 +68,10 @@ class Look(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Records without a gap, and when one who follows has looked at the ledger where they lie, if that is known."""
+    """Records without a gap; and a look that counts for who goes on with them, if it was asked for and there is one."""
 
     new: list[Taped]
-    looked_s: float | None
+    look: Look | None
 
 
 class _Gap:
@@ -96,14 +101,14 @@ class LedgerTape:
         self.look: Look | None = None
         """The newest look at the ledger itself."""
 
-    def sending(self, commit: Commit, value: bytes) -> Callable[[int], None]:
+    def sending(self, commit: Commit, value: bytes, now_s: float) -> Callable[[int], None]:
         """A commit is about to be sent: for who is told its offset, or that it has none (-1)."""
         token = object()
 
         def answer(offset: int) -> None:
             with self._lock:
                 if self._under_way.pop(token, None) is not None and offset >= 0 and offset not in self._taped:
-                    self._put(Taped(Record(0, offset, value, -1), commit))
+                    self._put(Taped(Record(0, offset, value, -1), commit, now_s))
                 self._tell()
 
         self._under_way[token] = get_ident()
@@ -120,19 +125,28 @@ class LedgerTape:
         """The record there, if it is known."""
         return self._taped.get(offset)
 
-    def run(self, last: LastRecord, end: int, unread: Iterable[LastRecord] = ()) -> Run | None:
-        """All behind the record `last` up to `end`; None if one is missing, or `last` is another one here. A look
-        counts only if it has found those up to `last` that the taker has `unread`, too: what lies behind its end may be
-        lost since, if the process stood still.
+    def run(self, last: LastRecord, end: int, unread: Sequence[LastRecord] = ()) -> Run | None:
+        """All behind the record `last` up to `end`; None if one is missing, or `last` is another one here. Who needs a
+        look says what it has folded since its own, up to `last`: that is `unread`.
         """
         with self._lock:
-            new, first, look = self._between(last.offset + 1, end), self._taped.get(last.offset), self.look
-        if new is None or first is None or first.last != last:
+            new, first = self._between(last.offset + 1, end), self._taped.get(last.offset)
+            if new is None or first is None or first.last != last:
+                return None
+            return Run(new, self._counting(unread, new) if unread else None)
+
+    def _counting(self, unread: Sequence[LastRecord], new: list[Taped]) -> Look | None:
+        """The newest look, if it ties all of this to the ledger, and as old as the oldest of what it did not find: that
+        may have been lost before it, if the process stood still.
+        """
+        look, first = self.look, unread[0].offset
+        if look is None or not look.start <= first < look.end:
             return None
-        is_looked = look is not None and look.start < end and look.end > last.offset
-        if look is not None and is_looked:
-            is_looked = all(one.offset >= look.start and self._is_here(one) for one in unread)
-        return Run(new, look.asked_s if look is not None and is_looked else None)
+        known = [taped for one in unread if (taped := self._taped.get(one.offset)) is not None and taped.last == one]
+        if len(known) < len(unread):
+            return None
+        ages_s = [one.there_s for one in (*known, *new) if one.found.offset >= look.end]
+        return look._replace(asked_s=min((look.asked_s, *ages_s)))
 
     def looked(self, look: Look) -> None:
         """Somebody has looked at the ledger."""
@@ -148,12 +162,12 @@ class LedgerTape:
         found = self._taped.get(end.offset)
         return found is not None and found.last == end and self.run(first, end.offset + 1) is not None
 
-    def await_run(self, last: LastRecord, end: int, unread: Iterable[LastRecord] = ()) -> Run | None:
-        """As `run`, once what other threads have sent until now is answered, if that may be what is missing."""
+    def await_answers(self, start: int, end: int) -> None:
+        """Until what other threads have sent by now is answered, if that may be what is missing from `start` on."""
         with self._lock:
             ours = (get_ident(), _NOBODY)
             asked = {sent for sent, thread in list(self._under_way.items()) if thread not in ours}
-            gap = _Gap(last.offset, end, asked)
+            gap = _Gap(start, end, asked)
             is_awaited = self._is_open(gap)
             if is_awaited:
                 self._gaps.append(gap)
@@ -161,7 +175,6 @@ class LedgerTape:
             with self._lock:  # What is not answered by now is not waited for again.
                 self._under_way.update(dict.fromkeys(gap.asked & self._under_way.keys(), _NOBODY))
                 self._tell()
-        return self.run(last, end, unread)
 
     @property
     def is_awaited(self) -> bool:
@@ -187,10 +200,6 @@ class LedgerTape:
         taped = self._taped
         found = [one for offset in range(start, min(end, start + len(taped))) if (one := taped.get(offset)) is not None]
         return found if len(found) == end - start else None
-
-    def _is_here(self, one: LastRecord) -> bool:
-        taped = self._taped.get(one.offset)
-        return taped is not None and taped.last == one
 
     def _tell(self) -> None:
         """Wake those, and only those, who wait for nothing any more."""
@@ -225,7 +234,7 @@ def send_record(
     kind, value = type(record).__name__, encode(record)
     reports: list[Delivery] = []
     deadline_s = clock() + report_limit_s(producer)
-    answer = tape.sending(record, value) if tape is not None and isinstance(record, Commit) else _nobody_asks
+    answer = tape.sending(record, value, clock()) if tape is not None and isinstance(record, Commit) else _nobody_asks
 
     def report(delivery: Delivery) -> None:
         reports.append(delivery)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import BeyondEnd, DataLoss, UncommittedChanges
+from statelog.errors import BeyondEnd, DataLoss, Fenced, UncommittedChanges
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import LastRecord
@@ -68,6 +68,10 @@ class Twenty:
     def commit_all(self) -> list[int]:
         """One change by each."""
         return [self.commit(number) for number in range(_WRITERS)]
+
+    def follower(self) -> LedgerClient:
+        """Another one of this process."""
+        return self.log.ledger.client(clock=self.environment.clock, tape=self.log.ledger_tape)
 
     def elsewhere(self) -> None:
         """Another process takes the first partition."""
@@ -167,11 +171,44 @@ def test_a_look_that_ends_below_what_was_folded_does_not_count(twenty: Twenty) -
     cluster.lose_tail("l.ledger", 0, end - 5)
     with twenty.rig.open() as elsewhere:
         write_all(elsewhere.kafka, "l.ledger", 0, [b"somebody's"] * 5)
-    with twenty.log.ledger.client(clock=twenty.environment.clock, tape=twenty.log.ledger_tape) as looks:
+    with twenty.follower() as looks:
         looks.fold_to(end - 5)
     with pytest.raises(DataLoss):
         twenty.commit(_WRITERS - 1)
     twenty.writers[-1].close()
+
+
+def test_what_lies_behind_a_look_is_as_old_as_it_was_sent(twenty: Twenty) -> None:
+    """A process that stood still: one looks as far as all is as it was, what lies behind that is lost, and another
+    process has taken a partition. Who has folded little goes on with what was looked at, and with what was put down
+    behind it: its next commit lands right at the end of that, and is void.
+    """
+    first, end = twenty.commit_all()[0], twenty.log.position
+    twenty.now_s += 60.0
+    twenty.rig.cluster.lose_tail("l.ledger", 0, first + 5)
+    with twenty.rig.open() as log, Writer(log, "elsewhere", partitions=[0]):
+        write_all(log.kafka, "l.ledger", 0, [b"somebody's"] * (end - first - 6))
+    with twenty.follower() as looks:
+        looks.fold_to(first + 5)
+    with pytest.raises(Fenced):
+        twenty.commit(0)
+
+
+def test_who_has_folded_more_than_was_looked_at_need_not_look(twenty: Twenty, reads: Counter[str]) -> None:
+    """As long as the rest was sent lately."""
+    began_s = twenty.now_s
+    with twenty.follower() as follows, twenty.follower() as looks:
+        follows.fold_end()
+        twenty.now_s = began_s + 0.3 * LOOK_AGAIN_S
+        end = twenty.commit_all()[-1] + 1
+        follows.fold_to(end)
+        twenty.now_s = began_s + 0.4 * LOOK_AGAIN_S
+        looks.fold_to(end - 5)
+        reads.clear()
+        for at, count in ((0.75, 0), (0.85, 1)):
+            twenty.now_s = began_s + at * LOOK_AGAIN_S
+            follows.fold_to(twenty.commit(_WRITERS - 1) + 1)
+            assert reads["all"] == count
 
 
 def test_what_was_put_down_before_a_tail_was_lost_is_not_joined_to_what_grew_since(twenty: Twenty) -> None:
@@ -272,10 +309,10 @@ def test_a_place_is_known_by_the_records_between_it_and_what_was_folded() -> Non
 def test_what_was_read_counts_above_what_was_acknowledged() -> None:
     """In whichever order they come."""
     tape = LedgerTape()
-    tape.sending(_COMMIT, b"acknowledged")(3)
+    tape.sending(_COMMIT, b"acknowledged", 0.0)(3)
     tape.put(taped(3, b"read"))
     tape.put(taped(4, b"read"))
-    tape.sending(_COMMIT, b"acknowledged")(4)
+    tape.sending(_COMMIT, b"acknowledged", 0.0)(4)
     assert [one.found.value for offset in (3, 4) if (one := tape.at(offset))] == [b"read", b"read"]
 
 
@@ -284,14 +321,15 @@ def test_what_another_thread_has_sent_is_waited_for() -> None:
     tape = LedgerTape()
     tape.put(taped(3))
     with ThreadPoolExecutor(1) as other:
-        answer = other.submit(tape.sending, _COMMIT, b"v").result()
+        answer = other.submit(tape.sending, _COMMIT, b"v", 0.0).result()
         wanted = threading.Timer(0.001, answer, [4])
         wanted.start()
-        tape.await_run(LastRecord.of(3, b"v"), 5)
+        tape.await_answers(3, 5)
         wanted.join()
     assert offsets(tape, 3, 5) == [4]
-    tape.sending(_COMMIT, b"v")
-    assert tape.await_run(LastRecord.of(3, b"v"), 6) is None
+    tape.sending(_COMMIT, b"v", 0.0)
+    tape.await_answers(3, 6)
+    assert offsets(tape, 3, 6) is None
 
 
 def test_what_is_not_answered_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,18 +338,21 @@ def test_what_is_not_answered_is_waited_for_once(monkeypatch: pytest.MonkeyPatch
     tape = LedgerTape()
     tape.put(taped(3))
     with ThreadPoolExecutor(1) as sender, ThreadPoolExecutor(1) as waiter:
-        first = sender.submit(tape.sending, _COMMIT, b"v").result()
-        waiting = waiter.submit(tape.await_run, LastRecord.of(3, b"v"), 6)
+        first = sender.submit(tape.sending, _COMMIT, b"v", 0.0).result()
+        waiting = waiter.submit(tape.await_answers, 3, 6)
         wait_for(lambda: tape.is_awaited, "nobody waits", timeout_s=20)
-        tape.sending(_COMMIT, b"v")
+        tape.sending(_COMMIT, b"v", 0.0)
         first(4)
-        assert waiting.result(20) is None
+        waiting.result(20)
+        assert offsets(tape, 3, 6) is None
     monkeypatch.setattr(ledger_tape, "_ANSWER_S", 0.01)
     with ThreadPoolExecutor(1) as other:
-        other.submit(tape.sending, _COMMIT, b"v").result()
-    assert tape.await_run(LastRecord.of(3, b"v"), 6) is None
+        other.submit(tape.sending, _COMMIT, b"v", 0.0).result()
+    tape.await_answers(3, 6)
+    assert offsets(tape, 3, 6) is None
     monkeypatch.setattr(ledger_tape, "_ANSWER_S", 60.0)
-    assert tape.await_run(LastRecord.of(3, b"v"), 6) is None
+    tape.await_answers(3, 6)
+    assert offsets(tape, 3, 6) is None
 
 
 def test_it_keeps_the_newest() -> None:
