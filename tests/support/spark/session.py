@@ -30,7 +30,7 @@ _HOME = Path(sys.prefix) / "spark-home"
 _ARCHIVE = _HOME / "classes.jsa"
 _JAVA = "spark.driver.extraJavaOptions"
 # A test's session ends before the optimising compiler has paid for itself; on two cores it doubles the work.
-_LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds=off"
+_LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:cds*=off"
 
 SPARK_SETTINGS = {
     "spark.ui.enabled": "false",
