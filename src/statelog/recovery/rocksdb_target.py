@@ -36,7 +36,7 @@ from statelog.recovery.rocksdb_state import (
     opens_rocksdb,
     rocksdb_disk,
 )
-from statelog.schemas.arrays import column_of_rows, numbers_of
+from statelog.schemas.arrays import column_of, column_of_rows, numbers_of
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
@@ -208,7 +208,7 @@ def _in_raw_order(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
             continue
         places = key_groups_of(table).astype(np.int64) * 2 + (numbers_of(table.column("key")) < 0)
         order = np.argsort(places, kind="stable")
-        rest, places = table.take(pa.array(order)), places[order]
+        rest, places = table.take(column_of(order)), places[order]
         first, last = int(places[0]) >> 1, int(places[-1]) >> 1
         if first == held_group:
             others = int(np.searchsorted(places, 2 * first + 1))
