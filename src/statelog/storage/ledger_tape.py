@@ -177,11 +177,6 @@ class LedgerTape:
                 self._tell()
 
     @property
-    def is_awaited(self) -> bool:
-        """Whether somebody waits for what is under way right now."""
-        return bool(self._gaps)
-
-    @property
     def is_read(self) -> bool:
         """Whether somebody reads right now."""
         return self._reading.locked()

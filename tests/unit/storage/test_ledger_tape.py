@@ -22,7 +22,6 @@ from statelog.testing.kafka import MemoryReader
 from tests.support.faults.breaking_kafka import BreakingKafka
 from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import key_in, twin_rig
-from tests.support.waiting import wait_for
 
 _WRITERS = 20
 _COMMIT = Commit(epoch=0, nonce=b"n" * 16, base=NO_CHECKPOINT, checkpoint=Checkpoint(1, b"n" * 16), packed_extents=b"")
@@ -335,12 +334,18 @@ def test_what_another_thread_has_sent_is_waited_for() -> None:
 def test_what_is_not_answered_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is what was sent since: it lies behind."""
     monkeypatch.setattr(ledger_tape, "_ANSWER_S", 60.0)
-    tape = LedgerTape()
+    tape, waits = LedgerTape(), threading.Event()
     tape.put(taped(3))
+
+    def bell() -> threading.Lock:
+        waits.set()
+        return threading.Lock()
+
+    monkeypatch.setattr(ledger_tape, "Lock", bell)
     with ThreadPoolExecutor(1) as sender, ThreadPoolExecutor(1) as waiter:
         first = sender.submit(tape.sending, _COMMIT, b"v", 0.0).result()
         waiting = waiter.submit(tape.await_answers, 3, 6)
-        wait_for(lambda: tape.is_awaited, "nobody waits", timeout_s=20)
+        assert waits.wait(20), "nobody waits"
         tape.sending(_COMMIT, b"v", 0.0)
         first(4)
         waiting.result(20)
