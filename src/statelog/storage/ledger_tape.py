@@ -107,7 +107,8 @@ class LedgerTape:
 
         def answer(offset: int) -> None:
             with self._lock:
-                if self._under_way.pop(token, None) is not None and offset >= 0 and offset not in self._taped:
+                is_new = offset >= 0 and offset not in self._taped and not self._was_looked_at(offset)
+                if self._under_way.pop(token, None) is not None and is_new:
                     self._put(Taped(Record(0, offset, value, -1), commit, now_s))
                 self._tell()
 
@@ -153,6 +154,10 @@ class LedgerTape:
         before = self.look
         is_next = before is not None and before.start <= look.start < before.end
         self.look = look._replace(start=before.start) if before is not None and is_next else look
+
+    def _was_looked_at(self, offset: int) -> bool:
+        """Whether somebody has read past it, and may have found another record, too far back to be put down."""
+        return self.look is not None and self.look.start <= offset < self.look.end
 
     def knows(self, place: LastRecord, last: LastRecord | None) -> bool:
         """Whether this record and the one that was folded `last` are here, the same, and none between is missing."""

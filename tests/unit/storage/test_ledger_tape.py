@@ -17,7 +17,7 @@ from statelog.schemas.ledger.records import Commit
 from statelog.storage import ledger_tape
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
-from statelog.storage.ledger_tape import LedgerTape, Taped
+from statelog.storage.ledger_tape import LedgerTape, Look, Taped
 from statelog.testing.kafka import MemoryReader
 from tests.support.faults.breaking_kafka import BreakingKafka
 from tests.support.rigs.kafka import write_all
@@ -313,6 +313,17 @@ def test_what_was_read_counts_above_what_was_acknowledged() -> None:
     tape.put(taped(4, b"read"))
     tape.sending(_COMMIT, b"acknowledged", 0.0)(4)
     assert [one.found.value for offset in (3, 4) if (one := tape.at(offset))] == [b"read", b"read"]
+
+
+def test_what_is_acknowledged_where_somebody_has_read_since_is_not_put_down() -> None:
+    """It may be lost: whoever read so far has put down only the newest of what was found."""
+    tape = LedgerTape()
+    answers = [tape.sending(_COMMIT, b"acknowledged", 0.0) for _ in range(2)]
+    tape.put(taped(999))
+    tape.looked(Look(1.0, 0, 1000))
+    for answer, offset in zip(answers, (500, 1000), strict=True):
+        answer(offset)
+    assert [tape.at(offset) is not None for offset in (500, 999, 1000)] == [False, True, True]
 
 
 def test_what_another_thread_has_sent_is_waited_for() -> None:
