@@ -92,7 +92,7 @@ class LedgerClient(Closing):
         self._rebase = rebase
         self._verify = verify
         self._clock = clock
-        self._there_s = -math.inf
+        self._there_s = -math.inf  # All that was folded was in the ledger at some time behind it.
         self._reader = kafka.reader(topic)
         self._valid: list[ValidCommit] = []
         self._newest: _Applied | None = None
@@ -199,8 +199,9 @@ class LedgerClient(Closing):
             raise self._lost("a record was appended below what was folded already", offset)
         if offset == self.fold.position and not self._is_torn and not self._is_over_due(self._there_s):
             known = self._tape.at(offset) if self._tape is not None else None
-            is_ours = known is not None and known.record is record
-            ours = known if known and is_ours else Taped(Record(0, offset, encode(record), -1), record, self._sent_s)
+            ours = known
+            if ours is None or ours.record is not record:
+                ours = Taped(Record(0, offset, encode(record), -1), record, self._sent_s)
             if known and known.found.value != ours.found.value:
                 raise self._lost("another record was acknowledged, or read, where ours is", offset)
             self._believe([ours])
