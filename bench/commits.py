@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from threading import Barrier
 
 from bench.cost import in_turns
@@ -58,15 +59,15 @@ def _shape(setting: Setting, few: Changes, partitions: int, writers: int) -> lis
     ):
         owned = list(zip([_sets(log, few, share, each) for share in shares], shares, strict=True))
         ways = {
-            _OURS: [partial(_ours, log, *one) for one in owned],
-            _FLOOR: [partial(_floor, unread, *one) for one in owned],
-            _TRANSACTION: [partial(topic.transaction_latencies, *one) for one in owned],
+            name: partial(_together, [partial(way, *one) for one in owned], first)
+            for name, way in (
+                (_OURS, partial(_ours, log)),
+                (_FLOOR, partial(_floor, unread)),
+                (_TRANSACTION, topic.transaction_latencies),
+            )
         }
-        took: dict[str, list[float]] = {name: [] for name in ways}
-        for name, counts in in_turns(list(ways), warm=1, turns=_TURNS_EACH * setting.rounds):
-            seconds = _together(ways[name], first)
-            if counts:
-                took[name] += seconds
+        takes = in_turns(ways, warm=1, turns=_TURNS_EACH * setting.rounds)
+    took = {name: [*chain(*seconds)] for name, seconds in takes.items()}
     name = f"commit of {_CHANGES} changes, {partitions} partitions, {writers} writer{'s' if writers > 1 else ''}"
     return [
         latency(f"{name}{what}, {label}", share, took[what], _TRANSACTION, took[_TRANSACTION])

@@ -2,16 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 from bench.figures import Figure, medians, rate
 from bench.setting import Setting
 
 __all__ = ["Cost", "costed", "figures_of", "figures_of_cost", "in_turns", "take_turns"]
 
+_Take = TypeVar("_Take")
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SEED = 5
 _WARM, _TURNS_EACH = 3, 4
@@ -36,22 +39,22 @@ def costed(work: Callable[[], object], broker_pid: int | None) -> Cost:
 
 def take_turns(setting: Setting, works: dict[str, Callable[[], object]]) -> dict[str, list[Cost]]:
     """The cost of each take of each work, `in_turns`."""
-    found: dict[str, list[Cost]] = {name: [] for name in works}
-    for name, counts in in_turns(list(works), warm=_WARM, turns=setting.rounds * _TURNS_EACH):
-        cost = costed(works[name], setting.broker_pid)
-        if counts:
-            found[name].append(cost)
-    return found
+    takes = {name: partial(costed, work, setting.broker_pid) for name, work in works.items()}
+    return in_turns(takes, warm=_WARM, turns=setting.rounds * _TURNS_EACH)
 
 
-def in_turns(names: Sequence[str], *, warm: int, turns: int) -> Iterator[tuple[str, bool]]:
-    """Whose turn it is, and whether it counts: the `warm` turns before the others do not. Every turn has an order of
-    its own: what a take leaves behind, garbage or code to be compiled, is paid for by whoever comes next.
+def in_turns(works: Mapping[str, Callable[[], _Take]], *, warm: int, turns: int) -> dict[str, list[_Take]]:
+    """What each take of each work gives, without those of the first `warm` turns. Every turn has an order of its own:
+    what a take leaves behind, garbage or code to be compiled, is paid for by whoever comes next.
     """
+    found: dict[str, list[_Take]] = {name: [] for name in works}
     orders = Random(_SEED)
     for turn in range(warm + turns):
-        for name in orders.sample(names, len(names)):
-            yield name, turn >= warm
+        for name in orders.sample(list(works), len(works)):
+            take = works[name]()
+            if turn >= warm:
+                found[name].append(take)
+    return found
 
 
 def figures_of(

@@ -10,6 +10,7 @@ opened with clients of its own, as by a program that starts; the modules are loa
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicCollection, TopicPartition
@@ -38,12 +39,8 @@ _FLOORS = {
 def opens(setting: Setting) -> list[Figure]:
     """Medians of ten openings a round, each beside the floors'."""
     with bench_log(setting.bootstrap, setting.root) as log, plain_topic(setting.bootstrap, partitions=1) as topic:
-        ways = _ways(setting, log, topic)
-        took: dict[str, list[Took]] = {name: [] for name in ways}
-        for name, counts in in_turns(list(ways), warm=1, turns=_TIMES * setting.rounds):
-            one = timed(ways[name])
-            if counts:
-                took[name].append(one)
+        takes = {name: partial(timed, way) for name, way in _ways(setting, log, topic).items()}
+        took = in_turns(takes, warm=1, turns=_TIMES * setting.rounds)
     return [
         medians(
             f"{name}{label}",

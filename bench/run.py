@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 from bench.cost import in_turns
@@ -80,12 +81,13 @@ def latency(setting: Setting) -> list[Figure]:
         ways: dict[str, Callable[[list[Pairs]], list[float]]] = {
             ours: partial(_committed, log), others[0]: topic.transaction_latencies, others[1]: topic.flush_latencies,
         }  # fmt: skip
-        took: dict[str, list[float]] = {name: [] for name in ways}
-        for name, counts in in_turns(list(ways), warm=1, turns=setting.rounds):
+
+        def take(way: Callable[[list[Pairs]], list[float]]) -> list[float]:
             without_garbage()
-            seconds = ways[name](sets)[first:]
-            if counts:
-                took[name] += seconds
+            return way(sets)[first:]
+
+        takes = in_turns({name: partial(take, way) for name, way in ways.items()}, warm=1, turns=setting.rounds)
+    took = {name: [*chain(*seconds)] for name, seconds in takes.items()}
     return [
         milliseconds(f"commit of 100 changes, {label}", share, took[ours], name, took[name])
         for share, label in ((0.5, "p50"), (0.99, "p99"))
