@@ -28,10 +28,9 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
     console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=190)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statelog-bench-")))
-        bootstrap, broker_pid, broker_directory = _broker(stack, directory / "broker")
+        bootstrap, broker_directory = _broker(stack, directory / "broker")
         setting = Setting(
             bootstrap=bootstrap,
-            broker_pid=broker_pid,
             broker_directory=broker_directory,
             root=directory / "root",
             changes=changes,
@@ -52,15 +51,15 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
         show([one for found in figures.values() for one in found], console)
 
 
-def _broker(stack: ExitStack, directory: Path) -> tuple[str, int | None, Path | None]:
-    """Its address, and the process and directory of one that is the run's own."""
+def _broker(stack: ExitStack, directory: Path) -> tuple[str, Path | None]:
+    """Its address, and the directory of one that is the run's own."""
     named = os.environ.get("STATELOG_BENCH_BROKER")
     if named:
-        return named, None, None
+        return named, None
     broker = EmbeddedBroker(directory, heap_mb=1024, java_options=["-XX:TieredStopAtLevel=4"])
     broker.start()
     stack.callback(broker.stop)
-    return broker.bootstrap, broker.process.pid, directory
+    return broker.bootstrap, directory
 
 
 if __name__ == "__main__":

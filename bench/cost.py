@@ -1,4 +1,6 @@
-"""What a piece of work costs: seconds on the clock, and of the processors, of this process and all that it started."""
+"""What a piece of work costs: seconds on the clock, and of the processors, of this process and all that it started:
+Spark's JVM and its Python, and the broker, if it is the run's own.
+"""
 
 import os
 import time
@@ -23,23 +25,23 @@ _WARM, _TURNS_EACH = 3, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one take of some work took: seconds on the clock, and of the processors by driver, JVM, Python, broker."""
+    """What one take of some work took: seconds on the clock, and of the processors."""
 
     wall_s: float
     cpu_s: float
 
 
-def costed(work: Callable[[], object], broker_pid: int | None) -> Cost:
+def costed(work: Callable[[], object]) -> Cost:
     """What one take of `work` cost; of the processors at least a tick, which is all that can be told apart."""
-    cpu_s, started_s = _cpu_s(broker_pid), time.perf_counter()
+    cpu_s, started_s = _cpu_s(), time.perf_counter()
     work()
     wall_s = time.perf_counter() - started_s
-    return Cost(wall_s=wall_s, cpu_s=max(_TICK_S, _cpu_s(broker_pid) - cpu_s))
+    return Cost(wall_s=wall_s, cpu_s=max(_TICK_S, _cpu_s() - cpu_s))
 
 
 def take_turns(setting: Setting, works: dict[str, Callable[[], object]]) -> dict[str, list[Cost]]:
     """The cost of each take of each work, `in_turns`."""
-    takes = {name: partial(costed, work, setting.broker_pid) for name, work in works.items()}
+    takes = {name: partial(costed, work) for name, work in works.items()}
     return in_turns(takes, warm=_WARM, turns=setting.rounds * _TURNS_EACH)
 
 
@@ -94,9 +96,9 @@ def _rate(
     return replace(rate(name, count, mine, baseline_name, [(other_count, one) for one in others]), unit=unit)
 
 
-def _cpu_s(broker_pid: int | None) -> float:
-    """Seconds of the processors so far: of this process, all that descend from it, and the broker; whoever is reaped
-    counts with its parent.
+def _cpu_s() -> float:
+    """Seconds of the processors so far, of this process and all that descend from it; whoever is reaped counts with
+    its parent.
     """
     ticks: dict[int, int] = {}
     parents: dict[int, int] = {}
@@ -110,12 +112,11 @@ def _cpu_s(broker_pid: int | None) -> float:
         pid = int(entry.name)
         parents[pid] = int(fields[1])
         ticks[pid] = sum(int(field) for field in fields[11:15])
-    roots = {os.getpid(), *([broker_pid] if broker_pid else [])}
-    return sum(spent for pid, spent in ticks.items() if _descends(pid, parents, roots)) * _TICK_S
+    return sum(spent for pid, spent in ticks.items() if _descends(pid, parents)) * _TICK_S
 
 
-def _descends(pid: int, parents: dict[int, int], roots: set[int]) -> bool:
-    while pid not in roots:
+def _descends(pid: int, parents: dict[int, int]) -> bool:
+    while pid != os.getpid():
         pid = parents.get(pid, 0)
         if not pid:
             return False

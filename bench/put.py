@@ -2,13 +2,13 @@
 
 The plain producer waits once, for its flush at the end. So does the first row. The others commit ten times: with the
 commit before under way while the loop goes on, or waiting for each. A table also keeps the state: what that costs by
-itself, in two dicts with no log, is the last row. "Nothing checked" is what Python and the log cost without `put`: two
-lists that become a batch for `append_batch` when they are long enough. All are connected, and open, before they are
-timed.
+itself, in two dicts with no log, is the last row. All are connected, and open, before they are timed, and take turns,
+of which the first is not counted.
 
-The floor of each table is what its state and its log take by themselves, with nothing kept apart, checked or promised:
-two dicts, or a write batch of RocksDB for each tenth of the changes; and the client, which sends the very chunks that
-the table came to.
+The floors of a Writer's put are what Python and the log cost without it, "nothing checked": two lists that become a
+batch for `append_batch` when they are long enough. The floor of each table is what its state and its log take by
+themselves, with nothing kept apart, checked or promised: two dicts, or a write batch of RocksDB for each tenth of the
+changes; and the client, which sends the very chunks that the table came to.
 """
 
 import tempfile
@@ -19,7 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 import rocksdict
 
-from bench.cost import Cost, costed, figures_of
+from bench.cost import Cost, costed, figures_of, in_turns
 from bench.figures import Figure
 from bench.logs import bench_log, put_singly, read_records
 from bench.plain import plain_topic
@@ -35,7 +35,10 @@ from statelog.tables import Table
 
 __all__ = ["put"]
 
+_PLAIN = "produce, one flush"
 _COMMITS = 10
+_TURNS_EACH = 3
+"""Of each round: what a take costs differs by a third."""
 _LISTED = 17_000
 """As many changes of the workload as a writer keeps in lists."""
 _FLOORS = {"dict": "two dicts, and its chunks sent", "rocksdb": "write batches, and its chunks sent"}
@@ -43,38 +46,65 @@ Changes = list[tuple[bytes, bytes]]
 
 
 def put(setting: Setting) -> list[Figure]:
-    """Changes a second, and for a second of this process's processors."""
+    """Changes a second, and for a second of the processors."""
     few = pairs(batches(setting.scaled(0.2), setting.keys))
     ways: dict[str, Callable[[Writer, Changes], None]] = {
         "put of a Writer, one commit": _once,
         f"the same, {_COMMITS} commits under way": _under_way,
         f"the same, {_COMMITS} commits that wait": partial(put_singly, commits=_COMMITS),
-        "nothing checked, one commit": _unchecked,
+        "floor: nothing checked, one commit": partial(_unchecked, commits=1),
+        f"floor: nothing checked, {_COMMITS} commits that wait": partial(_unchecked, commits=_COMMITS),
     }
-    costs: dict[str, list[Cost]] = {}
-    plain: list[Cost] = []
-    for _ in range(setting.rounds):
-        with plain_topic(setting.bootstrap) as topic:
-            plain.append(costed(partial(topic.produce, few, topic.connected()), None))
-        for name, way in ways.items():
-            with bench_log(setting.bootstrap, setting.root) as log, Writer(log, "bench") as writer:
-                costs.setdefault(name, []).append(costed(partial(way, writer, few), None))
-        for kind in BACKENDS:
-            name, floor = f"put of a Table in {kind}, {_COMMITS} commits under way", f"floor: {_FLOORS[kind]}"
-            with tempfile.TemporaryDirectory() as home, bench_log(setting.bootstrap, setting.root) as log:
-                with open_table(setting, log.name, kind, Path(home)) as state:
-                    costs.setdefault(name, []).append(costed(partial(_into, state, few), None))
-                chunks = [(one.partition, one.value) for one in read_records(log)]
-            with tempfile.TemporaryDirectory() as home, plain_topic(setting.bootstrap) as topic:
-                send = partial(topic.send, chunks, topic.connected_as_writers())
-                least = partial(_at_least, kind, few, Path(home) / "db", send)
-                costs.setdefault(floor, []).append(costed(least, None))
-        costs.setdefault("two dicts, and no log", []).append(costed(partial(_into_dicts, few), None))
+    works = {name: partial(_written, setting, way, few) for name, way in ways.items()}
+    for kind in BACKENDS:
+        works[f"put of a Table in {kind}, {_COMMITS} commits under way"] = partial(_kept, setting, kind, few)
+        works[f"floor: {_FLOORS[kind]}"] = partial(_least, setting, kind, few, _chunks(setting, kind, few))
+    works["two dicts, and no log"] = partial(costed, partial(_into_dicts, few))
+    costs = in_turns({_PLAIN: partial(_plain, setting, few), **works}, warm=1, turns=_TURNS_EACH * setting.rounds)
     return [
         figure
-        for name, mine in costs.items()
-        for figure in figures_of(name, len(few), mine, "produce, one flush", plain, noun="changes")
+        for name in works
+        for figure in figures_of(name, len(few), costs[name], _PLAIN, costs[_PLAIN], noun="changes")
     ]
+
+
+# ---- one take of each
+
+
+def _plain(setting: Setting, few: Changes) -> Cost:
+    with plain_topic(setting.bootstrap) as topic:
+        return costed(partial(topic.produce, few, topic.connected()))
+
+
+def _written(setting: Setting, way: Callable[[Writer, Changes], None], few: Changes) -> Cost:
+    with bench_log(setting.bootstrap, setting.root) as log, Writer(log, "bench") as writer:
+        return costed(partial(way, writer, few))
+
+
+def _kept(setting: Setting, kind: str, few: Changes) -> Cost:
+    with (
+        tempfile.TemporaryDirectory() as home,
+        bench_log(setting.bootstrap, setting.root) as log,
+        open_table(setting, log.name, kind, Path(home)) as state,
+    ):
+        return costed(partial(_into, state, few))
+
+
+def _chunks(setting: Setting, kind: str, few: Changes) -> list[tuple[int, bytes]]:
+    """What a table of this kind sends for these changes, by partition."""
+    with tempfile.TemporaryDirectory() as home, bench_log(setting.bootstrap, setting.root) as log:
+        with open_table(setting, log.name, kind, Path(home)) as state:
+            _into(state, few)
+        return [(one.partition, one.value) for one in read_records(log)]
+
+
+def _least(setting: Setting, kind: str, few: Changes, chunks: list[tuple[int, bytes]]) -> Cost:
+    with tempfile.TemporaryDirectory() as home, plain_topic(setting.bootstrap) as topic:
+        send = partial(topic.send, chunks, topic.connected_as_writers())
+        return costed(partial(_at_least, kind, few, Path(home) / "db", send))
+
+
+# ---- the loops
 
 
 def _once(writer: Writer, few: Changes) -> None:
@@ -106,13 +136,16 @@ class _Lists:
         self._writer.append_batch(pa.table(columns))
 
 
-def _unchecked(writer: Writer, few: Changes) -> None:
-    lists = _Lists(writer)
+def _unchecked(writer: Writer, few: Changes, commits: int) -> None:
+    lists, every = _Lists(writer), len(few) // commits
     write = lists.put
-    for key, value in few:
+    for number, (key, value) in enumerate(few, 1):
         write(key, value)
+        if number % every == 0:
+            lists.roll()
+            writer.commit(checkpoint_id=number)
     lists.roll()
-    writer.commit(checkpoint_id=1)
+    writer.commit(checkpoint_id=len(few) + 1)
 
 
 def _under_way(writer: Writer, few: Changes) -> None:

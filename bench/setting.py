@@ -8,8 +8,8 @@ __all__ = ["Setting"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Where and how much: W has 5,000,000 changes over 1,000,000 keys. Process and directory are of a broker of
-    the run's own.
+    """Where and how much: W has 5,000,000 changes over 1,000,000 keys. The directory is that of a broker of the run's
+    own.
     """
 
     bootstrap: str
@@ -18,7 +18,6 @@ class Setting:
     keys: int
     rounds: int
     commits: int
-    broker_pid: int | None = None
     broker_directory: Path | None = None
 
     def scaled(self, share: float) -> int:

@@ -66,7 +66,7 @@ def _rounds(
         make_engine, costs = engine_for(log), list[Cost]()
         for backlog in (first, more):
             bulk_append(log, backlog, commits=10)
-            costs.append(costed(lambda: run_round(log, settings, make_engine=make_engine), None))
+            costs.append(costed(lambda: run_round(log, settings, make_engine=make_engine)))
         return costs
 
 

@@ -67,7 +67,7 @@ def main() -> None:
         if sink == "floor":
             spark.dataSource.register(Floor)
         write: Callable[[], None] = partial(_write, spark.read.parquet(rows), sink, json.loads(options))
-        cost = costed(write, None)
+        cost = costed(write)
     sys.stdout.write(f"\n{json.dumps(asdict(cost))}\n")
 
 

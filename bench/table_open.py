@@ -72,7 +72,7 @@ def _open(
             opened.append(open_table(setting, log.name, kind, Path(scratch) / "table", store=store, settings=settings))
             first_commit(opened[0])
 
-        cost = costed(to_first_commit, None)
+        cost = costed(to_first_commit)
         with opened[0] as state:
             if loading == "on-demand":
                 random = Random(len(gets[0]))

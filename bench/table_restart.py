@@ -54,7 +54,7 @@ def table_restart(setting: Setting) -> list[Figure]:
 def _restart(setting: Setting, name: str, home: Path) -> tuple[Cost, Cost]:
     """What opening costs, and opening up to the first commit."""
     opened: list[Table[bytes, bytes]] = []
-    opening = costed(lambda: opened.append(open_table(setting, name, _KIND, home)), None)
+    opening = costed(lambda: opened.append(open_table(setting, name, _KIND, home)))
     with opened[0] as state:
-        commit = costed(partial(first_commit, state), None)
+        commit = costed(partial(first_commit, state))
     return opening, Cost(wall_s=opening.wall_s + commit.wall_s, cpu_s=opening.cpu_s + commit.cpu_s)

@@ -61,6 +61,6 @@ def _cost(become: Callable[[], Table[bytes, bytes]]) -> Cost:
         owners.append(become())
         first_commit(owners[0])
 
-    cost = costed(take_over, None)
+    cost = costed(take_over)
     owners[0].close()
     return cost
