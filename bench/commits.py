@@ -22,7 +22,7 @@ from bench.logs import bench_log
 from bench.plain import plain_topic
 from bench.run import commit_latencies, without_garbage
 from bench.setting import Setting
-from bench.workload import batches, pairs
+from bench.workload import Pairs, batches, pairs
 from statelog.producer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.storage import Log
@@ -30,7 +30,6 @@ from statelog.storage.kafka import Delivery
 
 __all__ = ["commits"]
 
-Changes = list[tuple[bytes, bytes]]
 
 _SHARES = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 _CHANGES = 100
@@ -47,7 +46,7 @@ def commits(setting: Setting) -> list[Figure]:
     return [figure for partitions, writers in _SHAPES for figure in _shape(setting, few, partitions, writers)]
 
 
-def _shape(setting: Setting, few: Changes, partitions: int, writers: int) -> list[Figure]:
+def _shape(setting: Setting, few: Pairs, partitions: int, writers: int) -> list[Figure]:
     each = max(20, setting.commits // writers)
     first = min(20, each // 2)
     shares = [range(writer, partitions, writers) for writer in range(writers)]
@@ -76,13 +75,13 @@ def _shape(setting: Setting, few: Changes, partitions: int, writers: int) -> lis
     ]
 
 
-def _ours(log: Log, sets: list[Changes], share: Sequence[int], ready: Callable[[], object]) -> list[float]:
+def _ours(log: Log, sets: list[Pairs], share: Sequence[int], ready: Callable[[], object]) -> list[float]:
     with Writer(log, f"bench-{share[0]}", partitions=share) as writer:
         ready()
         return commit_latencies(writer, sets)
 
 
-def _floor(log: Log, sets: list[Changes], share: Sequence[int], ready: Callable[[], object]) -> list[float]:
+def _floor(log: Log, sets: list[Pairs], share: Sequence[int], ready: Callable[[], object]) -> list[float]:
     """Seconds of a record in each partition, and then of one in the ledger, for each set; none of them is a commit."""
     heads, entry = 400, 90  # About the bytes of a chunk beside its changes, and of a partition in a commit.
     with closing(log.kafka.producer()) as producer:
@@ -95,7 +94,7 @@ def _floor(log: Log, sets: list[Changes], share: Sequence[int], ready: Callable[
                 producer.poll(0.2)
             assert all(one.offset >= 0 for one in told)
 
-        def commit(changes: Changes) -> float:
+        def commit(changes: Pairs) -> float:
             started_s = time.perf_counter()
             each = heads + sum(len(key) + len(value) for key, value in changes) // len(share)
             acknowledged(log.data_topic, [(partition, each) for partition in share])
@@ -106,7 +105,7 @@ def _floor(log: Log, sets: list[Changes], share: Sequence[int], ready: Callable[
         return [commit(changes) for changes in sets]
 
 
-def _sets(log: Log, few: Changes, owned: Sequence[int], count: int) -> list[Changes]:
+def _sets(log: Log, few: Pairs, owned: Sequence[int], count: int) -> list[Pairs]:
     """The changes of each commit, of keys that lie in these partitions."""
     of = log.descriptor
 

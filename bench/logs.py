@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from bench.workload import Pairs
 from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.schemas.arrays import taken
@@ -80,7 +81,7 @@ def least_chunks(found: list[pa.RecordBatch]) -> Iterator[tuple[int, bytes]]:
                 yield partition, b"".join((bytes(_HEAD_BYTES), xxhash.xxh3_64_digest(body), body))
 
 
-def put_singly(writer: Writer, few: list[tuple[bytes, bytes]], commits: int) -> None:
+def put_singly(writer: Writer, few: Pairs, commits: int) -> None:
     """Put one change after the other, and wait for as many commits."""
     put, every = writer.put, len(few) // commits
     for number, (key, value) in enumerate(few, 1):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from bench.workload import Pairs
+
 __all__ = ["PlainTopic", "plain_topic"]
 
 PARTITIONS = 8
@@ -34,7 +36,7 @@ class PlainTopic:
         producer.poll(_CONNECT_S)
         return producer
 
-    def produce(self, pairs: list[tuple[bytes, bytes]], producer: Producer | None = None) -> None:
+    def produce(self, pairs: Pairs, producer: Producer | None = None) -> None:
         """One record per change, acks=all, idempotent; an error callback only, which is the fastest way."""
         errors: list[object] = []
 
@@ -110,14 +112,14 @@ class PlainTopic:
         consumer.close()
         return state
 
-    def flush_latencies(self, sets: list[list[tuple[bytes, bytes]]]) -> list[float]:
+    def flush_latencies(self, sets: list[Pairs]) -> list[float]:
         """Seconds to produce and flush each set: neither atomic nor fenced."""
         producer = self._producer({"linger.ms": 0})
         return [self._timed(producer, pairs) for pairs in sets]
 
     def transaction_latencies(
         self,
-        sets: list[list[tuple[bytes, bytes]]],
+        sets: list[Pairs],
         partitions: Sequence[int] | None = None,
         ready: Callable[[], object] = lambda: None,
     ) -> list[float]:
@@ -138,7 +140,7 @@ class PlainTopic:
             found.append(time.perf_counter() - started_s)
         return found
 
-    def _timed(self, producer: Producer, pairs: list[tuple[bytes, bytes]]) -> float:
+    def _timed(self, producer: Producer, pairs: Pairs) -> float:
         started_s = time.perf_counter()
         for key, value in pairs:
             producer.produce(self.name, value, key)

@@ -25,7 +25,7 @@ from bench.logs import bench_log, put_singly, read_records
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.tables import BACKENDS, open_table
-from bench.workload import batches, pairs
+from bench.workload import Pairs, batches, pairs
 from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.recovery.rocksdb_target import rocksdb_options
@@ -42,13 +42,12 @@ _TURNS_EACH = 3
 _LISTED = 17_000
 """As many changes of the workload as a writer keeps in lists."""
 _FLOORS = {"dict": "two dicts, and its chunks sent", "rocksdb": "write batches, and its chunks sent"}
-Changes = list[tuple[bytes, bytes]]
 
 
 def put(setting: Setting) -> list[Figure]:
     """Changes a second, and for a second of the processors."""
     few = pairs(batches(setting.scaled(0.2), setting.keys))
-    ways: dict[str, Callable[[Writer, Changes], None]] = {
+    ways: dict[str, Callable[[Writer, Pairs], None]] = {
         "put of a Writer, one commit": _once,
         f"the same, {_COMMITS} commits under way": _under_way,
         f"the same, {_COMMITS} commits that wait": partial(put_singly, commits=_COMMITS),
@@ -71,17 +70,17 @@ def put(setting: Setting) -> list[Figure]:
 # ---- one take of each
 
 
-def _plain(setting: Setting, few: Changes) -> Cost:
+def _plain(setting: Setting, few: Pairs) -> Cost:
     with plain_topic(setting.bootstrap) as topic:
         return costed(partial(topic.produce, few, topic.connected()))
 
 
-def _written(setting: Setting, way: Callable[[Writer, Changes], None], few: Changes) -> Cost:
+def _written(setting: Setting, way: Callable[[Writer, Pairs], None], few: Pairs) -> Cost:
     with bench_log(setting.bootstrap, setting.root) as log, Writer(log, "bench") as writer:
         return costed(partial(way, writer, few))
 
 
-def _kept(setting: Setting, kind: str, few: Changes) -> Cost:
+def _kept(setting: Setting, kind: str, few: Pairs) -> Cost:
     with (
         tempfile.TemporaryDirectory() as home,
         bench_log(setting.bootstrap, setting.root) as log,
@@ -90,7 +89,7 @@ def _kept(setting: Setting, kind: str, few: Changes) -> Cost:
         return costed(partial(_into, state, few))
 
 
-def _chunks(setting: Setting, kind: str, few: Changes) -> list[tuple[int, bytes]]:
+def _chunks(setting: Setting, kind: str, few: Pairs) -> list[tuple[int, bytes]]:
     """What a table of this kind sends for these changes, by partition."""
     with tempfile.TemporaryDirectory() as home, bench_log(setting.bootstrap, setting.root) as log:
         with open_table(setting, log.name, kind, Path(home)) as state:
@@ -98,7 +97,7 @@ def _chunks(setting: Setting, kind: str, few: Changes) -> list[tuple[int, bytes]
         return [(one.partition, one.value) for one in read_records(log)]
 
 
-def _least(setting: Setting, kind: str, few: Changes, chunks: list[tuple[int, bytes]]) -> Cost:
+def _least(setting: Setting, kind: str, few: Pairs, chunks: list[tuple[int, bytes]]) -> Cost:
     with tempfile.TemporaryDirectory() as home, plain_topic(setting.bootstrap) as topic:
         send = partial(topic.send, chunks, topic.connected_as_writers())
         return costed(partial(_at_least, kind, few, Path(home) / "db", send))
@@ -107,7 +106,7 @@ def _least(setting: Setting, kind: str, few: Changes, chunks: list[tuple[int, by
 # ---- the loops
 
 
-def _once(writer: Writer, few: Changes) -> None:
+def _once(writer: Writer, few: Pairs) -> None:
     write = writer.put
     for key, value in few:
         write(key, value)
@@ -136,7 +135,7 @@ class _Lists:
         self._writer.append_batch(pa.table(columns))
 
 
-def _unchecked(writer: Writer, few: Changes, commits: int) -> None:
+def _unchecked(writer: Writer, few: Pairs, commits: int) -> None:
     lists, every = _Lists(writer), len(few) // commits
     write = lists.put
     for number, (key, value) in enumerate(few, 1):
@@ -148,7 +147,7 @@ def _unchecked(writer: Writer, few: Changes, commits: int) -> None:
     writer.commit(checkpoint_id=len(few) + 1)
 
 
-def _under_way(writer: Writer, few: Changes) -> None:
+def _under_way(writer: Writer, few: Pairs) -> None:
     write, every = writer.put, len(few) // _COMMITS
     handle: Pending[Handle] | None = None
     commit: Pending[LastCommit] | None = None
@@ -165,7 +164,7 @@ def _under_way(writer: Writer, few: Changes) -> None:
     writer.commit(checkpoint_id=len(few) + 1)
 
 
-def _into(state: Table[bytes, bytes], few: Changes) -> None:
+def _into(state: Table[bytes, bytes], few: Pairs) -> None:
     write, every = state.put, len(few) // _COMMITS
     for number, (key, value) in enumerate(few, 1):
         write(key, value)
@@ -174,7 +173,7 @@ def _into(state: Table[bytes, bytes], few: Changes) -> None:
     state.commit({"offset": len(few)})
 
 
-def _at_least(kind: str, few: Changes, path: Path, send: Callable[[], None]) -> None:
+def _at_least(kind: str, few: Pairs, path: Path, send: Callable[[], None]) -> None:
     if kind == "dict":
         _into_dicts(few)
     else:
@@ -182,7 +181,7 @@ def _at_least(kind: str, few: Changes, path: Path, send: Callable[[], None]) -> 
     send()
 
 
-def _into_batches(few: Changes, path: Path) -> None:
+def _into_batches(few: Pairs, path: Path) -> None:
     """Each tenth of the changes as one write batch, with a write-ahead log, in the order in which they come."""
     every = len(few) // _COMMITS
     with rocksdict.Rdict(str(path), rocksdb_options()) as database:
@@ -195,7 +194,7 @@ def _into_batches(few: Changes, path: Path) -> None:
         database.write(batch)
 
 
-def _into_dicts(few: Changes) -> None:
+def _into_dicts(few: Pairs) -> None:
     """Changes that nothing holds yet in one, and every tenth of them into the other."""
     state: dict[bytes, bytes] = {}
     changed: dict[bytes, bytes] = {}

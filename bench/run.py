@@ -16,7 +16,7 @@ from bench.figures import latency as milliseconds
 from bench.logs import bench_log, bulk_append, least_chunks, passed_over, put_singly, read_records
 from bench.plain import plain_topic
 from bench.setting import Setting
-from bench.workload import batches, every_key, pairs
+from bench.workload import Pairs, batches, every_key, pairs
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Writer
@@ -25,8 +25,6 @@ from statelog.recovery import recover
 from statelog.storage import Log
 
 __all__ = ["BENCHMARKS", "commit_latencies", "without_garbage"]
-
-Pairs = list[tuple[bytes, bytes]]
 
 
 def append(setting: Setting) -> list[Figure]:
@@ -66,7 +64,7 @@ def append(setting: Setting) -> list[Figure]:
     ]
 
 
-def _append_singly(log: Log, few: list[tuple[bytes, bytes]]) -> None:
+def _append_singly(log: Log, few: Pairs) -> None:
     with Writer(log, "bench") as writer:
         put_singly(writer, few, commits=10)
 

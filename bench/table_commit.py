@@ -13,7 +13,7 @@ from bench.figures import Figure, latency
 from bench.logs import bench_log
 from bench.setting import Setting
 from bench.tables import BACKENDS, open_table
-from bench.workload import batches, pairs
+from bench.workload import Pairs, batches, pairs
 from statelog.pending import Pending
 from statelog.schemas.ledger.state import LastCommit
 from statelog.tables import Table
@@ -41,7 +41,7 @@ def table_commit(setting: Setting) -> list[Figure]:
     return figures
 
 
-def _loop(state: Table[bytes, bytes], few: list[tuple[bytes, bytes]]) -> tuple[list[float], list[float]]:
+def _loop(state: Table[bytes, bytes], few: Pairs) -> tuple[list[float], list[float]]:
     """Seconds of each commit, and of its call."""
     under_way: deque[tuple[float, Pending[LastCommit]]] = deque()
     commits: list[float] = []

@@ -31,7 +31,7 @@ from bench.peers import Peer, peers
 from bench.plain import PlainTopic, plain_topic
 from bench.setting import Setting
 from bench.tables import BACKENDS, open_table
-from bench.workload import batches, pairs
+from bench.workload import Pairs, batches, pairs
 from statelog.storage import Log
 from statelog.tables import Table
 
@@ -185,7 +185,7 @@ def _worker(setting: Setting, kind: str, topic: PlainTopic, count: int, warm: in
     return cost
 
 
-def _over(state: Table[bytes, bytes] | _NoState, few: list[tuple[bytes, bytes]], warm: int) -> Cost:
+def _over(state: Table[bytes, bytes] | _NoState, few: Pairs, warm: int) -> Cost:
     """The same, of what is in memory; `commit_every` behind each change, as the guide has it."""
     get, put, commit_every = state.get, state.put, state.commit_every
     clock = _Clock()

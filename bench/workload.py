@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["batches", "binary", "every_key", "keys_of", "pairs"]
+__all__ = ["Pairs", "batches", "binary", "every_key", "keys_of", "pairs"]
 
+Pairs = list[tuple[bytes, bytes]]
+"""Keys and values, of bytes."""
 _KEY_BYTES, _VALUE_BYTES = 16, 100
 _SEED = 20260717
 _CONSTANT = np.frombuffer(b"abcdefghij" * 5, np.uint8)
@@ -28,7 +30,7 @@ def every_key(keys: int, batch_rows: int = 100_000) -> list[pa.RecordBatch]:
     return [_batch(ids[start : start + batch_rows], rng) for start in range(0, keys, batch_rows)]
 
 
-def pairs(found: list[pa.RecordBatch]) -> list[tuple[bytes, bytes]]:
+def pairs(found: list[pa.RecordBatch]) -> Pairs:
     """The same as Python objects, for what works change by change."""
     return [
         pair
