@@ -59,7 +59,7 @@ def _copied(
     snapshot: bool,
     **options: Any,
 ) -> Copied:
-    settings = materializer_settings(there.config)
+    settings = materializer_settings(there.config, copy)
     if as_copied:
         return finish_copy(copy, there.where(), settings=settings)
     source = open_snapshots(name, session.where_without_kafka()) if snapshot else session.open_log(name)

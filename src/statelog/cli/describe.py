@@ -35,12 +35,13 @@ _WATCH_HELP = "Show how the log NAME goes on, a line every --interval, until Ctr
 @connected
 def list_logs(session: Session) -> None:
     """List logs."""
-    where, settings = session.where(), materializer_settings(session.config)
+    where = session.where()
     rows: list[tuple[object, ...]] = []
     errors: list[StatelogError] = []
     with session.warnings_shown(), one_client(where) as shared:
         for name in log_names(where):
             try:
+                settings = materializer_settings(session.config, name)
                 facts = describe_log(Log.open(name, shared), settings).facts  # The client is closed, for all of them.
             except NotFound:
                 continue  # A directory of somebody else's.
@@ -62,7 +63,7 @@ def list_logs(session: Session) -> None:
 @connected
 def watch(session: Session, name: str, interval: str, times: int | None) -> None:
     """Watch a log."""
-    settings, every_s = materializer_settings(session.config), duration_s(interval)
+    settings, every_s = materializer_settings(session.config, name), duration_s(interval)
     clock = current_environment().clock
     before: tuple[float, int] | None = None
     with session.open_log(name) as log, stopped_by_signals() as control:
@@ -85,7 +86,7 @@ def watch(session: Session, name: str, interval: str, times: int | None) -> None
 def command(session: Session, name: str) -> None:
     """Show a log."""
     with session.open_log(name) as log:
-        session.output.report(describe_log(log, materializer_settings(session.config)))
+        session.output.report(describe_log(log, materializer_settings(session.config, name)))
 
 
 @click.command("subscriptions", help=_SUBSCRIPTIONS_HELP)

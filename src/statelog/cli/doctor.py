@@ -71,7 +71,7 @@ def command(session: Session, log: str | None, deep: bool, prove_store: bool, na
     if log is not None:
         if named is not None:
             raise ConfigError("--topics is for a Kafka", hint="Leave NAME out")
-        settings = materializer_settings(session.config)
+        settings = materializer_settings(session.config, log)
         with session.warnings_shown():
             found = examine(log, session.where(), settings, deep=deep, proves=prove_store)
         facts = {"log": log, "worst": worst(found).value}

@@ -109,7 +109,8 @@ def truncate(session: Session, name: str, explain: bool, mode: str | None, reten
         found = log.truncation() if mode is None else log.set_truncation(mode, retention_days)
         topics = [log.kafka.describe_topic(one) for one in (log.data_topic, log.ledger_topic)]
         rows = [(one.name, one.config.get("retention.ms"), str(found.retention_ms)) for one in topics if one]
-        bounds = held(log, materializer_settings(session.config), list_leases(log.store), list_subscriptions(log.store))
+        settings = materializer_settings(session.config, name)
+        bounds = held(log, settings, list_leases(log.store), list_subscriptions(log.store))
         facts = {"log": name, "truncation": found.mode.value, "retention_days": found.retention_days}
         report = Report(
             f"{name}: truncation is {found}{' from now on' * (mode is not None)}",

@@ -64,7 +64,9 @@ def command(session: Session, listening: Listening) -> None:
         from statelog.web.looks import PageLooks
     except ImportError as error:
         raise ConfigError("the page needs starlette, uvicorn and jinja2", hint="pip install 'statelog[web]'") from error
-    with stopped_by_signals() as control, PageLooks(session.where(), materializer_settings(session.config)) as looks:
+    settings = functools.partial(materializer_settings, session.config)
+    settings("")  # What is wrong with those of all is said before anything is served.
+    with stopped_by_signals() as control, PageLooks(session.where(), settings) as looks:
         serve(
             page_app(looks, listening),
             listening,

@@ -100,9 +100,11 @@ class _LineHandler(logging.Handler):
         self._show(record.getMessage())
 
 
-def materializer_settings(config: Config) -> MaterializerSettings:
-    """The settings of the configuration. An alarm age that was not set follows a long interval. Raises ConfigError."""
-    given = dict(config.materializer)
+def materializer_settings(config: Config, log: str = "") -> MaterializerSettings:
+    """The settings of the configuration, for this log. An alarm age that was not set follows a long interval. Raises
+    ConfigError.
+    """
+    given = dict(config.of_log(log).materializer)
     for name in ("engine", "rounds", "drill_every_s"):
         given.pop(name, None)  # Who works, how many do, and what else they do, is no setting of a log's rounds.
     retention = {name: given.pop(name) for name in ("keep", "min_age_s") if name in given}

@@ -104,7 +104,6 @@ class _Page:
 
     def __init__(self, looks: PageLooks) -> None:
         self._looks = looks
-        self._budget_s = looks.settings.restore_budget_s
         self._templates = _templates()
         self._live = 0
         self._key_looks = asyncio.Semaphore(2)
@@ -147,7 +146,7 @@ class _Page:
 
     def _log_values(self, name: str) -> dict[str, object]:
         seen = self._looks.log(name, _WAIT_S)
-        values: dict[str, object] = {"name": name, "seen": seen, "path": f"/logs/{name}", "budget_s": self._budget_s}
+        values: dict[str, object] = {"name": name, "seen": seen, "path": f"/logs/{name}"}
         if seen.value is not None:
             values |= _log_values(seen.value)
         return values
@@ -251,6 +250,7 @@ def _log_values(look: LogLook) -> dict[str, object]:
     runs, partitions = _objects(look.report, "runs"), _objects(look.report, "data_partitions")
     return {
         "facts": look.report.facts,
+        "budget_s": look.restore_budget_s,
         "tables": [tables[name] for name in ("writers", "leases", "subscriptions") if name in tables],
         "topics": picture_of_topics(partitions),
         "runs": picture_of_runs(runs, int(str(look.report.facts["key_groups"]))),

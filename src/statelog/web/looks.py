@@ -52,6 +52,10 @@ _SHARE = 4.0
 """A value that takes a second to make is made once in so many seconds at most: looking is not what a machine is for."""
 
 T = TypeVar("T")
+SettingsOf = Callable[[str], MaterializerSettings]
+"""The materializer's settings for a log, which say what holds truncation back, and what a restore may take. Raises
+ConfigError.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +141,14 @@ def _failed(seen: Seen[T], failure: LookFailure) -> Seen[T]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLook:
-    """A log at one moment: what `describe` says of it, its latest commits, the newest first, and their rate."""
+    """A log at one moment: what `describe` says of it, its latest commits, the newest first, and their rate; and what a
+    restore may take.
+    """
 
     report: Report
     commits: tuple[CommitFacts, ...]
     commits_per_s: float
+    restore_budget_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +163,10 @@ class KeyLook:
 class PageLooks(Closing):
     """Thread-safe. Close it, or use it in a `with` block."""
 
-    def __init__(self, where: Where, settings: MaterializerSettings) -> None:
+    def __init__(self, where: Where, settings_of: SettingsOf) -> None:
         self._shared = ExitStack()
         self._where = self._shared.enter_context(one_client(where))
-        self.settings = settings
-        """Those of the materializer, which say what holds truncation back, and what a restore may take."""
+        self._settings_of = settings_of
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="statelog-look")
         self._lock = threading.Lock()
         self._logs: dict[str, Fresh[LogLook]] = {}
@@ -179,7 +185,7 @@ class PageLooks(Closing):
         """A log. Its name is one of `names`, or was. The more logs are looked at `beside` it, the older it may be."""
         with self._lock:
             if name not in self._logs:
-                watched = _Watched(lambda: Log.open(name, self._where), self.settings)
+                watched = _Watched(lambda: Log.open(name, self._where), lambda: self._settings_of(name))
                 self._logs[name] = Fresh(watched.look, self._executor)
             fresh = self._logs[name]
         return fresh.get(wait_s=wait_s, most_age_s=max(_FRESH_S, _EACH_S * beside))
@@ -204,16 +210,17 @@ class PageLooks(Closing):
 class _Watched:
     """One log, opened at the first look, and again after one that failed: it may be another one by then."""
 
-    def __init__(self, open_log: Callable[[], Log], settings: MaterializerSettings) -> None:
+    def __init__(self, open_log: Callable[[], Log], settings: Callable[[], MaterializerSettings]) -> None:
         self._open = open_log
         self._settings = settings
         self._log: Log | None = None
         self._recent: _Recent | None = None
 
     def look(self) -> LogLook:
+        settings = self._settings()
         with undone_by_errors(self._let_go):
             log = self._log = self._log or self._open()
-            report = describe_log(log, self._settings, time.time())
+            report = describe_log(log, settings, time.time())
             recent = self._recent = self._recent or _Recent(log)
             try:
                 recent.read()
@@ -221,7 +228,12 @@ class _Watched:
                 recent.close()
                 recent = self._recent = _Recent(log)
                 recent.read()
-        return LogLook(report=report, commits=tuple(reversed(recent.latest)), commits_per_s=recent.rate(time.time()))
+        return LogLook(
+            report=report,
+            commits=tuple(reversed(recent.latest)),
+            commits_per_s=recent.rate(time.time()),
+            restore_budget_s=settings.restore_budget_s,
+        )
 
     def _let_go(self) -> None:
         held = [one for one in (self._recent, self._log) if one is not None]

@@ -1,15 +1,21 @@
 """The configuration: layers in order, nothing unknown, nothing contradictory, no secret shown."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from statelog.cli.log import init as init_command
 from statelog.cli.materialize import command as materialize_command
-from statelog.cli.session import materializer_settings
+from statelog.cli.program import program
+from statelog.cli.session import Session, materializer_settings
 from statelog.errors import ConfigError, NotFound, StatelogError
+from statelog.materializer import MaterializerSettings
 from statelog.storage.config import (
     Config,
     ConfigLayer,
@@ -21,6 +27,9 @@ from statelog.storage.config import (
     merge,
 )
 from statelog.storage.config_keys import KEYS, duration_s, size_bytes
+from statelog.storage.log.where import Where
+from tests.support.rigs.log import TwinLog
+from tests.support.rigs.shell import commands_open
 
 CANARY = "canary-4711"
 FILE = """
@@ -192,6 +201,48 @@ def test_what_is_said_of_one_log_is_stronger() -> None:
     assert orders.materializer == {"keep": 5, "interval_s": 60.0, "engine": "spark"}
     assert materializer_settings(orders).interval_s == 60
     assert materializer_settings(config.of_log("visits")).interval_s == 20
+
+
+@pytest.mark.parametrize(
+    ("asked", "typed"),
+    [
+        ("statelog.cli.log.held", ("truncate", "log")),
+        ("statelog.cli.describe.describe_log", ("describe", "log")),
+        ("statelog.cli.describe.describe_log", ("watch", "log")),
+        ("statelog.cli.describe.describe_log", ("list",)),
+        ("statelog.cli.doctor.examine", ("doctor", "log")),
+        ("statelog.cli.copy.copy_log", ("copy", "source", "log")),
+        ("statelog.web.looks.PageLooks", ("serve",)),
+    ],
+)
+def test_whoever_judges_a_log_does_it_by_its_own_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str, typed: tuple[str, ...]
+) -> None:
+    """As its rounds do: else a doctor, say, would find what the daemon was told to be content with."""
+    found: list[int] = []
+
+    def judge(*arguments: object, **options: object) -> None:
+        for one in (*arguments, *options.values()):
+            settings: object = cast("Callable[[str], object]", one)("log") if isinstance(one, partial) else one
+            found.extend([settings.retention.keep] if isinstance(settings, MaterializerSettings) else [])
+        raise NotFound("that is enough")
+
+    def there(_: Session) -> Where:
+        return twin.where()
+
+    def names(_: Where) -> list[str]:
+        return ["log"]
+
+    twin = TwinLog()
+    twin.write({b"k": b"v"})
+    file = tmp_path / "there.toml"
+    file.write_text("bootstrap = 'here:1'\nroot = 's3://here/logs'\n[materializer]\nkeep = 3\n[logs.log]\nkeep = 5\n")
+    commands_open(twin, monkeypatch)
+    monkeypatch.setattr(Session, "where", there)
+    monkeypatch.setattr("statelog.cli.describe.log_names", names)
+    monkeypatch.setattr(asked, judge)
+    CliRunner().invoke(program, [*typed, "--config", str(file)])
+    assert found == [5]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def served(where: Where, listening: Listening = _HERE) -> Generator[str]:
         urls.append(url)
         is_up.set()
 
-    with PageLooks(where, MaterializerSettings(restore_budget_s=60.0)) as looks:
+    with PageLooks(where, lambda _: MaterializerSettings(restore_budget_s=60.0)) as looks:
         app = page_app(looks, listening)
         server = threading.Thread(target=serve, args=(app, listening, is_over.wait), kwargs={"told": told})
         server.start()
@@ -279,7 +279,7 @@ def test_a_name_of_somebody_elses_is_not_answered(twin: Twin) -> None:
 
 def test_an_address_that_is_taken_is_refused(twin: Twin) -> None:
     """At once, by name, with what to do."""
-    with served(twin.where()) as url, PageLooks(twin.where(), MaterializerSettings()) as looks:
+    with served(twin.where()) as url, PageLooks(twin.where(), lambda _: MaterializerSettings()) as looks:
         taken = listening_at(url.removeprefix("http://"))
         with pytest.raises(ConfigError, match="nothing can listen there") as refused:
             serve(page_app(looks, taken), taken, lambda: None, told=print)
@@ -288,7 +288,7 @@ def test_an_address_that_is_taken_is_refused(twin: Twin) -> None:
 
 def test_a_log_that_was_made_anew_is_shown_from_its_beginning(twin: Twin) -> None:
     """What is shown of the old one ends with the look that finds it gone, also if the new one has come as far."""
-    with PageLooks(twin.where(), MaterializerSettings()) as looks:
+    with PageLooks(twin.where(), lambda _: MaterializerSettings()) as looks:
         seen = looks.log("visits", 30.0)
         assert seen.value
         assert {one.writer for one in seen.value.commits} == {"web"}
