@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from statelog.closing import Closing
 from statelog.errors import InvalidChange
-from statelog.schemas.arrays import Fingerprints, fingerprints
+from statelog.schemas.arrays import Fingerprints, column_of, fingerprints, numbers_of, taken
 from statelog.storage.local.spill import SpillSegment
 
 _BUDGET_BYTES = 64 << 20
@@ -57,7 +57,7 @@ class NewestRows:
         if self._held_bytes > self._budget_bytes:
             held = pa.concat_batches(self._held)
             ranking = _rank(held, self._sequence)
-            newest = held.take(pa.array(ranking.rows[ranking.is_newest]))
+            newest = taken(held, ranking.rows[ranking.is_newest])
             self._held, self._held_bytes = [newest], newest.nbytes
             self._budget_bytes = max(self._budget_bytes, 2 * newest.nbytes)
 
@@ -69,14 +69,14 @@ class NewestRows:
         ranking = _rank(held, self._sequence)
         tied = np.flatnonzero(ranking.is_newest & ~ranking.is_last)
         one, other = ranking.rows[tied], ranking.rows[ranking.last[tied]]
-        if not _are_same(held.take(pa.array(one)), held.take(pa.array(other))):
+        if not _are_same(taken(held, one), taken(held, other)):
             raise InvalidChange(
                 "different rows of a key have the same sequence, so none is the last",
                 hint="Choose a sequenceBy that grows with every change of a key, such as an offset or a version",
                 column=self._sequence,
                 tied_rows=len(tied),
             )
-        return held.take(pa.array(ranking.rows[ranking.is_last]))
+        return taken(held, ranking.rows[ranking.is_last])
 
 
 def _are_same(some: pa.RecordBatch, others: pa.RecordBatch) -> bool:
@@ -100,16 +100,16 @@ class _Ranking(NamedTuple):
 
 
 def _rank(rows: pa.RecordBatch, sequence: str) -> _Ranking:
-    order = pc.sort_indices(rows.column(sequence)).to_numpy().astype(np.int64)
+    order = numbers_of(pc.sort_indices(rows.column(sequence))).astype(np.int64)
     names = [name for name in ("key", "key_group") if name in rows.schema.names]
-    keys = np.stack([rows.column(name).dictionary_encode().indices.to_numpy()[order] for name in names])
+    keys = np.stack([numbers_of(rows.column(name).dictionary_encode().indices)[order] for name in names])
     by_key = np.lexsort(keys)  # Stable, so that the rows of a key stay in sequence.
     order, keys = order[by_key], keys[:, by_key]
     is_last = np.append(np.any(keys[:, 1:] != keys[:, :-1], axis=0), True)
     ends = np.flatnonzero(is_last)
     last = ends[np.searchsorted(ends, np.arange(len(order)))]
-    sequences = rows.column(sequence).take(pa.array(order))
-    is_newest = pc.equal(sequences, sequences.take(pa.array(last))).to_numpy(zero_copy_only=False)
+    sequences = rows.column(sequence).take(column_of(order))
+    is_newest = numbers_of(pc.equal(sequences, sequences.take(column_of(last))))
     return _Ranking(order, last, is_last, is_newest)
 
 

@@ -18,7 +18,7 @@ import sys
 import pyarrow as pa
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.coordinator import TaskWriter
-from statelog.spark.repeated_keys import UniqueKeys
+from statelog.spark.repeated_keys import NewestRows, UniqueKeys
 import statelog.spark.sink
 from tests.support.rigs.history import history_rig
 
@@ -28,7 +28,10 @@ with Coordinator(log, "w") as coordinator, TaskWriter(log.kafka.producer(), coor
     with UniqueKeys() as keys:
         keys.add(batch.column("key"))
         keys.check()
-    task.append_batch(batch)
+    newest = NewestRows("value", budget_bytes=1)
+    newest.add(batch)
+    newest.add(batch)
+    task.append_batch(newest.take())
     coordinator.commit([task.finish()])
 print("pandas" in sys.modules)
 """
@@ -154,7 +157,9 @@ def test_a_null_is_refused() -> None:
 
 
 def test_a_write_of_batches_leaves_pandas_alone() -> None:
-    """Neither the imports of Spark's sink nor a task's write and its commit import pandas, which is there to import."""
+    """Neither the imports of Spark's sink nor a task's write and its commit import pandas, which is there to import;
+    nor do they where a sequence decides between the rows of a key.
+    """
     assert _printed_by(_WRITE) == [b"False"]
 
 
