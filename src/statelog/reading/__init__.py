@@ -19,6 +19,7 @@ from statelog.reading.plan import (
     make_plan,
     part_of,
     partitions_of,
+    wanted_key_groups,
 )
 from statelog.reading.planner import (
     ATTEMPTS,
@@ -92,5 +93,6 @@ __all__ = [
     "replay",
     "select_key_groups",
     "verify_handle",
+    "wanted_key_groups",
     "warn_if_aged",
 ]

@@ -36,6 +36,7 @@ from statelog.reading import (
     partitions_of,
     place_at,
     plan_changes,
+    wanted_key_groups,
 )
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
@@ -70,13 +71,13 @@ def admitted(commits: Iterable[CommitFacts], limit: Limit) -> int:
 
 
 class StreamPlanner(Closing):
-    """Plans for one query. Belongs to one thread."""
+    """Plans for one query. Belongs to one thread. Raises KeyGroupMismatch for key groups that the log lacks."""
 
     def __init__(self, log: Log, options: StreamOptions) -> None:
         self.log = log
         self.options = options
         self._environment = current_environment()
-        self._groups = None if options.key_groups is None else frozenset(options.key_groups)
+        self._groups = wanted_key_groups(options.key_groups, log.descriptor)
         self._hold: StreamHold | None = None
         self._window: CommitWindow | None = None
         self._known = (0, 0)

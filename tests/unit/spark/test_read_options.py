@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThanOrEqual, In, IsNotNull, LessThan, Not
 
-from statelog.errors import ConfigError
+from statelog.errors import ConfigError, KeyGroupMismatch
 from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.spark.options import change_options, read_of, state_options, stream_options, view_options
 from statelog.spark.parts import Selection, lease_terms, narrowed, selected
+from statelog.spark.stream_planner import StreamPlanner
+from tests.support.rigs.log import TwinLog
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
 
@@ -132,3 +134,11 @@ def test_filters_narrow_and_never_widen() -> None:
     theirs = key_group_of("ab", KeyType.STRING, 16)
     assert left(EqualTo(("key",), "abc"), log=by_prefix) == Selection((theirs,), ("abc",))
     assert selected(by_prefix, None, ["abd", "abe"]) == Selection((theirs,), ("abd", "abe"))
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_key_group_that_the_log_lacks_is_refused(start: str) -> None:
+    """Before the query has a place, wherever it begins."""
+    options = stream_options({**WHERE, "startingPosition": start, "keyGroups": "0,8"})
+    with TwinLog().open() as log, pytest.raises(KeyGroupMismatch, match="lacks a key group"):
+        StreamPlanner(log, options)
