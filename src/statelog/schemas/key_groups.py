@@ -274,8 +274,9 @@ def bitmaps_overlap(a: bytes, b: bytes) -> bool:
 def spark_expression(column: str, key_type: KeyType | str, key_groups: int, prefix_bytes: int | None = None) -> str:
     """The Spark SQL expression (an INT, null for a null key) for the key group of a top-level column of keys.
 
-    Raises ConfigError for a key type that there is not, and for a prefix of longs.
+    Raises ConfigError for a key type or a number that no log has, and for a prefix of longs.
     """
+    check_counts(1, key_groups)
     name = "`" + column.replace("`", "``") + "`"
     kind = parse_enum(KeyType, "key_type", key_type)
     check_prefix_bytes(prefix_bytes, kind)

@@ -18,6 +18,7 @@ from pyspark.sql.types import IntegerType, StructType
 from statelog.errors import ConfigError
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, spark_expression
+from statelog.schemas.names import check_kind
 from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_schema, table_type
 from statelog.storage.log.log import Log
 
@@ -126,6 +127,7 @@ def repartition_by_key_group(df: DataFrame, log: Log | Descriptor, tasks: int | 
         >>> repartition_by_key_group(rows, log).rdd.getNumPartitions()
         4
     """
+    check_kind("log", log, Log, Descriptor, example="statelog.open(name, where)")
     descriptor = log.descriptor if isinstance(log, Log) else log
     count = descriptor.partitions if tasks is None else tasks
     if not 1 <= count <= descriptor.key_groups:

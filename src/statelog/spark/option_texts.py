@@ -13,6 +13,7 @@ from statelog.errors import ConfigError
 from statelog.schemas.key_groups import read_ranges
 from statelog.schemas.names import check_name
 from statelog.storage import Where
+from statelog.storage.log.where import check_where
 from statelog.storage.store.url import option_text, option_value
 
 _KAFKA = "kafka."
@@ -116,9 +117,10 @@ def log_address(options: Mapping[str, str]) -> LogAddress:
 
 
 def address_options(log: str, where: Where) -> dict[str, str]:
-    """The options that say where the log is, as `log_address` reads them. Raises ConfigError for ports: tasks in other
-    processes have no use for them.
+    """The options that say where the log is, as `log_address` reads them. Raises ConfigError for what is no `Where`,
+    and for ports: tasks in other processes have no use for them.
     """
+    check_where(where)
     if not isinstance(where.root, str):
         raise ConfigError("Spark's tasks need the root as a URL", hint='Where(kafka, "s3://bucket/logs")')
     return {

@@ -40,6 +40,7 @@ from statelog.producer.epoch import Grant, TaskGrant
 from statelog.schemas.key_groups import ranges_text
 from statelog.schemas.ledger.handle import Checkpoint, Handle
 from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.names import whole_numbers
 from statelog.spark.clients import ProcessCache, cached_log, task_producer
 from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.option_texts import LogAddress, address_options
@@ -301,7 +302,7 @@ def upsert(
     """
     named = {
         "sequenceBy": sequence_by,
-        "partitions": partitions if partitions is None or isinstance(partitions, str) else ranges_text(partitions),
+        "partitions": partitions if partitions is None or isinstance(partitions, str) else _ranges(partitions),
         "takeOverFrom": take_over_from,
         "queryId": query_id,
     }
@@ -328,6 +329,11 @@ def _caller(batch: DataFrame) -> dict[str, str]:
         query, run = None, _PROCESS
     named = {"queryId": query, "runId": run if _UUID.fullmatch(run or "") else None}
     return {name: text for name, text in named.items() if text}
+
+
+def _ranges(partitions: Sequence[int]) -> str:
+    """As an option. Raises ConfigError for what is no number of a partition."""
+    return ranges_text(whole_numbers("partitions", partitions, example='partitions=[0, 1], or "0/3"'))
 
 
 def _flag(name: str, value: object) -> str:

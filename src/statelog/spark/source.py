@@ -59,6 +59,7 @@ from statelog.spark.reported import reported
 from statelog.spark.views import VIEWS, ViewReader, view_columns
 from statelog.storage import Where
 from statelog.storage.log.log import Log
+from statelog.storage.store.url import option_text
 
 Options = TypeVar("Options", bound=ReadOptions)
 
@@ -324,7 +325,7 @@ def state(
     name: str,
     where: Where,
     *,
-    options: Mapping[str, str] | None = None,
+    options: Mapping[str, object] | None = None,
     lease_s: float = LEASE_S,
 ) -> Generator[DataFrame]:
     """The state of a log as a DataFrame, which holds it as long as the `with` lasts, however long it rests.
@@ -338,7 +339,10 @@ def state(
     it dies the lease runs out after `lease_s`. It never outlives the cap on leases of the log's materializer. Raises
     Misuse for a read of anything else, ConfigError, NotFound, Damaged, Unavailable.
     """
-    given = {**address_options(name, where), **(options or {})}
+    more = {
+        option: option_text(value) for option, value in (options or {}).items()
+    }  # A number, say, as Spark takes it.
+    given = {**address_options(name, where), **more}
     if read_of(given) != _STATE:
         raise Misuse("only a state is held like this", hint="Leave the option read out")
     read = state_options(given)

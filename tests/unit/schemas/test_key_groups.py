@@ -128,6 +128,9 @@ def test_a_key_type_may_be_named_by_its_text(key_type: KeyType) -> None:
         key_group_of(key, key_type, 0)
     with pytest.raises(ConfigError, match="key_type is 'text'"):
         spark_expression("k", "text", 8)
+    for count in (-8, 0, MAX_KEY_GROUPS + 1):
+        with pytest.raises(ConfigError, match="out of range"):
+            spark_expression("k", key_type, count)
 
 
 def test_vectors_cover_every_key_type() -> None:

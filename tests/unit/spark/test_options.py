@@ -4,7 +4,9 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,12 +16,14 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from statelog.errors import ConfigError, InvalidName, NotFound
 from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
 from statelog.spark.clients import ProcessCache
+from statelog.spark.columns import repartition_by_key_group
+from statelog.spark.engine import spark_engine
 from statelog.spark.option_texts import address_options, log_address
 from statelog.spark.options import state_options, write_options
 from statelog.spark.parts import slices
 from statelog.spark.reported import error_of
 from statelog.spark.session import require_spark
-from statelog.spark.sink import BatchWriter, StreamWriter
+from statelog.spark.sink import BatchWriter, StreamWriter, upsert
 from statelog.storage.log.where import Where
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
@@ -84,6 +88,28 @@ def test_wrong_write_options_are_named() -> None:
             write_options({**WHERE, **changed}, streaming=streaming)
     with pytest.raises(InvalidName):
         write_options({**WHERE, "writerId": "a b"}, streaming=True)
+
+
+_PLACE = Where({"bootstrap.servers": "b:9092"}, "s3://bucket/logs")
+_REFUSED: list[tuple[Callable[[Any], object], object, str]] = [
+    (lambda where: upsert("flights", where, writer="w"), "b:9092", "where is of type str, and not Where"),
+    (
+        lambda where: spark_engine(where, "flights", where, most_tasks=1),
+        "b:9092",
+        "where is of type str, and not Where",
+    ),
+    (lambda given: upsert("flights", _PLACE, writer="w", partitions=given), 3, "partitions is of type int"),
+    (lambda given: upsert("flights", _PLACE, writer="w", partitions=given), ["0"], "partitions has what is no whole n"),
+    (lambda log: repartition_by_key_group(log, log), "flights", "log is of type str, and not Log or Descriptor"),
+]
+
+
+@pytest.mark.parametrize(("call", "argument", "told"), _REFUSED)
+def test_the_argument_of_another_kind_is_named(call: Callable[[Any], object], argument: object, told: str) -> None:
+    """As at the other doors of the house: no TypeError from somewhere within."""
+    with pytest.raises(ConfigError, match=told) as refused:
+        call(argument)
+    assert refused.value.hint
 
 
 def test_secrets_stay_out_of_sight() -> None:
