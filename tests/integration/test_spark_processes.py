@@ -199,7 +199,7 @@ def test_a_mark_that_was_swept_away_takes_nothing_back(rig: SparkLog) -> None:
     options = stream_options(rig)
     assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 0)
     forget(rig)
-    query_run.run_of(options).mark.unlink()
+    query_run.run_of(options, rig.log.descriptor.identity).mark.unlink()
     Writer(rig.log, "python").close()
     with pytest.raises(Fenced, match="another writer took over"):
         plan_batch(options)
@@ -217,7 +217,7 @@ def test_without_mark_and_commit_the_open_tells(rig: SparkLog, commits_first: bo
     if commits_first:
         assert commit_batch(options, [run_task(task, options, 0, {1: 1})], 0)
     forget(rig)
-    query_run.run_of(options).mark.unlink()
+    query_run.run_of(options, rig.log.descriptor.identity).mark.unlink()
     for number in range(2):
         with Writer(rig.log, stranger) as writer:
             writer.put(2, {"n": number, "note": None})
@@ -233,7 +233,7 @@ def test_marks_of_others_are_left_alone(rig: SparkLog) -> None:
     touched for a month goes. A query touches its own with every batch, and makes it again.
     """
     options = stream_options(rig)
-    mark = query_run.run_of(options).mark
+    mark = query_run.run_of(options, rig.log.descriptor.identity).mark
     other, dead, old = (mark.with_name(name) for name in ("1-999999999-1-aa", f"{_space()}-999999999-1-aa", "1-7-1-bb"))
     for path in (other, dead, old):
         path.touch()

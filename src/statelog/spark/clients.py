@@ -103,7 +103,11 @@ def cached_log(where: LogAddress, identity: LogIdentity | None = None) -> Log:
     """
     log = _logs.get_or_make(where, lambda: open_log(where))
     if identity not in (None, log.descriptor.identity):
-        log = _logs.put(where, open_log(where))
+        anew = open_log(where)
+        if anew.descriptor.identity == log.descriptor.identity:
+            anew.close()  # The plan is the old one: what others of this process made of the log goes on.
+        else:
+            log = _logs.put(where, anew)
     if identity is not None and identity != log.descriptor.identity:
         raise IdentityChanged(
             "this was planned on topics that the log had before",

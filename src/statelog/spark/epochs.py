@@ -75,11 +75,11 @@ class _Planning:
     def __init__(self, options: WriteOptions, check: Check | None) -> None:
         self._options = options
         self._check = check
-        self._run = run_of(options)
         part = (options.partitions, options.share)
         self._key = (options.where, options.writer, options.checkpoint_location or options.query_id, part)
         self._epoch = _epochs.get(self._key)
         self._log = cached_log(options.where)  # After the epoch: no log is idle for longer than what was made of it.
+        self._run = run_of(options, self._log.descriptor.identity)
 
     def plan(self) -> TaskGrant:
         """The right to write it."""

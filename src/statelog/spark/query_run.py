@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from statelog.errors import ConfigError
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.spark.options import WriteOptions
 
 OF_QUERY, OF_PLAIN, _VOIDED = b"SQ", b"SP", b"S-"
@@ -30,13 +31,14 @@ _KIND_BYTES, _PART_BYTES, _TAG_BYTES = 2, 3, 8
 _FORGOTTEN_S = 30 * 86_400.0
 
 
-def run_tag(options: WriteOptions) -> bytes:
+def run_tag(options: WriteOptions, log: LogIdentity) -> bytes:
     """What all nonces of this run begin with; the same in all planning workers of a session.
 
-    Started again with other partitions, a query is another run, which opens again.
+    Started again with other partitions, a query is another run, which opens again; and so it is on another log: one of
+    the same name elsewhere, or what was made anew.
     """
     where = (options.where.log, options.writer, options.checkpoint_location or options.query_id)
-    session = (platform.node(), *_session(), options.partitions, options.share)
+    session = (platform.node(), *_session(), options.partitions, options.share, log)
     kind = OF_QUERY if options.serves_query else OF_PLAIN
     return kind + _hashed(where) + _hashed((where, session))
 
@@ -98,9 +100,11 @@ class QueryRun(NamedTuple):
             self.mark.touch(mode=0o600)
 
 
-def run_of(options: WriteOptions) -> QueryRun:
-    """The run that this process plans for. Raises ConfigError if the directory for marks is not the user's own."""
-    tag, (parent, started) = run_tag(options), _session()
+def run_of(options: WriteOptions, log: LogIdentity) -> QueryRun:
+    """The run that this process plans for, on the log with this identity. Raises ConfigError if the directory for marks
+    is not the user's own.
+    """
+    tag, (parent, started) = run_tag(options, log), _session()
     directory = Path(tempfile.gettempdir()) / f"statelog-spark-{os.getuid()}"
     try:
         directory.mkdir(mode=0o700, exist_ok=True)

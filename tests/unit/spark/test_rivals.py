@@ -28,7 +28,9 @@ def opened_by_one(*, stamped: bool) -> Generator[Log]:
     with rig.create() as log:
         if not stamped:
             rig.set_topic_config(log.ledger_topic, {"message.timestamp.type": "CreateTime"})
-        Environment(nonce=lambda: sibling_nonce(run_tag(ONE))).run(open_epoch, log, "one").close()
+        Environment(nonce=lambda: sibling_nonce(run_tag(ONE, log.descriptor.identity))).run(
+            open_epoch, log, "one"
+        ).close()
         yield log
 
 
@@ -46,8 +48,10 @@ def test_the_age_of_a_rival_is_that_of_its_last_record() -> None:
         (rival,) = seen_by_two(log, OPENED_S + 60)
         assert rival.age_s == 60
         with pytest.raises(LogInUse):
-            check_ownership(TWO, "q2", run_tag(TWO), None, [rival])
-        check_ownership(TWO, "q2", run_tag(TWO), None, seen_by_two(log, OPENED_S + RECENT_S + 1))
+            check_ownership(TWO, "q2", run_tag(TWO, log.descriptor.identity), None, [rival])
+        check_ownership(
+            TWO, "q2", run_tag(TWO, log.descriptor.identity), None, seen_by_two(log, OPENED_S + RECENT_S + 1)
+        )
 
 
 def test_a_rival_whose_age_nobody_knows_may_live() -> None:
@@ -55,4 +59,4 @@ def test_a_rival_whose_age_nobody_knows_may_live() -> None:
     with opened_by_one(stamped=False) as log:
         rivals = seen_by_two(log, OPENED_S + 60)
         with pytest.raises(LogInUse):
-            check_ownership(TWO, "q2", run_tag(TWO), None, rivals)
+            check_ownership(TWO, "q2", run_tag(TWO, log.descriptor.identity), None, rivals)

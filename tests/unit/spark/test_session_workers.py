@@ -1,0 +1,129 @@
+"""What the workers of a session know of their logs and runs, on the twins: a log is told from another of its name."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from statelog.errors import IdentityChanged
+from statelog.producer.coordinator import TaskWriter
+from statelog.spark import clients, epochs, sink, source
+from statelog.spark.clients import ProcessCache, cached_log
+from statelog.spark.epochs import plan_batch
+from statelog.spark.option_texts import LogAddress
+from statelog.spark.options import WriteOptions, write_options
+from statelog.spark.sink import TaskResult, commit_batch
+from statelog.storage import Where
+from statelog.storage.log.log import Log
+from statelog.testing.cluster import MemoryCluster
+from tests.support.rigs.log import TwinRig, twin_rig
+
+Place = Callable[[str], TwinRig]
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
+    """Makes the log `visits` at a root. This process is a worker that knows nothing yet."""
+    rigs: dict[object, TwinRig] = {}
+
+    def make(root: str) -> TwinRig:
+        rigs[root] = rig = twin_rig("visits", cluster=MemoryCluster(cluster_id=root))
+        rig.create().close()
+        return rig
+
+    def open_log(where: LogAddress) -> Log:
+        return rigs[where.where.root].open()
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for module in (clients, source):
+        monkeypatch.setattr(module, "open_log", open_log)
+    for module, name in ((clients, "_logs"), (epochs, "_epochs"), (sink, "_coordinators")):
+        monkeypatch.setattr(module, name, ProcessCache[Any, Any]())
+    return make
+
+
+_AT = Where({"bootstrap.servers": "b:1"}, "memory://a")
+
+
+def _options(root: str, batch: int) -> WriteOptions:
+    where = {"log": "visits", "root": root, "kafka.bootstrap.servers": "b:1"}
+    return write_options({**where, "writerId": "job", "queryId": "q", "batchId": str(batch)}, streaming=False)
+
+
+def _written(rig: TwinRig, options: WriteOptions) -> TaskResult:
+    """The batch is planned, and its only task has run."""
+    task = plan_batch(options)
+    writer = TaskWriter(rig.kafka().producer(), task, slot=options.batch_id or 0)
+    writer.put(b"alice", b"%d" % task.checkpoint_id)
+    return TaskResult(grant=task.grant, base=task.base, handle=writer.finish().to_bytes(), query_id="q")
+
+
+def _write(rig: TwinRig, root: str, batch: int) -> None:
+    options = _options(root, batch)
+    assert commit_batch(options, [_written(rig, options)], batch)
+
+
+def test_a_query_writes_to_two_logs_of_one_name(place: Place) -> None:
+    """As while a job moves from one cluster to another. What it has opened on the first it has not on the second, so
+    nobody has taken that over.
+    """
+    old, new = place("memory://old"), place("memory://new")
+    for batch in range(2):
+        _write(old, "memory://old", batch)
+        _write(new, "memory://new", batch)
+    assert old.state() == new.state() == {b"alice": b"2"}
+
+
+def test_a_query_begins_again_on_a_log_that_was_made_anew(place: Place) -> None:
+    """With a new checkpoint, in the same session, as people do in a notebook: nobody took over what is not there."""
+    rig = place("memory://a")
+    _write(rig, "memory://a", 0)
+    Log.delete("visits", rig.where())
+    rig.create().close()
+    _write(rig, "memory://a", 0)
+    assert rig.state() == {b"alice": b"1"}
+
+
+def test_a_dataframe_of_an_older_log_ends_no_write_of_this_one(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that commits is asked for what was planned on topics that the log had before. It refuses, and keeps
+    the log that it has open: what it made of that asks who answers before it believes a commit.
+    """
+    rig = place("memory://a")
+    _write(rig, "memory://a", 0)
+    result, where = _written(rig, _options("memory://a", 1)), _options("memory://a", 1).where
+    cached_log(where).look_again_s = 0.0
+    older = replace(cached_log(where).descriptor.identity, ledger_topic_id="older")
+    with pytest.raises(IdentityChanged, match="topics that the log had before"):
+        cached_log(where, older)
+    assert commit_batch(_options("memory://a", 1), [result], 1)
+    assert rig.state() == {b"alice": b"2"}
+
+
+class _Reading:
+    """A session, and what it reads: all that is asked of it is which options it was given."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, object] = {}
+        self.read = self
+
+    def format(self, _: str) -> "_Reading":
+        return self
+
+    def options(self, **given: object) -> "_Reading":
+        self.given |= given
+        return self
+
+    def load(self) -> "_Reading":
+        return self
+
+
+def test_a_held_state_takes_numbers_and_flags_as_options(place: Place) -> None:
+    """As Spark's own `options` does, which turns them into text."""
+    rig = place("memory://a")
+    _write(rig, "memory://a", 0)
+    session: Any = _Reading()
+    with source.state(session, "visits", _AT, options={"atPosition": 2, "includeKeyGroup": True, "keyGroups": 3}):
+        assert (session.given["atPosition"], session.given["includeKeyGroup"]) == ("2", "true")
+        assert session.given["keyGroups"] == "3"
