@@ -38,7 +38,7 @@ from statelog.tables.state.base import BaseSnapshot, Eligibility
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.snapshot import SnapshotAccess
 from statelog.tables.state.state import State
-from statelog.tables.state.store import DictStore, Missing, StatePlace, Store, difference, table_record
+from statelog.tables.state.store import DictStore, Missing, StatePlace, Store, difference, is_of_log, table_record
 from statelog.tables.state.values import ValueRule
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ class StateOpener:
         self._values: ValueRule | None = None
         self._kept: RocksdbStore | None = None
         self._unfit = ""
+        self._losses: int | None = None
+        """How many losses had been accepted when the database that is there was used last, if it says so."""
         self._base: BaseSnapshot | None = None
         self._made: Store | None = None
 
@@ -154,8 +156,9 @@ class StateOpener:
         self._read_as(wanted.values)
         self._make()
 
-    def replace(self, reason: str) -> tuple[State, OpenReport]:
-        """What `make` has made, in the place of the one that was in use until now, and is closed."""
+    def replace(self, reason: str, losses: int) -> tuple[State, OpenReport]:
+        """What `make` has made, in place of the one that was in use until now, knew so many losses, and is closed."""
+        self._losses = losses
         store, report = self._replaced(reason)
         return State(store, self._keys, self._wanted.values), report
 
@@ -179,7 +182,10 @@ class StateOpener:
             try:
                 store = self._database(directory)
                 undo.callback(store.close)
-                reason = difference(store.record, self._record) or self._lost(directory, store.place)
+                reason = difference(store.record, self._record)
+                if is_of_log(store.record, self._record):  # Of another share or schema it proves a loss all the same.
+                    self._losses = store.place.losses
+                    reason = self._lost(directory, store.place) or reason
             except Corrupt as error:
                 return None, error.message
             if not reason and store.missing and not self._may_lack:
@@ -340,7 +346,8 @@ class StateOpener:
             assert store is not None
         else:
             if reason:
-                aside = directory.set_aside(reason, self._environment, is_last_copy=reason == _LOST)
+                has_lost = reason == _LOST or self._losses not in (None, self._place.losses)
+                aside = directory.set_aside(reason, self._environment, is_last_copy=has_lost)
             self._environment.crash("set-aside")
             directory.finish()
             directory.note_boot(self._environment.boot_id())

@@ -1,7 +1,9 @@
 """A local directory that is ahead of its ledger, or was built on other records: a proof of loss, told and kept."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,10 @@ from tests.support.rigs.table import TableRig
 from tests.support.told import told
 
 pytest.importorskip("rocksdict")
+
+FIELDS = [{"name": "n", "type": "long"}, {"name": "m", "type": ["null", "long"], "default": None}]
+NARROW, WIDER = (json.dumps({"type": "record", "name": "V", "fields": FIELDS[:count]}) for count in (1, 2))
+TYPED = {"value_schema": NARROW}
 pytestmark = pytest.mark.usefixtures("at_once")
 
 
@@ -89,6 +95,45 @@ def test_it_is_told_and_kept(
     with tables.open() as table:
         assert table[b"n"] == b"2"
         assert b"k5" not in table
+
+
+def _other_share(_: TwinRig) -> dict[str, Any]:
+    return {"owned": range(4), "writer": "table"}
+
+
+def _other_schema(rig: TwinRig) -> dict[str, Any]:
+    with rig.open() as log:
+        log.evolve_value_schema(WIDER)
+    return {}
+
+
+@pytest.mark.parametrize(("commits", "error"), [(0, BeyondEnd), (9, AnchorMismatch)])
+@pytest.mark.parametrize(("change", "shape", "value"), [(_other_share, {}, b"1"), (_other_schema, TYPED, {"n": 1})])
+def test_one_that_would_be_rebuilt_anyway(
+    rig: TwinRig,
+    tmp_path: Path,
+    change: Callable[[TwinRig], dict[str, Any]],
+    shape: dict[str, Any],
+    value: Any,
+    commits: int,
+    error: type[DataLoss],
+) -> None:
+    """Of another share of the log, or an older value schema: its place is compared all the same."""
+    tables = TableRig(rig, tmp_path / "local")
+    with tables.open(**shape) as table:
+        ends = _ends(rig)
+        table[b"n"] = value
+        table.commit({"n": 1})
+        table.commit({"n": 2})
+    _go_back(rig, ends)
+    options = change(rig)
+    if commits:
+        with TableRig(rig, None).open() as other:
+            for n in range(commits):
+                other.commit({"n": 100 + n})
+    for _ in range(2):
+        with pytest.raises(error, match="move the directory away"):
+            tables.open(**options)
 
 
 @pytest.mark.parametrize(("grow", "error"), [(_quiet, BeyondEnd), (_regrown, AnchorMismatch)])
@@ -168,7 +213,9 @@ def test_once_it_is_accepted(rig: TwinRig, tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_accepted_while_it_is_open(rig: TwinRig, tmp_path: Path) -> None:
-    """What was lost is in it, however much it commits behind the acceptance: the next life sets it aside."""
+    """What was lost is in it, however much it commits behind the acceptance: the next life sets it aside, and
+    nothing deletes it.
+    """
     tables = TableRig(rig, tmp_path / "local")
     with tables.open() as table, rig.open() as log:
         table.update(dict.fromkeys(map(b"k%d".__mod__, range(50)), b"v"))
@@ -179,3 +226,6 @@ def test_a_loss_that_is_accepted_while_it_is_open(rig: TwinRig, tmp_path: Path) 
     with told("a loss was accepted since"), tables.open() as table:
         assert dict(table) == rig.state()
         assert table.progress == {"n": 2}
+        kept = table.opening.set_aside
+        assert kept is not None
+        assert kept.name.startswith("lost-")

@@ -209,6 +209,8 @@ def test_an_accepted_loss(tables: TableRig) -> None:
         with told("loss was accepted"):
             assert standby.refresh()
         assert content(standby) == tables.rig.state() != dict(table)
+        aside = standby.opening.set_aside
+        assert aside is None or aside.name.startswith("lost-")
 
 
 # ---- what it bears, and what ends it

@@ -222,7 +222,7 @@ class Follower:
                     opened = opening.open(wanted)
 
         def placed(reason: str) -> StateView:
-            state, report = opened or opening.replace(reason)
+            state, report = opened or opening.replace(reason, self.state.view.place.losses)
             return StateView(
                 state=state,
                 place=place,

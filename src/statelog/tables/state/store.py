@@ -24,7 +24,7 @@ What a database says of itself are records in a column family of their own: docs
 import json
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice, repeat
 from sys import getsizeof
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
@@ -38,7 +38,7 @@ from statelog.recovery import Recovery
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.changes import DELETE, gone_and_live
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.values.schema import ValueSchema
 from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.values import ValueRule
@@ -117,6 +117,12 @@ def difference(found: TableRecord, wanted: TableRecord) -> str:
     names = [name for name, value in wanted.items() if found.get(name) != value]
     shown = (f"{name} is {found.get(name)!r} and not {wanted[name]!r}" for name in names)
     return "it is of another log, share or value schema: " + ", ".join(shown) if names else ""
+
+
+def is_of_log(found: TableRecord, wanted: TableRecord) -> bool:
+    """Whether a database is of the table's log at all, and says so in a format that is known here."""
+    names = ("log", *(one.name for one in fields(LogIdentity)))
+    return found.get("format") in (_FORMAT, PARTIAL_FORMAT) and all(found.get(name) == wanted[name] for name in names)
 
 
 @dataclass(frozen=True, slots=True)
