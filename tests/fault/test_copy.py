@@ -103,6 +103,26 @@ def test_nothing_new_is_nothing_done(move: Move) -> None:
         assert (log.manifests.numbers(), log.ledger.end()) == before
 
 
+def test_two_copies_begin_at_once(move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log that one of them has made is the other's, too; and nobody is told to delete it."""
+    opened, began = Log.open, list[str]()
+
+    def open_late(name: str, where: Where) -> Log:
+        """What is not there for this copy is made by another one, before this one makes it."""
+        try:
+            return opened(name, where)
+        except NotFound:
+            if not began:
+                began.append(name)
+                move.copy()
+            raise
+
+    monkeypatch.setattr(Log, "open", open_late)
+    assert (move.copy(finish=True).is_finished, began) == (True, ["new"])
+    monkeypatch.undo()
+    move.check_goes_on()
+
+
 def test_an_empty_log_is_copied_too(tmp_path: Path) -> None:
     """Its copy is one without runs, and closed all the same."""
     move = Move(tmp_path)
@@ -379,16 +399,19 @@ def test_a_log_that_lost_what_was_copied_is_told(move: Move) -> None:
 def test_a_source_that_is_gone_costs_what_was_not_copied(move: Move) -> None:
     """The copy is opened as it was copied last, and only once there is something in it."""
     with pytest.raises(NotFound):
-        finish_copy("new", move.new.where())
+        finish_copy("old", "new", move.new.where())
     with pytest.raises(Crash):
         Environment(crash=crash_at("after-list")).run(move.copy)
     with pytest.raises(NotFound, match="nothing was copied"):
-        finish_copy("new", move.new.where())
+        finish_copy("old", "new", move.new.where())
     move.copy()
     copied = dict(move.model)
     with move.old.open() as log:
         move.write(log)
-    done = finish_copy("new", move.new.where(), settings=settings_for(move.scratch))
+    with pytest.raises(ConfigError, match="is a copy of old"):
+        finish_copy("another", "new", move.new.where())
+    move.check_closed()
+    done = finish_copy("old", "new", move.new.where(), settings=settings_for(move.scratch))
     assert (done.is_finished, done.changes) == (True, 0)
     move.model, move.number = copied, 3
     move.check_goes_on()
@@ -419,7 +442,7 @@ def test_a_copy_does_not_go_back_to_a_snapshot(move: Move) -> None:
     move.copy()
     with open_snapshots("old", Where(None, move.old.store())) as alone, pytest.raises(NotFound, match="has more"):
         copy_log(alone, "new", move.new.where(), is_alone=True, settings=settings_for(move.scratch))
-    finish_copy("new", move.new.where(), settings=settings_for(move.scratch))
+    finish_copy("old", "new", move.new.where(), settings=settings_for(move.scratch))
     move.check_goes_on()
 
 

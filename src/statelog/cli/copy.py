@@ -40,8 +40,10 @@ the --to options says is as for NAME."""
 def command(session: Session, /, name: str, copy: str, **options: Any) -> None:
     """Copy a log; the `options` are those of `_copied` and `_there`."""
     there = _there(session, **{option: options.pop(option) for option in list(options) if option.startswith("to_")})
-    if options["as_copied"] and (options["snapshot"] or not options["finish"]):
-        raise ConfigError("--as-copied only opens a copy", hint="Give it with --finish, and without --snapshot")
+    others = [f"--{one.replace('_', '-')}" for one in ("snapshot", "truncation", "retention_days") if options[one]]
+    if options["as_copied"] and (others or not options["finish"]):
+        hint = f"Give it with --finish{', and without ' * bool(others)}{' and '.join(others)}"
+        raise ConfigError("--as-copied only opens a copy", hint=hint)
     with session.warnings_shown():
         done = _copied(session, there, name, copy, **options)
     title = f"{'finished' if done.is_finished else 'copied'} {name} into {copy}"
@@ -61,7 +63,7 @@ def _copied(
 ) -> Copied:
     settings = materializer_settings(there.config, copy)
     if as_copied:
-        return finish_copy(copy, there.where(), settings=settings)
+        return finish_copy(name, copy, there.where(), settings=settings)
     source = open_snapshots(name, session.where_without_kafka()) if snapshot else session.open_log(name)
     with open_bar(f"copy {name}", as_json=session.output.as_json) as bar, source as log:
         return copy_log(

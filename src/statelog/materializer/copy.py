@@ -19,7 +19,7 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -120,14 +120,22 @@ def copy_log(
     faster; ConfigError, Damaged, Unavailable.
     """
     options = replace(_options_of(source), truncation=truncation, retention_days=retention_days)
-    try:
-        log = Log.open(name, where)
-    except NotFound:
-        log = _create_closed(name, where, options, _reason(source.name, name))
-    with log:
+    with _opened(name, where, options, _reason(source.name, name)) as log:
         options.check(log)
         work = LogCopy(log, source, settings, finish=finish, verify=verify, is_alone=is_alone, on_progress=on_progress)
         return work.copy()
+
+
+def _opened(name: str, where: Where, options: LogOptions, reason: str) -> Log:
+    """The log that is copied into; made if it is not there, by this copy or by another one at the same moment."""
+    with suppress(NotFound):
+        return Log.open(name, where)
+    try:
+        return _create_closed(name, where, options, reason)
+    except AlreadyExists:
+        with suppress(NotFound):
+            return Log.open(name, where)
+        raise
 
 
 def _create_closed(name: str, where: Where, options: LogOptions, reason: str) -> Log:
@@ -138,12 +146,17 @@ def _create_closed(name: str, where: Where, options: LogOptions, reason: str) ->
     return Log(made, ports.kafka, ports.store, waived=ports.waived)
 
 
-def finish_copy(name: str, where: Where, *, settings: MaterializerSettings | None = None) -> Copied:
-    """Open a copy as it was copied last, for when its source is gone: what was committed there since is not in it.
+def finish_copy(source: str, name: str, where: Where, *, settings: MaterializerSettings | None = None) -> Copied:
+    """Open a copy of the log `source` as it was copied last, for when that is gone: what was committed there since is
+    not in it.
 
-    Raises NotFound if nothing was copied yet, and what `copy_log` names.
+    Raises NotFound if nothing was copied yet, ConfigError for a copy of another log, and what `copy_log` names.
     """
     with Log.open(name, where) as log:
+        newest = log.manifests.newest()
+        origin = Origin.of(newest.state) if newest else None
+        if origin is not None and origin.log != source:
+            raise ConfigError(f"{name} is a copy of {origin.log}", log=name, hint="Name that log, or another copy")
         return LogCopy(log, None, settings, finish=True).copy()
 
 

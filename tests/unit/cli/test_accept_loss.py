@@ -73,13 +73,17 @@ def test_a_ledger_that_lost_its_tail_goes_on_from_the_snapshot(twin: TwinLog, tm
         ("--ledger", *WHO),
         ("--ledger", "--reason", "", "--operator", "ann"),
         ("--ledger", "--operator", "ann"),
+        ("--range", "0:2-3", "--yes", "--reason", "\udcff", "--operator", "ann"),
+        ("--range", "0:2-3", "--yes", "--reason", "a disk died", "--operator", "\udcff"),
     ],
 )
 def test_what_cannot_be_given_up_is_misuse(twin: TwinLog, arguments: tuple[str, ...]) -> None:
-    """Nothing named, both, no range, offsets that are not committed, nothing lost, no reason: nothing is written."""
-    before = len(twin.cluster.records("log.ledger", 0))
+    """Nothing named, both, no range, offsets that are not committed, nothing lost, no reason, one that is no text:
+    nothing is written.
+    """
+    before = twin.disk.files(""), len(twin.cluster.records("log.ledger", 0))
     assert run(*arguments).exit_code == 2
-    assert len(twin.cluster.records("log.ledger", 0)) == before
+    assert (twin.disk.files(""), len(twin.cluster.records("log.ledger", 0))) == before
 
 
 def test_what_is_lost_is_named_where_no_range_is_given(twin: TwinLog) -> None:

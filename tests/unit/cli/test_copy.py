@@ -76,15 +76,25 @@ def test_the_copy_is_where_it_is_said_to_be(wheres: list[Where], tmp_path: Path)
     ]
 
 
-@pytest.mark.parametrize("options", [("--as-copied",), ("--as-copied", "--finish", "--snapshot")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--as-copied",),
+        ("--as-copied", "--finish", "--snapshot"),
+        ("--as-copied", "--finish", "--truncation", "retention"),
+        ("--as-copied", "--finish", "--retention-days", "3"),
+    ],
+)
 def test_what_does_not_go_together_is_refused(wheres: list[Where], options: tuple[str, ...]) -> None:
     """Before anything is opened."""
-    assert run(*options).exit_code == MISUSE
+    refused = run(*options)
+    assert refused.exit_code == MISUSE
+    assert "--as-copied only opens a copy" in refused.stderr
     assert wheres == []
 
 
 def test_a_copy_is_finished_without_its_log(wheres: list[Where]) -> None:
-    """Of which nothing is asked."""
+    """Of which nothing is asked but its name."""
     assert run("--no-verify").exit_code == OK
     done = run("--finish", "--as-copied")
     assert done.exit_code == OK, done.output

@@ -44,7 +44,7 @@ from statelog.errors import (
 )
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import LastRecord, Place, has_utf8
 from statelog.schemas.ledger.records import (
     VOID_VALUE,
     AcceptLoss,
@@ -148,6 +148,8 @@ def check_acceptance(reason: str, operator: str) -> None:
     """Raise ConfigError unless it is said who accepts the loss, and why."""
     if not reason.strip() or not operator.strip():
         raise ConfigError("accepting a loss needs a reason and an operator")
+    if not (has_utf8(reason) and has_utf8(operator)):
+        raise ConfigError("the reason, or the operator, is not UTF-8", hint="Type it anew, in a terminal of UTF-8")
 
 
 def _witness(log: Log) -> int:
