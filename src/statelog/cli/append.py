@@ -244,7 +244,11 @@ class Appender:
         column = column_of(batch, name, "checkpoint")
         before = column.slice(0, 1) if self._last is None else self._last
         self._last = column.slice(len(column) - 1)
-        codes = pa.concat_arrays([before, column]).dictionary_encode().indices.fill_null(-1)
+        try:
+            codes = pa.concat_arrays([before, column]).dictionary_encode().indices.fill_null(-1)
+        except pa.ArrowNotImplementedError:
+            problem = f"the field {name!r} is {column.type}, whose values cannot be compared"
+            raise InvalidChange(problem, hint="Name another with --checkpoint-field") from None
         return [point for point in np.flatnonzero(np.diff(codes)).tolist() if point + self._pending > 0]
 
     def skip(self, metadata: Metadata) -> None:

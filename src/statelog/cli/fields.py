@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from statelog.errors import ConfigError, InvalidChange
 from statelog.operate.rows import BytesText
 from statelog.schemas.key_groups import KeyType
+from statelog.schemas.ledger.place import has_utf8
 from statelog.schemas.values.schema import ValueSchema
 
 _SEE = "See --key-field, --value-field, --op-field and --ignore-unknown"
@@ -41,6 +42,9 @@ class Fields:
     ignore_unknown: bool = False
 
     def __post_init__(self) -> None:
+        named = (self.key_field, self.value_field, self.op_field, self.delete_value, self.checkpoint_field)
+        if not all(has_utf8(one or "") for one in named):
+            raise ConfigError("the name of a field, or --delete-value, is not UTF-8", hint="Type it as the input has it")
         if self.delete_value is not None and self.op_field is None:
             raise ConfigError("--delete-value is given without --op-field", hint="Name the field that holds it")
         if self.checkpoint_every is not None and self.checkpoint_field is not None:

@@ -83,6 +83,20 @@ def test_commits_fall_where_a_field_changes() -> None:
     assert loop.points(pa.RecordBatch.from_pydict({"key": ["a"], "other": [1]})) == []
 
 
+def test_values_that_cannot_be_compared_are_no_checkpoints() -> None:
+    """Such a field is refused by name."""
+    loop = appender(reader(GOOD), replace(BYTES, checkpoint_field="day"))
+    with pytest.raises(InvalidChange, match="'day' is struct"):
+        loop.points(pa.RecordBatch.from_pydict({"key": ["a"] * 2, "day": [{"of": 1}, {"of": 2}]}))
+
+
+@pytest.mark.parametrize("option", ["key_field", "value_field", "op_field", "delete_value", "checkpoint_field"])
+def test_what_no_input_can_have_is_refused(option: str) -> None:
+    """What a terminal that is not of UTF-8 makes of a name."""
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        replace(BYTES, **{"op_field": "op", option: "\udcff"})  # type: ignore[arg-type]  # every case names options
+
+
 @pytest.mark.parametrize("rule", [{"checkpoint_every": 1, "checkpoint_field": "f"}, {"checkpoint_every": 0}])
 def test_contradicting_checkpoint_rules_are_refused(rule: dict[str, object]) -> None:
     """Not more than one of the two rules holds, and every zero rows is none."""
