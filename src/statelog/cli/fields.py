@@ -44,7 +44,9 @@ class Fields:
     def __post_init__(self) -> None:
         named = (self.key_field, self.value_field, self.op_field, self.delete_value, self.checkpoint_field)
         if not all(has_utf8(one or "") for one in named):
-            raise ConfigError("the name of a field, or --delete-value, is not UTF-8", hint="Type it as the input has it")
+            raise ConfigError(
+                "the name of a field, or --delete-value, is not UTF-8", hint="Type it as the input has it"
+            )
         if self.delete_value is not None and self.op_field is None:
             raise ConfigError("--delete-value is given without --op-field", hint="Name the field that holds it")
         if self.checkpoint_every is not None and self.checkpoint_field is not None:

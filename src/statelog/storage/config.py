@@ -39,6 +39,10 @@ _FOREIGN = re.compile(
 )
 _SERVERS = "bootstrap.servers"
 _NAMED = "STATELOG_CONFIG"
+_OF_MACHINE = "sasl.oauthbearer.metadata.authentication.type"
+"""Makes Kafka's client log in with a token of the machine's own."""
+_HOSTS = ("account_host", "endpoint_url")
+"""Options that name who is sent a token of Azure's, or of Google's: found on the machine, if no option has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -326,6 +330,12 @@ def check_found_file(file: ConfigLayer, stronger: Sequence[ConfigLayer]) -> None
     storage = _left(file.storage, [layer.storage for layer in stronger])
     if TOKEN in kafka:
         raise _refused(f"its kafka.{TOKEN} names code that would run", file.origin)
+    sent_to = [f"kafka.{name}" for name in kafka if name == _OF_MACHINE]
+    root = str(merge([file, *stronger]).root).lower()
+    if not (root.startswith("s3") or any(is_secret_option(name) for name in file.storage)):  # S3's requests are signed.
+        sent_to += [f"storage.{name}" for name in storage if name in _HOSTS]
+    if sent_to:
+        raise _refused(f"by its {sent_to[0]} a token of this machine, or of yours, would be sent away", file.origin)
     read = [f"kafka.{name}" for name in kafka if name.endswith(".file")]
     read += [f"storage.{name}" for name in storage if option_of(name)]
     if read:

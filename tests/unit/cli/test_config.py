@@ -406,6 +406,33 @@ def test_a_function_for_tokens_is_named_everywhere() -> None:
         made("bootstrap = 'b:1'\n[kafka]\ntoken = 'a.b'").kafka_settings()
 
 
+@pytest.mark.parametrize(
+    ("text", "root", "is_refused"),
+    [
+        ("[kafka]\nsasl.oauthbearer.metadata.authentication.type = 'azure_imds'", "/r", True),
+        ("[storage]\naccount_host = 'b'", "abfs://c@a.dfs.core.windows.net/r", True),
+        ("[storage]\nendpoint_url = 'http://b'", "gs://b", True),
+        ("[storage]\nendpoint_url = 'http://b'\ntoken = 'own'", "gs://b", False),
+        ("[storage]\nendpoint_url = 'http://b'", "s3://b", False),
+        ("[storage]\nproject = 'mine'", "gs://b", False),
+    ],
+)
+def test_a_found_file_gets_no_token_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, root: str, is_refused: bool
+) -> None:
+    """Nor of its user: what Azure's and Google's clients find by themselves is no secret of the file's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "statelog.toml").write_text(f"bootstrap = 'b:1'\nroot = '{root}'\n{text}")
+    layers = partial(config_layers, None, {"XDG_CONFIG_HOME": str(tmp_path)}, flag_layer({}, [], []))
+    if is_refused:
+        with pytest.raises(ConfigError, match="would be sent away"):
+            layers()
+    else:
+        assert merge(layers()).root == root
+    named = {"STATELOG_CONFIG": "statelog.toml"}
+    assert merge(config_layers(None, named, flag_layer({}, [], []))).root == root
+
+
 @pytest.mark.parametrize(("owner", "mode", "why"), [(1001, 0o600, "another user"), (1000, 0o666, "every user")])
 def test_a_found_file_is_the_users_own(owner: int, mode: int, why: str) -> None:
     """A file of another user, or that everybody may write, is not used; root's is."""

@@ -322,6 +322,8 @@ def _reason_against(name: str, value: str) -> str | None:
     for prefix, reason in _REFUSED_PREFIXES.items():
         if name.startswith(prefix):
             return reason
+    if name == "ssl.providers" and ("/" in value or "\\" in value):
+        return "a path loads code into this process, and only a name is one of OpenSSL's own"
     if name in _EXPANDED and not _SHELL_SAFE.fullmatch(value):
         return "the client puts it into a shell command, and it has a character that a shell may not take as it is"
     return _REFUSED_VALUES.get((name, "false" if value in {"0", "f", "no"} else value))
