@@ -38,6 +38,7 @@ from statelog.reading import (
 )
 from statelog.recovery.plan_reader import PlanReader, committed_chunks
 from statelog.recovery.settings import RecoverySettings, terms_of
+from statelog.schemas.arrays import column_of, column_of_rows
 from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife, plan_replay
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.handle import Entry
@@ -166,11 +167,12 @@ def history_schema(change_schema: pa.Schema) -> pa.Schema:
 def _batches(plan: Plan, chunks: Iterable[CommittedChunk], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Chunks joined to batches of at most 65,536 rows or about 8 MiB, but for one that is larger by itself."""
     commits = plan.commits
+    times = [one.timestamp_ms if one.timestamp_ms >= 0 else None for one in commits]
     facts = [
-        pa.array([one.writer for one in commits], pa.string()),
-        pa.array([one.checkpoint_id for one in commits], pa.int64()),
-        pa.array([one.position for one in commits], pa.int64()),
-        pa.array([one.timestamp_ms if one.timestamp_ms >= 0 else None for one in commits], pa.int64()).cast(_TIME),
+        column_of_rows([one.writer for one in commits], pa.string()),
+        column_of_rows([one.checkpoint_id for one in commits], pa.int64()),
+        column_of_rows([one.position for one in commits], pa.int64()),
+        column_of_rows(times, pa.int64()).cast(_TIME),
     ]
     known = pa.RecordBatch.from_arrays(facts, names=schema.names[4:])
     for group in _grouped(chunk for chunk in chunks if chunk.changes.num_rows):
@@ -178,7 +180,7 @@ def _batches(plan: Plan, chunks: Iterable[CommittedChunk], schema: pa.Schema) ->
         which = np.repeat(np.array(numbers, np.int64), [chunk.changes.num_rows for chunk in group])
         changes = pa.concat_batches([chunk.changes for chunk in group])
         own = [changes.column(name) for name in schema.names[:4]]
-        yield pa.RecordBatch.from_arrays([*own, *known.take(pa.array(which)).columns], schema=schema)
+        yield pa.RecordBatch.from_arrays([*own, *known.take(column_of(which)).columns], schema=schema)
 
 
 def _grouped(chunks: Iterable[CommittedChunk]) -> Iterator[list[CommittedChunk]]:

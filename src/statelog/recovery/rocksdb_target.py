@@ -36,7 +36,7 @@ from statelog.recovery.rocksdb_state import (
     opens_rocksdb,
     rocksdb_disk,
 )
-from statelog.schemas.arrays import column_of, column_of_rows, numbers_of
+from statelog.schemas.arrays import column_of, numbers_of, scalar_of
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
@@ -44,8 +44,8 @@ from statelog.storage.local.disk import make_parents, sync
 from statelog.storage.local.own_directory import make_own
 
 _PIECE_BYTES = 4 << 20
-_NOTHING = column_of_rows([b""], pa.binary())[0]
-"""Between the parts of a raw key. `pa.scalar` would import pandas."""
+_NOTHING = scalar_of(b"", pa.binary())
+"""Between the parts of a raw key."""
 _BLOOM_BITS = 10
 """Of a key, in the filter of its file: whoever asks for a key that is not there reads nothing else."""
 

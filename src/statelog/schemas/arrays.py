@@ -8,7 +8,8 @@ Nulls are the callers' to refuse first.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -24,6 +25,12 @@ _BLOCK_ROWS = 8192  # Bounds the padded matrix of rows of mixed lengths to 2 MiB
 _MOST_SHARED = 16  # Columns that may lie in one buffer, which is counted once.
 _MOST_COLUMN_BYTES = (1 << 31) - 1
 _SMALL_BYTES = 64 << 10
+_NUMBERS: Mapping[pa.DataType, type[np.generic]] = {
+    pa.bool_(): np.uint8,
+    **dict.fromkeys((pa.int32(), pa.int64()), np.int64),
+    **dict.fromkeys((pa.float32(), pa.float64()), np.float64),
+}
+"""How numpy has Python's own numbers, before they are cast to these."""
 _MANY_ROWS = 2000  # Of fewer Arrow moves all columns in the time of numpy's calls.
 
 
@@ -92,14 +99,21 @@ def numbers_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
     return np.frombuffer(memoryview(data), column.type.to_pandas_dtype(), column.offset + len(column))[column.offset :]
 
 
+def numbers_or_zeros(column: pa.Array) -> NDArray[Any]:
+    """As `numbers_of`, with zeros for nulls."""
+    if column.null_count:
+        column = column.fill_null(column_of(np.zeros(1, column.type.to_pandas_dtype()))[0])
+    return numbers_of(column)
+
+
 def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of Python's own bytes or text, None for a null, or whole numbers: `pa.array`, but where that would
+    """A column of Python's own bytes, text, numbers or booleans, None for a null: `pa.array`, but where that would
     import pandas. Raises pyarrow's ArrowInvalid, ArrowTypeError; OverflowError.
     """
     if "pandas" in sys.modules or not _spec_of("pandas"):
         return pa.array(rows, kind)
-    if kind == pa.int64():
-        return column_of(np.array(rows, np.int64))
+    if kind in _NUMBERS:
+        return _column_of_numbers(rows, kind)
     if kind == pa.string():
         rows = [row if row is None else row.encode() for row in rows]
     elif kind != pa.binary():
@@ -108,7 +122,7 @@ def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
     try:
         data = b"".join(rows)
     except TypeError:
-        validity = pa.py_buffer(np.packbits([row is not None for row in rows], bitorder="little").data)
+        validity = _validity([row is not None for row in rows])
         rows = [b"" if row is None else row for row in rows]
         data = b"".join(rows)
     if len(data) > _MOST_COLUMN_BYTES:
@@ -116,6 +130,15 @@ def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
     offsets = np.zeros(len(rows) + 1, np.int32)
     np.cumsum(_lengths_of(rows), out=offsets[1:])
     return pa.Array.from_buffers(kind, len(rows), [validity, pa.py_buffer(offsets.data), pa.py_buffer(data)])
+
+
+def _column_of_numbers(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    wide = _NUMBERS[kind]
+    if wide is not np.float64 or None not in rows:  # Of which numpy makes NaN.
+        with suppress(TypeError):  # None is no whole number.
+            return column_of(np.fromiter(rows, wide, len(rows))).cast(kind)
+    is_null = np.array([row is None for row in rows], np.bool_)
+    return column_of(np.array([0 if row is None else row for row in rows], wide), is_null).cast(kind)
 
 
 def _lengths_of(rows: Sequence[bytes]) -> NDArray[Any]:
@@ -126,6 +149,11 @@ def _lengths_of(rows: Sequence[bytes]) -> NDArray[Any]:
 
 
 _spec_of = cache(find_spec)
+
+
+def scalar_of(row: Any, kind: pa.DataType) -> pa.Scalar:
+    """One such row: `pa.scalar`, but where that would import pandas."""
+    return column_of_rows([row], kind)[0]
 
 
 def taken(batch: pa.RecordBatch, order: NDArray[np.int64]) -> pa.RecordBatch:
@@ -170,16 +198,21 @@ def whole_column(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
 
 
-def column_of(numbers: NDArray[Any]) -> pa.Array:
+def column_of(numbers: NDArray[Any], is_null: NDArray[np.bool_] | None = None) -> pa.Array:
     """An array of integers, floats or booleans as a column, which may keep it alive: it is not to be written to from
-    then on.
+    then on. Rows of `is_null` are null.
     """
     if "pandas" in sys.modules:
-        return pa.array(numbers)
+        return pa.array(numbers, mask=is_null)
     if numbers.dtype == np.bool_:
-        return column_of(numbers.view(np.uint8)).cast(pa.bool_())
+        return column_of(numbers.view(np.uint8), is_null).cast(pa.bool_())
     kind = pa.from_numpy_dtype(numbers.dtype)
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers).data)])
+    validity = None if is_null is None else _validity(~is_null)
+    return pa.Array.from_buffers(kind, len(numbers), [validity, pa.py_buffer(np.ascontiguousarray(numbers).data)])
+
+
+def _validity(is_valid: NDArray[np.bool_] | Sequence[bool]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(is_valid, bitorder="little").data)
 
 
 # ---- fingerprints

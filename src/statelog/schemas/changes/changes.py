@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
-from statelog.schemas.arrays import column_of, fits, numbers_of, taken, whole_column
+from statelog.schemas.arrays import column_of, fits, numbers_of, numbers_or_zeros, taken, whole_column
 from statelog.schemas.changes.key_order import sorted_last_rows
 from statelog.schemas.key_groups import KeyType, partition_starts
 
@@ -145,8 +145,7 @@ def row_sizes(column: pa.Array) -> NDArray[np.int64]:
             sizes += np.diff(np.concatenate(([0], np.cumsum(row_sizes(child))))[offsets])
         return sizes
     if kind.equals(pa.binary()) or kind.equals(pa.string()):
-        lengths = pc.binary_length(column)
-        return 4 + numbers_of(lengths.fill_null(0) if lengths.null_count else lengths).astype(np.int64)
+        return 4 + numbers_or_zeros(pc.binary_length(column)).astype(np.int64)
     return np.full(len(column), _fixed_width(kind), np.int64)
 
 
@@ -178,10 +177,10 @@ def live(changes: pa.Table) -> pa.Table:
 
 def gone_and_live(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """The deletes, and the puts; rows without deletes are not copied."""
-    deletes = pc.equal(rows.column("op"), DELETE)
-    if not pc.any(deletes).as_py():
+    is_delete = numbers_of(rows.column("op")) == DELETE
+    if not is_delete.any():
         return rows.slice(0, 0), rows
-    return rows.filter(deletes), rows.filter(pc.invert(deletes))
+    return rows.filter(column_of(is_delete)), rows.filter(column_of(~is_delete))
 
 
 # ---- sorted tables

@@ -255,10 +255,8 @@ def _merged_last_rows(words: Words) -> Rows | None:
 
 
 def _last_rows_by_arrow(key_groups: pa.Array, keys: pa.Array) -> Rows:
-    rows = column_of(np.arange(len(keys), dtype=np.int64))
-    table = pa.table({"key_group": key_groups, "key": keys, "row": rows})
-    last = table.group_by(["key_group", "key"]).aggregate([("row", "max")])
-    return np.sort(numbers_of(last.column("row_max")))
+    numbers = numbers_of(keys.dictionary_encode().indices).astype(np.uint64)
+    return _last_rows_of_one((numbers_of(key_groups).astype(np.uint64) << np.uint64(32)) | numbers)
 
 
 # ---- the order of (key group, key)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ConfigError, InvalidChange
-from statelog.schemas.arrays import numbers_of
+from statelog.schemas.arrays import column_of, column_of_rows, numbers_of, numbers_or_zeros
 from statelog.schemas.values.types import ValueField, ValueType
 
 _ACCEPTED: Mapping[str, tuple[type, ...]] = {
@@ -34,6 +34,14 @@ _ACCEPTED: Mapping[str, tuple[type, ...]] = {
     "decimal": (decimal.Decimal,),
 }
 """The Python types of a logical type, or else of a type."""
+_OWN: Mapping[str, type] = {
+    "boolean": bool,
+    **dict.fromkeys(("int", "long"), int),
+    **dict.fromkeys(("float", "double"), float),
+    **dict.fromkeys(("string", "enum", "uuid"), str),
+    "bytes": bytes,
+}
+"""Python's own type for it, of those that `column_of_rows` takes."""
 _LISTS = ("list", "large_list", "fixed_size_list")
 _UUID_PATTERN = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 MAP_KEY = ValueType(kind="string", arrow=pa.string())
@@ -45,12 +53,12 @@ def from_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
 
     Raises InvalidChange.
     """
-    _check_types(rows, kind, path)
+    found = _checked_types(rows, kind, path)
     if kind.kind == "record":
         return _records(cast("Sequence[Mapping[str, object] | None]", rows), kind, path)
     if kind.kind in ("array", "map"):
         return _nested_rows(rows, kind, kind.path_inside(path))
-    return _plain(rows, kind, path)
+    return _plain(rows, kind, path, found)
 
 
 def _nested_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
@@ -114,7 +122,7 @@ class Nested(NamedTuple):
             entry = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
             offsets, _, entries = cls.of(column.cast(pa.list_(entry)))
             return cls(offsets, *struct_children(entries))
-        lengths = numbers_of(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+        lengths = numbers_or_zeros(pc.list_value_length(column)).astype(np.int64)
         return cls(_offsets(lengths, numbers_of(column.is_null())), None, cast("pa.ListArray", column).flatten())
 
     def as_type(self, kind: pa.DataType) -> pa.Array:
@@ -137,12 +145,12 @@ def struct_of(children: Sequence[pa.Array], kind: ValueType, is_null: pa.Array) 
 
 def repeated(one_row: pa.Array, length: int) -> pa.Array:
     """An array of one row, `length` times."""
-    return one_row.take(pa.array(np.zeros(length, np.int64)))
+    return one_row.take(column_of(np.zeros(length, np.int64)))
 
 
 def _offsets(lengths: np.ndarray[Any, np.dtype[np.int64]], is_null: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array:
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    return pa.array(ends.astype(np.int32), pa.int32(), mask=np.append(is_null, False))
+    return column_of(ends.astype(np.int32), np.append(is_null, False))
 
 
 def _refused(message: str, path: str) -> InvalidChange:
@@ -188,7 +196,7 @@ def _record(
 
 def _without(column: pa.Array, is_null: pa.Array) -> pa.Array:
     """Whatever the fields of a null row hold is no value: null there, so that the count tells of any other null."""
-    return pc.if_else(is_null, pa.scalar(None, column.type), column)
+    return pc.if_else(is_null, pa.nulls(1, column.type)[0], column)
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -225,7 +233,7 @@ def _cast(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
 def _checked_text(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
     """Enums hold their symbols and uuids look like uuids; other columns pass."""
     if kind.kind == "enum":
-        known = pc.is_in(column, pa.array([*kind.symbols, None], pa.string()))
+        known = pc.is_in(column, column_of_rows([*kind.symbols, None], pa.string()))
     elif kind.logical == "uuid":
         known = pc.match_substring_regex(column, _UUID_PATTERN)
     else:
@@ -235,21 +243,27 @@ def _checked_text(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
     return column
 
 
-def _check_types(rows: Sequence[object], kind: ValueType, path: str) -> None:
-    """Look at the set of Python types, not at every row: bool is no int, and a datetime no date."""
+def _checked_types(rows: Sequence[object], kind: ValueType, path: str) -> set[type]:
+    """The Python types of rows that are not null. Looks at the set, not at every row: bool is no int, and a datetime no
+    date.
+    """
     accepted = _ACCEPTED[kind.logical or kind.kind]
     refused = () if kind.kind == "boolean" else (bool,)
     if kind.logical == "date":
         refused = (*refused, datetime.datetime)
-    for found in set(map(type, rows)) - {type(None)}:
+    types = set(map(type, rows)) - {type(None)}
+    for found in types:
         if not issubclass(found, accepted) or issubclass(found, refused):
             article = "an" if found.__name__.startswith(("i", "o")) else "a"
             raise _refused(f"{article} {found.__name__} where the schema has {kind}", path)
+    return types
 
 
-def _plain(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
+def _plain(rows: Sequence[object], kind: ValueType, path: str, types: set[type]) -> pa.Array:
     try:
-        if kind.logical.endswith(("timestamp-millis", "timestamp-micros")):
+        if types <= {_OWN.get(kind.logical or kind.kind)}:
+            column = column_of_rows(rows, kind.arrow)
+        elif kind.logical.endswith(("timestamp-millis", "timestamp-micros")):
             _check_datetimes(cast("Sequence[datetime.datetime | None]", rows), kind, path)
             column = pa.array(rows, pa.timestamp("us", cast("pa.TimestampType", kind.arrow).tz))
         elif kind.logical == "time-millis":
@@ -277,7 +291,7 @@ def _records(rows: Sequence[Mapping[str, object] | None], kind: ValueType, path:
         default = _row_default(one, present, inner)
         return from_rows([None if row is None else row.get(one.name, default) for row in rows], one.type, inner)
 
-    is_null = pa.array([row is None for row in rows], pa.bool_())
+    is_null = column_of(np.array([row is None for row in rows], np.bool_))
     return _record(set[str]().union(*present), child, kind, path, is_null)
 
 

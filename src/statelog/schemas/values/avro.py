@@ -9,7 +9,6 @@ Invariants:
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -17,18 +16,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.errors import InvalidChange
-from statelog.schemas.arrays import numbers_of
+from statelog.schemas.arrays import column_of, column_of_rows, numbers_of, numbers_or_zeros, scalar_of
 from statelog.schemas.values.arrow import MAP_KEY, Nested, struct_children
 from statelog.schemas.values.schema import ValueSchema
 from statelog.schemas.values.types import ValueType
 
 _DECIMAL_BYTES = 16
-
-
-@cache
-def _nothing() -> pa.Scalar:
-    """No bytes. Made when it is used: the first scalar of a process loads pandas, if it is installed."""
-    return pa.scalar(b"", pa.binary())
+_NOTHING, _ZERO, _ONE = (scalar_of(data, pa.binary()) for data in (b"", b"\0", b"\2"))
 
 
 def avro_values(column: pa.Array, schema: ValueSchema) -> pa.Array:
@@ -45,27 +39,26 @@ def _encoded(column: pa.Array, kind: ValueType) -> pa.Array:
     """The datum of every row. Rows that are null where the type has no null belong to a null parent: any bytes do."""
     if not kind.nullable:
         return _ENCODERS[kind.kind](column, kind)
-    null, present = (b"\2", b"\0") if kind.null_last else (b"\0", b"\2")
-    data = _joined(pa.scalar(present, pa.binary()), _ENCODERS[kind.kind](column, kind))
-    return pc.if_else(column.is_valid(), data, pa.scalar(null, pa.binary()))
+    null, present = (_ONE, _ZERO) if kind.null_last else (_ZERO, _ONE)
+    return pc.if_else(column.is_valid(), _joined(present, _ENCODERS[kind.kind](column, kind)), null)
 
 
 def _boolean(column: pa.Array, _: ValueType) -> pa.Array:
-    return _fixed_bytes(np.asarray(column.cast(pa.uint8()).fill_null(0), np.uint8))
+    return _fixed_bytes(numbers_or_zeros(column).view(np.uint8))
 
 
 def _integer(column: pa.Array, kind: ValueType) -> pa.Array:
     width = pa.int32() if kind.kind == "int" else pa.int64()
-    return _varints(np.asarray(column.view(width).fill_null(0), np.int64))
+    return _varints(numbers_or_zeros(column.view(width)).astype(np.int64))
 
 
 def _float(column: pa.Array, kind: ValueType) -> pa.Array:
-    return _fixed_bytes(np.asarray(column.fill_null(0.0), "<f4" if kind.kind == "float" else "<f8"))
+    return _fixed_bytes(numbers_or_zeros(column).astype("<f4" if kind.kind == "float" else "<f8"))
 
 
 def _bytes(column: pa.Array, kind: ValueType) -> pa.Array:
     data = _decimals(column) if kind.logical == "decimal" else column.cast(pa.binary())
-    lengths = np.asarray(pc.binary_length(data).fill_null(0), np.int64)
+    lengths = numbers_or_zeros(pc.binary_length(data)).astype(np.int64)
     return _joined(_varints(lengths), data)
 
 
@@ -82,8 +75,8 @@ def _fixed(column: pa.Array, kind: ValueType) -> pa.Array:
 
 
 def _enum(column: pa.Array, kind: ValueType) -> pa.Array:
-    numbers = pc.index_in(column, pa.array(kind.symbols, pa.string()))
-    return _varints(np.asarray(numbers.fill_null(0), np.int64))
+    numbers = pc.index_in(column, column_of_rows(kind.symbols, pa.string()))
+    return _varints(numbers_or_zeros(numbers).astype(np.int64))
 
 
 def _array(column: pa.Array, kind: ValueType) -> pa.Array:
@@ -121,14 +114,14 @@ _ENCODERS: Mapping[str, Callable[[pa.Array, ValueType], pa.Array]] = {
 
 def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:
     """The bytes of several columns, row by row end to end; null where one is."""
-    return pc.binary_join_element_wise(*parts, _nothing())
+    return pc.binary_join_element_wise(*parts, _NOTHING)
 
 
 def _blocks(lists: pa.Array) -> pa.Array:
     """Lists of encoded items as a block each: the count and the items, then the end. An empty one is the end alone."""
-    lengths = np.asarray(pc.list_value_length(lists).fill_null(0), np.int64)
-    counts = pc.if_else(pa.array(lengths > 0), _varints(lengths), _nothing())
-    return _joined(counts, pc.binary_join(lists, _nothing()), pa.scalar(b"\0", pa.binary()))
+    lengths = numbers_or_zeros(pc.list_value_length(lists)).astype(np.int64)
+    counts = pc.if_else(column_of(lengths > 0), _varints(lengths), _NOTHING)
+    return _joined(counts, pc.binary_join(lists, _NOTHING), _ZERO)
 
 
 def _varints(numbers: NDArray[np.int64]) -> pa.Array:

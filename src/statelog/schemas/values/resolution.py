@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import IncompatibleSchema
+from statelog.schemas.arrays import column_of_rows
 from statelog.schemas.values.arrow import Nested, default_array, repeated, struct_children, struct_of
 from statelog.schemas.values.types import ValueField, ValueType
 
@@ -155,8 +156,8 @@ def apply_resolution(resolution: Resolution, column: pa.Array, reader: ValueType
 def _rename(column: pa.Array, pairs: Sequence[tuple[str, str]]) -> pa.Array:
     if all(old == new for old, new in pairs):
         return column
-    numbers = pc.index_in(column, pa.array([old for old, _ in pairs], pa.string()))
-    return pa.array([new for _, new in pairs], pa.string()).take(numbers)
+    numbers = pc.index_in(column, column_of_rows([old for old, _ in pairs], pa.string()))
+    return column_of_rows([new for _, new in pairs], pa.string()).take(numbers)
 
 
 def _apply_fields(sources: Sequence[tuple[str, str, Resolution]], column: pa.Array, reader: ValueType) -> pa.Array:

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 
 from statelog.errors import ConfigError, IncompatibleSchema, InvalidChange
-from statelog.schemas.arrays import whole_column
+from statelog.schemas.arrays import column_of, whole_column
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.arrow import default_array, family, fit_fields, from_rows, is_list, struct_children
 from statelog.schemas.values.resolution import Resolution, apply_resolution, compose, first_difference, make_resolution
@@ -157,7 +158,7 @@ def struct_from_columns(
     if len(given) != columns.num_columns:
         raise InvalidChange("two columns of one name", hint="Rename one", columns=", ".join(columns.column_names))
     if deletes is None:
-        deletes = pa.repeat(pa.scalar(value=False, type=pa.bool_()), columns.num_rows)
+        deletes = column_of(np.zeros(columns.num_rows, np.bool_))
     return fit_fields(given, _typed(schema), _ROOT, deletes)
 
 
