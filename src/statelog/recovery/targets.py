@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.environment import DiskHook
+from statelog.errors import Misuse
 from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.digest import StateDigest
@@ -50,12 +51,18 @@ def fill_dict(reader: PlanReader, *, with_group: bool) -> tuple[dict[Any, Any], 
 
 
 def values_of(column: pa.Array) -> list[Any]:
-    """Structs become dicts by column, which is several times faster than asking Arrow for row after row."""
+    """Structs become dicts by column, which is several times faster than asking Arrow for row after row. Raises Misuse
+    for a time that Python does not have.
+    """
     if not pa.types.is_struct(column.type):
         return column.to_pylist()
     fields = columns_of(column)
     names = fields.schema.names
-    columns = [one.to_pylist() for one in fields.columns]
+    try:
+        columns = [one.to_pylist() for one in fields.columns]
+    except (OverflowError, ValueError) as error:
+        hint = "Read them as columns: to_arrow, to_parquet or a stream"
+        raise Misuse("values hold a time whose year Python does not have", hint=hint) from error
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 

@@ -19,6 +19,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.storage import run_reader
 from tests.support.faults.spill import Disks
 from tests.support.rigs.history import HistoryRig, history_rig
+from tests.support.samples.avro_fields import MICROS, avsc_of, field
 
 _PATIENCE_S = 30.0
 
@@ -46,6 +47,19 @@ def test_an_empty_log_has_an_empty_state() -> None:
     assert (recovery.position, recovery.commits, recovery.meta) == (1, {}, {})  # Behind the mark.
     assert recovery.to_arrow().schema.names == ["key_group", "key", "value"]
     assert recovery.to_arrow(ordered=True).num_rows == 0
+
+
+def test_a_time_that_python_lacks_is_told() -> None:
+    """It is there as a column; no dict has it, nor does the error come from within."""
+    far = pa.array([1 << 60]).cast(pa.timestamp("us", "UTC"))
+    rig = history_rig(value_schema=avsc_of(field(MICROS, "at")))
+    with Writer(rig.log, "w") as writer:
+        writer.append_batch(pa.table({"key": pa.array([b"a"]), "at": far}))
+        writer.commit()
+    assert recover(rig.log).to_arrow().num_rows == 1
+    with pytest.raises(Misuse, match="whose year Python does not have") as refused:
+        recover(rig.log).to_dict()
+    assert "to_arrow" in refused.value.hint
 
 
 def test_commits_and_meta_are_those_of_the_position() -> None:

@@ -4,6 +4,7 @@ import datetime
 import decimal
 import io
 import json
+import math
 import uuid
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from tests.support.samples.avro_fields import ENUM, field, logical, schema_of
 
 UTC = datetime.UTC
 NOON = datetime.datetime(2024, 5, 1, 12, 0, 0, 1, UTC)
+_WEST, _EAST = (datetime.timezone(datetime.timedelta(hours=hours)) for hours in (-5, 5))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,14 @@ def test_only_what_is_there_has_a_binary_form() -> None:
         ({"type": "fixed", "name": "Id", "size": 2}, b"abc"),
         (logical("int", "date"), NOON),
         (logical("int", "time-millis"), datetime.time(0, 0, 0, 1)),
+        (logical("int", "time-millis"), datetime.time(12, tzinfo=UTC)),
+        (logical("long", "time-micros"), datetime.time(12, tzinfo=UTC)),
         (logical("long", "timestamp-millis"), NOON),
+        (logical("long", "timestamp-micros"), datetime.datetime.max.replace(tzinfo=_WEST)),
+        (logical("long", "timestamp-millis"), datetime.datetime.min.replace(tzinfo=_EAST)),
+        ("float", 1e39),
+        ("float", -1e39),
+        ({"type": "array", "items": "float"}, [1, 1e39]),
         (logical("long", "timestamp-micros"), NOON.replace(tzinfo=None)),
         (logical("long", "local-timestamp-micros"), NOON),
         (logical("bytes", "decimal", precision=5, scale=2), decimal.Decimal("1.234")),
@@ -195,6 +204,29 @@ def test_columns_that_do_not_fit_are_refused(columns: dict[str, pa.Array]) -> No
         struct_from_columns(pa.table(columns), schema_of(field("int")))
 
     assert str(caught.value.facts["field"]).startswith("value")
+
+
+@pytest.mark.parametrize("number", [1e39, -1e39])
+def test_a_number_is_not_made_infinite(number: float) -> None:
+    """One that 32 bits cannot hold is refused; one that is infinite is itself, and digits are rounded."""
+    schema = schema_of(field("float"))
+    with pytest.raises(InvalidChange, match="too large"):
+        struct_from_columns(pa.table({"f": [math.inf, number]}), schema)
+    for numbers in ((math.inf, 0.1), (-math.inf, 1)):
+        kept = rows_to_struct([{"f": one} for one in numbers], schema).to_pylist()
+        assert kept == struct_from_columns(pa.table({"f": [float(one) for one in numbers]}), schema).to_pylist()
+        assert kept[0] == {"f": numbers[0]}
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.dictionary(pa.int8(), pa.string())])
+def test_what_stands_in_a_delete_is_no_value(kind: pa.DataType) -> None:
+    """Of any type that fits; of one that Arrow cannot work with, the error names the field."""
+    schema, deletes = schema_of(field(ENUM)), pa.array([True, False])
+    columns = pa.table({"f": pa.array(["none", "RED"]).cast(kind)})
+    assert struct_from_columns(columns, schema, deletes).to_pylist() == [None, {"f": "RED"}]
+    within = pa.array([{"x": "RED"}] * 2, pa.struct([("x", pa.string_view())]))
+    with pytest.raises(InvalidChange, match=r"value\.f"):
+        struct_from_columns(pa.table({"f": within}), schema, deletes)
 
 
 def test_struct_columns_keep_deletes_but_no_inner_nulls() -> None:

@@ -7,6 +7,7 @@ parsed or encoded silently (a Python float does become a 32-bit float where the 
 
 import datetime
 import decimal
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ConfigError, InvalidChange
-from statelog.schemas.arrays import column_of, column_of_rows, numbers_of, numbers_or_zeros
+from statelog.schemas.arrays import column_of, column_of_rows, numbers_of, numbers_or_zeros, scalar_of
 from statelog.schemas.values.types import ValueField, ValueType
 
 _ACCEPTED: Mapping[str, tuple[type, ...]] = {
@@ -43,6 +44,10 @@ _OWN: Mapping[str, type] = {
 }
 """Python's own type for it, of those that `column_of_rows` takes."""
 _LISTS = ("list", "large_list", "fixed_size_list")
+_VIEWED = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+"""What Arrow has not written its functions for, and what is as large."""
+_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+"""The first and the last datetime, in microseconds since 1970."""
 _UUID_PATTERN = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 MAP_KEY = ValueType(kind="string", arrow=pa.string())
 """The keys of every map."""
@@ -174,7 +179,7 @@ def fit_fields(given: Mapping[str, pa.Array], kind: ValueType, path: str, is_nul
 
     def child(one: ValueField, inner: str) -> pa.Array:
         if one.name in given:
-            return fit(_without(given[one.name], is_null) if null_rows else given[one.name], one.type, inner)
+            return fit(_without(given[one.name], is_null, inner) if null_rows else given[one.name], one.type, inner)
         if one.has_default:
             return repeated(default_array(one.default, one.type, inner), len(is_null))
         raise _refused("a field that is missing and has no default", inner)
@@ -194,9 +199,13 @@ def _record(
     return struct_of([_no_nulls(child(one, at), one.type, at, nulls) for one, at in paths], kind, is_null)
 
 
-def _without(column: pa.Array, is_null: pa.Array) -> pa.Array:
+def _without(column: pa.Array, is_null: pa.Array, path: str) -> pa.Array:
     """Whatever the fields of a null row hold is no value: null there, so that the count tells of any other null."""
-    return pc.if_else(is_null, pa.nulls(1, column.type)[0], column)
+    column = column.cast(_VIEWED.get(str(column.type), column.type))
+    try:
+        return pc.if_else(is_null, pa.nulls(1, column.type)[0], column)
+    except pa.ArrowNotImplementedError as error:
+        raise _refused(f"a column of type {column.type} beside deletes", path) from error
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -225,9 +234,12 @@ def _cast(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
         return column
     _expect(family(column.type) == family(kind.arrow), column, kind, path)
     try:
-        return column.cast(kind.arrow, safe=True)
+        made = column.cast(kind.arrow, safe=True)
     except (pa.ArrowException, ValueError) as error:
         raise _refused(f"a value that {kind} cannot hold: {error}", path) from error
+    if kind.kind == "float":
+        _check_finite(made, _infinite(column), kind, path)
+    return made
 
 
 def _checked_text(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
@@ -264,24 +276,45 @@ def _plain(rows: Sequence[object], kind: ValueType, path: str, types: set[type])
         if types <= {_OWN.get(kind.logical or kind.kind)}:
             column = column_of_rows(rows, kind.arrow)
         elif kind.logical.endswith(("timestamp-millis", "timestamp-micros")):
-            _check_datetimes(cast("Sequence[datetime.datetime | None]", rows), kind, path)
+            _check_times(cast("Sequence[datetime.datetime | None]", rows), kind, path)
             column = pa.array(rows, pa.timestamp("us", cast("pa.TimestampType", kind.arrow).tz))
-        elif kind.logical == "time-millis":
+            _check_years(column, kind, path)
+        elif kind.logical.startswith("time-"):
+            _check_times(cast("Sequence[datetime.time | None]", rows), kind, path)
             column = pa.array(rows, pa.time64("us"))
         else:
             column = pa.array(rows, kind.arrow, from_pandas=False)
+        if kind.kind == "float":
+            _check_finite(column, sum(map(math.isinf, filter(None, cast("Sequence[float]", rows)))), kind, path)
         return _checked_text(column.cast(kind.arrow, safe=True), kind, path)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise _refused(f"a value that {kind} cannot hold: {error}", path) from error
 
 
-def _check_datetimes(rows: Sequence[datetime.datetime | None], kind: ValueType, path: str) -> None:
-    aware = not kind.logical.startswith("local")
+def _check_times(rows: Sequence[datetime.datetime | datetime.time | None], kind: ValueType, path: str) -> None:
+    aware = kind.logical.startswith("timestamp")
     if any(row is not None and (row.tzinfo is not None) != aware for row in rows):
         wanted = "with a time zone" if aware else "without a time zone"
-        raise _refused(f"a datetime where the schema has {kind}: it must come {wanted}", path)
+        raise _refused(f"a time where the schema has {kind}: it must come {wanted}", path)
     if any(getattr(row, "nanosecond", 0) for row in rows):  # Of a pandas.Timestamp, which pyarrow would cut off.
         raise _refused(f"a datetime with nanoseconds where the schema has {kind}", path)
+
+
+def _check_years(column: pa.Array, kind: ValueType, path: str) -> None:
+    """A year before the first of UTC, or behind the last: whoever reads it could not make a datetime of it again."""
+    numbers = numbers_or_zeros(column.view(pa.int64()))
+    if len(numbers) and not _FIRST_US <= int(numbers.min()) <= int(numbers.max()) <= _LAST_US:
+        raise _refused(f"a datetime that in UTC has a year of no datetime, where the schema has {kind}", path)
+
+
+def _check_finite(column: pa.Array, infinite: int, kind: ValueType, path: str) -> None:
+    """A number too large for 32 bits becomes an infinite one, of which Arrow says nothing."""
+    if _infinite(column) > infinite:
+        raise _refused(f"a number that is too large where the schema has {kind}", path)
+
+
+def _infinite(column: pa.Array) -> int:
+    return int(np.count_nonzero(np.isinf(numbers_or_zeros(column))))
 
 
 def _records(rows: Sequence[Mapping[str, object] | None], kind: ValueType, path: str) -> pa.Array:
@@ -316,6 +349,8 @@ def _from_json(default: object, kind: ValueType) -> object:
             return data
         unscaled, scale = int.from_bytes(data, "big", signed=True), cast("pa.Decimal128Type", kind.arrow).scale
         return decimal.Decimal(unscaled).scaleb(-scale, decimal.Context(prec=80))
+    if kind.kind == "float" and isinstance(default, float):
+        return scalar_of(default, kind.arrow).as_py()  # Infinite if it is too large, as it always was read.
     if kind.logical and kind.kind in ("int", "long"):
         width = pa.int32() if kind.kind == "int" else pa.int64()
         return pa.array([default], width).view(kind.arrow)[0].as_py()
