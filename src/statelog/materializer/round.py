@@ -6,7 +6,8 @@ may run at once, on any machines, stalled for any time: the slot of the next man
 Invariants:
 - The newest manifest is read first, and everything follows from it. Only the put of the next one makes a difference.
 - Whatever a manifest names was uploaded and read back before its put.
-- A loser deletes nothing, and nothing that it uploaded is ever used. A round that fails to upload takes back its own.
+- A loser deletes nothing, and nothing that it uploaded is ever used. A round that fails between its upload and its put
+  takes back its own.
 - What is missing is believed only while the manifest that needs it is still the newest (else the round is lost), and
   damage only while the directory is the log's.
 - The budget never ends a round between a loss and the ledger record with which a person accepted it.
@@ -138,7 +139,7 @@ class Round:
         self._environment = environment = current_environment()
         self._started_s = environment.clock()
         self._base: Manifest | None = None
-        self._is_put = False
+        self._may_be_put = False
         self._runs: tuple[RunRef, ...] = ()
         """The runs that the next manifest will name."""
         self._work: RoundWork
@@ -212,7 +213,7 @@ class Round:
         try:
             return self._roll_up_to(target)
         except Damaged:
-            farther = None if self._is_put else self._past_acceptances(target)
+            farther = None if self._may_be_put else self._past_acceptances(target)
             if farther is None:
                 raise
         return self._roll_up_to(farther)
@@ -261,12 +262,13 @@ class Round:
         self._passed("after-delta")
         self._runs, merged = self._merging.merge(self._runs, delta.output)
         self._passed("after-merge")
-        uploaded = self._publish_runs()
-        if isinstance(uploaded, LostRound):
-            return uploaded
-        self._verified.add(uploaded.runs)
-        self._passed("after-upload")
-        won = self._put(target, delta.written.last)
+        with undone_by_errors(self._take_back):
+            uploaded = self._publish_runs()
+            if isinstance(uploaded, LostRound):
+                return uploaded
+            self._verified.add(uploaded.runs)
+            self._passed("after-upload")
+            won = self._put(target, delta.written.last)
         if isinstance(won, LostRound):
             return won
         own, cleanup_plan = won
@@ -325,8 +327,7 @@ class Round:
     def _publish_runs(self) -> Written | LostRound:
         """See that all runs are in the store. No manifest names them yet: what did not arrive is written again."""
         try:
-            with undone_by_errors(self._take_back):
-                return self._merging.publish(self._runs)
+            return self._merging.publish(self._runs)
         except (CorruptRun, NotFound) as error:
             newest = self._newest_number()
             if newest > self._number:
@@ -334,7 +335,11 @@ class Round:
             raise not_whole(error) from error
 
     def _take_back(self) -> None:
-        """Delete what was uploaded in vain, which else takes the room that the next round needs."""
+        """Delete what was uploaded in vain, which else takes the room that the next round needs. Not once a manifest may
+        name it: a put that failed may still take effect.
+        """
+        if self._may_be_put:
+            return
         with suppress(StatelogError):  # What is left is a later winner's to delete.
             for path in self._new_paths:
                 self._log.store.delete(path)
@@ -364,9 +369,10 @@ class Round:
         )
         cleanup_plan = plan_cleanup(self._log, listing, own, self._settings, self._verified, self._new_paths)
         self._passed("after-list")
+        self._log.manifests.prove_store()
+        self._may_be_put = True
         if not self._log.manifests.put(own):
             return LostRound(number=own.number)
-        self._is_put = True
         self._passed("after-put")
         newest = self._newest_number()
         if newest > own.number:

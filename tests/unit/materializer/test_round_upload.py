@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from statelog.errors import BrokerUnavailable, ConfigError, StatelogError, StorageFull, StoreUnavailable
+from statelog.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    CorruptManifest,
+    StatelogError,
+    StorageFull,
+    StoreUnavailable,
+    UnsafeStore,
+)
 from statelog.materializer.events import EventKind
 from statelog.materializer.outcome import CompletedRound, LostRound
 from statelog.materializer.round import run_round
+from statelog.schemas.names import MANIFESTS
 from statelog.testing.store import MemoryDisk
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for, state_of
@@ -84,6 +93,33 @@ def test_a_round_for_which_the_store_has_no_room_leaves_it_as_it_was(tmp_path: P
     twin.disk.capacity_bytes = None
     assert isinstance(twin.environment.run(run_round, log, settings_for(tmp_path)), CompletedRound)
     assert state_of(twin.open()) == twin.model
+
+
+def _damaged(twin: TwinLog) -> None:
+    twin.disk.flip_byte(f"log/{MANIFESTS.path(2)}", -40)
+
+
+def _overwriting(twin: TwinLog) -> None:
+    twin.disk.honours_absence = False
+
+
+@pytest.mark.parametrize(("happen", "error"), [(_damaged, CorruptManifest), (_overwriting, UnsafeStore)])
+def test_a_round_that_fails_before_its_put_leaves_the_store_as_it_was(
+    happen: Callable[[TwinLog], None], error: type[StatelogError], tmp_path: Path
+) -> None:
+    """A daemon that is started again and again, or one of many logs, would fill the store with what it uploads until a
+    person comes."""
+    twin, settings = TwinLog(), settings_for(tmp_path, keep=3)
+    for turn in range(3):
+        twin.write({b"a": str(turn).encode()})
+        twin.environment.run(run_round, twin.open(), settings)
+    happen(twin)
+    twin.write({b"a": b"later"})
+    before = twin.run_paths()
+    for _ in range(2):
+        with pytest.raises(error):
+            twin.environment.run(run_round, twin.open(), settings)
+        assert twin.run_paths() == before
 
 
 @pytest.mark.parametrize("error", [BrokerUnavailable, ConfigError])

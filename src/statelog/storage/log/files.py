@@ -275,15 +275,21 @@ class ManifestChain:
                     raise StoreUnavailable(what, hint=_GONE_HINT, **error.facts) from error
         return None
 
+    def prove_store(self) -> None:
+        """See, once in this process, that the store refuses a second create. Raises UnsafeStore, StoreUnavailable,
+        StorageFull.
+        """
+        if not self._is_proved:
+            self._store.check()
+            self._is_proved = True
+
     def put(self, manifest: Manifest) -> bool:
         """Put a manifest into its slot. True if it is ours that stands there, False if another one does.
 
         The first put proves the store. Raises UnsafeStore, with nothing put, if it overwrites; StoreUnavailable if it
         cannot be told whose manifest it is; StorageFull.
         """
-        if not self._is_proved:
-            self._store.check()
-            self._is_proved = True
+        self.prove_store()
         self._listing = None
         number = manifest.number
         is_ours = is_put(
