@@ -335,8 +335,8 @@ class Round:
             raise not_whole(error) from error
 
     def _take_back(self) -> None:
-        """Delete what was uploaded in vain, which else takes the room that the next round needs. Not once a manifest may
-        name it: a put that failed may still take effect.
+        """Delete what was uploaded in vain, which else takes the room that the next round needs. Not once a manifest
+        may name it: a put that failed may still take effect.
         """
         if self._may_be_put:
             return

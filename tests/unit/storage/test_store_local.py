@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.errors import ConfigError, StoreRefused, StoreUnavailable, UnsafeStore
+from statelog.errors import AlreadyExists, ConfigError, StoreRefused, StoreUnavailable, UnsafeStore
 from statelog.storage.store import STALE_AFTER_S
 from statelog.storage.store.fsspec import open_store
 from statelog.storage.store.local import LocalStore
@@ -116,6 +116,29 @@ def test_a_missing_local_file_is_not_a_missing_stored_one(store: LocalStore, tmp
         store.upload(tmp_path / "none", "runs/b")
     with pytest.raises(StoreUnavailable):
         store.download("runs/a", tmp_path / "none" / "copy")
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_name_that_is_taken_is_ours_only_if_it_is_our_file(
+    is_ours: bool, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that repeats a request says "exists" of what it just did; a backup that links each file that it meets
+    gives ours a second name while the slot is another's."""
+    if not is_ours:
+        store.put_if_absent("manifests/1", b"another's")
+    link = os.link
+
+    def linked_before(source: Path, target: Path) -> None:
+        link(source, target if is_ours else tmp_path / "backup")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", linked_before)
+    if is_ours:
+        store.put_if_absent("manifests/1", b"ours")
+        assert store.read("manifests/1") == b"ours"
+    else:
+        with pytest.raises(AlreadyExists):
+            store.put_if_absent("manifests/1", b"ours")
 
 
 def test_a_store_travels_by_pickle(store: LocalStore) -> None:

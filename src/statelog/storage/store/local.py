@@ -71,8 +71,8 @@ def _link(temporary: Path, target: Path) -> None:
     try:
         os.link(temporary, target)
     except FileExistsError:
-        # A server can repeat a request whose answer was lost: two names of our file mean that this call did it.
-        if temporary.stat().st_nlink != 2:
+        # A server can repeat a request whose answer was lost: if the name is our file's, this call did it.
+        if not temporary.samefile(target):
             raise
     except OSError as error:
         if error.errno in _NO_LINKS:
