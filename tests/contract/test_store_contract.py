@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from docker.errors import DockerException
 
-from statelog.errors import AlreadyExists, InvalidName, NotFound, StoreRefused, UnsafeStore
+from statelog.errors import AlreadyExists, InvalidName, NotFound, StoreRefused, StoreUnavailable, UnsafeStore
 from statelog.storage.measured import MeasuredStore
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
@@ -263,6 +263,14 @@ def test_a_measured_store_tells_the_room_of_the_one_below() -> None:
     """It is no store without a bound for being watched."""
     disk = MemoryDisk(lambda: 1000.0, capacity_bytes=100)
     assert MeasuredStore(MemoryStore(disk, LOG), LOG, []).free_bytes() == MemoryStore(disk, LOG).free_bytes() == 100
+
+
+def test_a_measured_store_fails_as_the_one_below(tmp_path: Path) -> None:
+    """A scratch file that a cleaner of temporary directories took is the store's to report: raw, it would end a daemon."""
+    below = open_store(str(tmp_path), LOG)
+    for store in (below, MeasuredStore(below, LOG, [])):
+        with pytest.raises(StoreUnavailable):
+            store.upload(tmp_path / "gone", "runs/a.parquet")
 
 
 def test_what_is_not_there_is_not_found(store: Store, tmp_path: Path) -> None:

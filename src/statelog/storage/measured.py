@@ -10,7 +10,7 @@ Invariants:
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -195,7 +195,6 @@ class MeasuredStore(_Measured[Store], Store):
     now_s = _asked("now_s")
     put_if_absent = _asked("put_if_absent", sent=lambda _, data: len(data))
     put = _asked("put", sent=lambda _, data: len(data))
-    upload = _asked("upload", sent=lambda local, _: int(local.stat().st_size))
     list = _asked("list")
     siblings = _asked("siblings", as_="list")
     sweep = _asked("sweep", as_="list")
@@ -203,6 +202,13 @@ class MeasuredStore(_Measured[Store], Store):
     free_bytes = _asked("free_bytes")
     check = _asked("check")
     prove = _asked("prove", as_="check")
+
+    def upload(self, local: Path, path: str) -> None:
+        """As the store."""
+        with self.to.asked("upload") as moved:
+            with suppress(OSError):  # What is wrong with the file is the store's to say.
+                moved.size_bytes = local.stat().st_size
+            self.port.upload(local, path)
 
     def download(self, path: str, local: Path) -> None:
         """As the store."""
