@@ -351,6 +351,8 @@ def test_ranges_of_an_open_file(store: Store) -> None:
         assert file.tell() == 701_000
         file.seek(255)
         assert file.read(2) == b"\xff\0"
+        file.seek(-8, 2)
+        assert file.read(100) == data[-8:]  # A run that is shorter than its manifest says ends early, everywhere.
 
 
 def test_readers_of_one_file_do_not_disturb_each_other(store: Store) -> None:

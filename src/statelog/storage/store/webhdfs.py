@@ -61,13 +61,15 @@ class WebHdfs(WebHDFS):
             self._create(temporary, source)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_kwargs: object) -> bytes:
-        """The bytes from `start` to `end`, of the whole file where they are None."""
+        """The bytes from `start` to `end`, of the whole file where they are None; fewer only where it ends earlier."""
         first, last = start or 0, end
         if last is None:
             last = self._length(path)
         if first >= last:
             return b""
         data = self._opened(path, first, last - first, stream=False).content
+        if len(data) < last - first:
+            last = min(last, self._length(path))
         _require_length(path, len(data), last - first)
         return data
 
