@@ -266,7 +266,7 @@ def test_a_measured_store_tells_the_room_of_the_one_below() -> None:
 
 
 def test_a_measured_store_fails_as_the_one_below(tmp_path: Path) -> None:
-    """A scratch file that a cleaner of temporary directories took is the store's to report: raw, it would end a daemon."""
+    """A scratch file that a cleaner of temporary directories took is the store's to report; raw, it ends a daemon."""
     below = open_store(str(tmp_path), LOG)
     for store in (below, MeasuredStore(below, LOG, [])):
         with pytest.raises(StoreUnavailable):

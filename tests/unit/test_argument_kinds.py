@@ -8,7 +8,10 @@ import pyarrow as pa
 import pytest
 
 import statelog
+from statelog import materializer
 from statelog.errors import ClosedError, ConfigError, InvalidChange
+from statelog.lake import export
+from statelog.recovery import RecoverySettings
 from statelog.storage.kafka.native import ProcessGuard
 from statelog.storage.log.where import Where, log_names
 from statelog.tables import InputTopic
@@ -77,6 +80,27 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda _, __: statelog.Writer(untyped("visits"), "web"), "log is of type str, and not Log"),
     (lambda _, __: statelog.recover(untyped("visits")), "log is of type str, and not Log"),
     (lambda log, _: statelog.recover(log, at=untyped("10min")), "at is of type str, and not AtPosition"),
+    (
+        lambda log, _: statelog.recover(log, settings=RecoverySettings(holder=untyped(7))).to_dict(),
+        "holder is of type int, and not str",
+    ),
+    (
+        lambda log, _: statelog.recover(log, settings=RecoverySettings(holder="\udcff")).to_dict(),
+        "holder is not valid Unicode",
+    ),
+    (lambda _, __: materializer.run_round(untyped("visits")), "log is of type str, and not Log"),
+    (lambda log, _: materializer.run_round(log, untyped({})), "settings is of type dict"),
+    (lambda _, __: materializer.Materializer(untyped("visits")), "log is of type str, and not Log"),
+    (lambda log, _: materializer.Materializer(log, untyped({})), "settings is of type dict"),
+    (lambda _, __: materializer.tail_now(untyped("visits")), "log is of type str, and not Log"),
+    (lambda _, __: materializer.claim_root(untyped("visits")), "log is of type str, and not Log"),
+    (lambda _, __: export(untyped("visits"), "/tables/visits"), "log is of type str, and not Log"),
+    (lambda log, _: export(log, untyped(None)), "table is of type NoneType"),
+    (lambda log, _: export(log, "/tables/visits", settings=untyped({})), "settings is of type dict"),
+    (
+        lambda log, _: export(log, "/tables/visits", storage_options={"timeout": untyped(5)}),
+        r"storage_options\['timeout'\] is of type int",
+    ),
     (lambda log, _: log.evolve_value_schema(untyped({"type": "record"})), "value_schema is of type dict"),
     (lambda _, where: Where(where.kafka, untyped(None)), "root is of type NoneType, and not a path"),
     (lambda _, where: Where(where.kafka, "/logs", allow_unsafe="replication"), "allow_unsafe is 'replication'"),

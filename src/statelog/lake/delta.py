@@ -17,6 +17,7 @@ Invariants:
 
 import json
 import logging
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -42,8 +43,9 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.ledger.place import ORIGIN, Place
+from statelog.schemas.names import check_kind
 from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_batches, state_schema
-from statelog.storage.log.log import Log
+from statelog.storage.log.log import Log, check_log
 from statelog.storage.store.url import mask_url
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ class Overtaken(Exception):
 
 def export(
     log: Log,
-    table: str,
+    table: str | os.PathLike[str],
     *,
     include_key_group: bool = False,
     replace: bool = False,
@@ -109,6 +111,13 @@ def export(
     AnchorMismatch if the log lost what the table has, ConfigError (values with times of day, too, for which Delta Lake
     has no type, and columns whose names differ in case alone), StoreUnavailable, Damaged, Unavailable.
     """
+    check_log(log)
+    check_kind("table", table, str, os.PathLike, example='"/tables/visits", or the URL of a table')
+    if settings is not None:
+        check_kind("settings", settings, RecoverySettings, example="RecoverySettings(fold_bytes=64 << 20)")
+    for name, value in (storage_options or {}).items():
+        check_kind(f"storage_options[{name!r}]", value, str, example="text")
+    table = os.fspath(table)
     if find_spec("deltalake") is None:
         hint = "Install the extra: pip install 'statelog[delta]'"
         raise ConfigError("Delta Lake needs the package deltalake", hint=hint)

@@ -39,7 +39,7 @@ from statelog.materializer.events import log_event, shortfalls
 from statelog.materializer.merging import BackgroundMerge, Merging
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.publication import other_root, publish, published
-from statelog.materializer.settings import MaterializerSettings
+from statelog.materializer.settings import MaterializerSettings, settings_or_default
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
 from statelog.materializer.tasks import TaskOutput
 from statelog.materializer.work import RoundWork, scratch_directory
@@ -52,7 +52,7 @@ from statelog.schemas.snapshot.run_ref import Cuts, RunRef
 from statelog.schemas.topic_policy import READING, ROLLING_UP
 from statelog.storage.log.aging import RENEW_SHARE
 from statelog.storage.log.evidence import take_anchors
-from statelog.storage.log.log import Log
+from statelog.storage.log.log import Log, check_log
 from statelog.storage.log.making import prove_truncation
 
 QUIET_RECORDS = 1000
@@ -97,7 +97,8 @@ def run_round(
         >>> run_round(log).rows
         1
     """
-    outcome = Round(log, settings or MaterializerSettings(), make_engine=make_engine).run()
+    check_log(log)
+    outcome = Round(log, settings_or_default(settings), make_engine=make_engine).run()
     for event in shortfalls(log.name, outcome, at_s=0.0):
         log_event(event)
     return outcome

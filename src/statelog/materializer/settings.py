@@ -3,10 +3,11 @@
 import math
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from statelog.errors import ConfigError
+from statelog.schemas.names import check_kind
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
 
@@ -81,6 +82,13 @@ class MaterializerSettings:
     restore_spacing_s: float = 5.0
 
     def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(one.default, int | float) or (one.default is None and value is not None):
+                check_kind(one.name, value, int, float, example="a number")
+        check_kind("scratch", self.scratch, Path, example='pathlib.Path("/var/tmp")')
+        check_kind("retention", self.retention, RetentionPolicy, example="RetentionPolicy(keep=3)")
+        check_kind("subscriptions", self.subscriptions, SubscriptionCap, example="SubscriptionCap(idle_s=86_400.0)")
         for name in ("interval_s", "lease_cap_s", "alarm_age_s", "hang_s", "round_timeout_s", "restore_spacing_s"):
             _require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "positive and finite")
         if self.restore_budget_s is not None:
@@ -114,6 +122,13 @@ class MaterializerSettings:
     def threads_beside(self) -> int:
         """How many of them merge beside the rounds."""
         return max(1, self.threads_used // 2)
+
+
+def settings_or_default(given: MaterializerSettings | None) -> MaterializerSettings:
+    """What a caller gives, or the defaults. Raises ConfigError for anything else: a dict, say."""
+    settings = MaterializerSettings() if given is None else given
+    check_kind("settings", settings, MaterializerSettings, example="MaterializerSettings(interval_s=60.0)")
+    return settings
 
 
 def _require(truth: bool, name: str, value: float, must: str) -> None:

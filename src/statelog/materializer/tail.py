@@ -27,7 +27,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.evidence import check_ledger
-from statelog.storage.log.log import Log
+from statelog.storage.log.log import Log, check_log
 
 _LOOK_RECORDS = 16_384
 _LOOK_BYTES = 32 << 20
@@ -143,6 +143,7 @@ def tail_now(log: Log) -> Tail:
         >>> tail_now(log).commits
         0
     """
+    check_log(log)
     log.verify(READING)
     end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
     with closing(TailGauge(log, clock=current_environment().wall_clock)) as gauge:

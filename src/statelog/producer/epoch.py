@@ -29,14 +29,14 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, St
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, given_up, not_given_up
 from statelog.schemas.ledger.state import LiveEpoch
-from statelog.schemas.names import check_kind, check_writer_name, whole_numbers
+from statelog.schemas.names import check_writer_name, whole_numbers
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.evidence import check_data_anchors, check_ledger
-from statelog.storage.log.log import Log
+from statelog.storage.log.log import Log, check_log
 from statelog.storage.log.producers import append_all
 
 _ATTEMPTS = 8
@@ -129,7 +129,7 @@ def open_epoch(
 
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
-    check_kind("log", log, Log, example="statelog.open(name, where)")
+    check_log(log)
     check_writer_name(writer)
     taken, environment = owned_partitions(log.descriptor, partitions), current_environment()
     issued = None if ours is None and judged is None else set(ours or ())

@@ -41,7 +41,7 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import check_kind
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.local.disk import local_path, require_file
-from statelog.storage.log.log import Log, open_snapshots
+from statelog.storage.log.log import Log, check_log, open_snapshots
 from statelog.storage.log.where import Where
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def recover(
 
     Raises NotFound if the log does not hold the state asked for, KeyGroupMismatch, Damaged, Unavailable.
     """
-    check_kind("log", log, Log, example="statelog.open(name, where)")
+    check_log(log)
     if at is not None:
         check_kind("at", at, AtPosition, AtCheckpoint, AtTime, example='AtPosition(7), or AtCheckpoint("web", 41)')
     if barrier and at_least:

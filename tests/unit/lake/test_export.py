@@ -124,14 +124,14 @@ def test_a_table_behind_truncation_is_written_anew(tmp_path: Path) -> None:
     made, table = TwinLog(), tmp_path / "table"
     made.write({b"a": b"1", b"gone": b"1"})
     with made.open() as log:
-        export(log, str(table))
+        export(log, table)
     for number in range(4):
         made.write({b"a": b"%d" % number, b"gone": None})
         made.now_s += 10_000.0
         with made.open() as log:
             made.environment.run(run_round, log, settings_for(tmp_path))
     with made.open() as log:
-        done = export(log, str(table))
+        done = export(log, table)
     assert done.is_rewritten
     assert _rows(table) == made.model
 

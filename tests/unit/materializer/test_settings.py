@@ -7,6 +7,7 @@ import pytest
 from statelog.errors import ConfigError
 from statelog.materializer.schedule import first_delay_s
 from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.snapshot.retention import RetentionPolicy
 
 
 def test_the_defaults_are_valid() -> None:
@@ -43,6 +44,31 @@ def test_a_setting_out_of_range_is_refused_by_name(name: str, value: float) -> N
     with pytest.raises(ConfigError, match=name) as refused:
         MaterializerSettings(**{name: value})  # type: ignore[arg-type] # one name at a time
     assert str(value) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("interval_s", "10"),
+        ("threads", "2"),
+        ("restore_budget_s", "2"),
+        ("scratch", "/var/tmp"),
+        ("retention", 3),
+        ("subscriptions", 86_400.0),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused_by_name(name: str, value: object) -> None:
+    """Text where a number or a path belongs is told when the settings are made, and not as an error within a round."""
+    with pytest.raises(ConfigError, match=f"{name} is of type") as refused:
+        MaterializerSettings(**{name: value})  # type: ignore[arg-type] # one name at a time
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("keep", [2.5, math.nan, "2", 1])
+def test_a_number_of_manifests_is_whole_and_at_least_two(keep: float) -> None:
+    """Nan passed the comparison, and a round found out behind its upload."""
+    with pytest.raises(ConfigError, match="keep"):
+        RetentionPolicy(keep=keep)  # type: ignore[arg-type] # what a caller may give
 
 
 def test_an_alarm_that_a_healthy_daemon_would_raise_is_refused() -> None:

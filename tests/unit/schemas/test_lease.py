@@ -35,6 +35,12 @@ def test_every_mutation_of_the_file_is_refused() -> None:
             Lease.from_bytes(damaged, lease_path(LEASE.id))
 
 
+def test_a_file_that_is_another_leases_is_refused() -> None:
+    """A copy beside the lease would end with the name of the living one in it, and take that along."""
+    with pytest.raises(Corrupt, match="another lease's file"):
+        Lease.from_bytes(LEASE.to_bytes(), lease_path("copy"))
+
+
 def test_a_lease_refuses_what_cannot_be() -> None:
     """Names become paths, and a time to live that is no number would never end."""
     with pytest.raises(InvalidName):

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from statelog.errors import ConfigError, Corrupt, ReaderInUse, SubscriptionEnded
 from statelog.schemas.avro import Datum, FileCodec, RecordCodec, datum_of
-from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place, has_utf8
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.names import check_name, subscription_path, subscription_slot
+from statelog.schemas.names import check_kind, check_name, lease_path, subscription_path, subscription_slot
 
 AS_ITS_FILE_S = 253_402_300_799.0
 """As `created_s` of a lease: its reader has not asked for the time yet. The end of the year 9999."""
@@ -59,6 +59,9 @@ class Lease:
 
     def __post_init__(self) -> None:
         check_name("lease", self.id)
+        check_kind("holder", self.holder, str, example='holder="web"')
+        if not has_utf8(self.holder):
+            raise ConfigError("holder is not valid Unicode", hint="Remove lone surrogates", lease=self.id)
         if min(self.manifest_number, self.position, *chain(*self.next_offsets.items())) < 0:
             raise ConfigError("a lease holds a negative number", lease=self.id)
         if not (math.isfinite(self.ttl_s) and self.ttl_s > 0 and math.isfinite(self.created_s)):
@@ -79,10 +82,13 @@ class Lease:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Lease":
-        """From the file's bytes; `path` is for messages. Raises Corrupt, UnknownFormat."""
-        return _LEASES.decode(
+        """From the bytes of the file at `path`, which names it. Raises Corrupt, UnknownFormat."""
+        found = _LEASES.decode(
             data, path, lambda one: cls(**dict[str, Any](one, next_offsets=_offsets(one["next_offsets"])))
         )
+        if path != lease_path(found.id):
+            raise Corrupt(f"{path} is another lease's file", path=path, lease=found.id)
+        return found
 
 
 def expired(lease: Lease, modified_s: float, now_s: float, cap_s: float) -> bool:

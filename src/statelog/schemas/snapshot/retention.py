@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from statelog.errors import ConfigError
-from statelog.schemas.names import is_run_path, lease_path
+from statelog.schemas.names import check_kind, is_run_path, lease_path
 from statelog.schemas.snapshot.claims import Claim, Lease
 from statelog.schemas.snapshot.manifest import Manifest
 
@@ -35,6 +35,7 @@ class RetentionPolicy:
     min_age_s: float = 3600.0
 
     def __post_init__(self) -> None:
+        check_kind("keep", self.keep, int, example="keep=3, at least 2")
         if self.keep < 2:
             raise ConfigError("retention keeps fewer than two manifests", keep=self.keep)
         if not self.min_age_s >= 0:

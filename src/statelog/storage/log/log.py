@@ -26,7 +26,7 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
-from statelog.schemas.names import data_topic, ledger_topic
+from statelog.schemas.names import check_kind, data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import (
     LEDGER_WRITING,
@@ -358,6 +358,11 @@ def open(name: str, where: Where, *, create: bool | LogOptions = False) -> Log: 
     with opened_ports(name, where) as (client, store, _):
         here = replace(where, kafka=client, kafka_token=None, root=store, storage_options={})
         return _open_or_create(name, here, options) if create else Log.open(name, here)
+
+
+def check_log(log: object) -> None:
+    """Raise ConfigError unless it is an open log: a name where one belongs, say."""
+    check_kind("log", log, Log, example="statelog.open(name, where)")
 
 
 def open_snapshots(name: str, where: Where) -> Log:
