@@ -77,6 +77,27 @@ def test_a_writer_that_went_on_right_where_its_fold_ends_learns_of_the_loss_with
             a.commit()
 
 
+def test_what_a_process_noted_is_not_joined_to_what_a_snapshot_above_the_loss_goes_on_with(tmp_path: Path) -> None:
+    """Who opens from that snapshot is told of the loss, and so is an idle writer of the same log."""
+    twin = TwinLog()
+    environment = Environment(clock=twin.clock)
+    with twin.open() as log, environment.run(Writer, log, "a", partitions=[0]) as a:
+        a.commit()
+        twin.now_s += LOOK_AGAIN_S
+        last = a.commit().offset
+        twin.cluster.lose_tail("log.ledger", 0, last - 1)
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            c.commit()
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+            assert log.manifests.newest() is not None
+            c.commit()
+        twin.now_s += LOOK_AGAIN_S
+        with pytest.raises(AnchorMismatch):
+            environment.run(Writer, log, "b", partitions=[1])
+        with pytest.raises(AnchorMismatch):
+            a.commit()
+
+
 def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_ground(tmp_path: Path) -> None:
     """The ledger begins right where the writer's fold ends: nothing is left to compare, and the snapshot knows."""
     twin = TwinLog()

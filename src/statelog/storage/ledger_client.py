@@ -189,8 +189,6 @@ class LedgerClient(Closing):
         except BaseException:
             self._take_newest()
             raise
-        if self._tape is not None and isinstance(record, Open):  # It was looked at: others need not read it.
-            self._tape.put(landed.taped)
         return landed.void
 
     def _landed(self, offset: int, record: LedgerRecord) -> _Applied:
@@ -252,15 +250,13 @@ class LedgerClient(Closing):
         """What others know of what is to fold, if it was there lately, as all that was folded: we have read since, or
         one of them has looked for us.
         """
-        if not self._is_over_due(self._there_s, max_age_s):
-            run = tape.run(last, end_position)
-            if run is None or not any(self._is_over_due(one.there_s, max_age_s) for one in run.new):
-                return run and run.new
-        run = tape.run(last, end_position, self._unread or [last])
-        if run is None or run.look is None or self._is_over_due(run.look.asked_s, max_age_s):
+        unread, since_s = self._unread or [last], self._clock() - max_age_s
+        run = tape.run(last, end_position, unread, there_s=self._there_s, since_s=since_s)
+        if run is None:
             return None
-        compared, self._there_s = min(run.look.end - 1, last.offset), run.look.asked_s
-        self._unread = [one for one in self._unread if one.offset >= compared]  # Nobody has compared the rest.
+        if run.look is not None:
+            compared, self._there_s = min(run.look.end - 1, last.offset), run.look.asked_s
+            self._unread = [one for one in self._unread if one.offset >= compared]  # Nobody has compared the rest.
         return run.new
 
     def _believe(self, new: list[Taped]) -> None:
@@ -290,23 +286,26 @@ class LedgerClient(Closing):
         is_news = end_position > self.fold.position
         if not is_news and (end_position < self.fold.position or not self._is_over_due(self._there_s)):
             return
-        self._there_s, asked_s, position = -math.inf, self._clock(), self.fold.position
-        start = self._unread[0].offset if self._unread else position - 1
-        shared: list[Taped] = []
-        self._fold(self._read(end_position, asked_s, shared), takes=takes, most_bytes=most_bytes)
-        if self._tape is not None:
-            self._tape.put(*shared)
+        self._there_s, asked_s, start = -math.inf, self._clock(), self.fold.position
+        compared, shared = list[LastRecord](), list[Taped]()
+        new = self._read(end_position, asked_s, compared, shared)
+        self._fold(new, takes=takes, most_bytes=most_bytes)
         if self._taken_bytes >= most_bytes:
             return
         self._there_s = asked_s
         if self._tape is not None:
-            self._tape.looked(Look(asked_s, start, end_position))
+            look = Look(asked_s, compared[0].offset if compared else start, end_position)
+            self._tape.looked(look, compared, shared)
         self.fold.advance(end_position)
 
-    def _read(self, end_position: int, asked_s: float, shared: list[Taped]) -> Iterator[Taped]:
-        """What is new; of it the others get what lies near the end, and what they know otherwise, perhaps."""
+    def _read(
+        self, end_position: int, asked_s: float, compared: list[LastRecord], shared: list[Taped]
+    ) -> Iterator[Taped]:
+        """What is new, behind what was `compared`; of it the others get what lies near the end, and what they know
+        otherwise, perhaps.
+        """
         tape = self._tape
-        for found in self._new_records(end_position):
+        for found in self._new_records(end_position, compared):
             taped = Taped(found, decode(found.value), asked_s)
             if tape is not None and (found.offset >= end_position - _SHARED or tape.at(found.offset) is not None):
                 shared.append(taped)
@@ -398,8 +397,10 @@ class LedgerClient(Closing):
                 hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
             )
 
-    def _new_records(self, end_position: int) -> Generator[Record]:
-        """The records from the fold's position on, read from the last one that was read, if all since are the same."""
+    def _new_records(self, end_position: int, compared: list[LastRecord]) -> Generator[Record]:
+        """The records from the fold's position on, read from the last one that was read, if all since are the same:
+        those are then `compared`.
+        """
         last = self._last = self.last
         while last is not None:
             expected, position = self._unread or [last], self.fold.position
@@ -418,6 +419,7 @@ class LedgerClient(Closing):
                     if self._is_over_due(self._compared_s):
                         self._compared, self._compared_s = set(), self._clock()
                     self._compared.update(expected)
+                    compared += expected
                     self._unread = []
                     yield from chain([] if new is None else [new], records)
                     return

@@ -27,7 +27,7 @@ from typing import NamedTuple
 from statelog.errors import OutcomeUnknown, Unavailable
 from statelog.pending import Pending
 from statelog.schemas.ledger.place import LastRecord
-from statelog.schemas.ledger.records import Commit, LedgerRecord, encode
+from statelog.schemas.ledger.records import LedgerRecord, encode
 from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, Record, report_limit_s, with_remedy
 
 _POLL_S = 0.2
@@ -68,7 +68,7 @@ class Look(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Records without a gap; and a look that counts for who goes on with them, if it was asked for and there is one."""
+    """Records without a gap; and the look that counts for who goes on with them, unless all is young enough without."""
 
     new: list[Taped]
     look: Look | None
@@ -101,40 +101,56 @@ class LedgerTape:
         self.look: Look | None = None
         """The newest look at the ledger itself."""
 
-    def sending(self, commit: Commit, value: bytes, now_s: float) -> Callable[[int], None]:
-        """A commit is about to be sent: for who is told its offset, or that it has none (-1)."""
+    def sending(self, record: LedgerRecord, value: bytes, now_s: float) -> Callable[[int], None]:
+        """A record is about to be sent: for who is told its offset, or that it has none (-1)."""
         token = object()
 
         def answer(offset: int) -> None:
             with self._lock:
                 is_new = offset >= 0 and offset not in self._taped and not self._was_looked_at(offset)
                 if self._under_way.pop(token, None) is not None and is_new:
-                    self._put(Taped(Record(0, offset, value, -1), commit, now_s))
+                    self._put(Taped(Record(0, offset, value, -1), record, now_s))
                 self._tell()
 
         self._under_way[token] = get_ident()
         return answer
 
-    def put(self, *taped: Taped) -> None:
-        """These were read."""
+    def looked(self, look: Look, compared: Sequence[LastRecord], new: Sequence[Taped]) -> None:
+        """Somebody has looked at the ledger: from the look's start on it has what was `compared`, and behind that what
+        is `new`. If anything else is known of that range, the ledger lost its tail, and all that is known is forgotten.
+        """
         with self._lock:
-            for one in taped:
-                self._put(one)
+            if self.look is None or look.asked_s >= self.look.asked_s:  # Else what it found may be gone since.
+                there = {one.offset: one for one in (*compared, *(taped.last for taped in new))}
+                known = [one.last for at, one in self._taped.items() if look.start <= at < look.end]
+                if any(there.get(one.offset) != one for one in known):
+                    self._taped, self._size_bytes, self.look = {}, 0, None
+                before = self.look
+                is_next = before is not None and before.start <= look.start < before.end and look.start in self._taped
+                self.look = look._replace(start=before.start) if before is not None and is_next else look
+                for one in new:
+                    self._put(one)
             self._tell()
 
     def at(self, offset: int) -> Taped | None:
         """The record there, if it is known."""
         return self._taped.get(offset)
 
-    def run(self, last: LastRecord, end: int, unread: Sequence[LastRecord] = ()) -> Run | None:
-        """All behind the record `last` up to `end`; None if one is missing, or `last` is another one here. Who needs a
-        look says what it has folded since its own, up to `last`: that is `unread`.
+    def run(
+        self, last: LastRecord, end: int, unread: Sequence[LastRecord], *, there_s: float, since_s: float
+    ) -> Run | None:
+        """All behind the record `last` up to `end`; None if one is missing, or `last` is another one here. All of it
+        was in the ledger `since_s`, and so was all that is folded: that was there at `there_s`, or a look says so, for
+        which is asked what was folded `unread` since the own one.
         """
         with self._lock:
             new, first = self._between(last.offset + 1, end), self._taped.get(last.offset)
             if new is None or first is None or first.last != last:
                 return None
-            return Run(new, self._counting(unread, new) if unread else None)
+            if min((there_s, *(one.there_s for one in new))) > since_s:
+                return Run(new, None)
+            look = self._counting(unread, new)
+            return Run(new, look) if look is not None and look.asked_s > since_s else None
 
     def _counting(self, unread: Sequence[LastRecord], new: list[Taped]) -> Look | None:
         """The newest look, if it ties all of this to the ledger, and as old as the oldest of what it did not find: that
@@ -149,12 +165,6 @@ class LedgerTape:
         ages_s = [one.there_s for one in (*known, *new) if one.found.offset >= look.end]
         return look._replace(asked_s=min((look.asked_s, *ages_s)))
 
-    def looked(self, look: Look) -> None:
-        """Somebody has looked at the ledger."""
-        before = self.look
-        is_next = before is not None and before.start <= look.start < before.end
-        self.look = look._replace(start=before.start) if before is not None and is_next else look
-
     def _was_looked_at(self, offset: int) -> bool:
         """Whether somebody has read past it, and may have found another record, too far back to be put down."""
         return self.look is not None and self.look.start <= offset < self.look.end
@@ -164,8 +174,9 @@ class LedgerTape:
         if last is None:
             return False
         first, end = sorted((place, last), key=lambda one: one.offset)
-        found = self._taped.get(end.offset)
-        return found is not None and found.last == end and self.run(first, end.offset + 1) is not None
+        with self._lock:
+            found = self._between(first.offset, end.offset + 1)
+        return found is not None and found[0].last == first and found[-1].last == end
 
     def await_answers(self, start: int, end: int) -> None:
         """Until what other threads have sent by now is answered, if that may be what is missing from `start` on."""
@@ -228,13 +239,13 @@ class LedgerTape:
 def send_record(
     producer: Producer, topic: str, record: LedgerRecord, clock: Callable[[], float], tape: LedgerTape | None = None
 ) -> Pending[int]:
-    """Append to the ledger, and wait for nothing; the result is the offset. A commit goes to the `tape`, too. Raises
+    """Append to the ledger, and wait for nothing; the result is the offset, which the `tape` hears, too. Raises
     Unavailable if it could not even be queued; the result raises OutcomeUnknown if it may be in the ledger, or come.
     """
     kind, value = type(record).__name__, encode(record)
     reports: list[Delivery] = []
     deadline_s = clock() + report_limit_s(producer)
-    answer = tape.sending(record, value, clock()) if tape is not None and isinstance(record, Commit) else _nobody_asks
+    answer = tape.sending(record, value, clock()) if tape is not None else _nobody_asks
 
     def report(delivery: Delivery) -> None:
         reports.append(delivery)
@@ -274,7 +285,7 @@ def send_record(
 
 
 def _nobody_asks(_offset: int) -> None:
-    """What is no commit is read by who folds it."""
+    """Who follows reads it."""
 
 
 def append_record(producer: Producer, topic: str, record: LedgerRecord) -> int:

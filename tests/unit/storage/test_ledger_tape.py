@@ -1,10 +1,12 @@
 """Many who follow one ledger through one log: each record is read once, whatever becomes of one of them."""
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import Commit
+from statelog.schemas.topic_policy import Truncation
 from statelog.storage import ledger_tape
 from statelog.storage.kafka import OffsetRange, Record
 from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
@@ -29,7 +32,7 @@ _COMMIT = Commit(epoch=0, nonce=b"n" * 16, base=NO_CHECKPOINT, checkpoint=Checkp
 
 def taped(offset: int, value: bytes = b"v") -> Taped:
     """A record that was read."""
-    return Taped(Record(0, offset, value, 0), None)
+    return Taped(Record(0, offset, value, 0), None, 0.0)
 
 
 @pytest.fixture
@@ -227,6 +230,27 @@ def test_what_was_put_down_before_a_tail_was_lost_is_not_joined_to_what_grew_sin
         idle.commit()
 
 
+def test_an_open_that_is_lost_before_its_opener_is_told_is_no_ground(twenty: Twenty) -> None:
+    """The process stood still while it asked who answers, and another one of its threads has looked since."""
+    verify = twenty.log.verify_anew
+
+    def stands_still(*asked: Any) -> Truncation:
+        truncation, epoch = verify(*asked), twenty.log.ledger.end() - 1
+        twenty.now_s += 60.0
+        twenty.rig.cluster.lose_tail("l.ledger", 0, epoch)
+        with twenty.rig.open() as elsewhere, twenty.follower() as looks:
+            write_all(elsewhere.kafka, "l.ledger", 0, [b"somebody's"])
+            looks.fold_end()
+        return truncation
+
+    twenty.writers[0].close()
+    twenty.log.verify_anew = stands_still  # type: ignore[method-assign]
+    twenty.writers[0] = twenty.environment.run(Writer, twenty.log, "w0", partitions=[0])
+    with pytest.raises(DataLoss):
+        twenty.commit(0)
+    twenty.writers[0].close()
+
+
 def test_a_commit_that_lands_where_another_one_was_acknowledged_is_no_commit(twenty: Twenty) -> None:
     """Right where its writer's fold ends, so that nothing is read: this process knows that a record is gone."""
     twenty.commit(0)
@@ -265,17 +289,23 @@ def test_an_interrupted_read_strands_nobody() -> None:
 # ---- the tape alone
 
 
-def offsets(tape: LedgerTape, last: int, end: int) -> list[int] | None:
-    """Of the records behind the one at `last`."""
-    run = tape.run(LastRecord.of(last, b"v"), end)
+def read(tape: LedgerTape, *offsets: int, value: bytes = b"v", asked_s: float = 0.0) -> None:
+    """Somebody has read these records, each by itself."""
+    for offset in offsets:
+        tape.looked(Look(asked_s, offset, offset + 1), [], [taped(offset, value)])
+
+
+def offsets(tape: LedgerTape, last: int, end: int, value: bytes = b"v") -> list[int] | None:
+    """Of the records behind the one at `last`, whenever they were there."""
+    found = LastRecord.of(last, value)
+    run = tape.run(found, end, [found], there_s=0.0, since_s=-math.inf)
     return run and [one.found.offset for one in run.new]
 
 
 def test_a_run_has_no_gap() -> None:
     """What is missing is not skipped."""
     tape = LedgerTape()
-    for offset in (3, 4, 6):
-        tape.put(taped(offset))
+    read(tape, 3, 4, 6)
     assert offsets(tape, 3, 5) == [4]
     assert offsets(tape, 3, 7) is None
     assert offsets(tape, 2, 4) is None
@@ -284,17 +314,15 @@ def test_a_run_has_no_gap() -> None:
 def test_a_run_goes_on_from_the_same_record() -> None:
     """Whoever folded another one has seen another ledger."""
     tape = LedgerTape()
-    for offset in (3, 4):
-        tape.put(taped(offset))
-    assert tape.run(LastRecord.of(3, b"v"), 5) is not None
-    assert tape.run(LastRecord.of(3, b"w"), 5) is None
+    read(tape, 3, 4)
+    assert offsets(tape, 3, 5) == [4]
+    assert offsets(tape, 3, 5, b"w") is None
 
 
 def test_a_place_is_known_by_the_records_between_it_and_what_was_folded() -> None:
     """On either side; not across a gap, nor of another record."""
     tape = LedgerTape()
-    for offset in (3, 4, 5, 7):
-        tape.put(taped(offset))
+    read(tape, 3, 4, 5, 7)
     at, other = [LastRecord.of(offset, b"v") for offset in range(10)], LastRecord.of(5, b"w")
     assert tape.knows(at[3], at[5])
     assert tape.knows(at[5], at[3])
@@ -309,8 +337,7 @@ def test_what_was_read_counts_above_what_was_acknowledged() -> None:
     """In whichever order they come."""
     tape = LedgerTape()
     tape.sending(_COMMIT, b"acknowledged", 0.0)(3)
-    tape.put(taped(3, b"read"))
-    tape.put(taped(4, b"read"))
+    read(tape, 3, 4, value=b"read")
     tape.sending(_COMMIT, b"acknowledged", 0.0)(4)
     assert [one.found.value for offset in (3, 4) if (one := tape.at(offset))] == [b"read", b"read"]
 
@@ -319,17 +346,47 @@ def test_what_is_acknowledged_where_somebody_has_read_since_is_not_put_down() ->
     """It may be lost: whoever read so far has put down only the newest of what was found."""
     tape = LedgerTape()
     answers = [tape.sending(_COMMIT, b"acknowledged", 0.0) for _ in range(2)]
-    tape.put(taped(999))
-    tape.looked(Look(1.0, 0, 1000))
+    tape.looked(Look(1.0, 0, 1000), [], [taped(999)])
     for answer, offset in zip(answers, (500, 1000), strict=True):
         answer(offset)
     assert [tape.at(offset) is not None for offset in (500, 999, 1000)] == [False, True, True]
 
 
+def test_a_look_that_was_begun_earlier_counts_for_nothing() -> None:
+    """Whose thread stood still behind it puts down nothing: another one has looked since, and found other records."""
+    tape = LedgerTape()
+    read(tape, 3, 4, value=b"w", asked_s=2.0)
+    look = tape.look
+    read(tape, 3, 4, asked_s=1.0)
+    assert (offsets(tape, 3, 5), offsets(tape, 3, 5, b"w"), tape.look) == (None, [4], look)
+
+
+def test_what_a_look_did_not_find_is_forgotten() -> None:
+    """With all that is known: who noted it followed a ledger that lost its tail. One look may find what is put down by
+    the newest alone, or by the record that it goes on from.
+    """
+    for compared, new in (([], [taped(999)]), ([LastRecord.of(500, b"w")], [])):
+        tape = LedgerTape()
+        read(tape, 499, 500)
+        tape.looked(Look(1.0, 500, 1000), compared, new)
+        assert tape.at(499) is tape.at(500) is None
+        assert (tape.at(999) is not None) == bool(new)
+        assert tape.look == Look(1.0, 500, 1000)
+
+
+def test_a_look_goes_on_from_another_one_by_a_record_that_both_have_found() -> None:
+    """Between looks that have none a tail may have been lost."""
+    for noted, compared, start in (((3, 4), b"v", 3), ((3, 4), b"w", 4), ((3,), b"v", 4)):
+        tape = LedgerTape()
+        tape.looked(Look(1.0, 3, 5), [], [taped(offset) for offset in noted])
+        tape.looked(Look(2.0, 4, 6), [LastRecord.of(4, compared)], [taped(5)])
+        assert tape.look == Look(2.0, start, 6)
+
+
 def test_what_another_thread_has_sent_is_waited_for() -> None:
     """But not what this one has: it could not be answered meanwhile."""
     tape = LedgerTape()
-    tape.put(taped(3))
+    read(tape, 3)
     with ThreadPoolExecutor(1) as other:
         answer = other.submit(tape.sending, _COMMIT, b"v", 0.0).result()
         wanted = threading.Timer(0.001, answer, [4])
@@ -346,7 +403,7 @@ def test_what_is_not_answered_is_waited_for_once(monkeypatch: pytest.MonkeyPatch
     """Nor is what was sent since: it lies behind."""
     monkeypatch.setattr(ledger_tape, "_ANSWER_S", 60.0)
     tape, waits = LedgerTape(), threading.Event()
-    tape.put(taped(3))
+    read(tape, 3)
 
     def bell() -> threading.Lock:
         waits.set()
@@ -374,11 +431,9 @@ def test_what_is_not_answered_is_waited_for_once(monkeypatch: pytest.MonkeyPatch
 def test_it_keeps_the_newest() -> None:
     """By number and by size."""
     tape = LedgerTape()
-    for offset in range(5000):
-        tape.put(taped(offset))
+    read(tape, *range(5000))
     assert tape.at(0) is None
     assert offsets(tape, 4990, 5000) == list(range(4991, 5000))
-    for offset in range(5000, 5010):
-        tape.put(taped(offset, bytes(1 << 20)))
+    read(tape, *range(5000, 5010), value=bytes(1 << 20))
     assert tape.at(5000) is None
     assert tape.at(5009) is not None
