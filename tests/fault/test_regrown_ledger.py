@@ -115,6 +115,25 @@ def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_grou
             a.commit()
 
 
+def test_a_loss_that_was_truncated_up_to_the_newest_snapshot_shows_in_that(tmp_path: Path) -> None:
+    """Where that has the place of a writer that lives, and of the log that another one opens through."""
+    twin = TwinLog()
+    environment = Environment(clock=twin.clock)
+    with twin.open() as log, environment.run(Writer, log, "a", partitions=[0]) as a:
+        a.commit()
+        last = a.commit().offset
+        twin.cluster.lose_tail("log.ledger", 0, last - 1)
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            c.commit()
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+        log.kafka.delete_records(log.ledger_topic, {0: last + 1})  # As Kafka does, where it deletes by age.
+        twin.now_s += LOOK_AGAIN_S
+        with pytest.raises(AnchorMismatch):
+            environment.run(Writer, log, "b", partitions=[1])
+        with pytest.raises(AnchorMismatch):
+            a.commit()
+
+
 def test_what_is_truncated_since_it_was_acknowledged_proves_nothing(tmp_path: Path) -> None:
     """A writer that has not read for a while goes on from the records that are left."""
     twin = TwinLog()

@@ -32,7 +32,7 @@ from statelog.errors import (
 )
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import Folded, LedgerBase, LedgerFold, ValidCommit, Void
-from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Reader, Record
 from statelog.storage.ledger_tape import LedgerTape, Look, Taped, send_record
@@ -57,7 +57,7 @@ class _Applied(NamedTuple):
 
 def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
     """Whether a person accepted that the ledger lost what stood at `offset`. Raises Damaged, BrokerUnavailable."""
-    records = reader.read({0: OffsetRange(offset, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
+    records = reader.read({0: OffsetRange(offset + 1, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
     restarts = (record for found in records if isinstance(record := decode(found.value), Restart))
     return any(record.position > offset for record in restarts)
 
@@ -382,9 +382,19 @@ class LedgerClient(Closing):
                     with closing(self._records(last.offset, position)) as records:
                         found = next(records, None)
                 except OffsetGone:
+                    self._check_truncated(unknown)
                     return  # All others lie below.
                 if found is None or last != LastRecord.of(found.offset, found.value):
                     self._require_accepted(last)
+
+    def _check_truncated(self, places: Iterable[Place]) -> LedgerBase | None:
+        """Compare those of the places that are the newest snapshot's, which it returns, by what that was built on."""
+        newest = self._rebase() if self._rebase else None
+        known = newest.place if newest is not None else ORIGIN
+        for position, last in places:
+            if position == known.position and last and known.last not in (None, last):
+                self._require_accepted(last)
+        return newest
 
     def _require_accepted(self, last: LastRecord) -> None:
         """Raise AnchorMismatch unless a person accepted that the ledger lost this record."""
@@ -408,7 +418,7 @@ class LedgerClient(Closing):
                 try:
                     there, new = _parted(records, position)
                 except OffsetGone:
-                    newer = self._rebase() if self._rebase and not self._unread else None
+                    newer = None if self._unread else self._check_truncated([self.place])
                     if newer is not None and newer.place.position > position:
                         raise  # That one was compared; what is gone cannot be.
                     self._last = last = last if self._unread else None  # Which may still be there.
