@@ -230,7 +230,9 @@ def test_what_was_put_down_before_a_tail_was_lost_is_not_joined_to_what_grew_sin
         idle.commit()
 
 
-def test_an_open_that_is_lost_before_its_opener_is_told_is_no_ground(twenty: Twenty) -> None:
+def test_an_open_that_is_lost_before_its_opener_is_told_is_no_ground(
+    twenty: Twenty, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The process stood still while it asked who answers, and another one of its threads has looked since."""
     verify = twenty.log.verify_anew
 
@@ -244,7 +246,7 @@ def test_an_open_that_is_lost_before_its_opener_is_told_is_no_ground(twenty: Twe
         return truncation
 
     twenty.writers[0].close()
-    twenty.log.verify_anew = stands_still  # type: ignore[method-assign]
+    monkeypatch.setattr(twenty.log, "verify_anew", stands_still)
     twenty.writers[0] = twenty.environment.run(Writer, twenty.log, "w0", partitions=[0])
     with pytest.raises(DataLoss):
         twenty.commit(0)
