@@ -3,10 +3,13 @@
 import datetime
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import cast
 
 _JSON = json.JSONEncoder(default=str, ensure_ascii=False, allow_nan=False)
+_CONTROLS = re.compile(r"[\x7f-\x9f]")
+"""Those that JSON takes as they are, and terminals as orders."""
 
 
 def show_count(number: float) -> str:
@@ -42,11 +45,12 @@ def show_time(seconds: float, timespec: str = "seconds") -> str:
 
 
 def as_json(value: object) -> str:
-    """One line of JSON; what JSON lacks becomes text, as NaN and the infinities do."""
+    """One line of JSON, without control characters; what JSON lacks becomes text, as NaN and the infinities do."""
     try:
-        return _JSON.encode(value)
+        text = _JSON.encode(value)
     except ValueError:
-        return _JSON.encode(_spelt(value))
+        text = _JSON.encode(_spelt(value))
+    return text if text.isprintable() else _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _spelt(value: object) -> object:

@@ -14,6 +14,14 @@ def test_quantities_are_shown_for_people() -> None:
     assert [show_duration(one) for one in (0.0123, 61.04, 125, 7260)] == ["12 ms", "61.0 s", "2 min 5 s", "2 h 1 min"]
 
 
+def test_json_moves_no_terminal() -> None:
+    """What JSON takes as it is, and a terminal as an order, is escaped, and is read as it was; letters stay."""
+    value = {"key": "\x1b[2J\x7f\x9b2J\x85", "value": "é\u3000\U0001f600"}
+    assert json.loads(as_json(value)) == value
+    assert not {chr(code) for code in (*range(32), *range(127, 160))} & set(as_json(value))
+    assert "é\u3000\U0001f600" in as_json(value)
+
+
 def test_numbers_that_json_lacks_are_texts() -> None:
     """Any reader of JSON reads every line, wherever a NaN or an infinity stands; the rest is as it is."""
 
