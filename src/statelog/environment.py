@@ -97,7 +97,7 @@ def repeated(work: Callable[[], object], every_s: float, name: str, *, is_awaite
     over = threading.Event()
 
     def repeat() -> None:
-        while not over.wait(every_s):
+        while not over.wait(min(every_s, threading.TIMEOUT_MAX)):
             work()
 
     thread = threading.Thread(target=repeat, name=name, daemon=True)

@@ -25,6 +25,7 @@ from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.config import read_text
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import TopicLoss, accept_data_loss, accept_ledger_loss, accept_topic_loss
+from statelog.storage.store.url import mask_url
 
 _EVOLVE_HELP = """Give the log NAME its next value schema. It must read what every earlier one wrote;
 docs/values.md says which changes do. A schema that the log already has changes nothing.
@@ -105,6 +106,8 @@ def evolve(session: Session, name: str, value_schema: Path) -> None:
 @connected
 def truncate(session: Session, name: str, explain: bool, mode: str | None, retention_days: int | None) -> None:
     """Show what truncates, and what holds that back; or change who does."""
+    if mode is None and retention_days is not None:
+        raise ConfigError("--retention-days says when Kafka deletes", hint="Say so: --truncation retention")
     with session.open_log(name) as log:
         found = log.truncation() if mode is None else log.set_truncation(mode, retention_days)
         topics = [log.kafka.describe_topic(one) for one in (log.data_topic, log.ledger_topic)]
@@ -147,7 +150,7 @@ def delete(session: Session, name: str, yes: bool, dry_run: bool) -> None:
         session.output.report(Report(f"would delete {name}", facts))
         return
     if not yes:
-        confirm(name, f"This deletes all data of {name} below {where.root}.")
+        confirm(name, f"This deletes all data of {name} below {mask_url(session.config.root_url())}.")
     with session.warnings_shown():
         Log.delete(name, where)
     session.output.report(Report(f"deleted {name}", {"deleted": name}))

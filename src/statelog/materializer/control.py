@@ -80,7 +80,7 @@ class Control:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a wake-up, at most `timeout_s` seconds; returns whether the daemon should end."""
-        self._wait(self._bell, timeout_s)
+        self._wait(self._bell, min(timeout_s, threading.TIMEOUT_MAX))
         self._bell.clear()
         return self.is_stopped
 

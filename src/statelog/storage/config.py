@@ -17,6 +17,7 @@ import os
 import re
 import tomllib
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -297,8 +298,10 @@ def named_layers(environment: Mapping[str, str]) -> list[ConfigLayer]:
 
 
 def _default_file(environment: Mapping[str, str]) -> Path | None:
-    home = environment.get("XDG_CONFIG_HOME") or "~/.config"
-    candidates = (_LOCAL_FILE, Path(home).expanduser() / "statelog" / "statelog.toml")
+    candidates = [_LOCAL_FILE]
+    with suppress(RuntimeError):  # Not everybody has a home.
+        home = Path(environment.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+        candidates.append(home / "statelog" / "statelog.toml")
     return next((path for path in candidates if path.is_file()), None)
 
 

@@ -4,6 +4,7 @@ Pure.
 
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,10 @@ def _engine(value: object) -> str:
 
 
 def _path(value: object) -> Path:
-    return Path(_text(value)).expanduser()
+    try:
+        return Path(_text(value)).expanduser()
+    except RuntimeError:
+        raise ConfigError("it names a home directory that is not known", hint="Write the whole path") from None
 
 
 # ---- quantities
@@ -111,22 +115,23 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 def duration_s(value: object) -> float:
     """Seconds of a number (seconds already) or a text such as "30s". Raises ConfigError."""
     number, unit = _quantity(value)
-    if unit not in {"", *_SECONDS}:
+    seconds = number * _SECONDS.get(unit, 1.0)
+    if unit not in {"", *_SECONDS} or seconds == math.inf:
         raise ConfigError(f"{value!r} is not a duration", hint="Write a number and ms, s, min, h or d, such as 30s")
-    return number * _SECONDS.get(unit, 1.0)
+    return seconds
 
 
 def size_bytes(value: object) -> int:
     """Bytes of a number (bytes already) or a text such as "512MiB". Raises ConfigError."""
     number, unit = _quantity(value)
     size = number * _BYTES.get(unit.lower(), 1)
-    if unit.lower() not in {"", *_BYTES} or size != int(size):
+    if unit.lower() not in {"", *_BYTES} or size == math.inf or size != int(size):
         raise ConfigError(f"{value!r} is not a size", hint="Write a number and B, KiB, MiB, GiB or TiB, such as 512MiB")
     return int(size)
 
 
 def _quantity(value: object) -> tuple[float, str]:
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max:
         return float(value), ""
     match = _QUANTITY.match(value) if isinstance(value, str) else None
     if match is None:

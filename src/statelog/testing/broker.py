@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.closing import undone_by_errors
-from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
+from statelog.errors import BrokerUnavailable, ClosedError, ConfigError, StatelogError
 from statelog.testing import node, process
 from statelog.testing.node import KAFKA_VERSION
 from statelog.testing.process import ProcessId
@@ -236,9 +236,15 @@ class EmbeddedBroker:
 
 
 def cache_directory() -> Path:
-    """Where this user's development broker lives: `$XDG_CACHE_HOME/statelog/dev`, by default below `~/.cache`."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base else Path.home() / ".cache") / "statelog" / "dev"
+    """Where this user's development broker lives: `$XDG_CACHE_HOME/statelog/dev`, by default below `~/.cache`. Raises
+    ConfigError for a user without a home.
+    """
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        hint = "Set XDG_CACHE_HOME, or name a directory"
+        raise ConfigError("this user has no home directory", hint=hint) from None
+    return base / "statelog" / "dev"
 
 
 def free_port() -> int:

@@ -28,6 +28,7 @@ from statelog.storage.config import (
 )
 from statelog.storage.config_keys import KEYS, duration_s, size_bytes
 from statelog.storage.log.where import Where
+from statelog.testing.broker import cache_directory
 from tests.support.rigs.log import TwinLog
 from tests.support.rigs.shell import commands_open
 
@@ -306,9 +307,13 @@ def test_sizes_have_units(text: object, size: int) -> None:
     assert size_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1s", "5 parsecs", "1e3s", None, True, float("nan"), "0.3B"])
+_HUGE = "9" * 307
+_NO_QUANTITIES = ["", "x", "-1s", "5 parsecs", "1e3s", None, True, float("nan"), "0.3B"]
+
+
+@pytest.mark.parametrize("text", [*_NO_QUANTITIES, _HUGE * 2, 10**400, float("inf"), f"{_HUGE}d", f"{_HUGE}TiB"])
 def test_other_quantities_are_refused(text: object) -> None:
-    """What is no number with a known unit is neither a duration nor a size."""
+    """What is no number with a known unit is neither a duration nor a size; nor is one that is too large."""
     for read in (duration_s, size_bytes):
         if (read, text) != (duration_s, "0.3B"):
             with pytest.raises(StatelogError):
@@ -325,6 +330,23 @@ def test_an_error_names_the_flag_that_was_typed(command: click.Command) -> None:
         with pytest.raises(ConfigError) as caught:
             flag_layer({path: object()}, [], [])
         assert caught.value.facts["origin"] in named[path].opts
+
+
+def test_whoever_has_no_home_needs_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a container, under a number that nobody has: no file is looked for there, and a path from there is none."""
+
+    def nobody(_: int) -> None:
+        raise KeyError
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    assert len(config_layers(None, {}, flag_layer({}, [], []))) == 2
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.raises(ConfigError, match="not known"):
+        flag_layer({"materializer.scratch": "~/scratch"}, [], [])
+    with pytest.raises(ConfigError, match="no home"):
+        cache_directory()
 
 
 SECRETS = {"STATELOG_KAFKA__SASL_PASSWORD": CANARY}

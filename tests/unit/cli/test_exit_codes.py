@@ -36,6 +36,15 @@ from statelog.operate.report import Listing, Report
 ROOT = Path(__file__).parents[3]
 
 
+def test_a_question_shows_no_secret() -> None:
+    """Of a root that is refused for what is in it, but only once it is opened."""
+    typed = ["delete", "log", "--bootstrap", "b:1", "--root", "s3://key:canary-4711@bucket/logs"]
+    asked = CliRunner().invoke(program, typed, input="another\n")
+    assert asked.exit_code == output.MISUSE
+    assert "below s3://***@bucket/logs" in asked.output
+    assert "canary" not in asked.output
+
+
 @pytest.mark.parametrize(
     ("kind", "code"),
     [

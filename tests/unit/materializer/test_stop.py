@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from statelog.environment import repeated
 from statelog.errors import ConfigError, IdentityChanged, NotFound, RoundGivenUp, StoreUnavailable
 from statelog.materializer.beside_rounds import ask_first_delay_s
 from statelog.materializer.control import Control, install_signal_handlers
@@ -195,6 +196,18 @@ def test_a_topic_that_went_alone_is_damage(tmp_path: Path) -> None:
         bench.daemon.run()
     assert bench.now_s < 120
     assert found.value.__cause__ is not found.value
+
+
+def test_a_wait_may_be_longer_than_a_thread_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its settings: it ends with the first request, as any other; and work is repeated as seldom."""
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    control = Control()
+    threading.Timer(0.1, control.stop).start()
+    assert control.wait(1e300)
+    with repeated(lambda: failed.append("too early"), 1e300, "seldom"):
+        pass
+    assert failed == []
 
 
 def test_a_signal_is_heard_while_the_main_thread_sleeps() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from statelog.cli.output import MISUSE
 from statelog.cli.program import program
 from statelog.environment import Environment
 from statelog.materializer.outcome import CompletedRound
@@ -155,6 +156,14 @@ def test_too_few_snapshots_and_none(tmp_path: Path) -> None:
     assert shown(TwinLog()).holders == ()
     assert shown(TwinLog()).held_by == ""
     assert shown(rolled_up(tmp_path, 1)).held_back == "nothing is truncated before there are 2 snapshots; now: 1"
+
+
+def test_days_alone_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were not heard: who truncates stayed as it was, and the command said that all is well."""
+    commands_open(rolled_up(tmp_path, 1), monkeypatch)
+    refused = CliRunner().invoke(program, ["truncate", "log", "--retention-days", "3", *HERE])
+    assert refused.exit_code == MISUSE
+    assert "--truncation retention" in refused.stderr
 
 
 def test_the_command_shows_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
