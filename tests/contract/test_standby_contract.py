@@ -1,5 +1,6 @@
 """What a standby promises, in a dict and in RocksDB: what asks most of Kafka on a real broker, too."""
 
+import math
 import threading
 import time
 from pathlib import Path
@@ -109,6 +110,8 @@ def test_age(twins: TableRig) -> None:
         with pytest.raises(TooOld) as told:
             standby.get_with_age(b"k", max_age_s=4.9)
         assert told.value.facts == {"age_s": 5.0, "max_age_s": 4.9, "position": standby.position}
+        with pytest.raises(TooOld):  # No state is as young as that.
+            standby.get(b"k", max_age_s=math.nan)
         assert standby.refresh()
         assert standby.get_with_age(b"k", max_age_s=0).value == b"1"
 

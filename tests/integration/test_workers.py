@@ -205,7 +205,7 @@ def test_a_worker_says_what_to_pass(broker: Broker, log_name: str, tmp_path: Pat
     with pytest.raises(ConfigError, match="the input says how many partitions"):
         statelog.worker(log_name, group.where, topic=group.topic, create=statelog.LogOptions(partitions=3))
     options: dict[str, Any] = {"standbys": "some", "create": True}
-    with pytest.raises(ConfigError, match=r"standbys is 'some'\. Give \"all\", or numbers of partitions"):
+    with pytest.raises(ConfigError, match=r"no whole number\. Give \"all\", or numbers of partitions"):
         statelog.worker(log_name, group.where, topic=group.topic, **options)
 
 

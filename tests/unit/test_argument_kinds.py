@@ -1,5 +1,6 @@
 """What people pass by mistake: an address where a `Where` belongs, a dict where options do. The error says so."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from statelog.lake import export
 from statelog.recovery import RecoverySettings
 from statelog.storage.kafka.native import ProcessGuard
 from statelog.storage.log.where import Where, log_names
-from statelog.tables import InputTopic
+from statelog.tables import InputTopic, TableSettings, WorkerHooks
 from statelog.testing import Twin
 
 _SCHEMA = '{"type": "record", "name": "Point", "fields": [{"name": "x", "type": "int"}]}'
@@ -59,9 +60,17 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda _, where: statelog.worker("other", where, topic="words", hooks=untyped(print)), "hooks is of type"),
     (
         lambda _, where: statelog.worker("x", where, topic="words", create=True, standbys=untyped(True)),
-        "standbys is T",
+        "standbys is of type bool",
     ),
     (lambda _, where: statelog.table("visits", where, settings=untyped({"cache_bytes": 1})), "settings is of type"),
+    (lambda _, where: statelog.standby("visits", where, settings=untyped({"poll_s": 1})), "settings is of type"),
+    (lambda _, where: statelog.worker("x", where, topic="words", settings=untyped({"x": 1})), "settings is of type"),
+    (lambda _, where: statelog.standby("visits", where, poll_s=untyped("1s")), "poll_s is of type str"),
+    (lambda _, __: TableSettings(uncommitted_changes_max=untyped(math.nan)), "uncommitted_changes_max has what is no"),
+    (lambda _, __: TableSettings(cache_bytes=untyped("1G")), "cache_bytes has what is no whole number"),
+    (lambda _, __: WorkerHooks(tick_s=untyped("1s")), "tick_s is of type str"),
+    (lambda _, __: WorkerHooks(on_tick=untyped(1.0)), "a hook is of type float"),
+    (lambda _, __: InputTopic(untyped(["words"])), "the input topic is of type list"),
     (lambda _, where: statelog.table("visits", where, partitions=untyped(3)), "partitions is of type int"),
     (lambda log, _: statelog.Writer(log, "web", partitions=untyped(3)), "partitions is of type int"),
     (
@@ -75,6 +84,14 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (
         lambda _, where: statelog.table("visits", where, backend="rocksdb", directory="s3://bucket/state"),
         "a path on the local disk is needed here",
+    ),
+    (
+        lambda _, where: statelog.table("visits", where, backend="rocksdb", directory=untyped(b"/tmp/state")),
+        "a path on the local disk is of type bytes",
+    ),
+    (
+        lambda _, where: statelog.worker("x", where, topic="words", create=True, directory=untyped(5)),
+        "a path on the local disk is of type int",
     ),
     (lambda log, _: statelog.Writer(log, "web", partitions=[99]), "the log has no such partition"),
     (lambda _, __: statelog.Writer(untyped("visits"), "web"), "log is of type str, and not Log"),
@@ -159,6 +176,14 @@ def test_a_value_of_another_type_says_what_to_do(statelog_twin: Twin, log: state
             points[b"origin"] = {"x": object()}
         with pytest.raises(InvalidChange, match="delete it"):
             points[b"origin"] = untyped(None)
+
+
+@pytest.mark.parametrize("key_group", ["0", 0.5])
+def test_a_key_group_is_a_whole_number(statelog_twin: Twin, key_group: object) -> None:
+    """As all of them are."""
+    by_caller = statelog.LogOptions(partitions=2, key_groups=2, hash_rule="caller")
+    with pytest.raises(ConfigError, match="key_group has what is no whole number"):
+        statelog.table("parts", statelog_twin.where(), create=by_caller, key_group=untyped(key_group))
 
 
 def test_what_a_worker_takes(statelog_twin: Twin) -> None:

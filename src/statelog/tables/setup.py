@@ -20,7 +20,7 @@ from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of
 from statelog.schemas.ledger.fold import LedgerBase
-from statelog.schemas.names import check_kind, check_name, parse_enum
+from statelog.schemas.names import check_kind, check_name, parse_enum, whole_numbers
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.local.disk import local_path
@@ -87,11 +87,12 @@ class TableSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loading", parse_enum(Loading, "loading", self.loading))
-        if self.recent_bytes < 0:
-            raise ConfigError(f"recent_bytes is {self.recent_bytes}; 0 keeps nothing")
-        for name in (one.name for one in fields(self) if one.type is int and one.name != "recent_bytes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")
+        for name in (one.name for one in fields(self) if one.type is int):
+            (value,) = whole_numbers(name, [getattr(self, name)], example=f"{name}=1000")
+            if name == "recent_bytes" and value < 0:
+                raise ConfigError(f"recent_bytes is {value}; 0 keeps nothing")
+            if name != "recent_bytes" and value < 1:
+                raise ConfigError(f"{name} is {value} and must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class TableSetup(Closing):
         Raises NotFound, ConfigError, LogInUse, Damaged, Unavailable.
         """
         _check_directory(backend, directory)
-        check_kind("settings", settings, TableSettings, example="TableSettings(cache_bytes=...)")
+        check_settings(settings)
         log = open_log(name, where, create=create)
         with undone_by_errors(log.close):
             taken, keys = _owned(log.descriptor, partitions, key_group)
@@ -160,6 +161,11 @@ class TableSetup(Closing):
             self.log.close()
 
 
+def check_settings(settings: object) -> None:
+    """Raise ConfigError for what are no settings of a table."""
+    check_kind("settings", settings, TableSettings, example="TableSettings(cache_bytes=...)")
+
+
 def _owned(
     log: Descriptor, partitions: Sequence[int] | None, key_group: int | None
 ) -> tuple[tuple[int, ...] | None, KeyRule]:
@@ -170,6 +176,7 @@ def _owned(
         if partitions is not None or log.hash_rule is not HashRule.CALLER:
             hint = 'Make the log with hash_rule="caller", or give partitions alone'
             raise ConfigError("a key group is owned by itself in a log whose callers name it", hint=hint)
+        (key_group,) = whole_numbers("key_group", [key_group], example="key_group=3")
         return (_partition_alone(log, key_group),), KeyRule(log, frozenset([key_group]), key_group)
     if partitions is None:
         return None, KeyRule(log, None)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from statelog.environment import DiskHook, no_faults
 from statelog.errors import AlreadyExists, ConfigError, StorageFull, StoreUnavailable
+from statelog.schemas.names import check_kind
 
 _FULL = frozenset({"ENOSPC", "EDQUOT"})
 NO_MORE_FILES = frozenset({"EMFILE", "ENFILE"})
@@ -27,7 +28,10 @@ _OTHERWISE = "Check this machine's disk and its mounts, then run again"
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """The path of what is written to the local disk. Raises ConfigError for a URL, which would become a directory."""
+    """The path of what is written to the local disk. Raises ConfigError for what is none, and for a URL, which would
+    become a directory.
+    """
+    check_kind("a path on the local disk", path, str, os.PathLike, example="text, or a pathlib.Path")
     if _URL.match(os.fspath(path)):
         raise ConfigError(
             "a path on the local disk is needed here, and this is a URL", hint="Write it there, and copy it"

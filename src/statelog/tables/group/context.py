@@ -17,7 +17,7 @@ from statelog.environment import Environment
 from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone, UnsafeTopic
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Metadata
-from statelog.schemas.names import parse_enum
+from statelog.schemas.names import check_kind, parse_enum
 from statelog.schemas.topic_policy import NO_TOPIC_ID, Waiver
 from statelog.storage import Kafka
 from statelog.storage.kafka import OffsetRange
@@ -56,6 +56,7 @@ class InputTopic:
     accept_loss: bool = False
 
     def __post_init__(self) -> None:
+        check_kind("the input topic", self.name, str, example='InputTopic("words"), one topic for each worker')
         object.__setattr__(self, "start", parse_enum(InputStart, "start", self.start))
 
 
@@ -206,6 +207,11 @@ class WorkerHooks:
     tick_s: float = 1.0
 
     def __post_init__(self) -> None:
+        for hook in (self.on_open, self.on_tick, self.on_commit, self.on_close):
+            if not (hook is None or callable(hook)):
+                hint = "Give a function of a partition and its table"
+                raise ConfigError(f"a hook is of type {type(hook).__name__}, and cannot be called", hint=hint)
+        check_kind("tick_s", self.tick_s, int, float, example="tick_s=10.0")
         if not self.tick_s > 0:
             raise ConfigError(f"tick_s is {self.tick_s} and must be positive", hint="Leave out on_tick for no ticks")
 

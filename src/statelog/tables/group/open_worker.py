@@ -6,25 +6,25 @@ Invariants:
 - Whatever fails on the way, nothing stays open.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.names import check_kind
+from statelog.schemas.names import check_kind, whole_numbers
 from statelog.schemas.topic_policy import parse_waivers
 from statelog.storage import Kafka, Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.group import GroupKafka, group_settings
 from statelog.storage.kafka.member import ConfluentMember
-from statelog.storage.local.disk import local_disk
+from statelog.storage.local.disk import local_disk, local_path
 from statelog.storage.local.own_directory import make_own, sweep
 from statelog.storage.log.options import K, V
 from statelog.storage.log.where import check_where, one_client
@@ -40,7 +40,7 @@ from statelog.tables.group.context import (
 )
 from statelog.tables.group.worker import Worker
 from statelog.tables.open_table import table
-from statelog.tables.setup import BackendKind, TableSettings
+from statelog.tables.setup import BackendKind, TableSettings, check_settings
 from statelog.tables.standbys.standby import Standby, StandbyPool, standby
 from statelog.tables.table import Table
 
@@ -91,6 +91,7 @@ def worker(
     check_kind("hooks", hooks or WorkerHooks(), WorkerHooks, example="WorkerHooks(on_tick=function, tick_s=10.0)")
     source = InputTopic(topic) if isinstance(topic, str) else topic
     chosen, machine = settings or TableSettings(), current_environment()
+    check_settings(chosen)
     with ExitStack() as failing:
         cluster, join = _input(name, where, source, failing)
         found = describe_input(cluster, source.name)
@@ -139,7 +140,7 @@ class _Tables:
         self._stack = stack
         self._making = Lock()
         self._beside: Path | None = None
-        directory = Path(options["directory"] or "")
+        directory = local_path(options["directory"] or "")
         if options["directory"] and directory.exists():
             with local_disk(directory):
                 sweep(directory, _BESIDE)
@@ -171,12 +172,11 @@ def _wanted(standbys: Collection[int] | Literal["all"], found: DescribedInput) -
     """The partitions to keep standbys for. Raises ConfigError for one that is not there."""
     if standbys == "all":
         return range(found.partitions)
-    if isinstance(standbys, str) or not isinstance(cast("object", standbys), Iterable):
-        raise ConfigError(f"standbys is {standbys!r}", hint='Give "all", or numbers of partitions')
-    for one in standbys:
+    wanted = whole_numbers("standbys", standbys, example='"all", or numbers of partitions')
+    for one in wanted:
         if one not in range(found.partitions):
             raise ConfigError("the input has no such partition", standby=one, partitions=found.partitions)
-    return standbys
+    return wanted
 
 
 def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogOptions) -> Descriptor:

@@ -69,7 +69,7 @@ class FollowedState:
         """The state, standing still. Raises Damaged, Fenced, Unavailable if following did, ClosedError, TooOld."""
         with self._lock:
             self.check()
-            if max_age_s is not None and self.age_s > max_age_s:
+            if max_age_s is not None and not self.age_s <= max_age_s:  # No state is as young as NaN.
                 raise TooOld(
                     "the standby's state is older than asked for",
                     age_s=round(self.age_s, 3),
