@@ -413,6 +413,12 @@ def _options_of(source: Log) -> LogOptions:
     )
 
 
+def is_closed_copy(log: Log, newest: Manifest | None) -> bool:
+    """Whether the log, whose newest manifest this is, is a copy that is not finished. Raises Unavailable, Damaged."""
+    origin = Origin.of(newest.state) if newest else None
+    return not origin.is_finished if origin else newest is None and is_begun_copy(log)
+
+
 def is_begun_copy(log: Log) -> bool:
     """Whether a log without a manifest was made to be copied into: its first record says so."""
     try:

@@ -6,7 +6,8 @@ first, and waits for nothing else. Logs are opened, closed, looked for, looked a
     at work      so many rounds, looks and opens at once. One that is silent for long does not count: it may hang, and
                  others must not wait for it
     set aside    a log whose rounds end in an error, or that cannot be opened, is tried again a while later
-    gone         a log that was deleted is let go of; one that was named, and not found, is looked for again
+    gone         a log that was deleted is let go of; one that was named, and not found, is looked for again; so is a
+                 copy that is not finished
     new          with `find`, logs that appear are taken up within `find_s`
 
 Invariants:
@@ -20,6 +21,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +29,7 @@ from statelog.environment import current_environment, repeated
 from statelog.errors import NotFound, StatelogError
 from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
 from statelog.materializer.control import BackgroundTask, Control, begin_task
+from statelog.materializer.copy import is_closed_copy
 from statelog.materializer.daemon import Admit, Materializer, Work
 from statelog.materializer.engine import EngineMaker
 from statelog.materializer.events import Event, EventKind, error_facts, log_event, shown_error
@@ -39,6 +42,7 @@ _PATIENCE_S = 30.0
 _TICK_S, _WAKE_S = 0.25, 30.0
 _WATCH_S = 5.0
 _ABSENT = "it does not exist"
+_CLOSED = "it is a copy that is not finished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,6 +330,12 @@ class _Member:
 
     def _open(self) -> tuple[Log, float]:
         log = self._kit.open()
+        is_closed = False
+        with suppress(StatelogError):  # Any trouble is told by the round.
+            is_closed = is_closed_copy(log, log.manifests.newest())
+        if is_closed:
+            log.close()
+            raise NotFound(_CLOSED, log=self._name, hint="Its rounds begin once it is finished")
         return log, ask_first_delay_s(log, self._kit.settings)
 
     def _take_opened(self, opening: BackgroundTask[tuple[Log, float]]) -> None:
@@ -370,7 +380,8 @@ class _Member:
         if isinstance(error, NotFound):
             if not self._is_absent and (self._is_named or self._former is not None):
                 self._tell(EventKind.LOG_GONE)
-            self._open_due_s, self._problem, self._is_absent = now_s + self._settings.find_s, _ABSENT, True
+            self._problem = _CLOSED if error.message == _CLOSED else _ABSENT
+            self._open_due_s, self._is_absent = now_s + self._settings.find_s, True
             return
         retry_s = min(self._settings.retry_s, self._kit.settings.interval_s)
         self._open_due_s, self._problem = now_s + retry_s, shown_error(error)

@@ -18,7 +18,7 @@ from statelog.environment import current_environment
 from statelog.errors import CorruptDescriptor, CorruptRun, Fact, IdentityChanged, NotFound, OffsetGone, StatelogError
 from statelog.formatting import show_bytes, show_count
 from statelog.materializer.cleanup import VerifiedRuns, aging_need
-from statelog.materializer.copy import is_begun_copy
+from statelog.materializer.copy import is_closed_copy
 from statelog.materializer.publication import other_root, published
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
@@ -31,7 +31,6 @@ from statelog.recovery.plan_reader import committed_chunks
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import ValidCommit
-from statelog.schemas.ledger.state import Origin
 from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest
 from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.schemas.snapshot.run_ref import RunRef
@@ -210,8 +209,7 @@ class _Examination:
     def ledger(self) -> Verdict:
         """The fold from the newest snapshot that can be read, and all that speaks against it."""
         log, newest = self._log, self._newest
-        origin = Origin.of(newest.state) if newest else None
-        if (origin and not origin.is_finished) or (newest is None and is_begun_copy(log)):
+        if is_closed_copy(log, newest):
             hint = "Finish it with `statelog copy --finish`, or delete it"
             return Verdict(Severity.NOTE, "this is a copy that is not finished: it is closed", hint)
         with log.ledger.client(newest) as ledger:

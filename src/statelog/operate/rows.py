@@ -25,7 +25,7 @@ from statelog.schemas.values.schema import columns_of
 from statelog.storage.local.disk import local_disk, require_file, sync
 
 _BATCH_ROWS = 10_000
-_NUMBER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,99}")
 Shown = Callable[[Any], object]
 
 

@@ -36,6 +36,7 @@ def test_a_text_is_a_key_of_the_logs_type(text: str, key_type: KeyType, bytes_te
     ("text", "key_type", "bytes_text"),
     [
         ("1_0", KeyType.LONG, UTF8), ("", KeyType.LONG, UTF8), ("9" * 19, KeyType.LONG, UTF8),
+        ("9" * 5000, KeyType.LONG, UTF8),
         ("\udcff", KeyType.STRING, UTF8), ("!", KeyType.BYTES, BASE64),
     ],
 )  # fmt: skip

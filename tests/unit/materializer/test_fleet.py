@@ -12,6 +12,7 @@ import pytest
 
 from statelog.errors import StoreUnavailable
 from statelog.materializer import Control, Event, EventKind
+from statelog.materializer.copy import copy_log
 from statelog.materializer.engine import LocalEngine
 from statelog.materializer.fleet import Fleet, FleetSettings, Kit, MemberState
 from statelog.materializer.outcome import CompletedRound
@@ -267,6 +268,24 @@ def test_a_named_log_that_does_not_exist_is_waited_for(bench: FleetBench) -> Non
         bench.make("missing")
         wait_for(lambda: bench.rounds("missing") == 1)
     assert bench.told(EventKind.LOG_GONE, "missing") == 1
+
+
+def test_a_copy_that_is_not_finished_is_no_log_yet(bench: FleetBench) -> None:
+    """It may stay so for months, ready for when its log is lost: nothing is wrong with it, and nobody is alarmed."""
+    bench.make("a")
+    with Log.open("a", bench.twin.where()) as log:
+        copy_log(log, "copy", bench.twin.where(), settings=settings_for(bench.scratch))
+    with bench.running("copy", find=lambda: ["a", "copy", "other"]):
+        wait_for(lambda: bench.rounds("a") > 0 and bench.opened.count("copy") >= 3)
+        state = bench.state("copy")
+        assert state is not None
+        assert state.problem == "it is a copy that is not finished"
+        assert [one.kind for one in bench.events if one.log == "copy"] == [EventKind.LOG_GONE]
+        with Log.open("a", bench.twin.where()) as log:
+            copy_log(log, "copy", bench.twin.where(), finish=True, settings=settings_for(bench.scratch))
+        bench.write("copy")
+        wait_for(lambda: bench.rounds("copy") > 0)
+    assert bench.told(EventKind.LOG_SET_ASIDE, "copy") == 0
 
 
 def test_a_root_that_cannot_be_listed_is_told_and_asked_again(bench: FleetBench) -> None:
