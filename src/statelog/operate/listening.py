@@ -40,8 +40,8 @@ class Listening:
         try:
             family = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0][0]
             return socket.create_server((self.host, self.port), family=family)
-        except OSError as error:
-            problem = f"nothing can listen there: {error.strerror or error}"
+        except (OSError, UnicodeError) as error:  # The latter for what no name of a host can be.
+            problem = f"nothing can listen there: {getattr(error, 'strerror', None) or error}"
             hint = "Name another port, or stop who listens on this one"
             raise ConfigError(problem, hint=hint, listen=f"{self.host}:{self.port}") from error
 

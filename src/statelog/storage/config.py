@@ -281,11 +281,9 @@ def config_layers(file: str | None, environment: Mapping[str, str], flags: Confi
     stronger = [environment_layer(environment), flags]
     if found is None:
         return stronger
-    if not named and found == _LOCAL_FILE:
-        there = found.stat()
-        check_owner(str(found), there.st_uid, there.st_mode, os.getuid())
-    layer = file_layer(read_text(found, "configuration file"), str(found))
-    if not named and found == _LOCAL_FILE:
+    is_unnamed = not named and found == _LOCAL_FILE
+    layer = file_layer(read_text(found, "configuration file", is_own=is_unnamed), str(found))
+    if is_unnamed:
         check_found_file(layer, stronger)
     return [layer, *stronger]
 
@@ -305,10 +303,16 @@ def _default_file(environment: Mapping[str, str]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def read_text(path: Path, what: str) -> str:
-    """The text of a file that the user named. Raises NotFound, ConfigError if it cannot be read."""
+def read_text(path: Path, what: str, *, is_own: bool = False) -> str:
+    """The text of a file that the user named; or that has to be the user's own. Raises NotFound, ConfigError if it is
+    not, or cannot be read.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            if is_own:  # Of the very file that is read: another may have its name in a moment.
+                there = os.fstat(file.fileno())
+                check_owner(str(path), there.st_uid, there.st_mode, os.getuid())
+            return file.read()
     except FileNotFoundError:
         raise NotFound(f"the {what} does not exist", file=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:

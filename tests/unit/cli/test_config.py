@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import click
 import pytest
@@ -461,6 +461,22 @@ def test_a_found_file_is_the_users_own(owner: int, mode: int, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check_owner("statelog.toml", owner, mode, 1000)
     check_owner("statelog.toml", 0, 0o644, 1000)
+
+
+def test_what_is_read_is_what_was_found_to_be_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a directory of others the name may be another file's in the next moment."""
+    monkeypatch.chdir(tmp_path)
+    for name, owner in (("statelog.toml", "mine"), ("theirs.toml", "theirs")):
+        Path(name).write_text(f"bootstrap = '{owner}:1'")
+    judge = check_owner
+
+    def judge_late(*facts: Any) -> None:
+        judge(*facts)
+        Path("theirs.toml").replace("statelog.toml")
+
+    monkeypatch.setattr("statelog.storage.config.check_owner", judge_late)
+    layers = config_layers(None, {"XDG_CONFIG_HOME": str(tmp_path)}, flag_layer({}, [], []))
+    assert merge(layers).bootstrap == "mine:1"
 
 
 def test_the_defaults_in_the_help_are_the_defaults() -> None:

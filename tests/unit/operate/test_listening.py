@@ -56,6 +56,13 @@ def test_nothing_is_served_to_others_without_certificate_and_token(address: str,
     assert listening_at(address, token_file=token_file, **half).url.startswith("https://")
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "192.0.2.1"])
+def test_where_nothing_can_listen_is_refused(host: str) -> None:
+    """Whatever is wrong with it: it is no name, or another machine is meant."""
+    with pytest.raises(ConfigError, match="nothing can listen there"):
+        Listening(host=host, port=0).bound()
+
+
 def test_a_certificate_is_used_with_its_key(tmp_path: Path) -> None:
     """Half of it, or what is none, is refused."""
     issued = trustme.CA().issue_cert("localhost")
