@@ -12,7 +12,15 @@ import statelog
 from statelog import materializer
 from statelog.errors import ClosedError, ConfigError, InvalidChange
 from statelog.lake import export
-from statelog.recovery import RecoverySettings
+from statelog.recovery import (
+    AtCheckpoint,
+    AtPosition,
+    AtTime,
+    RecoverySettings,
+    plan_changes,
+    read_changes,
+    split_changes,
+)
 from statelog.storage.kafka.native import ProcessGuard
 from statelog.storage.log.where import Where, log_names
 from statelog.tables import InputTopic, TableSettings, WorkerHooks
@@ -118,6 +126,17 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
         lambda log, _: export(log, "/tables/visits", storage_options={"timeout": untyped(5)}),
         r"storage_options\['timeout'\] is of type int",
     ),
+    (lambda log, _: statelog.recover(log, at=AtPosition(untyped("7"))), "position is of type str"),
+    (lambda log, _: statelog.recover(log, at=AtPosition(untyped(1.5))), "position is of type float"),
+    (lambda log, _: statelog.recover(log, at=AtCheckpoint("web", untyped("7"))), "checkpoint_id is of type str"),
+    (lambda log, _: statelog.recover(log, at=AtTime(untyped("10min"))), "timestamp_ms is of type str"),
+    (lambda log, _: statelog.recover(log, at_least=untyped("7")), "at_least is of type str"),
+    (lambda log, _: statelog.recover(log, resume=untyped("{}")), "resume is of type str, and not Cursor"),
+    (lambda log, _: statelog.recover(log, settings=untyped({"lease": False})), "settings is of type dict"),
+    (lambda log, _: plan_changes(log, untyped("7")), "start is of type str, and not AtPosition"),
+    (lambda _, __: plan_changes(untyped("visits")), "log is of type str, and not Log"),
+    (lambda log, _: list(read_changes(log, untyped(None))), "plan is of type NoneType, and not Plan"),
+    (lambda log, _: split_changes(plan_changes(log), untyped(1.5)), "tasks is 1.5"),
     (lambda log, _: log.evolve_value_schema(untyped({"type": "record"})), "value_schema is of type dict"),
     (lambda _, where: Where(where.kafka, untyped(None)), "root is of type NoneType, and not a path"),
     (lambda _, where: Where(where.kafka, "/logs", allow_unsafe="replication"), "allow_unsafe is 'replication'"),

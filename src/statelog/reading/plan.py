@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from numbers import Integral, Real
 from typing import NamedTuple
 
 from statelog.errors import KeyGroupMismatch, Misuse
@@ -25,7 +26,7 @@ from statelog.schemas.ledger.fold import Folded, LedgerBase, ValidCommit
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import CommitBody, LossRange
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.names import check_name, whole_numbers
+from statelog.schemas.names import check_kind, check_name, whole_numbers
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import row_groups_for
@@ -312,6 +313,7 @@ class AtPosition:
     position: int
 
     def __post_init__(self) -> None:
+        check_kind("position", self.position, Integral, example="a ledger position, as `Writer.position` is")
         if self.position < 0:
             raise Misuse("a ledger position is negative", position=self.position)
 
@@ -330,6 +332,7 @@ class AtCheckpoint:
 
     def __post_init__(self) -> None:
         check_name("writer", self.writer)
+        check_kind("checkpoint_id", self.checkpoint_id, Integral, example="the number of a commit")
 
     def __str__(self) -> str:
         return f"checkpoint {self.checkpoint_id} of {self.writer}"
@@ -344,7 +347,8 @@ class AtTime:
     timestamp_ms: int
 
     def __post_init__(self) -> None:
-        if self.timestamp_ms < 0:
+        check_kind("timestamp_ms", self.timestamp_ms, Real, example="milliseconds since 1970")
+        if not self.timestamp_ms >= 0:  # NaN is not, either.
             raise Misuse("a time lies before 1970", timestamp_ms=self.timestamp_ms)
         if self.timestamp_ms > _LAST_MS:
             raise Misuse(
@@ -359,3 +363,9 @@ class AtTime:
 
 At = AtPosition | AtCheckpoint | AtTime
 """A state of a log: which one to recover, or behind which one a range of changes begins, or with which it ends."""
+
+
+def check_at(name: str, at: object) -> None:
+    """Raise ConfigError for an argument, which the caller knows as `name`, that is neither a state nor None."""
+    if at is not None:
+        check_kind(name, at, AtPosition, AtCheckpoint, AtTime, example='AtPosition(7), or AtCheckpoint("web", 41)')

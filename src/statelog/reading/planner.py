@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from statelog.environment import current_environment
 from statelog.errors import BeyondEnd, CorruptManifest, CorruptRun, Misuse, NotFound, OffsetGone
-from statelog.reading.plan import At, Folding, Plan, make_change_plan, make_plan, wanted_key_groups
+from statelog.reading.plan import At, Folding, Plan, check_at, make_change_plan, make_plan, wanted_key_groups
 from statelog.reading.retained_history import RetainedHistory, Snapshots
 from statelog.schemas.ledger.fold import LedgerBase
 from statelog.schemas.ledger.place import Place
@@ -31,7 +31,7 @@ from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.aging import warn_of_age
 from statelog.storage.log.evidence import check_anchors, check_data_anchors, check_ledger
 from statelog.storage.log.ledger import check_reaches
-from statelog.storage.log.log import Log
+from statelog.storage.log.log import Log, check_log
 
 ATTEMPTS = 5
 """How often a reader plans again if truncation outruns it, unless the settings say otherwise."""
@@ -140,8 +140,11 @@ def plan_changes(
     caller kept (`LedgerClient.folded`), for a start below every snapshot that is left. Nothing holds what is planned.
 
     Raises NotFound if the log does not hold the range (and says what it holds), Misuse if it ends before it begins,
-    KeyGroupMismatch, Damaged, Unavailable.
+    ConfigError, KeyGroupMismatch, Damaged, Unavailable.
     """
+    check_log(log)
+    check_at("start", start)
+    check_at("end", end)
     wanted = wanted_key_groups(key_groups, log.descriptor)
 
     def attempt() -> Plan:

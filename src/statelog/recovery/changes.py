@@ -42,6 +42,7 @@ from statelog.schemas.arrays import column_of, column_of_rows
 from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife, plan_replay
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.handle import Entry
+from statelog.schemas.names import check_kind, check_whole
 from statelog.storage.log.log import Log
 
 LEAST_BYTES = 4 << 20
@@ -61,10 +62,11 @@ def split_changes(
     """The plan in at most `tasks` parts of about equal size; none if there is nothing to fetch.
 
     With `whole_key_groups` all changes of a key group are in one part, in commit order, so there are no more parts than
-    partitions. Without, a partition may be cut between two commits. Raises Misuse for less than one task.
+    partitions. Without, a partition may be cut between two commits. Raises ConfigError for less than one task, Misuse
+    for the plan of a state.
     """
-    if tasks < 1:
-        raise Misuse("changes cannot be read by less than one task", tasks=tasks)
+    _check_changes(plan)
+    check_whole("tasks", tasks, 1)
     wanted = max(1, min(tasks, plan.size_bytes // max(1, least_bytes)))
     pieces = _by_partition(plan, wanted) if whole_key_groups else _by_size(plan, wanted)
     return tuple(_part(plan, piece) for piece in pieces if piece)
@@ -129,9 +131,11 @@ def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = No
     keeps them until then; a Spark task is such a reader, and does.
 
     Raises IncompleteChangeSet and others of Damaged, OffsetGone if the log was truncated past the plan, IdentityChanged
-    if it is another log's, IncompatibleSchema if the plan's value schema is older than some value, Unavailable.
+    if it is another log's, Misuse if it is of a state, IncompatibleSchema if the plan's value schema is older than some
+    value, Unavailable.
     """
     chosen = settings or RecoverySettings()
+    _check_changes(plan)
     check_identity(log, plan)
     if plan.is_empty:
         return
@@ -139,6 +143,12 @@ def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = No
     clock = current_environment().clock
     with closing(committed_chunks(log, plan, converter, chosen, clock=clock, together=False)) as chunks:
         yield from _batches(plan, chunks, history_schema(converter.schema))
+
+
+def _check_changes(plan: Plan) -> None:
+    check_kind("plan", plan, Plan, example="what plan_changes gives")
+    if not plan.is_of_changes:
+        raise Misuse("the plan is of a state, which has no commits", hint="Plan with plan_changes")
 
 
 def check_identity(log: Log, plan: Plan) -> None:

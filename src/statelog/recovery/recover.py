@@ -18,14 +18,16 @@ Invariants:
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from numbers import Integral, Real
 from os import PathLike
+from threading import TIMEOUT_MAX
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.errors import ConfigError, Misuse, NotFound
-from statelog.reading import At, AtCheckpoint, AtPosition, AtTime, HeldPlan, Plan, partitions_of
+from statelog.reading import At, AtPosition, HeldPlan, Plan, check_at, partitions_of
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.plan_reader import Beat, PlanReader
 from statelog.recovery.progress import Monitor, OnProgress, RecoveryStatistics
@@ -38,7 +40,7 @@ from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
-from statelog.schemas.names import check_kind
+from statelog.schemas.names import check_kind, check_whole
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.local.disk import local_path, require_file
 from statelog.storage.log.log import Log, check_log, open_snapshots
@@ -74,23 +76,24 @@ def recover(
     alone. `barrier` includes everything that anybody was told before the call; it appends a void record, so it needs
     the right to write the ledger.
 
-    Raises NotFound if the log does not hold the state asked for, KeyGroupMismatch, Damaged, Unavailable.
+    Raises NotFound if the log does not hold the state asked for, ConfigError, KeyGroupMismatch, Damaged, Unavailable.
     """
     check_log(log)
-    if at is not None:
-        check_kind("at", at, AtPosition, AtCheckpoint, AtTime, example='AtPosition(7), or AtCheckpoint("web", 41)')
+    check_at("at", at)
+    check_kind("at_least", at_least, Integral, Place, example="the `place` of a writer, or a ledger position")
+    chosen = _settings(settings)
     if barrier and at_least:
         raise Misuse("a barrier includes every position", hint="Leave at_least out")
     partitions, seen = None, list[Place]()
     if resume is not None:
         if key_groups is not None or at is not None:
             raise Misuse("to resume says which state and key groups", hint="Leave key_groups and at out")
+        check_kind("resume", resume, Cursor, example="what Cursor.from_json gives")
         resume.check(log.descriptor.identity)
         at, key_groups = AtPosition(resume.position), resume.remaining(log.descriptor.key_groups)
         partitions, seen = partitions_of(resume.key_groups, log.descriptor), [resume.place]
     least = log.barrier() if barrier else at_least
-    seen.append(Place(least) if isinstance(least, int) else least)
-    chosen = settings or RecoverySettings()
+    seen.append(least if isinstance(least, Place) else Place(least))
     held = HeldPlan(log, terms_of(chosen), at, key_groups, seen=seen, partitions=partitions, attempts=chosen.attempts)
     try:
         held.prepare()
@@ -119,11 +122,17 @@ def recover_snapshot(
     """
     if not isinstance(at, AtPosition | None):
         raise ConfigError("a snapshot is chosen by its position", hint="Give that, or nothing for the newest")
+    chosen = _settings(settings)
     log = open_snapshots(name, where)
-    chosen = settings or RecoverySettings()
     held = HeldPlan(log, terms_of(chosen), at, key_groups, is_alone=True, attempts=chosen.attempts)
     held.prepare()
     return Recovery(held, chosen, on_progress)
+
+
+def _settings(given: RecoverySettings | None) -> RecoverySettings:
+    chosen = given or RecoverySettings()
+    check_kind("settings", chosen, RecoverySettings, example='RecoverySettings(holder="web")')
+    return chosen
 
 
 class Recovery(Closing):
@@ -200,8 +209,7 @@ class Recovery(Closing):
         require_rocksdict()
         from statelog.recovery.rocksdb_target import fill_rocksdb, require_absent
 
-        if sst_bytes < 1:
-            raise ConfigError(f"sst_bytes is {sst_bytes} and must be at least 1")
+        check_whole("sst_bytes", sst_bytes, 1)
         target = local_path(path)
         require_absent(target)
         return self._fill(partial(fill_rocksdb, path=target, sst_bytes=sst_bytes))
@@ -237,6 +245,8 @@ class Recovery(Closing):
         The ledger is asked for more every `poll_s`. A lease holds the log for a follower that is behind, up to the cap
         on leases. Raises Misuse, NotFound, Damaged, Unavailable.
         """
+        if not isinstance(poll_s, Real) or not 0 <= poll_s <= TIMEOUT_MAX:
+            raise ConfigError(f"poll_s is {poll_s!r} and must be a number of seconds, 0 or more")
         if self._held.plan.is_alone:
             raise Misuse("a snapshot alone has no commits behind it", hint="Use stream; recover follows a log")
         return self._open_stream(poll_s)
@@ -303,8 +313,10 @@ class Recovery(Closing):
 
             let_go = recovery.reserve()
 
-        For a program that plans, and hands `position` to workers that read. Raises NotFound, Damaged, Unavailable.
+        For a program that plans, and hands `position` to workers that read. Raises NotFound, Damaged, Unavailable, and
+        Misuse while a stream is open, whose lease it would be.
         """
+        self._check_idle()
         self._held.pin()
         return self._held.reserve()
 

@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from threading import Condition, Lock
 from typing import BinaryIO, NamedTuple
@@ -31,6 +32,7 @@ from typing import BinaryIO, NamedTuple
 from statelog.closing import Closing, OwnProcess, undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
+from statelog.schemas.names import check_whole
 from statelog.schemas.snapshot.runs import RunFile
 from statelog.storage.local.disk import local_disk
 from statelog.storage.local.own_directory import make_own
@@ -58,10 +60,10 @@ class CacheSettings:
 
     def __post_init__(self) -> None:
         _check_directory(self.directory)
-        if not (math.isfinite(self.idle_s) and self.idle_s >= 0):
-            raise ConfigError(f"idle_s is {self.idle_s} and must be a number of seconds, 0 or more")
-        if self.max_bytes is not None and self.max_bytes < 0:
-            raise ConfigError(f"max_bytes is {self.max_bytes} and must be 0 or more")
+        if not (isinstance(self.idle_s, Real) and 0 <= self.idle_s < math.inf):
+            raise ConfigError(f"idle_s is {self.idle_s!r} and must be a number of seconds, 0 or more")
+        if self.max_bytes is not None:
+            check_whole("max_bytes", self.max_bytes, 0)
 
 
 def _check_directory(directory: object) -> None:

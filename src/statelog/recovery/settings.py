@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from numbers import Real
 from os import PathLike
 from pathlib import Path
 from tempfile import gettempdir
@@ -9,6 +10,7 @@ from tempfile import gettempdir
 from statelog.errors import ConfigError
 from statelog.reading import ATTEMPTS, Terms
 from statelog.recovery.run_cache import CacheSettings
+from statelog.schemas.names import check_kind, check_whole
 from statelog.storage.local.copy import check_directory
 
 _FRAME_BYTES = 4 * 1024 * 1024
@@ -64,14 +66,18 @@ class RecoverySettings:
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
-            value: int = getattr(self, name)
-            if value < least:
-                raise ConfigError(f"{name} is {value} and must be at least {least}")
+            check_whole(name, getattr(self, name), least)
+        if self.value_schema_id is not None:
+            check_whole("value_schema_id", self.value_schema_id, 0)
+        check_kind("spill_directories", self.spill_directories, tuple, list, example='("/mnt/a", "/mnt/b")')
+        check_kind("progress_interval_s", self.progress_interval_s, Real, example="seconds")
+        if self.cache is not None:
+            check_kind("cache", self.cache, CacheSettings, example="CacheSettings(directory=...)")
         if self.local_copies is not None:
             check_directory(self.local_copies)
         for name, seconds in (("stall_timeout_s", self.stall_timeout_s), ("lease_ttl_s", self.lease_ttl_s)):
-            if not (math.isfinite(seconds) and seconds > 0):
-                raise ConfigError(f"{name} is {seconds} and must be above 0")
+            if not (isinstance(seconds, Real) and 0 < seconds < math.inf):
+                raise ConfigError(f"{name} is {seconds!r} and must be a number of seconds above 0")
 
     @property
     def frame_bytes(self) -> int:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
 from statelog.schemas.arrays import BinaryColumn, binary_column, numbers_of
-from statelog.schemas.names import parse_enum
+from statelog.schemas.names import check_kind, parse_enum
 
 MAX_KEY_GROUPS = 65536
 _MAX_PREFIX_BYTES = 256
@@ -63,6 +63,7 @@ _CAST_HINT = "Cast the keys to binary, string or int64"
 
 def check_counts(partitions: int, key_groups: int) -> None:
     """Raise ConfigError unless 1 <= partitions <= key_groups <= 65536."""
+    check_kind("key_groups", key_groups, int, example="how many the log has, 128 say")
     if not 1 <= partitions <= key_groups <= MAX_KEY_GROUPS:
         message = "partition or key-group count out of range"
         hint = f"Use 1 <= partitions <= key_groups <= {MAX_KEY_GROUPS}"

@@ -7,6 +7,7 @@ every name passes `check_name` on the way in, whatever its source. Pure.
 import re
 from collections.abc import Iterable
 from enum import StrEnum
+from numbers import Integral
 from operator import index
 from typing import NamedTuple, TypeVar
 
@@ -134,6 +135,12 @@ def check_kind(name: str, value: object, *kinds: type, example: str) -> None:
     if not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(f"{name} is of type {type(value).__name__}, and not {wanted}", hint=f"Give {example}")
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise ConfigError for an argument, which the caller knows as `name`, that is no whole number, or a lesser one."""
+    if not isinstance(value, Integral) or int(value) < least:
+        raise ConfigError(f"{name} is {value!r}", hint=f"Give a whole number, {least} or more")
 
 
 def whole_numbers(name: str, given: Iterable[int], *, example: str) -> tuple[int, ...]:

@@ -317,7 +317,9 @@ def _is_closed(rig: CacheRig) -> bool:
 
 def test_limits_without_sense_are_refused(tmp_path: Path) -> None:
     """Negative or endless idle times, and negative bounds, are ConfigError."""
-    for idle_s, max_bytes in ((-1.0, None), (float("inf"), None), (float("nan"), None), (1.0, -1)):
+    given: list[tuple[Any, Any]] = [(-1.0, None), (float("inf"), None), (float("nan"), None), ("1", None)]
+    given += [(1.0, -1), (1.0, 0.5)]
+    for idle_s, max_bytes in given:
         with pytest.raises(ConfigError):
             CacheSettings(directory=tmp_path, idle_s=idle_s, max_bytes=max_bytes)
 

@@ -3,12 +3,14 @@
 import gc
 import warnings
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from statelog.errors import CorruptRun, NotFound
+from statelog.errors import CorruptRun, Misuse, NotFound
 from statelog.producer.writer import Writer
 from statelog.reading.hold import needed
+from statelog.reading.sorted_tail import SortedTail
 from statelog.recovery.recover import Recovery, recover, recover_snapshot
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.claims import list_leases
@@ -148,6 +150,28 @@ def test_a_reserved_state_is_held_without_anybody_renewing_it() -> None:
     assert (held.lease.holder, held.lease.ttl_s) == ("planner", 300.0)
     assert (held.lease.manifest_number, held.lease.position) == (plan.manifest_number, plan.base_position)
     assert dict(held.lease.next_offsets) == needed(plan).next_offsets
+
+
+def test_the_lease_of_an_open_stream_is_not_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To reserve the state would take it out of the hands of the thread that reads, and renew it no more."""
+    world, begun, go = _World(), Event(), Event()
+    finish = SortedTail.finish
+
+    def finish_later(tail: SortedTail) -> None:
+        begun.set()
+        assert go.wait(60.0)
+        finish(tail)
+
+    monkeypatch.setattr(SortedTail, "finish", finish_later)
+    recovery = recover(world.log)
+    with recovery.stream() as stream:
+        assert begun.wait(60.0)
+        with pytest.raises(Misuse, match="a stream of this recovery is open"):
+            recovery.reserve()
+        assert len(list_leases(world.log.store)) == 1
+        go.set()
+        assert sum(changes.num_rows for changes, _ in stream) == len(_KEYS)
+    recovery.reserve()()
 
 
 def test_a_snapshot_alone_that_was_shown_is_filled_or_damaged() -> None:

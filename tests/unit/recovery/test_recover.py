@@ -1,8 +1,10 @@
 """Recovery on the twins: kinds of keys and values, targets, facts, and what is refused."""
 
+import math
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +13,8 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, StorageFull
 from statelog.producer.writer import Writer
-from statelog.reading.plan import AtCheckpoint, AtPosition
+from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
+from statelog.recovery.changes import read_changes, split_changes
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Progress
 from statelog.recovery.recover import recover
@@ -115,12 +118,50 @@ def test_misuse_is_refused() -> None:
         recover(rig.log, key_groups=[8])
     with pytest.raises(Misuse):
         AtPosition(-1)
-    with pytest.raises(ConfigError):
-        RecoverySettings(attempts=0)
-    with pytest.raises(ConfigError):
-        RecoverySettings(lease_ttl_s=0)
+    no_time: Any = math.nan
+    with pytest.raises(Misuse):
+        AtTime(no_time)
     with recover(rig.log) as recovery, pytest.raises(Misuse):
         recovery.statistics()
+
+
+_NO_SETTINGS: list[dict[str, Any]] = [
+    {"attempts": 0},
+    {"attempts": math.nan},  # It would plan for ever.
+    {"fold_bytes": math.nan},  # It would never fold.
+    {"threads": "2"},
+    {"lease_ttl_s": 0},
+    {"stall_timeout_s": "30"},
+    {"progress_interval_s": None},
+    {"value_schema_id": "1"},
+    {"spill_directories": "/"},  # A tuple of one lacks its comma easily; of a text, each letter is a directory.
+    {"spill_directories": None},
+    {"cache": "/tmp"},
+]
+
+
+@pytest.mark.parametrize("given", _NO_SETTINGS, ids=str)
+def test_settings_without_sense_are_refused(given: dict[str, Any]) -> None:
+    """When they are made, and by their name."""
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        RecoverySettings(**given)
+
+
+@pytest.mark.parametrize("poll_s", [-1, math.nan, math.inf, "1", None])
+def test_a_pause_that_no_thread_can_make_is_refused(poll_s: Any) -> None:
+    """Before anything is opened: its thread would end with an error of its own, once it has nothing to read."""
+    with pytest.raises(ConfigError, match="poll_s"):
+        recover(_filled().log).follow(poll_s=poll_s)
+
+
+def test_no_changes_are_read_by_the_plan_of_a_state() -> None:
+    """Nor cut into tasks: there would be none, as if nothing had been committed."""
+    rig = _filled()
+    plan = recover(rig.log).plan
+    with pytest.raises(Misuse, match="the plan is of a state"):
+        split_changes(plan, 2)
+    with pytest.raises(Misuse, match="the plan is of a state"):
+        next(read_changes(rig.log, plan))
 
 
 def test_no_key_groups_is_no_state() -> None:

@@ -205,9 +205,9 @@ def test_partitions_share_out_the_key_groups(partitions: int, key_groups: int) -
     assert seen == list(range(key_groups))
 
 
-@pytest.mark.parametrize(("partitions", "key_groups"), [(0, 1), (2, 1), (1, 65537), (1, 0)])
-def test_counts_that_are_refused(partitions: int, key_groups: int) -> None:
-    """More partitions than key groups, none, or more than 65536 key groups are refused."""
+@pytest.mark.parametrize(("partitions", "key_groups"), [(0, 1), (2, 1), (1, 65537), (1, 0), (1, 2.5), (1, "8")])
+def test_counts_that_are_refused(partitions: int, key_groups: Any) -> None:
+    """More partitions than key groups, none, more than 65536 key groups, and what is no whole number are refused."""
     with pytest.raises(ConfigError):
         check_counts(partitions, key_groups)
 
