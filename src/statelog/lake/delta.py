@@ -113,6 +113,7 @@ def export(
     """
     check_log(log)
     check_kind("table", table, str, os.PathLike, example='"/tables/visits", or the URL of a table')
+    check_kind("replace", replace, bool, example="True, and what the table holds is lost, or False")
     if settings is not None:
         check_kind("settings", settings, RecoverySettings, example="RecoverySettings(fold_bytes=64 << 20)")
     for name, value in (storage_options or {}).items():

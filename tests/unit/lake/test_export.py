@@ -154,6 +154,14 @@ def test_typed_values_are_columns_and_evolve(tmp_path: Path) -> None:
     assert rows["a"]["seen"] == _at(1)
 
 
+def test_text_does_not_replace_a_table(tmp_path: Path) -> None:
+    """That would be true in Python, and a table be lost."""
+    untyped: Any = export
+    with TwinLog().open() as log, pytest.raises(ConfigError, match="replace is of type str"):
+        untyped(log, tmp_path, replace="false")
+    assert not list(tmp_path.iterdir())
+
+
 def test_times_of_day_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     """Delta Lake has no type for them: the error names the column."""
     schema = _VISITS.replace("timestamp-millis", "time-micros")
