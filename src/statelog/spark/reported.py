@@ -83,10 +83,9 @@ def _parsed(text: str) -> StatelogError | None:
     for token in _TOKEN.finditer(text):
         try:
             told, _ = json.JSONDecoder().raw_decode(text, token.end())
-            message, hint, facts = told["message"], told["hint"], cast("dict[str, Fact]", told["facts"])
-        except (ValueError, KeyError):
+            found = getattr(errors, token[1], None)
+            kind = found if isinstance(found, type) and issubclass(found, StatelogError) else StatelogError
+            return kind(told["message"], hint=told["hint"], **cast("dict[str, Fact]", told["facts"]))
+        except (ValueError, KeyError, TypeError):
             continue  # Cut off, by whoever shows only so much of a text; or nothing of ours.
-        found = getattr(errors, token[1], None)
-        kind = found if isinstance(found, type) and issubclass(found, StatelogError) else StatelogError
-        return kind(message, hint=hint, **facts)
     return None

@@ -65,10 +65,18 @@ def test_an_error_is_found_behind_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[statelog.Fenced] another", '[statelog.Fenced] {"message": "cut o', "[statelog.Fenced] {}"]
+    "text",
+    [
+        "",
+        "[statelog.Fenced] another",
+        '[statelog.Fenced] {"message": "cut o',
+        "[statelog.Fenced] {}",
+        '[statelog.Fenced] {"message": "m", "hint": "h", "facts": null}',
+        '[statelog.Fenced] {"message": "m", "hint": "h", "facts": {"message": "a row of theirs"}}',
+    ],
 )
 def test_text_without_a_report_tells_of_nothing(text: str) -> None:
-    """A report that was cut off is none, and raises nothing of its own."""
+    """A report that was cut off is none, nor is what only looks like one, and neither raises anything of its own."""
     assert error_of(RuntimeError(text)) is None
 
 
