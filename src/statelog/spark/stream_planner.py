@@ -18,6 +18,7 @@ Invariants:
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from statelog.closing import Closing, undone_by_errors
@@ -291,7 +292,9 @@ class CommitWindow(Closing):
         return self.base
 
     def _nearest(self) -> LedgerBase | None:
-        return RetainedHistory(self._log, None).base_for(self._start)
+        with suppress(NotFound):  # All snapshots that are left lie above, and what is held may lie below.
+            return RetainedHistory(self._log, None).base_for(self._start)
+        return None
 
     def close(self) -> None:
         """Release the ledger's reader. Idempotent."""

@@ -1,15 +1,18 @@
 """What holds a stream's place: a lease that moves and is made anew, or a subscription, written when it has to be."""
 
+from pathlib import Path
+
 import pytest
 
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable
+from statelog.materializer.round import run_round
 from statelog.schemas.ledger.fold import Folded
-from statelog.spark.options import stream_options
-from statelog.spark.stream_planner import StreamHold
+from statelog.spark.options import Limit, stream_options
+from statelog.spark.stream_planner import StreamHold, StreamPlanner
 from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.log.log import Log
-from tests.support.rigs.log import TwinLog
+from tests.support.rigs.log import TwinLog, settings_for
 
 _OPTIONS = {"log": "l", "root": "r", "kafka.bootstrap.servers": "b", "startingPosition": "latest"}
 
@@ -93,3 +96,23 @@ def test_a_subscription_is_written_when_it_has_to_be() -> None:
     assert Folded(kept.state, kept.place) == _base(log, end)
     hold.close()
     assert len(list_subscriptions(log.store).files) == 1, "a subscription stays"
+
+
+@pytest.mark.parametrize("held", [{"readerId": "lake"}, {}])
+def test_a_query_that_lags_goes_on_from_what_it_holds(held: dict[str, str], tmp_path: Path) -> None:
+    """All snapshots that are left lie above it, and the ledger is truncated right up to what it held last, with the
+    record below that: it reads on from there, and moves its hold.
+    """
+    twin = TwinLog()
+    for number in range(6):
+        twin.write({b"k": b"%d" % number})
+    options, one = stream_options({**_OPTIONS, "startingPosition": "earliest", **held}), Limit(changes=1)
+    with twin.open() as log, Environment(clock=twin.clock).run(StreamPlanner, log, options) as planner:
+        read = planner.begin()
+        for _ in range(5):
+            begun, read = read, planner.end_of(read, one)
+            assert len(planner.plan(begun, read, 0).commits) == 1
+            twin.now_s += 40
+            twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+            twin.write({b"k": b"newer"})
+        assert 0 < log.kafka.offsets(log.ledger_topic, [0])[0].start <= begun.position
