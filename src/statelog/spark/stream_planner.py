@@ -47,7 +47,7 @@ from statelog.schemas.snapshot.claims import check_holder
 from statelog.spark.options import NO_LIMIT, Beginning, Limit, OnTruncation, StreamOptions
 from statelog.spark.parts import lease_terms
 from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
-from statelog.storage.claims import HeldSubscription
+from statelog.storage.claims import HeldSubscription, end_subscription
 from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
@@ -123,13 +123,7 @@ class StreamPlanner(Closing):
                 return self._next_end(start, window, limit, until)
         except (NotFound, OffsetGone, SubscriptionEnded) as error:
             return self._begin_anew(start, error)
-        # It is kept from when its position is held. Nothing of it is in Spark's checkpoint yet.
-        if all(one.position != start.position for one in RetainedHistory(self.log, self._groups).manifests):
-            raise NotFound(
-                "the snapshot where the stream was to begin was dropped at the same moment",
-                position=start.position,
-                hint="Start the query again: it begins with a newer one",
-            )
+        self._check_kept(start.position)
         self._known = (window.ledger_end(), start.position)
         return replace(start, awaits_state=False)
 
@@ -215,8 +209,21 @@ class StreamPlanner(Closing):
         place = newest.place
         _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self.log.name, place[0], error)
         anew = StreamOffset.initial(start.identity, self._environment.new_id(), place, awaits_state=False)
+        self._held(start).give_up(error)
         self._held(anew).move(anew.position, lambda: newest)
+        self._check_kept(anew.position)
         return replace(anew, is_reset=True)
+
+    def _check_kept(self, position: int) -> None:
+        """Raise NotFound if the snapshot that is to be read next is gone. It is kept from when its position is held;
+        nothing of it is in Spark's checkpoint yet.
+        """
+        if all(one.position != position for one in RetainedHistory(self.log, self._groups).manifests):
+            raise NotFound(
+                "the snapshot where the stream was to begin was dropped at the same moment",
+                position=position,
+                hint="Start the query again: it begins with a newer one",
+            )
 
     def _state(self, position: int, value_schema_id: int) -> Plan:
         """The plan of a state, held by a lease until its micro-batch is committed."""
@@ -338,6 +345,14 @@ class StreamHold(Closing):
         if self._subscription is not None and not self._is_taken_up:
             self._hold(base(), take_up=True)
             self._is_taken_up = True
+
+    def give_up(self, error: StatelogError) -> None:
+        """End the subscription of this reading, if it stands: it held nothing, and its reader is the next reading's.
+        Raises Corrupt, StoreRefused, Unavailable.
+        """
+        found = self._subscription.newest() if self._subscription else None
+        if found is not None and found.holder_id == self.reading and not found.ended:
+            end_subscription(self._log.store, found, error.message, current_environment())
 
     def close(self) -> None:
         """Let a lease go; a subscription stays."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import BrokerUnavailable
+from statelog.errors import BrokerUnavailable, NotFound, ReaderInUse
 from statelog.materializer.round import run_round
 from statelog.schemas.ledger.fold import Folded
 from statelog.spark.options import Limit, stream_options
@@ -108,7 +108,7 @@ def test_a_query_that_lags_goes_on_from_what_it_holds(held: dict[str, str], tmp_
         twin.write({b"k": b"%d" % number})
     options, one = stream_options({**_OPTIONS, "startingPosition": "earliest", **held}), Limit(changes=1)
     with twin.open() as log, Environment(clock=twin.clock).run(StreamPlanner, log, options) as planner:
-        read = planner.begin()
+        begun = read = planner.begin()
         for _ in range(5):
             begun, read = read, planner.end_of(read, one)
             assert len(planner.plan(begun, read, 0).commits) == 1
@@ -116,3 +116,65 @@ def test_a_query_that_lags_goes_on_from_what_it_holds(held: dict[str, str], tmp_
             twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
             twin.write({b"k": b"newer"})
         assert 0 < log.kafka.offsets(log.ledger_topic, [0])[0].start <= begun.position
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_reader_whose_place_is_gone_begins_anew_with_its_id(dies: bool, tmp_path: Path) -> None:
+    """Its subscription stands and held nothing: Kafka deletes by age, or somebody else has truncated. The new reading
+    takes the reader id over, also if the query dies before that is in Spark's checkpoint; a stranger does not.
+    """
+    twin = TwinLog()
+    twin.write({b"k": b"0"})
+    wanted = {"startingPosition": "earliest", "readerId": "lake", "onTruncation": "snapshot"}
+    options = stream_options({**_OPTIONS, **wanted})
+    with twin.open() as log, StreamPlanner(log, options) as planner:
+        read = planner.end_of(planner.begin())
+        planner.plan(planner.begin(), read, 0)
+        planner.end_of(read)
+        twin.write({b"k": b"1"})
+        twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+        newest = log.manifests.newest()
+        assert newest is not None
+        twin.cluster.truncate(log.ledger_topic, 0, newest.position)
+        for partition, offsets in log.data_offsets().items():
+            twin.cluster.truncate(log.data_topic, partition, offsets.end)
+    if dies:
+        with twin.open() as log, StreamPlanner(log, options) as planner:
+            assert planner.end_of(read).is_reset
+    with twin.open() as log, StreamPlanner(log, options) as planner:
+        anew = planner.end_of(read)
+        assert (anew.is_reset, anew.position) == (True, newest.position)
+        planner.plan(read, anew, 0)
+        assert planner.end_of(anew) == anew
+        with pytest.raises(ReaderInUse):
+            StreamPlanner(log, options).end_of(planner.begin())
+
+
+@pytest.mark.parametrize("start", ["snapshot", "earliest"])
+def test_a_snapshot_that_goes_while_it_is_claimed_is_no_beginning(start: str, tmp_path: Path) -> None:
+    """The process stood still in between, and rounds went on. Nothing is in Spark's checkpoint that nobody can read:
+    the next life begins with a newer one, also behind a reset.
+    """
+    twin = TwinLog()
+    twin.write({b"k": b"0"})
+    stalled = [False]
+
+    def roll_up() -> None:
+        for _ in range(3):
+            twin.write({b"k": b"1"})
+            twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+
+    def stall(method: str, path: str) -> None:
+        if stalled[0] and method == "put" and path.startswith("leases/"):
+            stalled[0] = False
+            roll_up()
+
+    options = stream_options({**_OPTIONS, "startingPosition": start, "onTruncation": "snapshot"})
+    with twin.open(stall) as log, StreamPlanner(log, options) as planner:
+        read = planner.begin()
+        roll_up()
+        read, stalled[0] = (planner.begin() if start == "snapshot" else read), True
+        with pytest.raises(NotFound, match="dropped at the same moment"):
+            planner.end_of(read)
+        found = planner.end_of(planner.begin() if start == "snapshot" else read)
+        assert planner.plan(read, found, 0).manifest is not None
