@@ -23,6 +23,7 @@ from statelog.recovery import (
 )
 from statelog.storage.kafka.native import ProcessGuard
 from statelog.storage.log.where import Where, log_names
+from statelog.storage.store.fsspec import open_store
 from statelog.tables import InputTopic, TableSettings, WorkerHooks
 from statelog.testing import Twin
 
@@ -139,6 +140,15 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda log, _: split_changes(plan_changes(log), untyped(1.5)), "tasks is 1.5"),
     (lambda log, _: log.evolve_value_schema(untyped({"type": "record"})), "value_schema is of type dict"),
     (lambda _, where: Where(where.kafka, untyped(None)), "root is of type NoneType, and not a path"),
+    (lambda _, where: Where(where.kafka, "/logs", storage_options=untyped("key")), "storage_options is of type str"),
+    (
+        lambda _, where: Where(where.kafka, "/logs", storage_options=untyped({5: "x"})),
+        "a name in storage_options is",
+    ),
+    (
+        lambda _, __: open_store("s3://bucket", "visits", {"client_kwargs": "x"}).read("descriptor.avro"),
+        "The storage options do not fit",
+    ),
     (lambda _, where: Where(where.kafka, "/logs", allow_unsafe="replication"), "allow_unsafe is 'replication'"),
     (lambda _, where: Where(where.kafka, "/logs", allow_unsafe=untyped(True)), "allow_unsafe is True"),
     (lambda _, __: Where({"bootstrap.servers": untyped(["kafka:9092"])}, "/logs"), "bootstrap.servers is not text"),

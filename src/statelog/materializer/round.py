@@ -267,11 +267,11 @@ class Round:
             uploaded = self._publish_runs()
             if isinstance(uploaded, LostRound):
                 return uploaded
-            self._verified.add(uploaded.runs)
             self._passed("after-upload")
             won = self._put(target, delta.written.last)
         if isinstance(won, LostRound):
             return won
+        self._verified.add(uploaded.runs)
         own, cleanup_plan = won
         self._merging.leave(own.runs, delta.output)
         removed, unpublished = self._clean_up(own, cleanup_plan)

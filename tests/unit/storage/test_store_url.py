@@ -74,6 +74,8 @@ def test_allowed_roots_have_one_normal_form(given_url: str, protocol: str, url: 
         "/a/../b",
         "/a\0b",
         "/a\nb",
+        "file:///a%00b",
+        "file:///a%0Ab",
         "a\\b",
         "webhdfs://host:port/x",
         "webhdfs://host/x",

@@ -79,6 +79,9 @@ class Where:
             raise ConfigError("kafka_token goes with settings of the Kafka client", hint="A port logs in by itself")
         parse_waivers(self.allow_unsafe)
         object.__setattr__(self, "root", _checked_root(self.root))
+        check_kind("storage_options", self.storage_options, Mapping, example='{"key": "...", "secret": "..."}')
+        for name in self.storage_options:
+            check_kind("a name in storage_options", name, str, example='{"key": "...", "secret": "..."}')
         object.__setattr__(self, "storage_options", MappingProxyType(dict(self.storage_options)))
         object.__setattr__(self, "allow_unsafe", tuple(self.allow_unsafe))
 

@@ -237,9 +237,12 @@ class FsspecStore(Store):
             if self._root.protocol == "s3":
                 # It looks at most of its options only now, and would do so inside the first request.
                 cast("Any", fs).connect()
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             text = repr(error) if isinstance(error, KeyError) else str(error)
-            raise ConfigError(f"The storage options do not fit: {mask_text(text)}", store=self._url) from None
+            hint = "Check their names, and that each is of the kind that the file system's package takes"
+            raise ConfigError(
+                f"The storage options do not fit: {mask_text(text)}", hint=hint, store=self._url
+            ) from None
         return fs, base
 
     def _range(self, full: str, start: int, end: int | None) -> bytes:

@@ -78,6 +78,8 @@ def _protocol(scheme: str, shown: str) -> str:
 
 
 def _local_root(text: str, shown: str, cwd: Path) -> RootUrl:
+    if _FORBIDDEN.search(text):  # Also where a URL has them in disguise.
+        raise ConfigError(f"Root URL {shown!r} contains control characters or backslashes")
     if ":/" in text.split("/", 1)[0] + "/":
         raise ConfigError(f"Root URL {shown!r} is neither a path nor a URL", hint="Write scheme://place/path")
     path = Path(text)
