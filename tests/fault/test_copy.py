@@ -445,7 +445,7 @@ def test_a_copy_does_not_go_back_to_a_snapshot(move: Move) -> None:
 
 
 def test_a_copy_that_differs_is_not_put(move: Move, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the reason: a row less, and both states differ."""
+    """Whatever the reason: a row less, and both states differ. What it uploaded goes with it."""
     write = engine_module.write_tables
 
     def careless(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork) -> list[LocalRunRef]:
@@ -457,6 +457,7 @@ def test_a_copy_that_differs_is_not_put(move: Move, monkeypatch: pytest.MonkeyPa
     assert refused.value.facts["expected_rows"] == len(move.model)
     with move.new.open() as log:
         assert log.manifests.numbers() == []
+        assert list(log.store.list("runs/")) == []
     monkeypatch.undo()
     move.copy(finish=True)
     move.check_goes_on()

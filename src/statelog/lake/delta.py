@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("statelog.lake")
 _ATTEMPTS = 5
-_DELETED = "__statelog_deleted"
-"""The column of a merge's source that says which keys are gone. Never one of the table."""
+_DELETED = "statelog-deleted"
+"""The column of a merge's source that says which keys are gone. No field of a value can have its name."""
 _APPLICATION = "statelog.application"
 _PLACE = "statelog.place"
 _KEEPING_ROWS = (
@@ -325,9 +325,9 @@ class DeltaTarget:
                     target_alias="t",
                     commit_properties=self._commit(place),
                 )
-                .when_matched_delete(f"s.{_DELETED}")
+                .when_matched_delete(f"s.{_quoted(_DELETED)}")
                 .when_matched_update(values)
-                .when_not_matched_insert(values, predicate=f"NOT s.{_DELETED}")
+                .when_not_matched_insert(values, predicate=f"NOT s.{_quoted(_DELETED)}")
                 .execute()
             )
         return {kind: found[f"num_target_rows_{kind}"] for kind in ("inserted", "updated", "deleted")}

@@ -198,6 +198,18 @@ def test_names_that_differ_in_case_alone_are_refused(tmp_path: Path, field: str,
     assert not (tmp_path / "table").exists()
 
 
+def test_a_field_may_have_any_name_that_avro_takes(tmp_path: Path) -> None:
+    """What marks deletes in a merge is called as no field can be: the second export of one called so panicked."""
+    table, name = tmp_path / "table", "__statelog_deleted"
+    schema = f'{{"type": "record", "name": "Page", "fields": [{{"name": "{name}", "type": "boolean"}}]}}'
+    with twin_rig("pages").create(value_schema=schema) as log, Writer(log, "w") as writer:
+        for value in (True, False):
+            writer.put(b"a", {name: value})
+            writer.commit()
+            export(log, table)
+    assert _listed(table) == [{"key": b"a", name: False}]
+
+
 def test_keys_of_callers_key_groups_are_told_apart(tmp_path: Path) -> None:
     """One key in two key groups is two rows, and a change is merged into its own."""
     rig, table = twin_rig("placed"), tmp_path / "table"
