@@ -456,8 +456,7 @@ def test_a_copy_that_differs_is_not_put(move: Move, monkeypatch: pytest.MonkeyPa
         move.copy(finish=True)
     assert refused.value.facts["expected_rows"] == len(move.model)
     with move.new.open() as log:
-        assert log.manifests.numbers() == []
-        assert list(log.store.list("runs/")) == []
+        assert (log.manifests.numbers(), list(log.store.list("runs/"))) == ([], [])
     monkeypatch.undo()
     move.copy(finish=True)
     move.check_goes_on()
