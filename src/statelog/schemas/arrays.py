@@ -9,7 +9,6 @@ Nulls are the callers' to refuse first.
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
@@ -122,7 +121,7 @@ def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
     try:
         data = b"".join(rows)
     except TypeError:
-        validity = _validity([row is not None for row in rows])
+        validity = _bits([row is not None for row in rows])
         rows = [b"" if row is None else row for row in rows]
         data = b"".join(rows)
     if len(data) > _MOST_COLUMN_BYTES:
@@ -133,12 +132,16 @@ def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _column_of_numbers(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    wide = _NUMBERS[kind]
-    if wide is not np.float64 or None not in rows:  # Of which numpy makes NaN.
-        with suppress(TypeError):  # None is no whole number.
-            return column_of(np.fromiter(rows, wide, len(rows))).cast(kind)
-    is_null = np.array([row is None for row in rows], np.bool_)
-    return column_of(np.array([0 if row is None else row for row in rows], wide), is_null).cast(kind)
+    wide, is_null = _NUMBERS[kind], None
+    try:
+        numbers = np.fromiter(rows, wide, len(rows))
+        if wide is np.float64 and None in rows:  # Of which numpy makes NaN.
+            is_null = np.array([row is None for row in rows], np.bool_)
+    except TypeError:  # None is no whole number.
+        is_null = np.array([row is None for row in rows], np.bool_)
+        numbers = np.array([row or 0 for row in rows], wide)
+    column = column_of(numbers.view(np.bool_) if wide is np.uint8 else numbers, is_null)
+    return column if column.type == kind else column.cast(kind)
 
 
 def _lengths_of(rows: Sequence[bytes]) -> NDArray[Any]:
@@ -204,15 +207,13 @@ def column_of(numbers: NDArray[Any], is_null: NDArray[np.bool_] | None = None) -
     """
     if "pandas" in sys.modules:
         return pa.array(numbers, mask=is_null)
-    if numbers.dtype == np.bool_:
-        return column_of(numbers.view(np.uint8), is_null).cast(pa.bool_())
     kind = pa.from_numpy_dtype(numbers.dtype)
-    validity = None if is_null is None else _validity(~is_null)
-    return pa.Array.from_buffers(kind, len(numbers), [validity, pa.py_buffer(np.ascontiguousarray(numbers).data)])
+    data = _bits(numbers) if numbers.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(numbers).data)
+    return pa.Array.from_buffers(kind, len(numbers), [None if is_null is None else _bits(~is_null), data])
 
 
-def _validity(is_valid: NDArray[np.bool_] | Sequence[bool]) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(is_valid, bitorder="little").data)
+def _bits(rows: NDArray[np.bool_] | Sequence[bool]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(rows, bitorder="little").data)
 
 
 # ---- fingerprints

@@ -284,7 +284,7 @@ def _plain(rows: Sequence[object], kind: ValueType, path: str, types: set[type])
             column = pa.array(rows, pa.time64("us"))
         else:
             column = pa.array(rows, kind.arrow, from_pandas=False)
-        if kind.kind == "float":
+        if kind.kind == "float" and _infinite(column):
             _check_finite(column, sum(map(math.isinf, filter(None, cast("Sequence[float]", rows)))), kind, path)
         return _checked_text(column.cast(kind.arrow, safe=True), kind, path)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
