@@ -98,6 +98,26 @@ def test_what_a_process_noted_is_not_joined_to_what_a_snapshot_above_the_loss_go
             a.commit()
 
 
+def test_what_a_process_noted_is_not_joined_to_what_it_appended_behind_the_loss(tmp_path: Path) -> None:
+    """A commit that is refused for it is in the ledger all the same, and a snapshot goes on from there."""
+    twin = TwinLog()
+    environment = Environment(clock=twin.clock)
+    with twin.open() as log, environment.run(Writer, log, "a", partitions=[0]) as a:
+        a.commit()
+        last = a.commit().offset
+        twin.cluster.lose_tail("log.ledger", 0, last - 1)
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            c.commit()
+        twin.now_s += LOOK_AGAIN_S
+        with pytest.raises(AnchorMismatch):
+            a.commit()
+        with twin.open() as other:
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+        assert log.ledger.end() == last + 2
+        with pytest.raises(AnchorMismatch):
+            environment.run(Writer, log, "b", partitions=[1])
+
+
 def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_ground(tmp_path: Path) -> None:
     """The ledger begins right where the writer's fold ends: nothing is left to compare, and the snapshot knows."""
     twin = TwinLog()

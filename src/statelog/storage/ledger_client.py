@@ -372,11 +372,11 @@ class LedgerClient(Closing):
         """
         with self._asking_who_answers():
             known = {None, self.last, *(() if self._is_over_due(self._compared_s) else self._compared)}
-            tape = None if self._is_over_due(self._there_s) else self._tape
+            tape, since_s = self._tape, self._clock() - LOOK_AGAIN_S
             unknown = {one for one in places if one.last not in known}
             for position, last in sorted(unknown, reverse=True):
                 assert last is not None
-                if tape is not None and tape.knows(last, self.last):
+                if tape is not None and tape.knows(last, since_s):
                     continue
                 try:
                     with closing(self._records(last.offset, position)) as records:

@@ -169,14 +169,12 @@ class LedgerTape:
         """Whether somebody has read past it, and may have found another record, too far back to be put down."""
         return self.look is not None and self.look.start <= offset < self.look.end
 
-    def knows(self, place: LastRecord, last: LastRecord | None) -> bool:
-        """Whether this record and the one that was folded `last` are here, the same, and none between is missing."""
-        if last is None:
-            return False
-        first, end = sorted((place, last), key=lambda one: one.offset)
+    def knows(self, place: LastRecord, since_s: float) -> bool:
+        """Whether a look since then has found this record: that others are noted behind it proves nothing."""
         with self._lock:
-            found = self._between(first.offset, end.offset + 1)
-        return found is not None and found[0].last == first and found[-1].last == end
+            taped, look = self._taped.get(place.offset), self.look
+            is_found = taped is not None and taped.last == place and self._was_looked_at(place.offset)
+            return is_found and look is not None and look.asked_s > since_s
 
     def await_answers(self, start: int, end: int) -> None:
         """Until what other threads have sent by now is answered, if that may be what is missing from `start` on."""

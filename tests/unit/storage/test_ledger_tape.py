@@ -321,18 +321,15 @@ def test_a_run_goes_on_from_the_same_record() -> None:
     assert offsets(tape, 3, 5, b"w") is None
 
 
-def test_a_place_is_known_by_the_records_between_it_and_what_was_folded() -> None:
-    """On either side; not across a gap, nor of another record."""
+def test_a_place_is_known_by_a_look_that_has_found_its_record() -> None:
+    """A young one, and no other record; not by an acknowledgement, nor by what is noted behind it."""
     tape = LedgerTape()
-    read(tape, 3, 4, 5, 7)
-    at, other = [LastRecord.of(offset, b"v") for offset in range(10)], LastRecord.of(5, b"w")
-    assert tape.knows(at[3], at[5])
-    assert tape.knows(at[5], at[3])
-    assert not tape.knows(at[7], at[5])
-    assert not tape.knows(at[9], at[5])
-    assert not tape.knows(other, at[3])
-    assert not tape.knows(at[3], other)
-    assert not tape.knows(at[3], None)
+    tape.sending(_COMMIT, b"v", 9.0)(3)
+    tape.looked(Look(9.0, 4, 6), [], [taped(4), taped(5)])
+    at = [LastRecord.of(offset, b"v") for offset in range(7)]
+    assert [tape.knows(one, 8.0) for one in at] == [False, False, False, False, True, True, False]
+    assert not tape.knows(LastRecord.of(5, b"w"), 8.0)
+    assert not tape.knows(at[5], 9.0)
 
 
 def test_what_was_read_counts_above_what_was_acknowledged() -> None:
