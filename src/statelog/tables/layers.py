@@ -39,10 +39,9 @@ class Layer:
         """The keys from `start` on and below `end` (None: no bound), in their order, which is kept."""
         new = len(self.changes) - len(self._ordered)
         if new > _FEW:
-            self._ordered.extend(islice(self.changes, len(self._ordered), None))
-            self._ordered.sort()
-        elif new:
-            for key in islice(reversed(self.changes), new):
+            self._ordered = sorted(chain(self._ordered, islice(self.changes, len(self._ordered), None)))
+        elif new:  # The oldest first: a signal's handler may raise here, and the next call goes on behind it.
+            for key in [*islice(reversed(self.changes), new)][::-1]:
                 insort(self._ordered, key)
         first = 0 if start is None else bisect_left(self._ordered, start)
         return self._ordered[first : None if end is None else bisect_left(self._ordered, end)]

@@ -1,12 +1,15 @@
 """The layers of a table: keys in their order, and transactions that do not nest."""
 
 import random
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from statelog.errors import Misuse
 from statelog.tables.layers import Layers
+from tests.support.faults.signals import at_line, handled
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -26,6 +29,28 @@ def test_changes_between_two_keys(seed: int) -> None:
         }
         assert layers.between(start, end) == wanted
         assert dict(layers.merged()) == model
+
+
+class _TooLate(Exception):
+    """What a handler raises, to end a call that takes too long."""
+
+
+def _end_it() -> None:
+    raise _TooLate
+
+
+@pytest.mark.parametrize("new", [3, 150])
+def test_a_handler_that_raises_while_keys_are_put_in_order(new: int) -> None:
+    """Wherever it comes, the next call shows each key once."""
+    at, came = 0, True
+    while came:
+        layers = Layers()
+        for first in (0, 1):
+            layers.active.changes.update({b"%03d" % n: b"" for n in range(2 * new - first, 0, -2)})
+            with handled(_end_it), suppress(_TooLate):
+                came = at_line(at, partial(layers.between, None, None))
+        assert layers.active.between(None, None) == sorted(layers.active.changes)
+        at += 1
 
 
 def test_what_is_looked_at_is_what_is_wanted() -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from statelog.schemas.snapshot.manifest import next_manifest
 from statelog.storage.claims import list_leases
 from statelog.tables import Loading, Table
 from statelog.testing.store import Fault, MemoryStore
+from tests.support.faults.signals import at_line, handled
 from tests.support.rigs.table import content
 from tests.support.waiting import wait_for
 from tests.unit.tables.test_remote_tables import KEYS, TTL_S, Gate, Rolled, directory, rolled
@@ -84,6 +86,50 @@ def test_a_commit_asks_no_store(rolled: Rolled, directory: Path | None, error: S
         rolled.put(table, {KEYS[4]: b"xx", KEYS[5]: b"back", b"nowhere": None})
         table.commit({"n": 2})
         rolled.check(table)
+
+
+@pytest.mark.parametrize("error", [StoreRefused("403"), StoreUnavailable("away")])
+def test_a_count_that_fails(rolled: Rolled, error: StatelogError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once another snapshot had to be taken, what was counted before counts no more: also not behind a failure."""
+    refusing, counted = _Refusing(), list[Any]()
+    with rolled.open(Loading.ON_DEMAND, root=MemoryStore(rolled.rig.disk, "log", faults=refusing)) as table:
+        assert len(table) == len(rolled.model)
+        inside = _inside(table)
+        inside._base.replacements += 1
+        _forget_what_was_read(table)
+        refusing.error = error
+        with pytest.raises(type(error)):
+            len(table)
+        refusing.error = None
+        read = inside._far_tables
+
+        def noted(wanted: frozenset[int]) -> Any:
+            counted.append(wanted)
+            return read(wanted)
+
+        monkeypatch.setattr(inside, "_far_tables", noted)
+        assert len(table) == len(rolled.model)
+        assert len(counted) == 1
+
+
+def test_a_scan_that_a_handler_ends(rolled: Rolled) -> None:
+    """Wherever a handler raises while the scan begins, nothing that is loaded waits for it for good."""
+
+    def end_it() -> None:
+        raise TimeoutError
+
+    with rolled.open(Loading.ON_DEMAND) as table:
+        inside, at, came = _inside(table), 0, True
+
+        def begin() -> None:
+            with closing(inside._all_items(None)) as scan:
+                next(scan)
+
+        while came:
+            with handled(end_it), suppress(TimeoutError):
+                came = at_line(at, begin)
+            assert not inside._scans
+            at += 1
 
 
 class _LastLook(set[int]):

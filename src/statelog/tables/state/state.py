@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from threading import Condition, Event
 from typing import Any
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -40,6 +41,10 @@ _ROWS = 8192
 _PAUSE_S = 1.0
 
 
+class _ScanUnderWay:
+    """A running scan, for as long as anybody has it."""
+
+
 class State:
     """A store over a base, None for a whole one. Belongs to the table's thread, but for what loads, and `missing`.
 
@@ -54,7 +59,7 @@ class State:
         self.values = values
         self._near = store.get
         self._turn = Condition()  # Reentrant: a scan may be dropped, and so end, wherever memory is freed.
-        self._scans = 0
+        self._scans: WeakSet[_ScanUnderWay] = WeakSet()  # One whose end a signal's handler broke off is over, too.
         self._rows: int | None = None
         self._counted = 0
         self._failure: Exception | None = None
@@ -110,12 +115,12 @@ class State:
         if base is None or self.is_local:
             return len(self.store)
         if self._rows is None or self._counted != base.replacements:
-            self._counted = base.replacements
+            counted = base.replacements
             with self._scanning():
                 rows = len(self.store)
                 for table in self._far_tables(self.missing):
                     rows += self.store.unchanged(table).num_rows
-            self._rows = rows
+            self._rows, self._counted = rows, counted
         return self._rows
 
     def items(self, key_groups: Sequence[int] | None) -> Iterator[tuple[Any, Any]]:
@@ -214,7 +219,7 @@ class State:
         """Rows of the snapshot, with which these key groups are complete. Waits while the state is scanned."""
         with self._turn:
             while self._scans and not self._closed.is_set():
-                self._turn.wait()
+                self._turn.wait(_PAUSE_S)
             self._check_open()
             self.store.fill(self.store.unchanged(rows), complete)
 
@@ -241,14 +246,15 @@ class State:
 
     @contextmanager
     def _scanning(self) -> Generator[None]:
-        with self._turn:
-            self._scans += 1
+        scan = _ScanUnderWay()
         try:
+            with self._turn:
+                self._scans.add(scan)
             with self._telling():
                 yield
         finally:
             with self._turn:
-                self._scans -= 1
+                self._scans.discard(scan)
                 self._turn.notify_all()
 
     @contextmanager
