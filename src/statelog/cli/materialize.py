@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from statelog.operate.health import Health
 
 _LOOK_AGAIN_S = 2.0
+_OF_PROCESS = ("rounds", "drill_every_s")
 F = TypeVar("F", bound=Callable[..., Any])
 _HELP = """Roll the log NAME up into snapshots and truncate what they cover, round after round.
 
@@ -149,7 +150,13 @@ def _materialize(
 
 
 def _materialize_all(session: Session, names: Sequence[str], control: Control, watch: _Watch) -> None:
-    """Several logs: what ends the rounds of one does not end the command."""
+    """Several logs: what ends the rounds of one does not end the command. Raises ConfigError for what is said of one
+    log, and holds for the process.
+    """
+    for log, said in session.config.logs.items():
+        if named := [one for one in _OF_PROCESS if one in said]:
+            what, hint = f"logs.{log}.{named[0]} is said of one log of many", f"Say {named[0]} in [{MATERIALIZER}]"
+            raise ConfigError(f"{what}: it holds for all of them", hint=hint)
     settings, events, where = (
         materializer_settings(session.config),
         EventLines(session.output, control),

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from statelog.cli.output import DAMAGED, OK
+from statelog.cli.output import DAMAGED, MISUSE, OK
 from statelog.cli.program import program
+from statelog.materializer.fleet import Fleet
 from statelog.operate.drill import Drilled
 from tests.support.rigs.log import TwinLog, rolled_up
 from tests.support.rigs.shell import commands_open
@@ -78,3 +79,20 @@ def test_damage_ends_it(twin: TwinLog) -> None:
     end = twin.cluster.log("log", 0).end
     twin.cluster.spoil("log", 0, end - 1, end)
     assert run("verify").exit_code == DAMAGED
+
+
+@pytest.mark.parametrize("setting", ["drill_every_s = '1d'", "rounds = 3"])
+def test_what_holds_for_a_process_is_not_said_of_one_of_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    """It was not heard: a log that was to be drilled was not, and nobody was told."""
+
+    def end_at_once(_: Fleet) -> None:
+        pass
+
+    monkeypatch.setattr(Fleet, "run", end_at_once)
+    file = tmp_path / "here.toml"
+    file.write_text(f"[logs.orders]\n{setting}\n", "utf-8")
+    refused = CliRunner().invoke(program, ["materialize", "orders", "visits", "--config", str(file), *HERE])
+    assert refused.exit_code == MISUSE
+    assert f"logs.orders.{setting.split()[0]}" in refused.stderr
