@@ -6,7 +6,7 @@ from typing import NoReturn
 import pytest
 
 from statelog.environment import Environment, random_nonce
-from statelog.errors import BrokerUnavailable, ClosedError, Fenced, OutcomeUnknown, PersistFailed
+from statelog.errors import BrokerUnavailable, ClosedError, CommitRefused, Fenced, OutcomeUnknown, PersistFailed
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
@@ -390,6 +390,31 @@ def test_tasks_of_a_settled_checkpoint_are_committed_under_the_new_epoch(world: 
     assert second.grant.epoch > first.grant.epoch
     assert second.base.nonce == first.grant.nonce
     assert world.rig.state() == {b"k": b"v", b"l": b"w"}
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_checkpoint_that_another_process_committed_under_the_grant_is_not_ours(world: World, before: int) -> None:
+    """It was taken for dead: what its successor committed has the same id and nonce, and other changes."""
+    with (
+        world.rig.open() as log,
+        world.rig.open() as elsewhere,
+        Environment(clock=Clock()).run(Coordinator, log, "w") as coordinator,
+        Coordinator(elsewhere, "w", grant=coordinator.grant) as successor,
+    ):
+        for _ in range(before):
+            coordinator.commit()
+            successor.refresh()
+        ours, others = (task_of(log, coordinator, before + 1, {key: b"v"}) for key in (b"ours", b"others"))
+
+        def overtake() -> None:
+            successor.commit([others])
+            world.faults.fates = [Fate.LOSE]
+
+        world.faults.on_send = overtake
+        with pytest.raises(CommitRefused):
+            coordinator.commit([ours])
+
+    assert world.rig.state() == {b"others": b"v"}
 
 
 def task_of(log: Log, coordinator: Coordinator, checkpoint_id: int, changes: dict[bytes, bytes]) -> Handle:

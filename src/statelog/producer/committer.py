@@ -203,12 +203,13 @@ class Committer:
             old = self.opened
             try:
                 is_overtaken, end_position = self._reopen()
-                offset = self._valid_offset(old, commit, end_position)
+                offset = self._valid_offset(old, commit, position, end_position)
             except (Unavailable, OutcomeUnknown, ConfigError, Unsafe) as failure:
                 raise error from failure  # Rights or settings that were changed meanwhile say nothing of the commit.
             if offset is not None:
                 return offset, is_overtaken
-            if is_overtaken and old.ledger.fold.start > position:
+            is_replaced = not is_overtaken and self.grant.base != commit.base
+            if (is_overtaken or is_replaced) and old.ledger.fold.start > position:
                 raise error  # It may lie where a round truncated since, with all that the other writer made of it.
             if is_overtaken:
                 raise Fenced(
@@ -216,6 +217,9 @@ class Committer:
                     writer=self.grant.writer,
                     checkpoint=commit.checkpoint.id,
                 )
+            if is_replaced:
+                what = "the commit is lost, and another one, under the same grant, stands in its place"
+                raise CommitRefused(what, writer=self.grant.writer, checkpoint=commit.checkpoint.id, hint=_AGAIN)
             again = make_commit(
                 self.grant, self.base, sent.handles, commit.checkpoint.id, sent.metadata, final=commit.final
             )
@@ -252,8 +256,8 @@ class Committer:
         self.opened = opened
         return False, opened.grant.epoch + 1
 
-    def _valid_offset(self, old: EpochClients, commit: Commit, end_position: int) -> int | None:
-        """Where the ledger shows the commit valid below `end_position`, if it does. `old` stood right before it.
+    def _valid_offset(self, old: EpochClients, commit: Commit, position: int, end_position: int) -> int | None:
+        """Where the ledger shows the commit valid below `end_position`, if it does. `old` stood at `position` before.
 
         The commits themselves are asked: a final one leaves no row in the fold, and others may have followed.
         """
@@ -261,8 +265,9 @@ class Committer:
             for valid in old.ledger.read_to(end_position):
                 if valid.commit == commit:
                     return valid.offset
-            last = old.ledger.fold.last_commit(self.grant.writer)  # What a truncation hid from us shows here.
-            return last.offset if last is not None and last.checkpoint == commit.checkpoint else None
+            last = old.ledger.fold.last_commit(self.grant.writer)  # What a truncation hid from us shows here; what none
+            is_hidden = old.ledger.fold.start > position  # hid is another's, who goes on under the grant, too.
+            return last.offset if is_hidden and last and last.checkpoint == commit.checkpoint else None
         finally:
             if old is not self.opened:
                 old.close()
