@@ -275,6 +275,38 @@ def test_a_commit_that_was_settled(tmp_path: Path) -> None:
         table.commit({"n": 3})
 
 
+def test_what_loads_right_behind_a_settled_commit(tmp_path: Path) -> None:
+    """Before the state has that commit, too: what is loaded meanwhile is not taken for another owner's."""
+    faults, rows = Unanswered(), list[int]()
+    tables = TableRig(twin_rig("log", cluster=MemoryCluster(faults=faults)), None)
+    mine, theirs = _halves()
+    with tables.open(owned=[0, 1], writer="mine") as table:
+        table.update(dict.fromkeys(mine, b"1"))
+        table.commit({"n": 1})
+    tables.roll_up(tmp_path)
+
+    def crash(point: str) -> None:
+        if point != "history" or rows:
+            return
+        for turn in range(4):
+            with tables.open(owned=[2, 3], writer="theirs") as other, tables.rig.open() as log:
+                other[theirs[0]] = b"%d" % turn
+                other.commit({"n": turn})
+                _drop_leases(log)
+            tables.roll_up(tmp_path)
+        state: Any = cast("Any", table)._state
+        rows.append(sum(found.num_rows for found in state._far_tables(state.missing)))
+
+    options = {"settings": TableSettings(loading=Loading.ON_DEMAND), "environment": Environment(crash=crash)}
+    with tables.open(owned=[0, 1], writer="mine", **options) as table:
+        faults.is_next = True
+        table[mine[0]] = b"2"
+        table.commit({"n": 2})
+        assert not faults.is_next
+        assert rows == [len(mine)]
+        assert content(table) == dict.fromkeys(mine, b"1") | {mine[0]: b"2"}
+
+
 def test_others_have_a_newer_value_schema(tmp_path: Path) -> None:
     """One whose values the own does not read: it stays on a snapshot that it can read, which its lease holds."""
     mine, theirs = _halves()

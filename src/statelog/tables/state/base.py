@@ -100,7 +100,7 @@ class BaseSnapshot:
 
     def stand(self, position: int) -> None:
         """The table's place has moved on."""
-        self._eligibility = replace(self._eligibility, position=position, epoch=self._epoch())
+        self._eligibility = replace(self._eligibility, position=position)
 
     def claim(self, manifest: Manifest | None = None) -> bool:
         """Stand on this snapshot, or on the newest that the table may stand on. False if there is none.
@@ -223,7 +223,7 @@ class BaseSnapshot:
 
         Raises Fenced if another owner is why there is none.
         """
-        eligible, ahead, overtaken = self._eligibility, None, False
+        eligible, ahead, overtaken = replace(self._eligibility, epoch=self._epoch()), None, False
         for manifest in self._snapshots.listed():
             overtaken = overtaken or eligible.is_overtaken(manifest)
             if eligible.allows(manifest, self._unreadable) and self._reads(manifest):
