@@ -1,12 +1,14 @@
 """The materializer's settings: what is refused, and that the first rounds of many logs are spread."""
 
 import math
+from typing import Any
 
 import pytest
 
 from statelog.errors import ConfigError
 from statelog.materializer.schedule import first_delay_s
 from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
 
 
@@ -64,11 +66,19 @@ def test_a_setting_of_another_kind_is_refused_by_name(name: str, value: object) 
     assert refused.value.hint
 
 
-@pytest.mark.parametrize("keep", [2.5, math.nan, "2", 1])
-def test_a_number_of_manifests_is_whole_and_at_least_two(keep: float) -> None:
+@pytest.mark.parametrize("given", [{"keep": 2.5}, {"keep": math.nan}, {"keep": "2"}, {"keep": 1}, {"min_age_s": "1h"}])
+def test_what_cannot_be_a_retention_is_refused_by_name(given: dict[str, Any]) -> None:
     """Nan passed the comparison, and a round found out behind its upload."""
-    with pytest.raises(ConfigError, match="keep"):
-        RetentionPolicy(keep=keep)  # type: ignore[arg-type] # what a caller may give
+    with pytest.raises(ConfigError, match=next(iter(given))):
+        RetentionPolicy(**given)
+
+
+@pytest.mark.parametrize("given", [{"idle_s": "7d"}, {"records": math.nan}, {"records": "5"}])
+def test_what_cannot_be_a_cap_of_subscriptions_is_refused_by_name(given: dict[str, Any]) -> None:
+    """A cap of nan records would never end one, and text is no number."""
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} is of type") as refused:
+        SubscriptionCap(**given)
+    assert refused.value.hint
 
 
 def test_an_alarm_that_a_healthy_daemon_would_raise_is_refused() -> None:

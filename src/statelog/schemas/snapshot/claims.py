@@ -204,6 +204,8 @@ class SubscriptionCap:
     records: int | None = None
 
     def __post_init__(self) -> None:
+        check_kind("idle_s", self.idle_s, int, float, example="a number of seconds")
+        check_kind("records", self.records, int, type(None), example="a whole number, or None for any")
         if not self.idle_s > 0:
             raise ConfigError("the cap of subscriptions must be above 0 seconds", idle_s=self.idle_s)
         if self.records is not None and self.records < 0:

@@ -36,6 +36,7 @@ class RetentionPolicy:
 
     def __post_init__(self) -> None:
         check_kind("keep", self.keep, int, example="keep=3, at least 2")
+        check_kind("min_age_s", self.min_age_s, int, float, example="a number of seconds")
         if self.keep < 2:
             raise ConfigError("retention keeps fewer than two manifests", keep=self.keep)
         if not self.min_age_s >= 0:
