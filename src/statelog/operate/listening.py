@@ -51,7 +51,7 @@ class Listening:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(self.certificate, self.key)
+            context.load_cert_chain(self.certificate, self.key, password="")  # Else a terminal would be asked for one.
         except (OSError, ssl.SSLError) as error:
             problem = f"the certificate cannot be used: {error.strerror or error}"
             hint = "Name PEM files: the certificate with its chain, and its key without a password"

@@ -1,10 +1,14 @@
 """Where a server of ours may listen, and who is answered."""
 
 import base64
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from statelog.errors import ConfigError
 from statelog.operate.listening import Listening, listening_at
@@ -76,6 +80,34 @@ def test_a_certificate_is_used_with_its_key(tmp_path: Path) -> None:
     for wrong in (key, tmp_path / "not there"):
         with pytest.raises(ConfigError, match="cannot be used"):
             listening_at("127.0.0.1:1", certificate=wrong, key=key).context()
+
+
+def test_a_key_with_a_password_is_refused_on_a_terminal_too(tmp_path: Path) -> None:
+    """It was asked for there, by a daemon that waited for it."""
+    issued = trustme.CA().issue_cert("localhost")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    plain = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"a password")
+    key.write_bytes(plain.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
+    code = (
+        "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from pathlib import Path;"
+        "from statelog.operate.listening import listening_at;"
+        f"listening_at('127.0.0.1:1', certificate=Path({str(certificate)!r}), key=Path({str(key)!r})).context()"
+    )
+    mine, its = os.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=its, stdout=its, stderr=its, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    os.close(its)
+    told = b""
+    while not any(end in told for end in (b"without a password", b"pass phrase")):
+        told += os.read(mine, 1024)
+    child.kill()
+    child.wait()
+    os.close(mine)
+    assert b"the certificate cannot be used" in told
 
 
 def test_a_token_is_asked_for_where_there_is_one(token_file: Path) -> None:
