@@ -16,6 +16,7 @@ Invariants:
 
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError
@@ -31,6 +32,7 @@ from statelog.reading import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, Step, next_checkpoint_id, refuse_overlaps
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.names import check_kind
 from statelog.storage.kafka import Producer
 from statelog.storage.log.log import Log
 
@@ -67,6 +69,9 @@ class Coordinator(GrantHolder, Guarded):
         if grant is None:
             opened = open_epoch(log, name, partitions=partitions, expect=expect)
         else:
+            check_kind("grant", grant, Grant, example="coordinator.grant, of the one that has ended")
+            if grant.writer != name:
+                raise ConfigError(f"the grant is that of {grant.writer}", hint="Name its writer", name=name)
             opened = resume_grant(log, grant)
         self._log = log
         try:
@@ -107,6 +112,9 @@ class Coordinator(GrantHolder, Guarded):
         OverlappingTasks before anything is written. Raises Fenced, CommitRefused, OutcomeUnknown, Damaged or
         Unavailable, which end the coordinator, and CheckpointMismatch and other misuse, which do not.
         """
+        check_kind("handles", handles, Sequence, example="[task.finish()]")
+        for handle in handles:
+            check_kind("a handle", handle, Handle, example="what TaskWriter.finish gave")
         if checkpoint_id is None:
             checkpoint_id = handles[0].checkpoint.id if handles else self.base.id + 1
         if not unique_keys:
@@ -151,10 +159,12 @@ class TaskWriter(ChangeWriter):
     def __init__(
         self, producer: Producer, task: TaskGrant, *, slot: int, settings: WriterSettings | None = None
     ) -> None:
+        check_kind("task", task, TaskGrant, example="coordinator.task()")
+        check_kind("slot", slot, Integral, example="slot=0, for the first attempt of the first task")
         if not 0 <= slot < _SLOTS:
             raise ConfigError(f"slot is {slot} and must be from 0 to {_SLOTS - 1}")
         grant, environment = task.grant, current_environment()
-        settings = settings or WriterSettings()
+        settings = WriterSettings.of(settings)
         self._task = task
         self._outbox = Outbox(producer, grant, settings, clock=environment.clock)
         self._change_set = ChangeSet(

@@ -23,6 +23,7 @@ Invariants:
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from numbers import Integral
 from typing import NamedTuple
 
 from statelog.errors import Misuse, PersistFailed, SequenceAhead, SequenceTruncated
@@ -33,6 +34,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.schemas.arrays import about_bytes
 from statelog.schemas.changes.few import Changes, FewChanges
 from statelog.schemas.ledger.handle import Step
+from statelog.schemas.names import check_kind
 
 INITIAL = 1
 
@@ -110,9 +112,10 @@ class Sequence(NamedTuple):
 
     def check_end(self, sqn: int) -> None:
         """Raise SequenceAhead for a number above the next one."""
-        self._check_known(max(sqn, INITIAL), INITIAL)
+        self._check_known(sqn, sqn)
 
     def _check_known(self, sqn: int, first: int) -> None:
+        check_kind("a sequence number", sqn, Integral, example="what next_sequence_number gave")
         if sqn < first:
             raise SequenceTruncated("this sequence number is truncated", sqn=sqn, truncated_sqn=first)
         if sqn > self.next:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statelog.errors import ConfigError
+from statelog.schemas.names import check_kind, check_whole
 from statelog.storage.local.copy import check_directory
 
 _POSITIVE = ("roll_rows", "list_bytes", "roll_bytes", "chunk_bytes", "in_flight_bytes_max", "local_copies_bytes_max")
@@ -49,13 +50,13 @@ class WriterSettings:
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)} and must be positive")
+            check_whole(name, getattr(self, name), 1)
         for name in ("list_bytes", "roll_bytes"):
             if getattr(self, name) > _MOST_WAITING:
                 raise ConfigError(
                     f"{name} is above 1 GiB", hint="Buffered changes become one Arrow array, which holds at most 2 GiB"
                 )
+        check_kind("stall_timeout_s", self.stall_timeout_s, int, float, example="stall_timeout_s=30.0")
         if not 0 < self.stall_timeout_s < math.inf:
             raise ConfigError(f"stall_timeout_s is {self.stall_timeout_s} and must be positive and finite")
         check_directory(self.local_copies)
@@ -63,6 +64,13 @@ class WriterSettings:
             raise ConfigError("chunk_bytes is above 8 MiB", hint="A topic takes records of 16 MiB, framing included")
         if self.in_flight_bytes_max < self.chunk_bytes:
             raise ConfigError("in_flight_bytes_max is below chunk_bytes, so no chunk could ever be sent")
+
+    @staticmethod
+    def of(settings: "WriterSettings | None") -> "WriterSettings":
+        """These, or the defaults. Raises ConfigError for what is neither."""
+        settings = WriterSettings() if settings is None else settings
+        check_kind("settings", settings, WriterSettings, example="WriterSettings(chunk_bytes=1 << 20)")
+        return settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from statelog.reading import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id
 from statelog.schemas.ledger.place import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.names import check_kind
 from statelog.storage.log.log import Log
 
 _Wait = Callable[[int, float | None], bool]
@@ -70,7 +71,8 @@ class Writer(GrantHolder, ChangeWriter):
         expect: int | None = None,
         settings: WriterSettings | None = None,
     ) -> None:
-        self._go_on(log, open_epoch(log, name, partitions=partitions, expect=expect), settings or WriterSettings())
+        terms = WriterSettings.of(settings)  # Before it fences anybody.
+        self._go_on(log, open_epoch(log, name, partitions=partitions, expect=expect), terms)
 
     def _go_on(self, log: Log, opened: EpochClients, settings: WriterSettings) -> None:
         self._log = log
@@ -206,6 +208,7 @@ class Writer(GrantHolder, ChangeWriter):
         Raises CheckpointMismatch if it does not continue the log, IdentityChanged if it belongs to another log, Misuse
         if this life has already appended, Damaged.
         """
+        check_kind("handle", handle, Handle, example="what persist().result() gave, or Handle.from_bytes(data)")
         if self._buffer.changes or not self._pipeline.is_untouched:
             raise Misuse("a handle must be adopted before anything is appended", writer=self.name)
         check_handle(self.grant, handle, handle.checkpoint.id)
@@ -277,6 +280,7 @@ class Writer(GrantHolder, ChangeWriter):
         return self._promise(step, started_s, wait)
 
     def _confirm(self, handle: Handle, metadata: Metadata | None, final: bool, finish: _Finish) -> Pending[LastCommit]:
+        check_kind("handle", handle, Handle, example="writer.persist().result()")
         if handle.nonce != self.grant.nonce:
             raise CheckpointMismatch(
                 "the handle was not persisted by this life of the writer",

@@ -1,19 +1,22 @@
 """What a program forgets: changes that no commit holds, and writers that nobody closed."""
 
 import gc
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import InvalidChange, StatelogError, StatelogWarning, UncommittedChanges
+from statelog.errors import ConfigError, InvalidChange, StatelogError, StatelogWarning, UncommittedChanges
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
+from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.storage.log.log import Log
@@ -195,3 +198,37 @@ def test_a_wrong_key_is_blamed_as_a_key(value: object, log: Log) -> None:
             changed.put("k", value)  # type: ignore[arg-type]  # that is the slip
         with pytest.raises(InvalidChange, match="a value of this log is bytes"):
             changed.put(b"k", "v")  # type: ignore[arg-type]  # that is the slip
+
+
+SLIPS: dict[str, Callable[[Writer, Coordinator, Any], object]] = {
+    "a pending handle": lambda writer, _, log: writer.confirm(cast("Any", writer.persist())),
+    "a pending handle, unwaited": lambda writer, _, log: writer.confirm_async(cast("Any", writer.persist())),
+    "bytes of a handle": lambda writer, _, log: writer.adopt(cast("Any", b"SLHD")),
+    "text for a number": lambda writer, _, log: writer.persist(from_sqn=cast("Any", "1")),
+    "no number": lambda writer, _, log: writer.truncate(cast("Any", None)),
+    "half a number": lambda writer, _, log: writer.truncate_and_close(cast("Any", 1.5)),
+    "one handle": lambda _, coordinator, log: coordinator.commit(
+        cast("Any", TaskWriter(log.kafka.producer(), coordinator.task(), slot=0).finish())
+    ),
+    "tasks": lambda _, coordinator, log: coordinator.commit(cast("Any", [coordinator.task()])),
+    "a task": lambda _, coordinator, log: Coordinator(log, "task", grant=cast("Any", coordinator.task())),
+    "another's grant": lambda _, coordinator, log: Coordinator(log, "another", grant=coordinator.grant),
+    "a grant": lambda _, coordinator, log: TaskWriter(log.kafka.producer(), cast("Any", coordinator.grant), slot=0),
+    "half a slot": lambda _, coordinator, log: TaskWriter(
+        log.kafka.producer(), coordinator.task(), slot=cast("Any", 0.5)
+    ),
+    "a dict of settings": lambda _, __, log: Writer(log, "other", settings=cast("Any", {})),
+    "no bound": lambda _, __, log: WriterSettings(roll_bytes=cast("Any", math.nan)),
+    "text for seconds": lambda _, __, log: WriterSettings(stall_timeout_s=cast("Any", "1")),
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_what_is_passed_by_mistake_is_told(slip: str, log: Log) -> None:
+    """With what belongs there; the writer goes on, and so does the coordinator."""
+    with Writer(log, "w", partitions=[0]) as writer, Coordinator(log, "c", partitions=[1]) as coordinator:
+        with pytest.raises(ConfigError) as refused:
+            SLIPS[slip](writer, coordinator, log)
+        assert refused.value.hint
+        writer.commit()
+        coordinator.commit()
