@@ -176,8 +176,9 @@ def read_rocksdb_state(path: str | PathLike[str]) -> RocksdbState:
     require_rocksdict()
     import rocksdict
 
-    if not (Path(path) / "CURRENT").exists():
-        raise NotFound("no RocksDB database is there", path=fspath(path))
+    with local_disk(Path(path)):
+        if not (Path(path) / "CURRENT").exists():
+            raise NotFound("no RocksDB database is there", path=fspath(path))
     try:
         database = rocksdict.Rdict(fspath(path), access_type=rocksdict.AccessType.read_only())
     except Exception as error:  # The library has no type of its own for anything.

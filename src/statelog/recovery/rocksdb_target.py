@@ -40,7 +40,7 @@ from statelog.schemas.arrays import column_of, numbers_of, scalar_of
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.local.disk import make_parents, sync
+from statelog.storage.local.disk import local_disk, make_parents, sync
 from statelog.storage.local.own_directory import make_own
 
 _PIECE_BYTES = 4 << 20
@@ -51,12 +51,13 @@ _BLOOM_BITS = 10
 
 
 def require_absent(path: Path) -> None:
-    """Raise AlreadyExists if there is anything but an empty directory."""
-    if path.is_dir() and not any(path.iterdir()):
-        return
-    if path.exists() or path.is_symlink():
-        hint = "Name another path, or remove what is there: a database is never replaced"
-        raise AlreadyExists("something is there already", path=str(path), hint=hint)
+    """Raise AlreadyExists if there is anything but an empty directory, StoreUnavailable where nobody may look."""
+    with local_disk(path):
+        if path.is_dir() and not any(path.iterdir()):
+            return
+        if path.exists() or path.is_symlink():
+            hint = "Name another path, or remove what is there: a database is never replaced"
+            raise AlreadyExists("something is there already", path=str(path), hint=hint)
 
 
 def fill_rocksdb(reader: PlanReader, *, path: Path, sst_bytes: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Progress
 from statelog.recovery.recover import Recovery, recover
+from statelog.recovery.rocksdb_state import read_rocksdb_state
 from statelog.recovery.settings import RecoverySettings
 from statelog.storage.claims import list_leases
 from statelog.testing.store import MemoryDisk, MemoryStore
@@ -105,6 +106,18 @@ def test_a_directory_in_the_way_is_refused_before_anything_is_read(
     with pytest.raises(AlreadyExists):
         _fill(recovery, target, tmp_path / "state")
     assert list_leases(rig.log.store) == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_place_that_nobody_can_look_at_is_told(rig: HistoryRig, tmp_path: Path, target: str) -> None:
+    """A name that is too long, or one below a directory of others: by its path, before anything is read."""
+    path = tmp_path / ("x" * 300)
+    with pytest.raises(StoreUnavailable, match="File name too long") as refused:
+        _fill(recover(rig.log), target, path)
+    assert refused.value.facts["path"] == str(path)
+    with pytest.raises(StoreUnavailable):
+        read_rocksdb_state(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("target", [*TARGETS, "whole_file"])

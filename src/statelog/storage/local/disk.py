@@ -59,10 +59,13 @@ def local_disk_error(error: OSError, path: Path, *, full_hint: str = "") -> Stor
 
 
 def require_file(path: Path) -> None:
-    """Raise AlreadyExists if there is anything else, as a directory, a pipe or /dev/null: only a file is replaced."""
-    if path.exists() and not path.is_file():
-        what = "a directory is there already" if path.is_dir() else "what is there is no file"
-        raise AlreadyExists(what, path=str(path), hint="Name a file, also in this directory")
+    """Raise AlreadyExists if there is anything else, as a directory, a pipe or /dev/null: only a file is replaced; and
+    StoreUnavailable where nobody may look.
+    """
+    with local_disk(path):
+        if path.exists() and not path.is_file():
+            what = "a directory is there already" if path.is_dir() else "what is there is no file"
+            raise AlreadyExists(what, path=str(path), hint="Name a file, also in this directory")
 
 
 def sync(path: Path) -> None:
