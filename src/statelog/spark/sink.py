@@ -208,9 +208,12 @@ def _commit(
             )
             return False
         handles = [_stamped(result, decision.checkpoint_id) for result in results]
-        coordinator.commit(
+        committed = coordinator.commit(
             handles, decision.metadata, checkpoint_id=decision.checkpoint_id, unique_keys=options.unique_keys
         )
+        if committed.offset < coordinator.grant.epoch and not options.serves_query:
+            give_up(options, coordinator.grant)  # The Open that settled it says that another write is under way.
+            _coordinators.drop(key)
     return True
 
 

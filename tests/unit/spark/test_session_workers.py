@@ -1,5 +1,6 @@
 """What the workers of a session know of their logs and runs, on the twins: a log is told from another of its name."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +15,14 @@ from statelog.spark.clients import ProcessCache, cached_log
 from statelog.spark.epochs import plan_batch
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.options import WriteOptions, write_options
-from statelog.spark.sink import TaskResult, commit_batch
+from statelog.spark.sink import TaskResult, commit_batch, commit_write
 from statelog.storage import Where
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import Fate, Faults, SendAttempt
 from tests.support.rigs.log import TwinRig, twin_rig
 
-Place = Callable[[str], TwinRig]
+Place = Callable[..., TwinRig]
 
 
 @pytest.fixture
@@ -28,8 +30,9 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
     """Makes the log `visits` at a root. This process is a worker that knows nothing yet."""
     rigs: dict[object, TwinRig] = {}
 
-    def make(root: str) -> TwinRig:
-        rigs[root] = rig = twin_rig("visits", cluster=MemoryCluster(cluster_id=root))
+    def make(root: str, faults: Faults | None = None) -> TwinRig:
+        cluster = MemoryCluster(cluster_id=root, faults=faults, clock=time.time)
+        rigs[root] = rig = twin_rig("visits", cluster=cluster)
         rig.create().close()
         return rig
 
@@ -98,6 +101,33 @@ def test_a_dataframe_of_an_older_log_ends_no_write_of_this_one(place: Place, mon
     with pytest.raises(IdentityChanged, match="topics that the log had before"):
         cached_log(where, older)
     assert commit_batch(_options("memory://a", 1), [result], 1)
+    assert rig.state() == {b"alice": b"2"}
+
+
+class _Unanswered:
+    """Faults: the answer to the next record of a ledger is lost, once that is wanted."""
+
+    is_wanted = False
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """The record's fate."""
+        if not (self.is_wanted and attempt.topic == "visits.ledger"):
+            return Fate.DELIVER
+        self.is_wanted = False
+        return Fate.APPEND_UNANSWERED
+
+
+def test_a_plain_write_whose_outcome_was_settled_bars_nobody(place: Place) -> None:
+    """Its commit was there already, so the Open that settled it is behind it: that is no write under way."""
+    faults = _Unanswered()
+    rig = place("memory://a", faults)
+    one, two = (replace(_options("memory://a", 0), writer=name, batch_id=None) for name in ("one", "two"))
+    result = _written(rig, one)
+    faults.is_wanted = True
+    assert commit_write(one, [result])
+    assert not faults.is_wanted
+    assert commit_write(two, [_written(rig, two)])
+    assert commit_write(one, [_written(rig, one)])
     assert rig.state() == {b"alice": b"2"}
 
 
