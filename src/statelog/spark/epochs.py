@@ -183,11 +183,17 @@ class _Planning:
 
 
 def give_up(options: WriteOptions, grant: Grant) -> None:
-    """End the epoch of a plain write that failed, so that it bars nobody: by an Open that is nobody's. Never raises."""
+    """End the epoch of a plain write that failed, so that it bars nobody: by an Open that is nobody's. It ends one that
+    was to settle the write's commit, too, whatever became of that. Never raises.
+    """
     voided = replace(current_environment(), nonce=voided_nonce)
     try:
         log = cached_log(options.where, grant.descriptor.identity)
-        voided.run(open_epoch, log, grant.writer, partitions=grant.partitions, judged=grant.epoch).close()
+        with log.ledger.newest_client() as ledger:
+            ledger.fold_end()
+            newest = ledger.fold.live_epoch(ledger.fold.prior(grant.writer, grant.partitions))
+        if newest is not None and same_run(newest.nonce, grant.nonce):
+            voided.run(open_epoch, log, grant.writer, partitions=grant.partitions, judged=newest.epoch).close()
     except (Fenced, IdentityChanged):
         pass  # Another one has ended it, or its log is gone, with all that the epoch barred.
     except StatelogError as error:

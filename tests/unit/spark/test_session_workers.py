@@ -1,22 +1,27 @@
 """What the workers of a session know of their logs and runs, on the twins: a log is told from another of its name."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from statelog.environment import Environment
 from statelog.errors import IdentityChanged
 from statelog.producer.coordinator import TaskWriter
+from statelog.producer.epoch import open_epoch
 from statelog.spark import clients, epochs, sink, source
 from statelog.spark.clients import ProcessCache, cached_log
-from statelog.spark.epochs import plan_batch
+from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.options import WriteOptions, write_options
+from statelog.spark.query_run import sibling_nonce
 from statelog.spark.sink import TaskResult, commit_batch, commit_write
 from statelog.storage import Where
+from statelog.storage.kafka import Producer
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, Faults, SendAttempt
@@ -39,6 +44,11 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Place:
     def open_log(where: LogAddress) -> Log:
         return rigs[where.where.root].open()
 
+    @contextmanager
+    def task_producer(where: LogAddress) -> Generator[Producer]:
+        yield rigs[where.where.root].kafka().producer()
+
+    monkeypatch.setattr(epochs, "task_producer", task_producer)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for module in (clients, source):
         monkeypatch.setattr(module, "open_log", open_log)
@@ -129,6 +139,18 @@ def test_a_plain_write_whose_outcome_was_settled_bars_nobody(place: Place) -> No
     assert commit_write(two, [_written(rig, two)])
     assert commit_write(one, [_written(rig, one)])
     assert rig.state() == {b"alice": b"2"}
+
+
+def test_a_plain_write_that_failed_bars_nobody_by_what_was_to_settle_it(place: Place) -> None:
+    """Its commit and the Open behind it went unanswered, and the Open landed."""
+    rig = place("memory://a")
+    one, two = (replace(_options("memory://a", 0), writer=name, batch_id=None) for name in ("one", "two"))
+    grant = plan_batch(one).grant
+    Environment(nonce=lambda: sibling_nonce(grant.nonce)).run(open_epoch, cached_log(one.where), "one").close()
+    give_up(one, grant)
+    assert commit_write(two, [_written(rig, two)])
+    give_up(one, grant)
+    assert commit_write(two, [_written(rig, two)]), "and it ends nobody else's"
 
 
 class _Reading:
