@@ -156,7 +156,8 @@ class MemoryStore(Store):
     def upload(self, local: Path, path: str) -> None:
         """Copy a local file onto the disk."""
         check_path(path)
-        data = local.read_bytes()
+        with self._guard("upload", path, reading=False):
+            data = local.read_bytes()
         self._effect("upload", path, lambda: self.disk.write(self._prefix + path, data, absent=False))
 
     def download(self, path: str, local: Path) -> None:

@@ -113,9 +113,10 @@ def translate(error: Exception, *, action: str, url: str, path: str, reading: bo
     if reading and is_missing(error):
         return NotFound(f"There is no {path}", store=url, path=path)
     answer = _answer(error)
-    if isinstance(error, FileNotFoundError) and not answer.code and url.startswith("gs:"):
-        answer = _Answer("NoSuchBucket", answer.status)  # gcsfs does not say so: nothing else is missing to a write.
     number = getattr(error, "errno", None)
+    if isinstance(error, FileNotFoundError) and number is None and not answer.code and url.startswith("gs:"):
+        # gcsfs does not say so: nothing else is missing to a write, but for a local file, which has a number.
+        answer = _Answer("NoSuchBucket", answer.status)
     # Azure's texts go on with the answer's headers and its XML.
     reason = mask_url(f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}")
     code = answer.code or (errno.errorcode.get(number, "") if isinstance(number, int) else "") or None
