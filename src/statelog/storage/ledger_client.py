@@ -227,8 +227,8 @@ class LedgerClient(Closing):
             raise
         self._verify()
 
-    def _is_over_due(self, looked_s: float, max_age_s: float = LOOK_AGAIN_S) -> bool:
-        return self._clock() - looked_s >= max_age_s
+    def _is_over_due(self, looked_s: float) -> bool:
+        return self._clock() - looked_s >= LOOK_AGAIN_S
 
     def _pass(self, end_position: int) -> None:
         """Fold by what others know, as far as they know it."""

@@ -3,12 +3,13 @@
 A record is sent once; its outcome is an offset, or not known. Then the producer must not be used again: the record may
 still land, and the next Open settles it.
 
-Who is told that its commit was appended puts it down here, and so does who reads; who folds takes it from here. What
+Who is told that its record was appended puts it down here, and so does who reads; who folds takes it from here. What
 nobody here knows one reads, and the others wait for it, each for what it lacks. Each still folds for itself: what is
 shared are values, so that whatever becomes of one, the others go on. Thread-safe.
 
 Invariants:
-- What was read counts above what was acknowledged at its offset.
+- What was read counts above what was acknowledged at its offset. What is known of the newest look's range is what that
+  has found; beside it lies what was acknowledged, which may be of a ledger that lost its tail.
 - A run has no gap, and goes on from the record that its taker folded last, which is the same here.
 - Of each record it is known how lately it was in the ledger: not before it was sent, or before who read it asked. For
   who folds more than a look has found, the look is as old as the oldest of the rest.
@@ -46,7 +47,7 @@ class Taped:
 
     found: Record
     record: LedgerRecord | None
-    there_s: float = -math.inf
+    there_s: float
     hashed: LastRecord | None = None
 
     @property
