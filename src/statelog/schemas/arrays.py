@@ -8,11 +8,11 @@ Nulls are the callers' to refuse first.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,12 +24,6 @@ _BLOCK_ROWS = 8192  # Bounds the padded matrix of rows of mixed lengths to 2 MiB
 _MOST_SHARED = 16  # Columns that may lie in one buffer, which is counted once.
 _MOST_COLUMN_BYTES = (1 << 31) - 1
 _SMALL_BYTES = 64 << 10
-_NUMBERS: Mapping[pa.DataType, type[np.generic]] = {
-    pa.bool_(): np.uint8,
-    **dict.fromkeys((pa.int32(), pa.int64()), np.int64),
-    **dict.fromkeys((pa.float32(), pa.float64()), np.float64),
-}
-"""How numpy has Python's own numbers, before they are cast to these."""
 _MANY_ROWS = 2000  # Of fewer Arrow moves all columns in the time of numpy's calls.
 
 
@@ -106,13 +100,13 @@ def numbers_or_zeros(column: pa.Array) -> NDArray[Any]:
 
 
 def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of Python's own bytes, text, numbers or booleans, None for a null: `pa.array`, but where that would
-    import pandas. Raises pyarrow's ArrowInvalid, ArrowTypeError; OverflowError.
+    """A column of Python's own bytes, text or whole numbers, None for a null: `pa.array`, but where that would import
+    pandas. Raises pyarrow's ArrowInvalid, ArrowTypeError; OverflowError.
     """
     if "pandas" in sys.modules or not _spec_of("pandas"):
         return pa.array(rows, kind)
-    if kind in _NUMBERS:
-        return _column_of_numbers(rows, kind)
+    if kind == pa.int64():
+        return _column_of_integers(rows)
     if kind == pa.string():
         rows = [row if row is None else row.encode() for row in rows]
     elif kind != pa.binary():
@@ -131,17 +125,12 @@ def column_of_rows(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(rows), [validity, pa.py_buffer(offsets.data), pa.py_buffer(data)])
 
 
-def _column_of_numbers(rows: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    wide, is_null = _NUMBERS[kind], None
+def _column_of_integers(rows: Sequence[int | None]) -> pa.Array:
     try:
-        numbers = np.fromiter(rows, wide, len(rows))
-        if wide is np.float64 and None in rows:  # Of which numpy makes NaN.
-            is_null = np.array([row is None for row in rows], np.bool_)
+        return column_of(np.fromiter(cast("Sequence[int]", rows), np.int64, len(rows)))
     except TypeError:  # None is no whole number.
         is_null = np.array([row is None for row in rows], np.bool_)
-        numbers = np.array([row or 0 for row in rows], wide)
-    column = column_of(numbers.view(np.bool_) if wide is np.uint8 else numbers, is_null)
-    return column if column.type == kind else column.cast(kind)
+        return column_of(np.array([row or 0 for row in rows], np.int64), is_null)
 
 
 def _lengths_of(rows: Sequence[bytes]) -> NDArray[Any]:

@@ -1,5 +1,6 @@
 """Numbers as numpy arrays and as Arrow columns."""
 
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.schemas.arrays import about_bytes, column_of, column_of_rows, fits, numbers_of, taken
+from statelog.schemas.values.schema import columns_of, parse_value_schema, rows_to_struct
 
 _KINDS = (np.bool_, np.uint8, np.uint16, np.int32, np.int64, np.uint64, np.float64)
 
@@ -79,28 +81,40 @@ print("pandas" in sys.modules)
 """
 
 
-_TYPED = """
+_FIELDS_AND_VALUES: dict[str, tuple[object, object]] = {
+    "flag": ("boolean", True),
+    "count": ("int", 1),
+    "total": ("long", 1 << 40),
+    "share": ("float", 0.5),
+    "mean": (["null", "double"], None),
+    "name": ("string", "a"),
+    "data": ("bytes", b"b"),
+    "tags": ({"type": "array", "items": "string"}, ["c"]),
+    "marks": ({"type": "map", "values": ["null", "int"]}, {"d": 1}),
+    "kind": ({"type": "enum", "name": "Kind", "symbols": ["E", "F"]}, "E"),
+}
+_ROW = {name: value for name, (_, value) in _FIELDS_AND_VALUES.items()}
+_FIELDS = [{"name": name, "type": kind} for name, (kind, _) in _FIELDS_AND_VALUES.items()]
+_SCHEMA = {"type": "record", "name": "Row", "fields": _FIELDS}
+_TYPED = f"""
 import json
 import sys
+import pyarrow as pa
 from statelog.producer import Writer
 from statelog.recovery import plan_changes, read_changes, recover
 from tests.support.rigs.log import twin_rig
 
-row = {"flag": True, "count": 1, "total": 1 << 40, "share": 0.5, "mean": None, "name": "a", "data": b"b", "tags": ["c"]}
-row |= {"marks": {"d": 1}, "kind": "E"}
-kinds = ["boolean", "int", "long", "float", ["null", "double"], "string", "bytes", {"type": "array", "items": "string"}]
-kinds += [{"type": "map", "values": ["null", "int"]}, {"type": "enum", "name": "Kind", "symbols": ["E", "F"]}]
-fields = [{"name": name, "type": kind} for name, kind in zip(row, kinds)]
-log = twin_rig("log").create(value_schema=json.dumps({"type": "record", "name": "Row", "fields": fields}))
+schema = {_SCHEMA!r}
+log = twin_rig("log").create(value_schema=json.dumps(schema))
 with Writer(log, "w") as writer:
-    writer.put(b"a", row)
-    writer.put(b"b", row)
+    rows = pa.ipc.open_stream(sys.stdin.buffer.read()).read_all()
+    writer.append_batch(rows)
     writer.commit()
-    fields.append({"name": "more", "type": "int", "default": 7})
-    log.evolve_value_schema(json.dumps({"type": "record", "name": "Row", "fields": fields}))
-    writer.delete(b"b")
+    schema["fields"][1]["type"] = "long"
+    log.evolve_value_schema(json.dumps(schema))
+    writer.append_batch(rows.slice(1).append_column("op", rows.slice(1).column("count").cast(pa.uint8())))
     writer.commit()
-print(recover(log).to_dict() == {b"a": row | {"marks": [("d", 1)], "more": 7}})
+print(recover(log).to_dict() == {{b"a": {_ROW!r} | {{"marks": [("d", 1)]}}}})
 print(recover(log).digest().rows, sum(len(rows) for rows in read_changes(log, plan_changes(log))))
 print("pandas" in sys.modules)
 """
@@ -206,9 +220,11 @@ def test_a_writer_and_a_table_put_and_delete_without_pandas() -> None:
     assert _printed_by(_PUTS) == [b"False"]
 
 
-def _printed_by(program: str) -> list[bytes]:
-    """What a program prints that gets a batch of two changes as its input, where pandas could be imported."""
-    rows = pa.RecordBatch.from_pydict({"key": [b"a", b"bc"], "value": [b"1", b"2"]})
+_TWO = pa.RecordBatch.from_pydict({"key": [b"a", b"bc"], "value": [b"1", b"2"]})
+
+
+def _printed_by(program: str, rows: pa.RecordBatch = _TWO) -> list[bytes]:
+    """What a program prints that gets a batch of changes as its input, where pandas could be imported."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_batch(rows)
@@ -310,8 +326,10 @@ def test_recoveries_leave_pandas_alone() -> None:
 
 
 def test_typed_values_and_changes_leave_pandas_alone() -> None:
-    """On their way in, out, into Avro's form, and from one value schema into the next."""
-    assert _printed_by(_TYPED) == [b"True", b"1", b"3", b"False"]
+    """On their way in as columns, out, into Avro's form, and from one value schema into the next."""
+    values = rows_to_struct([_ROW, _ROW], parse_value_schema(json.dumps(_SCHEMA), 1))
+    rows = columns_of(values).append_column("key", pa.array([b"a", b"b"]))
+    assert _printed_by(_TYPED, rows) == [b"True", b"1", b"3", b"False"]
 
 
 def test_a_batch_that_names_key_groups_and_deletes_leaves_pandas_alone() -> None:

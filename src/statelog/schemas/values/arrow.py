@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ConfigError, InvalidChange
-from statelog.schemas.arrays import column_of, column_of_rows, numbers_of, numbers_or_zeros, scalar_of
+from statelog.schemas.arrays import column_of, column_of_rows, numbers_of, numbers_or_zeros
 from statelog.schemas.values.types import ValueField, ValueType
 
 _ACCEPTED: Mapping[str, tuple[type, ...]] = {
@@ -35,14 +35,6 @@ _ACCEPTED: Mapping[str, tuple[type, ...]] = {
     "decimal": (decimal.Decimal,),
 }
 """The Python types of a logical type, or else of a type."""
-_OWN: Mapping[str, type] = {
-    "boolean": bool,
-    **dict.fromkeys(("int", "long"), int),
-    **dict.fromkeys(("float", "double"), float),
-    **dict.fromkeys(("string", "enum", "uuid"), str),
-    "bytes": bytes,
-}
-"""Python's own type for it, of those that `column_of_rows` takes."""
 _LISTS = ("list", "large_list", "fixed_size_list")
 _VIEWED = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 """What Arrow has not written its functions for, and what is as large."""
@@ -58,12 +50,12 @@ def from_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
 
     Raises InvalidChange.
     """
-    found = _checked_types(rows, kind, path)
+    _check_types(rows, kind, path)
     if kind.kind == "record":
         return _records(cast("Sequence[Mapping[str, object] | None]", rows), kind, path)
     if kind.kind in ("array", "map"):
         return _nested_rows(rows, kind, kind.path_inside(path))
-    return _plain(rows, kind, path, found)
+    return _plain(rows, kind, path)
 
 
 def _nested_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
@@ -255,27 +247,21 @@ def _checked_text(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
     return column
 
 
-def _checked_types(rows: Sequence[object], kind: ValueType, path: str) -> set[type]:
-    """The Python types of rows that are not null. Looks at the set, not at every row: bool is no int, and a datetime no
-    date.
-    """
+def _check_types(rows: Sequence[object], kind: ValueType, path: str) -> None:
+    """Look at the set of Python types, not at every row: bool is no int, and a datetime no date."""
     accepted = _ACCEPTED[kind.logical or kind.kind]
     refused = () if kind.kind == "boolean" else (bool,)
     if kind.logical == "date":
         refused = (*refused, datetime.datetime)
-    types = set(map(type, rows)) - {type(None)}
-    for found in types:
+    for found in set(map(type, rows)) - {type(None)}:
         if not issubclass(found, accepted) or issubclass(found, refused):
             article = "an" if found.__name__.startswith(("i", "o")) else "a"
             raise _refused(f"{article} {found.__name__} where the schema has {kind}", path)
-    return types
 
 
-def _plain(rows: Sequence[object], kind: ValueType, path: str, types: set[type]) -> pa.Array:
+def _plain(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
     try:
-        if types <= {_OWN.get(kind.logical or kind.kind)}:
-            column = column_of_rows(rows, kind.arrow)
-        elif kind.logical.endswith(("timestamp-millis", "timestamp-micros")):
+        if kind.logical.endswith(("timestamp-millis", "timestamp-micros")):
             _check_times(cast("Sequence[datetime.datetime | None]", rows), kind, path)
             column = pa.array(rows, pa.timestamp("us", cast("pa.TimestampType", kind.arrow).tz))
             _check_years(column, kind, path)
@@ -350,7 +336,7 @@ def _from_json(default: object, kind: ValueType) -> object:
         unscaled, scale = int.from_bytes(data, "big", signed=True), cast("pa.Decimal128Type", kind.arrow).scale
         return decimal.Decimal(unscaled).scaleb(-scale, decimal.Context(prec=80))
     if kind.kind == "float" and isinstance(default, float):
-        return scalar_of(default, kind.arrow).as_py()  # Infinite if it is too large, as it always was read.
+        return pa.array([default], kind.arrow)[0].as_py()  # Infinite if it is too large, as it always was read.
     if kind.logical and kind.kind in ("int", "long"):
         width = pa.int32() if kind.kind == "int" else pa.int64()
         return pa.array([default], width).view(kind.arrow)[0].as_py()
