@@ -30,7 +30,6 @@ from statelog.storage.kafka import Delivery
 
 __all__ = ["commits"]
 
-
 _SHARES = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 _CHANGES = 100
 _OURS, _FLOOR, _TRANSACTION = "", ", floor", "one Kafka transaction"

@@ -1,7 +1,7 @@
 """A ledger that lost acknowledged records and grew again behind an unchanged id: nobody is told "committed" on it."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,6 +77,16 @@ def test_a_writer_that_went_on_right_where_its_fold_ends_learns_of_the_loss_with
             a.commit()
 
 
+@contextmanager
+def _bereft(twin: TwinLog, *, lost: int) -> Generator[tuple[Log, Writer, int]]:
+    """A log, its writer, and the offset of the second of its two commits; the newest `lost` records are gone since."""
+    with twin.open() as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0]) as a:
+        a.commit()
+        last = a.commit().offset
+        twin.cluster.lose_tail("log.ledger", 0, last + 1 - lost)
+        yield log, a, last
+
+
 def test_what_a_process_noted_is_not_joined_to_what_a_snapshot_above_the_loss_goes_on_with(tmp_path: Path) -> None:
     """Who opens from that snapshot is told of the loss, and so is an idle writer of the same log."""
     twin = TwinLog()
@@ -102,10 +112,7 @@ def test_what_a_process_noted_is_not_joined_to_what_it_appended_behind_the_loss(
     """A commit that is refused for it is in the ledger all the same, and a snapshot goes on from there."""
     twin = TwinLog()
     environment = Environment(clock=twin.clock)
-    with twin.open() as log, environment.run(Writer, log, "a", partitions=[0]) as a:
-        a.commit()
-        last = a.commit().offset
-        twin.cluster.lose_tail("log.ledger", 0, last - 1)
+    with _bereft(twin, lost=2) as (log, a, last):
         with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
             c.commit()
         twin.now_s += LOOK_AGAIN_S
@@ -121,10 +128,7 @@ def test_what_a_process_noted_is_not_joined_to_what_it_appended_behind_the_loss(
 def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_ground(tmp_path: Path) -> None:
     """The ledger begins right where the writer's fold ends: nothing is left to compare, and the snapshot knows."""
     twin = TwinLog()
-    with twin.open() as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0]) as a:
-        a.commit()
-        last = a.commit().offset
-        twin.cluster.lose_tail("log.ledger", 0, last)
+    with _bereft(twin, lost=1) as (log, a, last):
         with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
             twin.environment.run(run_round, other, settings_for(tmp_path))
             c.commit()
@@ -139,10 +143,7 @@ def test_a_loss_that_was_truncated_up_to_the_newest_snapshot_shows_in_that(tmp_p
     """Where that has the place of a writer that lives, and of the log that another one opens through."""
     twin = TwinLog()
     environment = Environment(clock=twin.clock)
-    with twin.open() as log, environment.run(Writer, log, "a", partitions=[0]) as a:
-        a.commit()
-        last = a.commit().offset
-        twin.cluster.lose_tail("log.ledger", 0, last - 1)
+    with _bereft(twin, lost=2) as (log, a, last):
         with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
             c.commit()
             twin.environment.run(run_round, other, settings_for(tmp_path))

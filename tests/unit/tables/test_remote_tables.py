@@ -250,26 +250,36 @@ def test_a_newer_owner_and_then_no_snapshot(rolled: Rolled, either: Path | None)
     table.close()
 
 
+def _halved(faults: Unanswered, tmp_path: Path) -> TableRig:
+    """A log whose first half of partitions holds a 1 for each key, in a snapshot."""
+    tables = TableRig(twin_rig("log", cluster=MemoryCluster(faults=faults)), None)
+    with tables.open(owned=[0, 1], writer="mine") as table:
+        table.update(dict.fromkeys(_halves()[0], b"1"))
+        table.commit({"n": 1})
+    tables.roll_up(tmp_path)
+    return tables
+
+
+def _others_go_on(tables: TableRig, key: bytes, tmp_path: Path) -> None:
+    """Until the snapshots of before are gone."""
+    for turn in range(4):
+        with tables.open(owned=[2, 3], writer="theirs") as other, tables.rig.open() as log:
+            other[key] = b"%d" % turn
+            other.commit({"n": turn})
+            _drop_leases(log)
+        tables.roll_up(tmp_path)
+
+
 def test_a_commit_that_was_settled(tmp_path: Path) -> None:
     """The Open that settled it is the table's own: snapshots behind it will do, while only others commit."""
     faults = Unanswered()
-    tables = TableRig(twin_rig("log", cluster=MemoryCluster(faults=faults)), None)
-    mine, theirs = _halves()
-    with tables.open(owned=[0, 1], writer="mine") as table:
-        table.update(dict.fromkeys(mine, b"1"))
-        table.commit({"n": 1})
-    tables.roll_up(tmp_path)
+    tables, (mine, theirs) = _halved(faults, tmp_path), _halves()
     with tables.open(owned=[0, 1], writer="mine", settings=TableSettings(loading=Loading.ON_DEMAND)) as table:
         faults.is_next = True
         table[mine[0]] = b"2"
         table.commit({"n": 2})
         assert not faults.is_next
-        for turn in range(4):
-            with tables.open(owned=[2, 3], writer="theirs") as other, tables.rig.open() as log:
-                other[theirs[0]] = b"%d" % turn
-                other.commit({"n": turn})
-                _drop_leases(log)
-            tables.roll_up(tmp_path)
+        _others_go_on(tables, theirs[0], tmp_path)
         assert content(table) == dict.fromkeys(mine, b"1") | {mine[0]: b"2"}
         assert not table.is_local
         table.commit({"n": 3})
@@ -278,22 +288,12 @@ def test_a_commit_that_was_settled(tmp_path: Path) -> None:
 def test_what_loads_right_behind_a_settled_commit(tmp_path: Path) -> None:
     """Before the state has that commit, too: what is loaded meanwhile is not taken for another owner's."""
     faults, rows = Unanswered(), list[int]()
-    tables = TableRig(twin_rig("log", cluster=MemoryCluster(faults=faults)), None)
-    mine, theirs = _halves()
-    with tables.open(owned=[0, 1], writer="mine") as table:
-        table.update(dict.fromkeys(mine, b"1"))
-        table.commit({"n": 1})
-    tables.roll_up(tmp_path)
+    tables, (mine, theirs) = _halved(faults, tmp_path), _halves()
 
     def crash(point: str) -> None:
         if point != "history" or rows:
             return
-        for turn in range(4):
-            with tables.open(owned=[2, 3], writer="theirs") as other, tables.rig.open() as log:
-                other[theirs[0]] = b"%d" % turn
-                other.commit({"n": turn})
-                _drop_leases(log)
-            tables.roll_up(tmp_path)
+        _others_go_on(tables, theirs[0], tmp_path)
         state: Any = cast("Any", table)._state
         rows.append(sum(found.num_rows for found in state._far_tables(state.missing)))
 
