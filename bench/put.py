@@ -37,8 +37,8 @@ __all__ = ["put"]
 
 _PLAIN = "produce, one flush"
 _COMMITS = 10
-_TURNS_EACH = 3
-"""Of each round: what a take costs differs by a third."""
+_TURNS_EACH = 6
+"""Of each round: what a take costs differs by a half, and medians of fewer by a third."""
 _LISTED = 17_000
 """As many changes of the workload as a writer keeps in lists."""
 _FLOORS = {"dict": "two dicts, and its chunks sent", "rocksdb": "write batches, and its chunks sent"}
