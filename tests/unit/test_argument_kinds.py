@@ -10,8 +10,10 @@ import pytest
 
 import statelog
 from statelog import materializer
+from statelog.cli.which_state import parse_from
 from statelog.errors import ClosedError, ConfigError, InvalidChange
 from statelog.lake import export
+from statelog.operate.listening import listening_at
 from statelog.recovery import (
     AtCheckpoint,
     AtPosition,
@@ -21,6 +23,9 @@ from statelog.recovery import (
     read_changes,
     split_changes,
 )
+from statelog.spark.options import state_options, write_options
+from statelog.storage.config import file_layer
+from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.native import ProcessGuard
 from statelog.storage.log.where import Where, log_names
 from statelog.storage.store.fsspec import open_store
@@ -139,6 +144,8 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda log, _: list(read_changes(log, untyped(None))), "plan is of type NoneType, and not Plan"),
     (lambda log, _: split_changes(plan_changes(log), untyped(1.5)), "tasks is 1.5"),
     (lambda log, _: log.evolve_value_schema(untyped({"type": "record"})), "value_schema is of type dict"),
+    (lambda log, _: log.change_schema(untyped("x")), "value_schema_id is 'x'"),
+    (lambda _, __: Where.from_env(untyped(3)), "environment is of type int, and not Mapping"),
     (lambda _, where: Where(where.kafka, untyped(None)), "root is of type NoneType, and not a path"),
     (lambda _, where: Where(where.kafka, "/logs", storage_options=untyped("key")), "storage_options is of type str"),
     (
@@ -165,6 +172,30 @@ def test_the_argument_of_another_kind_is_named(
     with log, pytest.raises(ConfigError, match=told) as refused:
         call(log, statelog_twin.where())
     assert refused.value.hint
+
+
+_DIGITS = "9" * 5000
+_SPARK = {"log": "visits", "root": "/logs", "kafka.bootstrap.servers": "kafka:9092"}
+_NUMBERS: list[Callable[[], object]] = [
+    lambda: write_options({**_SPARK, "writerId": "w", "batchId": _DIGITS}, streaming=False),
+    lambda: write_options({**_SPARK, "writerId": "w", "partitions": f"0/{_DIGITS}"}, streaming=False),
+    lambda: state_options({**_SPARK, "atPosition": _DIGITS}),
+    lambda: state_options({**_SPARK, "atTime": _DIGITS}),
+    lambda: state_options({**_SPARK, "keyGroups": f"0-{_DIGITS}"}),
+    lambda: Where.from_env({"STATELOG_KEEP": _DIGITS}),
+    lambda: file_layer(f"[materializer]\nkeep = {_DIGITS}", "statelog.toml"),
+    lambda: client_config({"bootstrap.servers": "kafka:9092", "message.timeout.ms": _DIGITS}),
+    lambda: listening_at(f"127.0.0.1:{_DIGITS}"),
+    lambda: parse_from(_DIGITS, 0.0),
+]
+
+
+@pytest.mark.parametrize("call", _NUMBERS)
+def test_a_number_that_python_does_not_read_is_no_number(call: Callable[[], object]) -> None:
+    """Above 4,300 digits `int` raises a ValueError of its own, and no door lets that out."""
+    with pytest.raises(ConfigError) as refused:
+        call()
+    assert refused.value.hint or refused.value.facts
 
 
 def test_a_root_may_be_a_path(tmp_path: Path) -> None:

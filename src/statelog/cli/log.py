@@ -41,7 +41,7 @@ materializer truncate, or Kafka does.
 With --truncation, say who truncates from now on: the materializer (delete-records), or Kafka, by age (retention). For
 retention, give the topics their retention.ms afterwards, with Kafka's own tools; for delete-records, set it back to -1
 first."""
-_RANGE = re.compile(r"(\d+):(\d+)-(\d+)\Z")
+_RANGE = re.compile(r"(\d{1,18}):(\d{1,18})-(\d{1,18})\Z")
 
 
 @click.command("init", help="Create the log NAME: its two topics and its directory.")

@@ -14,6 +14,7 @@ from statelog.operate.rows import BytesText
 from statelog.reading import At
 from statelog.recovery import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.key_groups import read_ranges
+from statelog.schemas.names import whole_in
 from statelog.storage.config_keys import duration_s
 
 
@@ -88,8 +89,8 @@ def parse_from(text: str, now_s: float) -> Start:
     """Where to begin: a word, a position, a time (ISO 8601, else of this zone), or how long ago. Raises ConfigError."""
     if text in list(From):
         return From(text)
-    if text.isdecimal():
-        return AtPosition(int(text))
+    if (position := whole_in(text)) is not None:
+        return AtPosition(position)
     found = _time(text, now_s)
     if found is None:
         hint = "Write now, state, oldest, a position, a time such as 2030-01-31T12:00, or 10min: that long ago"

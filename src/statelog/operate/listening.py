@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statelog.errors import ConfigError
+from statelog.schemas.names import whole_in
 from statelog.storage.kafka.config import is_loopback
 from statelog.storage.secret_files import read_secret
 
@@ -99,7 +100,8 @@ def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     has_brackets = host.startswith("[") and host.endswith("]")
     is_bare = ":" in host and not has_brackets
-    if not host or is_bare or not port.isdecimal() or int(port) > 65535:
+    number = whole_in(port)
+    if not host or is_bare or number is None or number > 65535:
         hint = "Write HOST:PORT, as 127.0.0.1:9400 or [::1]:9400"
         raise ConfigError(f"{text!r} is no address to listen on", hint=hint)
-    return host[1:-1] if has_brackets else host, int(port)
+    return host[1:-1] if has_brackets else host, number

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from statelog.errors import ConfigError, InvalidChange, KeyGroupMismatch
 from statelog.schemas.arrays import BinaryColumn, binary_column, numbers_of
-from statelog.schemas.names import check_kind, parse_enum
+from statelog.schemas.names import check_kind, parse_enum, whole_in
 
 MAX_KEY_GROUPS = 65536
 _MAX_PREFIX_BYTES = 256
@@ -326,15 +326,16 @@ def read_ranges(text: str, what: str) -> tuple[int, ...]:
     """
     found: set[int] = set()
     for part in filter(None, map(str.strip, text.split(","))):
-        first, mark, last = part.partition("-" if "-" in part else ":")
-        if not first.isdecimal() or (mark and not last.isdecimal()):
+        first_text, mark, last_text = part.partition("-" if "-" in part else ":")
+        first, last = whole_in(first_text), whole_in(last_text if mark else first_text)
+        if first is None or last is None:
             raise ConfigError(f"{what} is {text!r}", hint="Give numbers and ranges, such as 0:64,70 or 0-63,70")
-        end = int(last) + (mark == "-") if mark else int(first) + 1
+        end = last + (mark != ":")
         if end > MAX_KEY_GROUPS:
             raise ConfigError(f"{what} is {text!r}", hint=f"The highest number is {MAX_KEY_GROUPS - 1}")
-        if end <= int(first):
+        if end <= first:
             raise ConfigError(f"{what} has an empty range: {part}", hint="The end of a range with a colon is not in it")
-        found.update(range(int(first), end))
+        found.update(range(first, end))
     if not found:
         raise ConfigError(f"{what} is empty", hint="Leave it out for all of them")
     return tuple(sorted(found))

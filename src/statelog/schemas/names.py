@@ -18,6 +18,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
 _LEDGER = ".ledger"
 _SUBSCRIPTION = re.compile(r"subscriptions/([^/]+)\.(\d{20})\.avro\Z")
 _LARGEST = 2**63 - 2
+_MOST_DIGITS = 99
 
 
 def check_name(what: str, name: object) -> str:
@@ -141,6 +142,13 @@ def check_whole(name: str, value: object, least: int) -> None:
     """Raise ConfigError for an argument, which the caller knows as `name`, that is no whole number, or a lesser one."""
     if not isinstance(value, Integral) or int(value) < least:
         raise ConfigError(f"{name} is {value!r}", hint=f"Give a whole number, {least} or more")
+
+
+def whole_in(text: str) -> int | None:
+    """The whole number, 0 or more, whose decimal digits the text is; None for any other text, and for so many digits
+    that nothing here is counted with them, which Python itself may refuse.
+    """
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def whole_numbers(name: str, given: Iterable[int], *, example: str) -> tuple[int, ...]:

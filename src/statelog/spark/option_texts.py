@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 from statelog.errors import ConfigError
 from statelog.schemas.key_groups import read_ranges
-from statelog.schemas.names import check_name
+from statelog.schemas.names import check_name, whole_in
 from statelog.storage import Where
 from statelog.storage.log.where import check_where
 from statelog.storage.store.url import option_text, option_value
@@ -62,9 +62,10 @@ def number(given: Mapping[str, str], name: str, *, least: int = 0) -> int | None
     text = given.get(name.lower())
     if text is None:
         return None
-    if not text.isdecimal() or int(text) < least:
+    found = whole_in(text)
+    if found is None or found < least:
         raise ConfigError(f"the option {name} is {text!r}", hint=f"Give a whole number, {least} or more")
-    return int(text)
+    return found
 
 
 def numbers(given: Mapping[str, str], name: str) -> tuple[int, ...] | None:

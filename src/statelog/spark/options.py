@@ -13,7 +13,7 @@ from typing import Any
 from statelog.errors import ConfigError
 from statelog.reading import At, AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.key_groups import ranges_text, share
-from statelog.schemas.names import check_name
+from statelog.schemas.names import check_name, whole_in
 from statelog.spark.option_texts import (
     LogAddress,
     flag,
@@ -267,17 +267,18 @@ def _at(given: Mapping[str, str], side: str, open_word: str | None = None) -> At
         return AtTime(_milliseconds(f"{side}Time", time))
     if position is None or position.lower() == open_word:
         return None
-    if not position.isdecimal():
+    found = whole_in(position)
+    if found is None:
         other = f", or {open_word}" if open_word else ""
         raise ConfigError(
             f"the option {side}Position is {position!r}", hint=f"Give a ledger position, 0 or more{other}"
         )
-    return AtPosition(int(position))
+    return AtPosition(found)
 
 
 def _milliseconds(name: str, text: str) -> int:
-    if text.isdecimal():
-        return int(text)
+    if (found := whole_in(text)) is not None:
+        return found
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -345,8 +346,8 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
 
 def _share(text: str) -> tuple[int, int]:
     """A worker's number, from 0, and the number of workers: "0/3" is the first of three shares."""
-    worker, slash, workers = text.partition("/")
-    if not (slash and worker.isdecimal() and workers.isdecimal() and int(worker) < int(workers)):
+    worker, workers = map(whole_in, text.split("/", 1))
+    if worker is None or workers is None or worker >= workers:
         hint = "Give a worker's number, from 0, and how many there are: 0/3, 1/3 and 2/3 are a whole"
         raise ConfigError(f"the option partitions is {text!r}, which is no share", hint=hint)
-    return int(worker), int(workers)
+    return worker, workers

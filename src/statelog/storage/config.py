@@ -110,7 +110,7 @@ def file_layer(text: str, path: str) -> ConfigLayer:
     """The layer of a TOML file. Raises ConfigError naming file, key and the nearest known key."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # Of TOML, or of Python, for numbers with thousands of digits.
         raise ConfigError("the configuration file is not TOML", file=path, problem=str(error)) from None
     tables = {name: _table(name, document.pop(name, {}), path) for name in (*FREE_TABLES, MATERIALIZER, LOGS)}
     of_all = {f"{MATERIALIZER}.{name}": value for name, value in tables[MATERIALIZER].items()}

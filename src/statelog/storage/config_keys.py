@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from statelog.errors import ConfigError
+from statelog.schemas.names import whole_in
 
 MATERIALIZER = "materializer"
 LOGS = "logs"
@@ -74,8 +75,8 @@ def _text(value: object) -> str:
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, str) and value.strip().isdecimal():
-        return int(value)
+    if isinstance(value, str) and (found := whole_in(value.strip())) is not None:
+        return found
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     raise ConfigError("it is not a whole number of 0 or more")

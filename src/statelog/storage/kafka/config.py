@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from statelog.errors import ConfigError
+from statelog.schemas.names import whole_in
 from statelog.storage.kafka.token import TokenFunction, name_of, token_by_name
 from statelog.storage.secret_files import check_secrets, read_secrets
 
@@ -173,8 +174,8 @@ class ClientConfig:
     @property
     def request_timeout_s(self) -> float:
         """Seconds that the brokers have to answer a request: the user's `socket.timeout.ms`, or 10."""
-        given = self.settings.get("socket.timeout.ms", "").strip()
-        return int(given) / 1000 if given.isdecimal() else _REQUEST_TIMEOUT_S
+        given = whole_in(self.settings.get("socket.timeout.ms", "").strip())
+        return _REQUEST_TIMEOUT_S if given is None else given / 1000
 
 
 def client_config(settings: Mapping[str, str], token: TokenFunction | str | None = None) -> ClientConfig:
@@ -307,7 +308,7 @@ def _check_setting(name: object, value: object) -> None:
     if name != name.strip() or not name:
         raise ConfigError(f"Kafka setting {name!r} has blanks around its name", setting=name)
     # A delivery timeout must be settled in finite time: librdkafka reads 0 as 'wait indefinitely'.
-    is_settled = value.isdecimal() and _MIN_TIMEOUT_MS <= int(value) <= _MAX_TIMEOUT_MS
+    is_settled = _MIN_TIMEOUT_MS <= (whole_in(value) or 0) <= _MAX_TIMEOUT_MS
     if name in _TIMEOUTS and not is_settled:
         what = f"{name} is not a whole number of milliseconds between {_MIN_TIMEOUT_MS} and {_MAX_TIMEOUT_MS}"
         hint = "300000 suits most clusters: it outlasts a change of leader, and a slow link"

@@ -26,7 +26,7 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
-from statelog.schemas.names import check_kind, data_topic, ledger_topic
+from statelog.schemas.names import check_kind, check_whole, data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import (
     LEDGER_WRITING,
@@ -253,7 +253,10 @@ class Log(Closing):
         return wanted
 
     def change_schema(self, value_schema_id: int) -> pa.Schema:
-        """The Arrow schema of changes whose values have this schema id."""
+        """The Arrow schema of changes whose values have this schema id. Raises ConfigError for what is no id,
+        UnknownFormat for one that the log does not have, StoreUnavailable.
+        """
+        check_whole("value_schema_id", value_schema_id, 0)
         if value_schema_id not in self._schemas:
             value_type = self.value_schemas.get(value_schema_id).arrow_type
             self._schemas[value_schema_id] = change_schema(self.descriptor.key_type, value_type)

@@ -96,7 +96,9 @@ class Where:
         no file that merely lies about. docs/cli.md lists them. Raises NotFound for a file that is not there,
         ConfigError.
         """
-        return configured_where(merge(named_layers(os.environ if environment is None else environment)))
+        given = os.environ if environment is None else environment
+        check_kind("environment", given, Mapping, example='{"STATELOG_BOOTSTRAP": "kafka:9092", ...}, or nothing')
+        return configured_where(merge(named_layers(given)))
 
     def client_config(self) -> ClientConfig:
         """What a Kafka client of this process is made with. Raises ConfigError if it has a port, or none."""
