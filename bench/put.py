@@ -8,11 +8,12 @@ of which the first is not counted.
 The floors of a Writer's put are what Python and the log cost without it, "nothing checked": two lists that become a
 batch for `append_batch` when they are long enough. The floor of each table is what its state and its log take by
 themselves, with nothing kept apart, checked or promised: two dicts, or a write batch of RocksDB for each tenth of the
-changes; and the client, which sends the very chunks that the table came to.
+changes; and the client, which sends the very chunks that the table came to. The second one of dicts makes those chunks,
+too: each tenth is a batch for a Writer, whose commits are under way as a table's are.
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -37,8 +38,10 @@ __all__ = ["put"]
 
 _PLAIN = "produce, one flush"
 _COMMITS = 10
-_TURNS_EACH = 6
-"""Of each round: what a take costs differs by a half, and medians of fewer by a third."""
+_TURNS_EACH = 4
+"""Of each round: what a take costs differs by a third."""
+_MOST_CHANGES = 1_000_000
+"""A second or more for each take: of shorter ones it is chance what else ran."""
 _LISTED = 17_000
 """As many changes of the workload as a writer keeps in lists."""
 _FLOORS = {"dict": "two dicts, and its chunks sent", "rocksdb": "write batches, and its chunks sent"}
@@ -46,7 +49,7 @@ _FLOORS = {"dict": "two dicts, and its chunks sent", "rocksdb": "write batches, 
 
 def put(setting: Setting) -> list[Figure]:
     """Changes a second, and for a second of the processors."""
-    few = pairs(batches(setting.scaled(0.2), setting.keys))
+    few = pairs(batches(min(setting.changes, _MOST_CHANGES), setting.keys))
     ways: dict[str, Callable[[Writer, Pairs], None]] = {
         "put of a Writer, one commit": _once,
         f"the same, {_COMMITS} commits under way": _under_way,
@@ -58,6 +61,9 @@ def put(setting: Setting) -> list[Figure]:
     for kind in BACKENDS:
         works[f"put of a Table in {kind}, {_COMMITS} commits under way"] = partial(_kept, setting, kind, few)
         works[f"floor: {_FLOORS[kind]}"] = partial(_least, setting, kind, few, _chunks(setting, kind, few))
+    works[f"floor: two dicts, and a Writer's batches, {_COMMITS} commits under way"] = partial(
+        _written, setting, _dicts_and_batches, few
+    )
     works["two dicts, and no log"] = partial(costed, partial(_into_dicts, few))
     costs = in_turns({_PLAIN: partial(_plain, setting, few), **works}, warm=1, turns=_TURNS_EACH * setting.rounds)
     return [
@@ -130,9 +136,8 @@ class _Lists:
 
     def roll(self) -> None:
         """Hand on what is there."""
-        columns = {"key": pa.array(self._keys, pa.binary()), "value": pa.array(self._values, pa.binary())}
+        self._writer.append_batch(_table(self._keys, self._values))
         self._keys, self._values = [], []
-        self._writer.append_batch(pa.table(columns))
 
 
 def _unchecked(writer: Writer, few: Pairs, commits: int) -> None:
@@ -147,21 +152,55 @@ def _unchecked(writer: Writer, few: Pairs, commits: int) -> None:
     writer.commit(checkpoint_id=len(few) + 1)
 
 
+def _table(keys: Iterable[bytes], values: Iterable[bytes]) -> pa.Table:
+    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+
+
+class _UnderWay:
+    """The commits of a writer, of which the last one is under way while changes come in."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._handle: Pending[Handle] | None = None
+        self._commit: Pending[LastCommit] | None = None
+
+    def commit(self) -> None:
+        """Wait for the last but one, send the last, persist this."""
+        if self._commit is not None:
+            self._commit.result()
+        if self._handle is not None:
+            self._commit = self._writer.confirm_async(self._handle.result())
+        self._handle = self._writer.persist()
+
+    def finish(self) -> None:
+        """All that is left, and wait for it."""
+        if self._commit is not None:
+            self._commit.result()
+        self._writer.commit()
+
+
 def _under_way(writer: Writer, few: Pairs) -> None:
-    write, every = writer.put, len(few) // _COMMITS
-    handle: Pending[Handle] | None = None
-    commit: Pending[LastCommit] | None = None
+    write, every, commits = writer.put, len(few) // _COMMITS, _UnderWay(writer)
     for number, (key, value) in enumerate(few, 1):
         write(key, value)
         if number % every == 0:
-            if commit is not None:
-                commit.result()
-            if handle is not None:
-                commit = writer.confirm_async(handle.result())
-            handle = writer.persist(number)
-    if commit is not None:
-        commit.result()
-    writer.commit(checkpoint_id=len(few) + 1)
+            commits.commit()
+    commits.finish()
+
+
+def _dicts_and_batches(writer: Writer, few: Pairs) -> None:
+    """Changes that nothing holds yet in one, every tenth of them a batch, and then into the other."""
+    state: dict[bytes, bytes] = {}
+    changed: dict[bytes, bytes] = {}
+    every, commits = len(few) // _COMMITS, _UnderWay(writer)
+    for number, (key, value) in enumerate(few, 1):
+        changed[key] = value
+        if number % every == 0:
+            writer.append_batch(_table(changed, changed.values()))
+            commits.commit()
+            state.update(changed)
+            changed = {}
+    commits.finish()
 
 
 def _into(state: Table[bytes, bytes], few: Pairs) -> None:
