@@ -8,10 +8,12 @@ producer) does not happen: the dead do nothing. Which process acts is what the s
 
 import errno
 import re
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 from statelog.testing import Crash
@@ -87,6 +89,8 @@ class Operation(NamedTuple):
     process: str
     method: str
     target: str
+    place: int = 0
+    """Where it was asked from: equal for the same way through statelog's code. Of a story without a fault, else 0."""
 
     def __str__(self) -> str:
         return f"{self.number}-{self.process}-{self.method}-{self.target}".rstrip("-")
@@ -167,7 +171,8 @@ class Nemesis:
         if self.is_quiet:
             return None
         self._check_alive(self._acting)
-        operation = Operation(len(self.operations), self._acting, method, target)
+        place = 0 if self._faults else _place()
+        operation = Operation(len(self.operations), self._acting, method, target, place)
         self.operations.append(operation)
         kind = self._faults.get(operation.number)
         if kind is None or not operation.can(kind):
@@ -182,3 +187,15 @@ class Nemesis:
     def _check_alive(self, process: str) -> None:
         if process in self._dying and not self.is_quiet:
             raise Crash
+
+
+def _place() -> int:
+    """The lines of statelog's code that are under way, without those of the twins."""
+    frame: FrameType | None = sys._getframe(2)
+    lines: list[tuple[str, int]] = []
+    while frame is not None:
+        module = frame.f_globals["__name__"]
+        if module.startswith("statelog.") and not module.startswith("statelog.testing."):
+            lines.append((module, frame.f_lineno))
+        frame = frame.f_back
+    return hash(tuple(lines))
