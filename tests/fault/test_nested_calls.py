@@ -4,12 +4,12 @@ other begins; nothing is lost, nothing is committed under another progress, and 
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
-from statelog.errors import ClosedError, Misuse, NestedCall
+from statelog.errors import ClosedError, Misuse, NestedCall, StatelogError
 from statelog.producer import Writer
 from statelog.producer.guard import Life
 from statelog.tables import Table, TableSettings
@@ -207,3 +207,42 @@ def test_a_standby(call: str, nested: str, stride: int) -> None:
         return has_come
 
     assert _sweep(stride, run) > 10
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_handler_that_ends_a_call(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a call takes the layers as it leaves them: the table has failed, or what is put next is part of the next
+    commit. It went into a layer that no commit sends.
+    """
+    refresh, left = cast("Any", Table)._refresh, 0
+
+    def ended(table: Table[Any, Any]) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise TimeoutError
+        refresh(table)
+
+    at, came = 1, True
+    while came:
+        tables = TableRig(twin_rig("log"), None)
+        table = tables.open()
+        table[b"n"] = b"1"
+        table.commit({"n": 1})
+        table[b"n"] = b"2"
+        with monkeypatch.context() as patch, suppress(TimeoutError):
+            left = at
+            patch.setattr(Table, "_refresh", ended)
+            CALLS[call](table, {"n": 2})
+        came = left <= 0
+        if table.life is Life.OPEN:
+            table[b"behind"] = b"it"
+            table.commit({"n": 3})
+            with suppress(StatelogError):
+                table.close()
+            with tables.open() as again:
+                assert again[b"behind"] == b"it"
+        else:
+            table.close()
+        at += 1
+    assert at > 2

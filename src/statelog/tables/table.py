@@ -13,7 +13,7 @@ Invariant: a commit that failed, or whose outcome is not known, ends the table: 
 from collections.abc import Callable, Generator, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from threading import get_ident
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
 
 from statelog.errors import ClosedError, Misuse, UncommittedChanges
 from statelog.pending import Pending
@@ -29,6 +29,9 @@ from statelog.tables.setup import TableSetup
 from statelog.tables.state.state import State
 from statelog.tables.state_opener import OpenReport
 from statelog.warn import warn_caller
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _MISSING = object()
 _WEIGHED = 4 << 10
@@ -259,8 +262,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         return self._commit(self._commits.last_named(self._count) if progress is None else progress)
 
     def _commit(self, progress: Metadata) -> Pending[LastCommit]:
-        with self._failing():
-            return self._commits.commit(progress, self._count)
+        return self._failing(self._commits.commit, progress, self._count)
 
     def lend(self) -> Callable[[Metadata], Pending[LastCommit]]:
         """For a worker, which counts what its messages have changed: from now on only what this returns commits, and
@@ -304,8 +306,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def _commit_if_due(self, interval_s: float) -> None:
-        with self._failing():
-            self._commits.commit_if_due(interval_s)
+        self._failing(self._commits.commit_if_due, interval_s)
 
     # ---- undo
 
@@ -317,11 +318,13 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         is_inside = bool(self._layers.suspended)
         if not is_inside:
             self._check_unlent()
-        with self._failing():
-            self._layers.active = Layer()
-            self._count += 1
-            if not is_inside:
-                self._commits.undone(self._count)
+        self._failing(self._undo, is_inside)
+
+    def _undo(self, is_inside: bool) -> None:
+        self._layers.active = Layer()
+        self._count += 1
+        if not is_inside:
+            self._commits.undone(self._count)
 
     @contextmanager
     def transaction(self) -> Generator[Self]:
@@ -341,15 +344,16 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     @Guarded.turn
     def _begin(self, begun: list[Layer]) -> None:
-        with self._failing():
-            self._commits.look_at_once()
-            begun.append(self._layers.begin())
+        self._commits.look_at_once()
+        self._failing(lambda: begun.append(self._layers.begin()))
 
     @Guarded.late_turn
     def _end_transaction(self, begun: list[Layer], count: int, *, keep: bool) -> None:
-        if self.life is not Life.OPEN or not begun:
-            return
-        with self._failing(), self._commits.refusing():
+        if self.life is Life.OPEN and begun:
+            self._failing(self._end_begun, begun, count, keep=keep)
+
+    def _end_begun(self, begun: list[Layer], count: int, *, keep: bool) -> None:
+        with self._commits.refusing():
             is_void = not keep or not self._layers.active.changes
             try:
                 self._layers.end(begun.pop(), keep=keep)
@@ -374,8 +378,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             self._end(is_failed=True)
             return
         try:
-            with self._failing():
-                self._commits.finish(self._count)
+            self._failing(self._commits.finish, self._count)
         except BaseException:
             self._end(is_failed=True)
             raise
@@ -398,12 +401,18 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
                 else:
                     self._writer.close()
 
-    @contextmanager
-    def _failing(self) -> Generator[None]:
-        """What ends the writer, or leaves the state behind, ends the table; a refusal does not."""
+    def _failing(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What ends the writer, or leaves the state behind, ends the table; a refusal does not.
+
+        A function, and no `with` block: where one ends a signal's handler may raise, and puts would go into a layer
+        that is sealed, and never be logged.
+        """
         commits = self._commits
         try:
-            yield
+            try:
+                return work(*args, **kwargs)
+            finally:
+                self._refresh()
         except BaseException as error:
             if error is not commits.refusal or self._writer.life is not Life.OPEN:
                 commits.fail(error)
@@ -411,7 +420,6 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             raise
         finally:
             commits.refusal = None
-            self._refresh()
 
     @Guarded.turn
     def _advance(self, timeout_s: float | None) -> None:
@@ -419,8 +427,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         self._step(timeout_s)
 
     def _step(self, timeout_s: float | None) -> None:
-        with self._failing():
-            self._commits.step(timeout_s)
+        self._failing(self._commits.step, timeout_s)
 
     def _refresh(self) -> None:
         """Take the layers as they are now: reads and puts do not ask for them."""
