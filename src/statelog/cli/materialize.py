@@ -154,7 +154,7 @@ def _materialize_all(session: Session, names: Sequence[str], control: Control, w
     log, and holds for the process.
     """
     for log, said in session.config.logs.items():
-        if named := [one for one in _OF_PROCESS if one in said]:
+        if (not names or log in names) and (named := [one for one in _OF_PROCESS if one in said]):
             what, hint = f"logs.{log}.{named[0]} is said of one log of many", f"Say {named[0]} in [{MATERIALIZER}]"
             raise ConfigError(f"{what}: it holds for all of them", hint=hint)
     settings, events, where = (

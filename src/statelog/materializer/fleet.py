@@ -21,10 +21,12 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from statelog.closing import undone_by_errors
 from statelog.environment import current_environment, repeated
 from statelog.errors import NotFound, StatelogError
 from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
@@ -43,6 +45,8 @@ _TICK_S, _WAKE_S = 0.25, 30.0
 _WATCH_S = 5.0
 _ABSENT = "it does not exist"
 _CLOSED = "it is a copy that is not finished"
+_Opened = tuple[Log, float] | None
+"""A log, and how long its first round waits; None for a copy that is not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +235,7 @@ class _Member:
         self._admit, self._on_event = admit, on_event
         self._environment = environment = current_environment()
         self._clock = environment.clock
-        self._opening: BackgroundTask[tuple[Log, float]] | None = None
+        self._opening: BackgroundTask[_Opened] | None = None
         self._ending: BackgroundTask[StatelogError | None] | None = None
         self._log: Log | None = None
         self._daemon: Materializer | None = None
@@ -322,29 +326,32 @@ class _Member:
         if self._daemon is not None:
             self._let_go(self._daemon, None)
         if self._opening is not None:
-            self._opening.future.add_done_callback(
-                lambda over: None if over.exception() is not None else over.result()[0].close()
-            )
+            self._opening.future.add_done_callback(_close_opened)
 
     # ---- opening; the first method runs on another thread
 
-    def _open(self) -> tuple[Log, float]:
+    def _open(self) -> _Opened:
         log = self._kit.open()
-        is_closed = False
-        with suppress(StatelogError):  # Any trouble is told by the round.
-            is_closed = is_closed_copy(log, log.manifests.newest())
-        if is_closed:
-            log.close()
-            raise NotFound(_CLOSED, log=self._name, hint="Its rounds begin once it is finished")
-        return log, ask_first_delay_s(log, self._kit.settings)
+        with undone_by_errors(log.close):
+            is_closed = False
+            with suppress(StatelogError):  # Any trouble is told by the round.
+                is_closed = is_closed_copy(log, log.manifests.newest())
+            if not is_closed:
+                return log, ask_first_delay_s(log, self._kit.settings)
+        log.close()
+        return None
 
-    def _take_opened(self, opening: BackgroundTask[tuple[Log, float]]) -> None:
+    def _take_opened(self, opening: BackgroundTask[_Opened]) -> None:
         self._opening = None
         try:
-            self._log, delay_s = opening.future.result()
+            opened = opening.future.result()
         except Exception as error:  # noqa: BLE001 - as above
             self._takes_leave(as_ours(error, self._name))
             return
+        if opened is None:
+            self._stays_away(_CLOSED)
+            return
+        self._log, delay_s = opened
         self._problem, self._is_absent = "", False
         daemon = self._environment.run(
             Materializer,
@@ -376,19 +383,26 @@ class _Member:
 
     def _takes_leave(self, error: StatelogError) -> None:
         """It has no daemon for now: it is not there, or has to be looked at by a person."""
-        now_s = self._clock()
         if isinstance(error, NotFound):
-            if not self._is_absent and (self._is_named or self._former is not None):
-                self._tell(EventKind.LOG_GONE)
-            self._problem = _CLOSED if error.message == _CLOSED else _ABSENT
-            self._open_due_s, self._is_absent = now_s + self._settings.find_s, True
+            self._stays_away(_ABSENT)
             return
         retry_s = min(self._settings.retry_s, self._kit.settings.interval_s)
-        self._open_due_s, self._problem = now_s + retry_s, shown_error(error)
+        self._open_due_s, self._problem = self._clock() + retry_s, shown_error(error)
         self._tell(EventKind.LOG_SET_ASIDE, error, **error_facts(error), retry_s=retry_s)
+
+    def _stays_away(self, problem: str) -> None:
+        if not self._is_absent and (self._is_named or self._former is not None):
+            self._tell(EventKind.LOG_GONE)
+        self._problem = problem
+        self._open_due_s, self._is_absent = self._clock() + self._settings.find_s, True
 
     def _tell(self, kind: EventKind, cause: StatelogError | None = None, **facts: object) -> None:
         self._on_event(Event(kind=kind, log=self._name, at_s=self._clock(), facts=facts, error=cause))
+
+
+def _close_opened(over: Future[_Opened]) -> None:
+    if over.exception() is None and (opened := over.result()) is not None:
+        opened[0].close()
 
 
 def _closed(log: Log | None, error: StatelogError | None, wait: Callable[[float], object]) -> StatelogError | None:

@@ -259,11 +259,11 @@ class Round:
     def _publish_next(self, target: RoundTarget) -> CompletedRound | LostRound:
         """Write, upload, read back, put, and clean up if the slot is won."""
         check_data(self._log, self._base, target)
-        delta = self._write_delta(target)
-        self._passed("after-delta")
-        self._runs, merged = self._merging.merge(self._runs, delta.output)
-        self._passed("after-merge")
-        with undone_by_errors(self._take_back):
+        with undone_by_errors(self._take_back):  # An engine may upload what it writes at once.
+            delta = self._write_delta(target)
+            self._passed("after-delta")
+            self._runs, merged = self._merging.merge(self._runs, delta.output)
+            self._passed("after-merge")
             uploaded = self._publish_runs()
             if isinstance(uploaded, LostRound):
                 return uploaded

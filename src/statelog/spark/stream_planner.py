@@ -209,7 +209,7 @@ class StreamPlanner(Closing):
         place = newest.place
         _LOG.warning("%s: a stream begins anew from the snapshot at position %d: %s", self.log.name, place[0], error)
         anew = StreamOffset.initial(start.identity, self._environment.new_id(), place, awaits_state=False)
-        self._held(start).give_up(error)
+        self._held(start).give_up(start.position, error)
         self._held(anew).move(anew.position, lambda: newest)
         self._check_kept(anew.position)
         return replace(anew, is_reset=True)
@@ -346,12 +346,15 @@ class StreamHold(Closing):
             self._hold(base(), take_up=True)
             self._is_taken_up = True
 
-    def give_up(self, error: StatelogError) -> None:
+    def give_up(self, position: int, error: StatelogError) -> None:
         """End the subscription of this reading, if it stands: it held nothing, and its reader is the next reading's.
-        Raises Corrupt, StoreRefused, Unavailable.
+        Not one that lies above the lost `position`: another driver of the query went on, and may live. Raises Corrupt,
+        StoreRefused, Unavailable.
         """
         found = self._subscription.newest() if self._subscription else None
-        if found is not None and found.holder_id == self.reading and not found.ended:
+        if found is None or found.holder_id != self.reading or found.position > position:
+            return
+        if not found.ended:
             end_subscription(self._log.store, found, error.message, current_environment())
 
     def close(self) -> None:

@@ -93,6 +93,9 @@ def test_what_holds_for_a_process_is_not_said_of_one_of_its_logs(
     monkeypatch.setattr(Fleet, "run", end_at_once)
     file = tmp_path / "here.toml"
     file.write_text(f"[logs.orders]\n{setting}\n", "utf-8")
-    refused = CliRunner().invoke(program, ["materialize", "orders", "visits", "--config", str(file), *HERE])
-    assert refused.exit_code == MISUSE
-    assert f"logs.orders.{setting.split()[0]}" in refused.stderr
+    options = ["--config", str(file), *HERE]
+    for named in (["orders", "visits"], ["--all"]):
+        refused = CliRunner().invoke(program, ["materialize", *named, *options])
+        assert refused.exit_code == MISUSE
+        assert f"logs.orders.{setting.split()[0]}" in refused.stderr
+    assert CliRunner().invoke(program, ["materialize", "visits", "clicks", *options]).exit_code == 0, "of another log"

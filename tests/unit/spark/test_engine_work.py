@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 import statelog
-from statelog.errors import IdentityChanged
+from statelog.environment import current_environment
+from statelog.errors import IdentityChanged, StoreUnavailable
 from statelog.materializer import MaterializerSettings, run_round
 from statelog.materializer.tasks import Task, TaskOutput
 from statelog.producer.writer import Writer
@@ -93,3 +94,23 @@ def test_a_worker_that_knows_the_log_from_before_writes_runs_of_the_new_one(tmp_
         gone = replace(log.descriptor.identity, ledger_topic_id="another")
         with pytest.raises(IdentityChanged, match="topics that the log had before"):
             cached_log(address, gone)
+
+
+def test_what_workers_uploaded_goes_with_a_round_that_fails_behind_it(tmp_path: Path) -> None:
+    """They upload what they write at once: a round that always fails in its merges would fill the store."""
+    twin = Twin()
+
+    def fail(point: str) -> None:
+        if point == "after-delta":
+            raise StoreUnavailable("the job of the merge failed")
+
+    spark: Any = None
+    engine = partial(_InPlace, spark=spark, where=LogAddress("log", twin.where()), most_tasks=2)
+    with twin.environment(), statelog.open("log", twin.where(), create=True) as log:
+        with Writer(log, "w") as writer:
+            writer.put(b"a", b"1")
+            writer.commit()
+        broken = replace(current_environment(), crash=fail)
+        with pytest.raises(StoreUnavailable):
+            broken.run(run_round, log, MaterializerSettings(scratch=tmp_path), make_engine=engine)
+        assert list(log.store.list("runs/")) == []

@@ -150,6 +150,32 @@ def test_a_reader_whose_place_is_gone_begins_anew_with_its_id(dies: bool, tmp_pa
             StreamPlanner(log, options).end_of(planner.begin())
 
 
+def test_a_driver_that_stood_still_ends_no_subscription_of_its_successor(tmp_path: Path) -> None:
+    """Both have the query's checkpoint, and so its reading. What the first one needs is gone because the second has
+    read it: that is no loss, and what the second one still needs stays held.
+    """
+    twin = TwinLog()
+    wanted = {"startingPosition": "earliest", "readerId": "lake", "onTruncation": "snapshot"}
+    options = stream_options({**_OPTIONS, **wanted})
+    with twin.open() as log, Environment(clock=twin.clock).run(StreamPlanner, log, options) as planner:
+        read = old = planner.begin()
+        for number in range(3):
+            twin.write({b"k": b"%d" % number})
+            old, read = read, planner.end_of(read)
+            planner.plan(old, read, 0)
+            twin.now_s += 60
+        planner.end_of(read)
+        for value in (b"newer", b"newest"):
+            twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+            twin.write({b"k": value})
+        twin.cluster.truncate(log.ledger_topic, 0, read.position)
+        with pytest.raises(ReaderInUse):
+            StreamPlanner(log, options).end_of(old)
+        (stored,) = list_subscriptions(log.store).files
+        assert (stored.subscription.position, stored.subscription.ended) == (read.position, "")
+        assert not planner.end_of(read).is_reset
+
+
 @pytest.mark.parametrize("start", ["snapshot", "earliest"])
 def test_a_snapshot_that_goes_while_it_is_claimed_is_no_beginning(start: str, tmp_path: Path) -> None:
     """The process stood still in between, and rounds went on. Nothing is in Spark's checkpoint that nobody can read:
