@@ -43,7 +43,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.ledger.place import ORIGIN, Place
-from statelog.schemas.names import check_kind
+from statelog.schemas.names import check_kind, settings_or
 from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_batches, state_schema
 from statelog.storage.log.log import Log, check_log
 from statelog.storage.store.url import mask_url
@@ -114,15 +114,14 @@ def export(
     check_log(log)
     check_kind("table", table, str, os.PathLike, example='"/tables/visits", or the URL of a table')
     check_kind("replace", replace, bool, example="True, and what the table holds is lost, or False")
-    if settings is not None:
-        check_kind("settings", settings, RecoverySettings, example="RecoverySettings(fold_bytes=64 << 20)")
+    chosen = settings_or(settings, RecoverySettings(holder="export"))
     for name, value in (storage_options or {}).items():
         check_kind(f"storage_options[{name!r}]", value, str, example="text")
     table = os.fspath(table)
     if find_spec("deltalake") is None:
         hint = "Install the extra: pip install 'statelog[delta]'"
         raise ConfigError("Delta Lake needs the package deltalake", hint=hint)
-    job = _Export(log, include_key_group, settings or RecoverySettings(holder="export"))
+    job = _Export(log, include_key_group, chosen)
     for _ in range(_ATTEMPTS):
         try:
             return job.run(DeltaTarget(log, table, storage_options or {}), replace=replace)

@@ -49,7 +49,7 @@ from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import Restart
 from statelog.schemas.ledger.state import LedgerState, Origin, copied_state
-from statelog.schemas.names import COPIER
+from statelog.schemas.names import COPIER, settings_or
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import in_order
 from statelog.schemas.topic_policy import LEDGER_WRITING
@@ -174,7 +174,7 @@ class LogCopy(Round):
         is_alone: bool = False,
         on_progress: Callable[[float], object] = lambda _: None,
     ) -> None:
-        super().__init__(log, settings or MaterializerSettings(), make_engine=self._made_engine)
+        super().__init__(log, settings_or(settings, MaterializerSettings()), make_engine=self._made_engine)
         self._source = source
         self._finishes = finish
         self._verifies = verify

@@ -34,9 +34,10 @@ from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import Round
 from statelog.materializer.schedule import Rates, RoundCause, cause_of_round, delay_after
-from statelog.materializer.settings import MaterializerSettings, settings_or_default
+from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.statistics import MaterializerStatistics, with_failure, with_outcome, with_tail
 from statelog.materializer.tail import TailWatch
+from statelog.schemas.names import settings_or
 from statelog.storage.log.log import Log, check_log
 
 _LAST_STEP_S = 10.0  # how long a round that should end may take to reach its next step
@@ -87,7 +88,7 @@ class Materializer:
         self._rounds: list[BackgroundTask[RoundOutcome]] = []
         """Those begun of which some may not have ended, that in flight among them."""
         self._make_engine = make_engine
-        self._settings = settings = settings_or_default(settings)
+        self._settings = settings = settings_or(settings, MaterializerSettings())
         self._control = control or Control()
         self._environment = environment = current_environment()
         self._clock = environment.clock

@@ -37,6 +37,7 @@ from statelog.materializer.engine import EngineMaker
 from statelog.materializer.events import Event, EventKind, error_facts, log_event, shown_error
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.statistics import MaterializerStatistics
+from statelog.schemas.names import settings_or
 from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.materializer")
@@ -106,7 +107,7 @@ class Fleet:
     ) -> None:
         self._make_kit = make_kit
         self._find = find
-        self._settings = settings or FleetSettings()
+        self._settings = settings_or(settings, FleetSettings())
         self._control = control or Control()
         self._on_event = on_event
         self._environment = environment = current_environment()

@@ -39,14 +39,14 @@ from statelog.materializer.events import log_event, shortfalls
 from statelog.materializer.merging import BackgroundMerge, Merging
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.publication import other_root, publish, published
-from statelog.materializer.settings import MaterializerSettings, settings_or_default
+from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
 from statelog.materializer.tasks import TaskOutput
 from statelog.materializer.work import RoundWork, scratch_directory
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord
-from statelog.schemas.names import DESCRIPTOR_PATH
+from statelog.schemas.names import DESCRIPTOR_PATH, settings_or
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import Cuts, RunRef
 from statelog.schemas.topic_policy import READING, ROLLING_UP
@@ -98,7 +98,7 @@ def run_round(
         1
     """
     check_log(log)
-    outcome = Round(log, settings_or_default(settings), make_engine=make_engine).run()
+    outcome = Round(log, settings_or(settings, MaterializerSettings()), make_engine=make_engine).run()
     for event in shortfalls(log.name, outcome, at_s=0.0):
         log_event(event)
     return outcome

@@ -124,13 +124,6 @@ class MaterializerSettings:
         return max(1, self.threads_used // 2)
 
 
-def settings_or_default(given: MaterializerSettings | None) -> MaterializerSettings:
-    """What a caller gives, or the defaults. Raises ConfigError for anything else: a dict, say."""
-    settings = MaterializerSettings() if given is None else given
-    check_kind("settings", settings, MaterializerSettings, example="MaterializerSettings(interval_s=60.0)")
-    return settings
-
-
 def _require(truth: bool, name: str, value: float, must: str) -> None:
     if not truth:
         raise ConfigError(f"{name} is {value} and must be {must}", setting=name)

@@ -32,7 +32,7 @@ from statelog.reading import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, Step, next_checkpoint_id, refuse_overlaps
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.schemas.names import check_kind
+from statelog.schemas.names import check_kind, settings_or
 from statelog.storage.kafka import Producer
 from statelog.storage.log.log import Log
 
@@ -164,7 +164,7 @@ class TaskWriter(ChangeWriter):
         if not 0 <= slot < _SLOTS:
             raise ConfigError(f"slot is {slot} and must be from 0 to {_SLOTS - 1}")
         grant, environment = task.grant, current_environment()
-        settings = WriterSettings.of(settings)
+        settings = settings_or(settings, WriterSettings())
         self._task = task
         self._outbox = Outbox(producer, grant, settings, clock=environment.clock)
         self._change_set = ChangeSet(

@@ -65,13 +65,6 @@ class WriterSettings:
         if self.in_flight_bytes_max < self.chunk_bytes:
             raise ConfigError("in_flight_bytes_max is below chunk_bytes, so no chunk could ever be sent")
 
-    @staticmethod
-    def of(settings: "WriterSettings | None") -> "WriterSettings":
-        """These, or the defaults. Raises ConfigError for what is neither."""
-        settings = WriterSettings() if settings is None else settings
-        check_kind("settings", settings, WriterSettings, example="WriterSettings(chunk_bytes=1 << 20)")
-        return settings
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:

@@ -37,7 +37,7 @@ from statelog.reading import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id
 from statelog.schemas.ledger.place import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.schemas.names import check_kind
+from statelog.schemas.names import check_kind, settings_or
 from statelog.storage.log.log import Log
 
 _Wait = Callable[[int, float | None], bool]
@@ -71,7 +71,7 @@ class Writer(GrantHolder, ChangeWriter):
         expect: int | None = None,
         settings: WriterSettings | None = None,
     ) -> None:
-        terms = WriterSettings.of(settings)  # Before it fences anybody.
+        terms = settings_or(settings, WriterSettings())  # Before it fences anybody.
         self._go_on(log, open_epoch(log, name, partitions=partitions, expect=expect), terms)
 
     def _go_on(self, log: Log, opened: EpochClients, settings: WriterSettings) -> None:

@@ -42,7 +42,7 @@ from statelog.schemas.arrays import column_of, column_of_rows
 from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife, plan_replay
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.handle import Entry
-from statelog.schemas.names import check_kind, check_whole
+from statelog.schemas.names import check_kind, check_whole, settings_or
 from statelog.storage.log.log import Log
 
 LEAST_BYTES = 4 << 20
@@ -134,7 +134,7 @@ def read_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = No
     if it is another log's, Misuse if it is of a state, IncompatibleSchema if the plan's value schema is older than some
     value, Unavailable.
     """
-    chosen = settings or RecoverySettings()
+    chosen = settings_or(settings, RecoverySettings())
     _check_changes(plan)
     check_identity(log, plan)
     if plan.is_empty:
@@ -217,7 +217,7 @@ def newest_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = 
     Values of a newer schema than the plan's are read in that one, where it can. Raises OffsetGone if the log was
     truncated past the plan, StorageFull, and as `read_changes`.
     """
-    return _newest(log, plan, settings or RecoverySettings(), current_environment())
+    return _newest(log, plan, settings_or(settings, RecoverySettings()), current_environment())
 
 
 def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> Generator[pa.Table]:

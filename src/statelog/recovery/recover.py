@@ -40,7 +40,7 @@ from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
-from statelog.schemas.names import check_kind, check_whole
+from statelog.schemas.names import check_kind, check_whole, settings_or
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.local.disk import local_path, require_file
 from statelog.storage.log.log import Log, check_log, open_snapshots
@@ -81,7 +81,7 @@ def recover(
     check_log(log)
     check_at("at", at)
     check_kind("at_least", at_least, Integral, Place, example="the `place` of a writer, or a ledger position")
-    chosen = _settings(settings)
+    chosen = settings_or(settings, RecoverySettings())
     if barrier and at_least:
         raise Misuse("a barrier includes every position", hint="Leave at_least out")
     partitions, seen = None, list[Place]()
@@ -122,17 +122,11 @@ def recover_snapshot(
     """
     if not isinstance(at, AtPosition | None):
         raise ConfigError("a snapshot is chosen by its position", hint="Give that, or nothing for the newest")
-    chosen = _settings(settings)
+    chosen = settings_or(settings, RecoverySettings())
     log = open_snapshots(name, where)
     held = HeldPlan(log, terms_of(chosen), at, key_groups, is_alone=True, attempts=chosen.attempts)
     held.prepare()
     return Recovery(held, chosen, on_progress)
-
-
-def _settings(given: RecoverySettings | None) -> RecoverySettings:
-    chosen = given or RecoverySettings()
-    check_kind("settings", chosen, RecoverySettings, example='RecoverySettings(holder="web")')
-    return chosen
 
 
 class Recovery(Closing):

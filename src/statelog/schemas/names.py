@@ -138,6 +138,16 @@ def check_kind(name: str, value: object, *kinds: type, example: str) -> None:
         raise ConfigError(f"{name} is of type {type(value).__name__}, and not {wanted}", hint=f"Give {example}")
 
 
+S = TypeVar("S")
+
+
+def settings_or(given: S | None, usual: S) -> S:
+    """The `settings` that a caller gives, or the usual ones for None. Raises ConfigError for any other kind."""
+    settings, kind = usual if given is None else given, type(usual)
+    check_kind("settings", settings, kind, example=f"{kind.__name__}(...)")
+    return settings
+
+
 def check_whole(name: str, value: object, least: int) -> None:
     """Raise ConfigError for an argument, which the caller knows as `name`, that is no whole number, or a lesser one."""
     if not isinstance(value, Integral) or int(value) < least:

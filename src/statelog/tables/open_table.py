@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from os import PathLike
 
 from statelog.environment import current_environment
+from statelog.schemas.names import settings_or
 from statelog.storage import LogOptions, Where
 from statelog.storage.log.options import K, V
 from statelog.tables.setup import BackendKind, TableSettings, TableSetup
@@ -55,7 +56,7 @@ def table(
             writer=writer,
             partitions=partitions,
             key_group=key_group,
-            settings=settings or TableSettings(),
+            settings=settings_or(settings, TableSettings()),
         )
         failing.push(setup)
         opening = StateOpener(setup, may_lack=True)

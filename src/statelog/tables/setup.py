@@ -20,7 +20,7 @@ from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of
 from statelog.schemas.ledger.fold import LedgerBase
-from statelog.schemas.names import check_kind, check_name, parse_enum, whole_numbers
+from statelog.schemas.names import check_name, parse_enum, whole_numbers
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.local.disk import local_path
@@ -126,7 +126,6 @@ class TableSetup(Closing):
         Raises NotFound, ConfigError, LogInUse, Damaged, Unavailable.
         """
         _check_directory(backend, directory)
-        check_settings(settings)
         log = open_log(name, where, create=create)
         with undone_by_errors(log.close):
             taken, keys = _owned(log.descriptor, partitions, key_group)
@@ -159,11 +158,6 @@ class TableSetup(Closing):
                 self.directory.close()
         finally:
             self.log.close()
-
-
-def check_settings(settings: object) -> None:
-    """Raise ConfigError for what are no settings of a table."""
-    check_kind("settings", settings, TableSettings, example="TableSettings(cache_bytes=...)")
 
 
 def _owned(

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.names import check_kind, whole_numbers
+from statelog.schemas.names import check_kind, settings_or, whole_numbers
 from statelog.schemas.topic_policy import parse_waivers
 from statelog.storage import Kafka, Log, LogOptions, Where
 from statelog.storage import open as open_log
@@ -40,7 +40,7 @@ from statelog.tables.group.context import (
 )
 from statelog.tables.group.worker import Worker
 from statelog.tables.open_table import table
-from statelog.tables.setup import BackendKind, TableSettings, check_settings
+from statelog.tables.setup import BackendKind, TableSettings
 from statelog.tables.standbys.standby import Standby, StandbyPool, standby
 from statelog.tables.table import Table
 
@@ -90,8 +90,7 @@ def worker(
     check_kind("topic", topic, str, InputTopic, example='topic="words", one topic for each worker')
     check_kind("hooks", hooks or WorkerHooks(), WorkerHooks, example="WorkerHooks(on_tick=function, tick_s=10.0)")
     source = InputTopic(topic) if isinstance(topic, str) else topic
-    chosen, machine = settings or TableSettings(), current_environment()
-    check_settings(chosen)
+    chosen, machine = settings_or(settings, TableSettings()), current_environment()
     with ExitStack() as failing:
         cluster, join = _input(name, where, source, failing)
         found = describe_input(cluster, source.name)

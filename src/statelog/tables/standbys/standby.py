@@ -29,11 +29,11 @@ from statelog.errors import ConfigError, NestedCall, NotFound
 from statelog.producer.guard import Life
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
-from statelog.schemas.names import check_kind
+from statelog.schemas.names import check_kind, settings_or
 from statelog.storage import Where
 from statelog.storage.log.options import K, V
 from statelog.tables.keyed import Keyed
-from statelog.tables.setup import BackendKind, TableSettings, TableSetup, check_settings
+from statelog.tables.setup import BackendKind, TableSettings, TableSetup
 from statelog.tables.standbys.follower import Follower
 from statelog.tables.state.state import State
 from statelog.tables.state_opener import OpenReport
@@ -75,8 +75,7 @@ def standby(
     if poll_s is not None and not 0 < poll_s <= TIMEOUT_MAX:
         hint = "A number of seconds; None: only `refresh` moves the state"
         raise ConfigError(f"poll_s is {poll_s} and must be above 0, and finite", hint=hint)
-    chosen = settings or TableSettings(recovery=RecoverySettings(holder="standby"))
-    check_settings(chosen)
+    chosen = settings_or(settings, TableSettings(recovery=RecoverySettings(holder="standby")))
     # Local copies are those of changes that this process has written: of the owner's there are none.
     chosen = replace(chosen, recovery=replace(chosen.recovery, local_copies=None, value_schema_id=None))
     with ExitStack() as failing:
