@@ -64,10 +64,13 @@ class _UnderWay:
 
 
 class Committer:
-    """Commits handles for one writer. Owns the clients in `opened`; settling an outcome replaces them."""
+    """Commits handles for one writer. Owns the clients in `opened`; settling an outcome replaces them. If the grant
+    `is_shared`, other processes may commit under it, too.
+    """
 
-    def __init__(self, log: Log, opened: EpochClients) -> None:
+    def __init__(self, log: Log, opened: EpochClients, *, is_shared: bool = False) -> None:
         self.opened = opened
+        self._is_shared = is_shared
         self.last = opened.ledger.fold.last_commit(opened.grant.writer)
         self.attempts = 0
         """How many Commits the newest checkpoint took: 1, plus 1 for each that was lost."""
@@ -265,8 +268,9 @@ class Committer:
             for valid in old.ledger.read_to(end_position):
                 if valid.commit == commit:
                     return valid.offset
-            last = old.ledger.fold.last_commit(self.grant.writer)  # What a truncation hid from us shows here; what none
-            is_hidden = old.ledger.fold.start > position  # hid is another's, who goes on under the grant, too.
+            last = old.ledger.fold.last_commit(self.grant.writer)
+            # What a truncation hid from us shows here, unless it may be another's, who goes on under the grant, too.
+            is_hidden = old.ledger.fold.start > position and not self._is_shared
             return last.offset if is_hidden and last and last.checkpoint == commit.checkpoint else None
         finally:
             if old is not self.opened:

@@ -75,7 +75,7 @@ class Coordinator(GrantHolder, Guarded):
             opened = resume_grant(log, grant)
         self._log = log
         try:
-            self._committer = Committer(log, opened)
+            self._committer = Committer(log, opened, is_shared=True)
             self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
         except BaseException:
             opened.close()
