@@ -10,7 +10,10 @@ from statelog.environment import Environment
 from statelog.errors import AnchorMismatch, CommitRefused, DataLoss
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
+from statelog.reading import AtPosition, plan_changes
+from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
+from statelog.spark.stream_planner import CommitWindow
 from statelog.storage import LogOptions
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LOOK_AGAIN_S
@@ -126,14 +129,22 @@ def test_what_a_process_noted_is_not_joined_to_what_it_appended_behind_the_loss(
 
 
 def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_ground(tmp_path: Path) -> None:
-    """The ledger begins right where the writer's fold ends: nothing is left to compare, and the snapshot knows."""
+    """Nor anybody's who remembers that place: nothing is left to compare, and the snapshot that is kept of it knows."""
     twin = TwinLog()
     with _bereft(twin, lost=1) as (log, a, last):
         with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
             twin.environment.run(run_round, other, settings_for(tmp_path))
             c.commit()
             twin.environment.run(run_round, other, settings_for(tmp_path))
-            assert log.ledger.range().start == last + 1
+            assert log.ledger.range().start == a.position == last + 1
+            with pytest.raises(AnchorMismatch):
+                recover(other, at_least=a.place).to_dict()
+            with pytest.raises(AnchorMismatch):
+                plan_changes(other, AtPosition(a.position), seen=[a.place])
+            with pytest.raises(AnchorMismatch):
+                CommitWindow(other, other.manifests.at(a.position), a.place)
+        with pytest.raises(AnchorMismatch):
+            Writer(log, "b", partitions=[1])
         twin.now_s += LOOK_AGAIN_S
         with pytest.raises(CommitRefused):
             a.commit()

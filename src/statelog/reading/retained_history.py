@@ -53,7 +53,8 @@ def place_at(log: Log, position: int) -> Place:
         found = records_at(log.kafka, log.ledger_topic, {0: position - 1}).get(0)
         if found is not None:
             return Place(position, LastRecord.of(found.offset, found.value))
-    return next((one.place for one in Snapshots(log).listed() if one.position == position), Place(position))
+    snapshot = log.manifests.at(position)
+    return snapshot.place if snapshot else Place(position)
 
 
 class RetainedHistory:

@@ -32,7 +32,7 @@ from statelog.errors import (
 )
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import Folded, LedgerBase, LedgerFold, ValidCommit, Void
-from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Place
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Reader, Record
 from statelog.storage.ledger_tape import LedgerTape, Look, Taped, send_record
@@ -66,9 +66,10 @@ class LedgerClient(Closing):
     """Follows one log's ledger from a base, or from its first record.
 
     `verify` compares the log's identity with the cluster's, unless that was done just now, or always if `anew`. It is
-    asked before a verdict, and before what was read is believed. `rebase` gives the newest snapshot. With `keeps` the
-    valid commits that are folded are kept until `kept` is asked for. With a `tape`, which is for followers with the
-    same clock, what others of this process have read or appended is not read again for a verdict.
+    asked before a verdict, and before what was read is believed. `rebase` gives the newest snapshot, `snapshot_at` that
+    of a position, which says what a truncated ledger had below it. With `keeps` the valid commits that are folded are
+    kept until `kept` is asked for. With a `tape`, which is for followers with the same clock, what others of this
+    process have read or appended is not read again for a verdict.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class LedgerClient(Closing):
         base: LedgerBase | None = None,
         *,
         rebase: Callable[[], LedgerBase | None] | None = None,
+        snapshot_at: Callable[[int], LedgerBase | None] = lambda _: None,
         verify: Callable[..., object] = _nothing_to_verify,
         clock: Callable[[], float] = time.monotonic,
         keeps: bool = False,
@@ -90,6 +92,7 @@ class LedgerClient(Closing):
         self._last: LastRecord | Record | None = base.place.last if base else None
         self._unread: list[LastRecord] = []
         self._rebase = rebase
+        self._snapshot_at = snapshot_at
         self._verify = verify
         self._clock = clock
         self._there_s = -math.inf  # All that was folded was in the ledger at some time behind it.
@@ -366,7 +369,8 @@ class LedgerClient(Closing):
 
     def check(self, places: Iterable[Place]) -> None:
         """Compare what was remembered of this ledger with the records that are there. Those that are gone by truncation
-        prove nothing, nor does a place without a record: for that, its position has to be compared with the end.
+        prove nothing, unless a snapshot of their place is kept, nor does a place without a record: for that, its
+        position has to be compared with the end.
 
         Raises AnchorMismatch, BeyondEnd, BrokerUnavailable.
         """
@@ -387,14 +391,14 @@ class LedgerClient(Closing):
                 if found is None or last != LastRecord.of(found.offset, found.value):
                     self._require_accepted(last)
 
-    def _check_truncated(self, places: Iterable[Place]) -> LedgerBase | None:
-        """Compare those of the places that are the newest snapshot's, which it returns, by what that was built on."""
-        newest = self._rebase() if self._rebase else None
-        known = newest.place if newest is not None else ORIGIN
+    def _check_truncated(self, places: Iterable[Place]) -> None:
+        """Compare a place right where the ledger begins with the snapshot of its position, if there is one."""
+        start = self._kafka.offsets(self._topic, [0])[0].start
         for position, last in places:
-            if position == known.position and last and known.last not in (None, last):
-                self._require_accepted(last)
-        return newest
+            if last is not None and last.offset < start <= position:
+                snapshot = self._snapshot_at(position)
+                if snapshot is not None and snapshot.place.last not in (None, last):
+                    self._require_accepted(last)
 
     def _require_accepted(self, last: LastRecord) -> None:
         """Raise AnchorMismatch unless a person accepted that the ledger lost this record."""
@@ -418,9 +422,11 @@ class LedgerClient(Closing):
                 try:
                     there, new = _parted(records, position)
                 except OffsetGone:
-                    newer = None if self._unread else self._check_truncated([self.place])
-                    if newer is not None and newer.place.position > position:
-                        raise  # That one was compared; what is gone cannot be.
+                    newer = self._rebase() if self._rebase and not self._unread else None
+                    if newer is not None:
+                        if newer.place.position > position:
+                            raise  # That one was compared; what is gone cannot be.
+                        self._check_truncated([self.place])
                     self._last = last = last if self._unread else None  # Which may still be there.
                     self._unread = []
                     continue

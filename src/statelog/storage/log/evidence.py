@@ -12,7 +12,8 @@ Looks ask whether the cluster still is the one of the log: seldom, one thread fo
 asker's to say, and it is as old as its question.
 
 Invariants:
-- A record that is gone by truncation proves nothing, in either direction. One that is there must be the same.
+- A record that is gone by truncation proves nothing, in either direction. One that is there must be the same, and so
+  must the one below a place that a snapshot is kept of.
 - Offsets whose loss a person accepted carry no anchor, and nothing up to the newest Restart counts.
 - Every record from a partition's committed position to its end is looked at, in every partition: whatever lies behind
   a witness, be it a stranger's, hides nothing. It is read once in the life of a `Log`, however often it is asked.

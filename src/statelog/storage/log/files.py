@@ -245,6 +245,17 @@ class ManifestChain:
             return self.read(number, listed=listed)
         return None
 
+    def at(self, position: int) -> Manifest | None:
+        """That of a ledger position, if there is one that can be read. Raises IdentityChanged, UnknownFormat,
+        StoreUnavailable.
+        """
+        for number, listed in reversed(self.listed().items()):
+            with suppress(CorruptManifest):
+                found = self.find(number, listed=listed)
+                if found and found.position == position and found.identity == self._descriptor.identity:
+                    return found
+        return None
+
     def newest(self, *, max_age_s: float = 0.0) -> Manifest | None:
         """The newest manifest, or None before the first; as it was less than `max_age_s` ago, if it was read then.
 
