@@ -339,9 +339,8 @@ def state(
     it dies the lease runs out after `lease_s`. It never outlives the cap on leases of the log's materializer. Raises
     Misuse for a read of anything else, ConfigError, NotFound, Damaged, Unavailable.
     """
-    more = {
-        option: option_text(value) for option, value in (options or {}).items()
-    }  # A number, say, as Spark takes it.
+    # They may be numbers, say, as where Spark takes options.
+    more = {option: option_text(value) for option, value in (options or {}).items()}
     given = {**address_options(name, where), **more}
     if read_of(given) != _STATE:
         raise Misuse("only a state is held like this", hint="Leave the option read out")

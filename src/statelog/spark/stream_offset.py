@@ -9,7 +9,7 @@ Invariants:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from statelog.errors import Corrupt, IdentityChanged, UnknownFormat
 from statelog.schemas.ledger.place import LogIdentity, Place, shown_id
@@ -72,11 +72,16 @@ class StreamOffset:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any], identity: LogIdentity) -> "StreamOffset":
+    def from_json(cls, kept: object, identity: LogIdentity) -> "StreamOffset":
         """From what Spark kept, for the log with this identity. Raises UnknownFormat, Corrupt, IdentityChanged."""
+        found = cast("Mapping[str, Any]", kept if isinstance(kept, Mapping) else {})
         version = found.get("version")
         if type(version) is not int or version < 1:
-            raise Corrupt("the offset in the query's checkpoint is none of statelog's", keys=", ".join(sorted(found)))
+            raise Corrupt(
+                "the offset in the query's checkpoint is none of statelog's",
+                keys=", ".join(sorted(found)),
+                hint="It is that of another source: give this query a checkpoint of its own",
+            )
         if version > FORMAT_VERSION:
             raise UnknownFormat("the query's checkpoint is of a newer statelog", found=version, known=FORMAT_VERSION)
         offset = _checked(_of_2(found) if version == 1 else found)

@@ -126,6 +126,8 @@ def test_storage_options_keep_their_types() -> None:
     assert log_address(options).where.storage_options == given_options
     with pytest.raises(ConfigError, match=r"storage\.client_kwargs"):
         log_address({**WHERE, "storage.client_kwargs": "{"})
+    with pytest.raises(ConfigError, match="an option of type object cannot be written as text"):
+        address_options("log", Where(kafka, "/tmp", storage_options={"key": object()}))
 
 
 @given(groups=st.integers(1, 200), count=st.integers(1, 300))

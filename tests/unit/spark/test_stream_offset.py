@@ -53,8 +53,9 @@ def test_what_is_no_offset_of_this_log_is_refused() -> None:
     for one in wrong:
         with pytest.raises(Corrupt):
             StreamOffset.from_json({**LATER.to_json(), **one}, IDENTITY)
-    with pytest.raises(Corrupt, match=r"none of statelog's"):
-        StreamOffset.from_json({"0": 17}, IDENTITY)
+    for other in ({"0": 17}, 17, "17", None):  # That of Spark's source of rates is a number.
+        with pytest.raises(Corrupt, match=r"none of statelog's"):
+            StreamOffset.from_json(other, IDENTITY)
 
 
 def test_an_offset_of_version_1_is_read() -> None:

@@ -191,8 +191,14 @@ def option_value(name: str, text: str, *, origin: str) -> object:
 
 
 def option_text(value: object) -> str:
-    """A storage option as the text that `option_value` reads back: text as it is, all else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """A storage option as the text that `option_value` reads back: text as it is, all else as JSON. Raises ConfigError
+    for what JSON has not.
+    """
+    try:
+        return value if isinstance(value, str) else json.dumps(value)
+    except (TypeError, ValueError):
+        kind, hint = type(value).__name__, "Give text, or numbers, lists and dicts of Python's own"
+        raise ConfigError(f"an option of type {kind} cannot be written as text", hint=hint) from None
 
 
 def mask_url(text: str) -> str:
