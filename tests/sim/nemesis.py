@@ -7,13 +7,12 @@ producer) does not happen: the dead do nothing. Which process acts is what the s
 """
 
 import errno
+import inspect
 import re
-import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 from statelog.testing import Crash
@@ -191,8 +190,7 @@ class Nemesis:
 
 def _place() -> int:
     """The lines of statelog's code that are under way, without those of the twins."""
-    frame: FrameType | None = sys._getframe(2)
-    lines: list[tuple[str, int]] = []
+    frame, lines = inspect.currentframe(), list[tuple[str, int]]()
     while frame is not None:
         module = frame.f_globals["__name__"]
         if module.startswith("statelog.") and not module.startswith("statelog.testing."):
