@@ -219,7 +219,7 @@ def _ops_of(batch: pa.RecordBatch) -> NDArray[np.uint8] | None:
     if column.null_count:
         raise InvalidChange("an op is null", hint="Use put or delete")
     if str(column.type) in ("string", "large_string", "string_view"):
-        found = pc.index_in(column.cast(pa.string()), pa.array(["put", "delete"]))
+        found = pc.index_in(column.cast(pa.string()), column_of_rows(["put", "delete"], pa.string()))
         if found.null_count:
             raise InvalidChange("an op is neither put nor delete")
         return numbers_of(found).astype(np.uint8)

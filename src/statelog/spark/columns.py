@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegerType, StructType
 
 from statelog.errors import ConfigError
+from statelog.schemas.arrays import column_of_rows, scalar_of
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, spark_expression
 from statelog.schemas.names import check_kind
@@ -84,12 +85,13 @@ def change_batches(changes: pa.RecordBatch, wanted: pa.Schema, position: int | N
     arrays: list[pa.Array] = []
     for field in wanted:
         if field.name == "op":
-            arrays.append(pa.array(["put", "delete"]).take(changes.column("op")))
+            arrays.append(column_of_rows(["put", "delete"], pa.string()).take(changes.column("op")))
         elif field.name in changes.schema.names:
             arrays.append(changes.column(field.name).cast(field.type))
+        elif field.name == "position" and position is not None:
+            arrays.append(pa.repeat(scalar_of(position, field.type), changes.num_rows))
         else:
-            same = position if field.name == "position" else None
-            arrays.append(pa.repeat(pa.scalar(same, field.type), changes.num_rows))
+            arrays.append(pa.nulls(changes.num_rows, field.type))
     batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
     for start in range(0, batch.num_rows, BATCH_ROWS):
         yield batch.slice(start, BATCH_ROWS)

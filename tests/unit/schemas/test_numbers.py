@@ -94,7 +94,10 @@ _FIELDS_AND_VALUES: dict[str, tuple[object, object]] = {
     "kind": ({"type": "enum", "name": "Kind", "symbols": ["E", "F"]}, "E"),
 }
 _ROW = {name: value for name, (_, value) in _FIELDS_AND_VALUES.items()}
-_FIELDS = [{"name": name, "type": kind} for name, (kind, _) in _FIELDS_AND_VALUES.items()]
+_FIELDS = [
+    {"name": name, "type": kind, **({"default": None} if kind == ["null", "double"] else {})}
+    for name, (kind, _) in _FIELDS_AND_VALUES.items()
+]
 _SCHEMA = {"type": "record", "name": "Row", "fields": _FIELDS}
 _TYPED = f"""
 import json
@@ -102,20 +105,27 @@ import sys
 import pyarrow as pa
 from statelog.producer import Writer
 from statelog.recovery import plan_changes, read_changes, recover
+from statelog.schemas.arrays import column_of_rows
+from statelog.spark.columns import change_batches
 from tests.support.rigs.log import twin_rig
 
 schema = {_SCHEMA!r}
 log = twin_rig("log").create(value_schema=json.dumps(schema))
 with Writer(log, "w") as writer:
     rows = pa.ipc.open_stream(sys.stdin.buffer.read()).read_all()
-    writer.append_batch(rows)
+    writer.append_batch(rows.append_column("op", column_of_rows(["put"] * len(rows), pa.string())))
     writer.commit()
     schema["fields"][1]["type"] = "long"
     log.evolve_value_schema(json.dumps(schema))
     writer.append_batch(rows.slice(1).append_column("op", rows.slice(1).column("count").cast(pa.uint8())))
     writer.commit()
 print(recover(log).to_dict() == {{b"a": {_ROW!r} | {{"marks": [("d", 1)]}}}})
-print(recover(log).digest().rows, sum(len(rows) for rows in read_changes(log, plan_changes(log))))
+changes = list(read_changes(log, plan_changes(log)))
+print(recover(log).digest().rows, sum(map(len, changes)))
+wanted = pa.schema([("op", pa.string()), ("writer", pa.string()), ("position", pa.int64())])
+for rows in changes:
+    for made in change_batches(rows.select(["op"]), wanted, 7):
+        print(*(f"{{row['op']}}-{{row['writer']}}-{{row['position']}}" for row in made.to_pylist()))
 print("pandas" in sys.modules)
 """
 
@@ -326,10 +336,11 @@ def test_recoveries_leave_pandas_alone() -> None:
 
 
 def test_typed_values_and_changes_leave_pandas_alone() -> None:
-    """On their way in as columns, out, into Avro's form, and from one value schema into the next."""
+    """On their way in as columns, out, to Spark, into Avro's form, and from one value schema into the next."""
     values = rows_to_struct([_ROW, _ROW], parse_value_schema(json.dumps(_SCHEMA), 1))
     rows = columns_of(values).append_column("key", pa.array([b"a", b"b"]))
-    assert _printed_by(_TYPED, rows) == [b"True", b"1", b"3", b"False"]
+    changes = [b"put-None-7", b"put-None-7", b"delete-None-7"]
+    assert _printed_by(_TYPED, rows) == [b"True", b"1", b"3", *changes, b"False"]
 
 
 def test_a_batch_that_names_key_groups_and_deletes_leaves_pandas_alone() -> None:

@@ -73,7 +73,9 @@ def _nested_rows(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array
 def default_array(default: object, kind: ValueType, path: str) -> pa.Array:
     """A schema's JSON default as an array of one row. Raises ConfigError if it is no value of the type."""
     try:
-        return from_rows([_from_json(default, kind)], kind, path)
+        row = _from_json(default, kind)
+        # The usual default, without pandas, which `pa.array` imports in every process that opens the log.
+        return pa.nulls(1, kind.arrow) if row is None else from_rows([row], kind, path)
     except (InvalidChange, ValueError, TypeError, OverflowError, ArithmeticError) as error:
         hint = "Give a default of the field's own type"
         raise ConfigError(f"the default does not fit: {error}", hint=hint, field=path) from error
