@@ -33,7 +33,7 @@ from statelog.errors import (
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import Folded, LedgerBase, LedgerFold, ValidCommit, Void
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
-from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, Restart, decode, encode
+from statelog.schemas.ledger.records import Commit, LedgerRecord, Restart, decode, encode
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Reader, Record
 from statelog.storage.ledger_tape import LedgerTape, Look, Taped, send_record
 
@@ -353,19 +353,8 @@ class LedgerClient(Closing):
             return  # Nearly all are: they prove nothing here.
         if isinstance(record, Restart):
             self._proof = None
-        elif isinstance(record, Open) and self._contradicts(record, offset):
-            self._proof = self._lost(f"an Open had seen another ledger up to {record.witness.position}", offset)
-        elif self.fold.position == 0 and not isinstance(record, Mark):
-            self._proof = self._lost("the ledger does not begin with its mark", offset)
-
-    def _contradicts(self, record: Open, offset: int) -> bool:
-        """Whether the opener that wrote a record at `offset` had folded what is not below it."""
-        last, witness, seen = self.last, record.witness, record.witness.last
-        if record.identity != self._identity:
-            return False
-        if seen is None or last is None or seen.offset <= self.fold.restarted:
-            return witness.position > offset
-        return witness.position > offset or (seen.offset == last.offset and seen.hash != last.hash)
+        elif what := self.fold.contradiction(offset, record, self.last):
+            self._proof = self._lost(what, offset)
 
     def check(self, places: Iterable[Place]) -> None:
         """Compare what was remembered of this ledger with the records that are there. Those that are gone by truncation

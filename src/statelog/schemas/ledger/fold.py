@@ -23,8 +23,8 @@ from typing import NamedTuple, Protocol
 
 from statelog.errors import OffsetGone
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry
-from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place
-from statelog.schemas.ledger.records import AcceptLoss, Commit, CommitBody, LedgerRecord, Open, Restart
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Metadata, Place
+from statelog.schemas.ledger.records import AcceptLoss, Commit, CommitBody, LedgerRecord, Mark, Open, Restart
 from statelog.schemas.ledger.state import (
     NO_EPOCH,
     LastCommit,
@@ -164,6 +164,18 @@ class LedgerFold:
         if isinstance(record, Commit):
             return self._check_commit(record)
         return self._check_open(record) if isinstance(record, Open) else None
+
+    def contradiction(self, offset: int, record: LedgerRecord | None, last: LastRecord | None) -> str:
+        """What the record at `offset`, behind the one that was folded `last`, tells of a ledger that lost records;
+        nothing, mostly.
+        """
+        if isinstance(record, Open) and record.identity == self.identity:
+            position, seen = record.witness
+            is_known = seen is not None and last is not None and seen.offset == last.offset > self.restarted
+            if position > offset or (is_known and seen != last):
+                return f"an Open had seen another ledger up to {position}"
+        is_mark_gone = self.position == 0 and not isinstance(record, Mark)
+        return "the ledger does not begin with its mark" if is_mark_gone else ""
 
     def _check_open(self, record: Open) -> Void | None:
         if record.identity != self.identity:
