@@ -24,6 +24,7 @@ from statelog.recovery import (
     split_changes,
 )
 from statelog.spark.options import state_options, write_options
+from statelog.storage import accept_data_loss, accept_ledger_loss
 from statelog.storage.config import file_layer
 from statelog.storage.kafka.config import client_config
 from statelog.storage.kafka.native import ProcessGuard
@@ -147,6 +148,14 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda _, __: plan_changes(untyped("visits")), "log is of type str, and not Log"),
     (lambda log, _: list(read_changes(log, untyped(None))), "plan is of type NoneType, and not Plan"),
     (lambda log, _: split_changes(plan_changes(log), untyped(1.5)), "tasks is 1.5"),
+    (
+        lambda log, _: accept_data_loss(log, untyped([(0, 1, 2)]), reason="a disk", operator="me"),
+        "a range is of type tuple, and not LossRange",
+    ),
+    (lambda log, _: accept_data_loss(log, untyped(7), reason="a disk", operator="me"), "ranges is of type int"),
+    (lambda log, _: accept_ledger_loss(log, reason=untyped(None), operator="me"), "reason is of type NoneType"),
+    (lambda log, _: accept_ledger_loss(log, reason="a disk", operator=untyped(7)), "operator is of type int"),
+    (lambda _, __: accept_ledger_loss(untyped("x"), reason="a disk", operator="me"), "log is of type str, and not"),
     (lambda log, _: log.evolve_value_schema(untyped({"type": "record"})), "value_schema is of type dict"),
     (lambda log, _: log.change_schema(untyped("x")), "value_schema_id is 'x'"),
     (lambda _, __: Where.from_env(untyped(3)), "environment is of type int, and not Mapping"),

@@ -55,7 +55,7 @@ from statelog.schemas.ledger.records import (
     given_up,
 )
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.names import data_topic, ledger_topic
+from statelog.schemas.names import check_kind, data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest, restarted_state
 from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicNeeds, TopicRole, Waiver, check_topic
 from statelog.storage.kafka import Kafka, TopicDescription
@@ -63,7 +63,7 @@ from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.ledger_tape import append_record
 from statelog.storage.log.evidence import check_anchors, furthest_witness
 from statelog.storage.log.files import ManifestChain, descriptor_of, put_loss, truncation_of
-from statelog.storage.log.log import Log
+from statelog.storage.log.log import Log, check_log
 from statelog.storage.log.producers import append_up_to
 from statelog.storage.log.topics import identity_of, identity_shown, look_for, make_topic, owned_elsewhere, owner_of
 from statelog.storage.log.where import Where, opened_ports
@@ -75,7 +75,11 @@ def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, op
 
     Raises ConfigError, OutcomeUnknown, Damaged, Unavailable.
     """
+    check_log(log)
     check_acceptance(reason, operator)
+    check_kind("ranges", ranges, Collection, example="[LossRange(0, 41, 43)]")
+    for one in ranges:
+        check_kind("a range", one, LossRange, example="LossRange(0, 41, 43): a partition, and offsets of it")
     if not ranges:
         raise ConfigError("accepting a loss needs ranges")
     log.verify(LEDGER_WRITING)
@@ -94,6 +98,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     Raises ConfigError if nothing is lost or there is no reason or operator, NotFound if a run of that snapshot is gone,
     OutcomeUnknown (run it again), Damaged, Unavailable.
     """
+    check_log(log)
     check_acceptance(reason, operator)
     log.verify(LEDGER_WRITING)
     newest = log.manifests.newest()
@@ -146,6 +151,8 @@ def _accept(log: Log, ranges: Collection[LossRange], reason: str, operator: str)
 
 def check_acceptance(reason: str, operator: str) -> None:
     """Raise ConfigError unless it is said who accepts the loss, and why."""
+    for name, text in (("reason", reason), ("operator", operator)):
+        check_kind(name, text, str, example="text")
     if not reason.strip() or not operator.strip():
         raise ConfigError("accepting a loss needs a reason and an operator")
     if not (has_utf8(reason) and has_utf8(operator)):
