@@ -21,6 +21,7 @@ from statelog.recovery import (
     RecoverySettings,
     plan_changes,
     read_changes,
+    read_rocksdb_state,
     split_changes,
 )
 from statelog.spark.options import state_options, write_options
@@ -137,6 +138,9 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
         lambda log, _: export(log, "/tables/visits", storage_options={"timeout": untyped(5)}),
         r"storage_options\['timeout'\] is of type int",
     ),
+    (lambda log, _: export(log, "/tables/visits", storage_options=untyped(3)), "storage_options is of type int"),
+    (lambda log, _: list(read_changes(untyped("visits"), plan_changes(log))), "log is of type str, and not Log"),
+    (lambda _, __: read_rocksdb_state(untyped(3)), "a path on the local disk is of type int"),
     (lambda log, _: statelog.recover(log, at=AtPosition(untyped("7"))), "position is of type str"),
     (lambda log, _: statelog.recover(log, at=AtPosition(untyped(1.5))), "position is of type float"),
     (lambda log, _: statelog.recover(log, at=AtCheckpoint("web", untyped("7"))), "checkpoint_id is of type str"),

@@ -115,7 +115,9 @@ def export(
     check_kind("table", table, str, os.PathLike, example='"/tables/visits", or the URL of a table')
     check_kind("replace", replace, bool, example="True, and what the table holds is lost, or False")
     chosen = settings_or(settings, RecoverySettings(holder="export"))
-    for name, value in (storage_options or {}).items():
+    storage_options = storage_options or {}
+    check_kind("storage_options", storage_options, Mapping, example="a dict of text")
+    for name, value in storage_options.items():
         check_kind(f"storage_options[{name!r}]", value, str, example="text")
     table = os.fspath(table)
     if find_spec("deltalake") is None:

@@ -43,7 +43,7 @@ from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife, plan_re
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.names import check_kind, check_whole, settings_or
-from statelog.storage.log.log import Log
+from statelog.storage.log.log import Log, check_log
 
 LEAST_BYTES = 4 << 20
 """What a task of its own is worth: about what it reads while another one starts."""
@@ -152,7 +152,8 @@ def _check_changes(plan: Plan) -> None:
 
 
 def check_identity(log: Log, plan: Plan) -> None:
-    """Raise IdentityChanged if the plan is another log's."""
+    """Raise IdentityChanged if the plan is another log's, ConfigError if the log is none."""
+    check_log(log)
     if plan.identity != log.descriptor.identity:
         raise IdentityChanged(
             "the plan was made for another log, or for topics that this one had before",

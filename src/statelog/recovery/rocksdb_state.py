@@ -37,7 +37,7 @@ from statelog.errors import (
 from statelog.schemas.descriptor import HashRule, check_hashing
 from statelog.schemas.key_groups import KeyType, key_bytes, key_group_of
 from statelog.schemas.ledger.place import LogIdentity, Metadata, Place
-from statelog.storage.local.disk import local_disk, local_disk_error
+from statelog.storage.local.disk import local_disk, local_disk_error, local_path
 
 STATE_FAMILY = "statelog"
 STATE_KEY = b"state"
@@ -176,8 +176,9 @@ def read_rocksdb_state(path: str | PathLike[str]) -> RocksdbState:
     require_rocksdict()
     import rocksdict
 
-    with local_disk(Path(path)):
-        if not (Path(path) / "CURRENT").exists():
+    place = local_path(path)
+    with local_disk(place):
+        if not (place / "CURRENT").exists():
             raise NotFound("no RocksDB database is there", path=fspath(path))
     try:
         database = rocksdict.Rdict(fspath(path), access_type=rocksdict.AccessType.read_only())
