@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 from tests.support.services.http import Answering, serving
+from tests.support.services.s3 import read_models_once
 
 __all__ = ["BROKEN", "FaultyS3", "Told", "faulty_s3"]
 
@@ -72,6 +73,7 @@ def faulty_s3() -> Generator[FaultyS3]:
     class Handler(_Handler):
         """Of this service."""
 
+    read_models_once()
     with serving(Handler) as endpoint:
         Handler.service = FaultyS3(endpoint)
         yield Handler.service
