@@ -123,7 +123,7 @@ class LedgerTape:
         with self._lock:
             if self.look is None or look.asked_s >= self.look.asked_s:  # Else what it found may be gone since.
                 there = {one.offset: one for one in (*compared, *(taped.last for taped in new))}
-                known = [one.last for at, one in self._taped.items() if look.start <= at < look.end]
+                known = [self._taped[at].last for at in self._taped.keys() & range(look.start, look.end)]
                 if any(there.get(one.offset) != one for one in known):
                     self._taped, self._size_bytes, self.look = {}, 0, None
                 before = self.look
