@@ -28,12 +28,14 @@ from statelog.errors import (
     NotFound,
     OffsetGone,
     OutcomeUnknown,
+    StatelogError,
     Unavailable,
 )
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import Folded, LedgerBase, LedgerFold, ValidCommit, Void
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Restart, decode, encode
+from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Reader, Record
 from statelog.storage.ledger_tape import LedgerTape, Look, Taped, send_record
 
@@ -67,9 +69,9 @@ class LedgerClient(Closing):
 
     `verify` compares the log's identity with the cluster's, unless that was done just now, or always if `anew`. It is
     asked before a verdict, and before what was read is believed. `rebase` gives the newest snapshot, `snapshot_at` that
-    of a position, which says what a truncated ledger had below it. With `keeps` the valid commits that are folded are
-    kept until `kept` is asked for. With a `tape`, which is for followers with the same clock, what others of this
-    process have read or appended is not read again for a verdict.
+    of a position, which says what a truncated ledger had below it, `newest` the newest to compare. With `keeps` the
+    valid commits that are folded are kept until `kept` is asked for. With a `tape`, which is for followers with the
+    same clock, what others of this process have read or appended is not read again for a verdict.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class LedgerClient(Closing):
         *,
         rebase: Callable[[], LedgerBase | None] | None = None,
         snapshot_at: Callable[[int], LedgerBase | None] = lambda _: None,
+        newest: Callable[[], LedgerBase | None] = lambda: None,
         verify: Callable[..., object] = _nothing_to_verify,
         clock: Callable[[], float] = time.monotonic,
         keeps: bool = False,
@@ -106,6 +109,9 @@ class LedgerClient(Closing):
         self._compared_s = -math.inf
         self._sent_s = -math.inf
         self._is_torn = False
+        self._is_unproved = False  # Whether nothing is left to compare with what was folded before.
+        self._newest_snapshot = newest
+        self._snapshot_position = base.position if isinstance(base, Manifest) else None
         self._proof: BeyondEnd | None = None
         self.fold = LedgerFold(identity, base.state if base else None)
 
@@ -279,7 +285,8 @@ class LedgerClient(Closing):
                 if newer is None or newer.place.position <= self.fold.position:
                     raise
                 self.fold, self._last = LedgerFold(self._identity, newer.state), newer.place.last
-                self._newest, self._proof, self._keeps, self._is_torn, self._unread = None, None, False, False, []
+                self._newest, self._proof, self._unread = None, None, []
+                self._keeps = self._is_torn = self._is_unproved = False
             else:
                 return
 
@@ -295,7 +302,7 @@ class LedgerClient(Closing):
         self._fold(new, takes=takes, most_bytes=most_bytes)
         if self._taken_bytes >= most_bytes:
             return
-        self._there_s = asked_s
+        self._there_s, self._is_unproved = asked_s, False
         if self._tape is not None:
             look = Look(asked_s, compared[0].offset if compared else start, end_position)
             self._tape.looked(look, compared, shared)
@@ -352,6 +359,8 @@ class LedgerClient(Closing):
         if isinstance(record, Commit) and self.fold.position:
             return  # Nearly all are: they prove nothing here.
         if isinstance(record, Restart):
+            if self._is_unproved:
+                raise self._given_up(offset)
             self._proof = None
         elif what := self.fold.contradiction(offset, record, self.last):
             self._proof = self._lost(what, offset)
@@ -389,6 +398,22 @@ class LedgerClient(Closing):
                 if snapshot is not None and snapshot.place.last not in (None, last):
                     self._require_accepted(last)
 
+    def _check_restarts(self) -> None:
+        """Nothing is left to compare with: a Restart that was not folded may have given up what was. Raises OffsetGone
+        if the newest snapshot knows of one.
+        """
+        self._is_unproved, known = True, self.fold.freeze()
+        with suppress(StatelogError):  # Who does not answer proves nothing.
+            newest = self._newest_snapshot()
+            known = newest.state if newest is not None else known
+        if known.position >= self.position and known.restarted != self.fold.restarted:
+            raise self._given_up(known.restarted)
+
+    def _given_up(self, restarted: int) -> OffsetGone:
+        what = "a loss was accepted, and nothing is left that shows whether what was folded before is part of it"
+        hint, facts = "Start from the newest snapshot", {"offset": restarted, "position": self.fold.position}
+        return OffsetGone(what, topic=self._topic, hint=hint, **facts)
+
     def _require_accepted(self, last: LastRecord) -> None:
         """Raise AnchorMismatch unless a person accepted that the ledger lost this record."""
         if not is_restarted(self._reader, self.end_position(), last.offset):
@@ -417,6 +442,8 @@ class LedgerClient(Closing):
                             raise  # That one was compared; what is gone cannot be.
                         self._check_truncated([self.place])
                     self._last = last = last if self._unread else None  # Which may still be there.
+                    if last is None and newer is None and position != self._snapshot_position:
+                        self._check_restarts()
                     self._unread = []
                     continue
                 missing = [one for one in expected if one not in there]

@@ -31,20 +31,30 @@ from statelog.reading import (
 )
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
 from statelog.recovery.settings import terms_of
-from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.ledger.state import NO_EPOCH, LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.tables.setup import Loading, TableSetup
 from statelog.tables.state.base import BaseSnapshot, Eligibility
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.snapshot import SnapshotAccess
 from statelog.tables.state.state import State
-from statelog.tables.state.store import DictStore, Missing, StatePlace, Store, difference, is_of_log, table_record
+from statelog.tables.state.store import (
+    DictStore,
+    Missing,
+    StatePlace,
+    Store,
+    difference,
+    is_of_log,
+    is_of_topics,
+    table_record,
+)
 from statelog.tables.state.values import ValueRule
 
 if TYPE_CHECKING:
     from statelog.tables.state.rocksdb import RocksdbStore
 
 _LOST = "the ledger lost what it was built on, which a person has accepted"
+_GONE = "it is of topics that are gone, which a person has accepted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +116,10 @@ class StateOpener:
         self._values: ValueRule | None = None
         self._kept: RocksdbStore | None = None
         self._unfit = ""
-        self._losses: int | None = None
-        """How many losses had been accepted when the database that is there was used last, if it says so."""
+        self._was: StatePlace | None = None
+        """How far the database that is there is, if it says so."""
+        self._restarted = NO_EPOCH
+        """The offset of the newest Restart that is known to the state that was made."""
         self._base: BaseSnapshot | None = None
         self._made: Store | None = None
 
@@ -139,7 +151,7 @@ class StateOpener:
             found = self._brought()
             if isinstance(found, str):
                 self._make()
-                found = self._replaced(found)
+                found = self._replaced(found, has_lost=found in (_LOST, _GONE) or self._has_given_up())
             store, report = found
             state = State(store, self._keys, wanted.values, self._base)
             undo.callback(state.close)
@@ -156,10 +168,9 @@ class StateOpener:
         self._read_as(wanted.values)
         self._make()
 
-    def replace(self, reason: str, losses: int) -> tuple[State, OpenReport]:
-        """What `make` has made, in place of the one that was in use until now, knew so many losses, and is closed."""
-        self._losses = losses
-        store, report = self._replaced(reason)
+    def replace(self, reason: str, *, has_lost: bool) -> tuple[State, OpenReport]:
+        """What `make` has made, in place of the one that was in use until now, is closed, and may have what is lost."""
+        store, report = self._replaced(reason, has_lost=has_lost)
         return State(store, self._keys, self._wanted.values), report
 
     # ---- what is wanted
@@ -184,8 +195,10 @@ class StateOpener:
                 undo.callback(store.close)
                 reason = difference(store.record, self._record)
                 if is_of_log(store.record, self._record):  # Of another share or schema it proves a loss all the same.
-                    self._losses = store.place.losses
-                    reason = self._lost(directory, store.place) or reason
+                    self._was = store.place
+                    reason = self._lost(directory, self._was) or reason
+                elif self._log.descriptor.made_with is not None and not is_of_topics(store.record, self._record):
+                    reason = _GONE
             except Corrupt as error:
                 return None, error.message
             if not reason and store.missing and not self._may_lack:
@@ -248,7 +261,7 @@ class StateOpener:
         holds it no more.
         """
         rows, plan = 0, self._changes_since(start, folding)
-        self._wanted.check_final(plan.state)
+        self._check_final(plan.state)
         if not plan.is_empty:
             newest = self._environment.run(newest_changes, self._log, plan, settings=self._recovery)
             with closing(newest) as tables:
@@ -321,11 +334,11 @@ class StateOpener:
         with self._wanted.recovery or Recovery(self._planned(), self._recovery, lambda _: self._beat()) as recovery:
             if self._directory is None:
                 store = DictStore.recovered(recovery, self._keys, self._wanted.values)
-                self._wanted.check_final(recovery.plan.state)
+                self._check_final(recovery.plan.state)
                 return store
             self._directory.begin()
             recovery.to_rocksdb(self._directory.unfinished)
-            self._wanted.check_final(recovery.plan.state)
+            self._check_final(recovery.plan.state)
         self._environment.crash("recovered")
         return self._database(self._directory, self._directory.unfinished)
 
@@ -338,7 +351,7 @@ class StateOpener:
             HeldPlan, self._log, terms_of(settings), None, groups, seen=seen, attempts=attempts, plan=plan
         )
 
-    def _replaced(self, reason: str) -> tuple[Store, OpenReport]:
+    def _replaced(self, reason: str, *, has_lost: bool) -> tuple[Store, OpenReport]:
         """What was made, in its place; the one that is there is set aside, loudly, and the reason says why."""
         aside, directory = None, self._directory
         if directory is None:
@@ -346,13 +359,21 @@ class StateOpener:
             assert store is not None
         else:
             if reason:
-                has_lost = reason == _LOST or self._losses not in (None, self._place.losses)
                 aside = directory.set_aside(reason, self._environment, is_last_copy=has_lost)
             self._environment.crash("set-aside")
             directory.finish()
             directory.note_boot(self._environment.boot_id())
             store = self._database(directory)
         return store, OpenReport(position=self._place.position, set_aside=aside, reason=reason)
+
+    def _check_final(self, read: LedgerState) -> None:
+        self._wanted.check_final(read)
+        self._restarted = read.restarted
+
+    def _has_given_up(self) -> bool:
+        """Whether a person has accepted a loss since the place of the database: what was lost may be in it."""
+        was = self._was
+        return was is not None and (was.losses != self._place.losses or self._restarted >= max(0, was.position - 1))
 
     def _database(
         self, directory: StateDirectory, path: Path | None = None, missing: Missing | None = None

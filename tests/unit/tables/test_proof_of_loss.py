@@ -9,12 +9,13 @@ import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, DataLoss
 from statelog.schemas.ledger.records import LossRange, Restart
-from statelog.storage.log.loss import accept_data_loss, append_restarts
+from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss, append_restarts
 from statelog.tables import Loading
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from tests.support.faults.unanswered import Unanswered
 from tests.support.rigs.log import TwinRig, twin_rig
+from tests.support.rigs.lost_topics import BOTH, accept, gone, made
 from tests.support.rigs.table import TableRig
 from tests.support.told import told
 
@@ -229,3 +230,73 @@ def test_a_loss_that_is_accepted_while_it_is_open(rig: TwinRig, tmp_path: Path) 
         kept = table.opening.set_aside
         assert kept is not None
         assert kept.name.startswith("lost-")
+
+
+def test_accepted_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
+    """It proves nothing any more, and may hold what was lost all the same."""
+    tables = TableRig(rig, tmp_path / "local")
+    _written(rig, tables)
+    with rig.open() as log:
+        record = Restart(digest=log.descriptor.digest, position=0, reason="a backup was put back", operator="me")
+        end = append_restarts(log, record, log.ledger.end() + 20) + 1
+    for _ in range(3):
+        _elsewhere(rig, 1)
+        tables.roll_up(tmp_path)
+    with rig.open() as log:
+        assert log.ledger.range().start > end
+    with told("truncated past it"), tables.open() as table:
+        kept = table.opening.set_aside
+        assert kept is not None
+        assert kept.name.startswith("lost-")
+    with tables.open() as table:
+        assert table.opening.set_aside is None
+
+
+def test_of_topics_that_are_gone(tmp_path: Path) -> None:
+    """A person has accepted that what they held behind the newest snapshot is lost: it is here alone."""
+    twin = made(tmp_path)
+    tables = TableRig(twin_rig("log", cluster=twin.cluster, disk=twin.disk), tmp_path / "local")
+    shape = {"partitions": twin.partitions, "key_groups": 8}
+    with tables.open(**shape) as table:
+        table[b"n"] = b"1"
+        table.commit({"n": 1})
+    gone(*BOTH)(twin)
+    accept(twin).close()
+    with told("topics that are gone"), tables.open(**shape) as table:
+        assert b"n" not in table
+        kept = table.opening.set_aside
+        assert kept is not None
+        assert kept.name.startswith("lost-")
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_promoted", [False, True])
+def test_a_standby_that_stood_still(rig: TwinRig, tmp_path: Path, is_promoted: bool, is_kept: bool) -> None:
+    """Its lease holds the log right at its place, with no record below it; but somebody accepted a loss meanwhile, so
+    it may have followed what was given up, and is made anew.
+    """
+    tables = TableRig(rig, tmp_path / "local" if is_kept else None)
+    _elsewhere(rig, 1)
+    end = _ends(rig)["log.ledger", 0]
+    _elsewhere(rig, 4)
+    with tables.standby() as standby:
+        assert standby.progress == {"n": 103}
+        rig.cluster.lose_tail("log.ledger", 0, end)
+        with rig.open() as log:
+            accept_ledger_loss(log, reason="a disk is gone", operator="me")
+        for _ in range(3):
+            _elsewhere(rig, 1)
+            tables.roll_up(tmp_path)
+        with rig.open() as log:
+            assert log.ledger.range().start == standby.position
+        with told("made anew: a loss was accepted"):
+            if is_promoted:
+                followed: Any = standby.promote()
+            else:
+                assert standby.refresh()
+                followed = standby
+        assert (dict(followed), followed.progress) == (rig.state(), {"n": 100})
+        kept = followed.opening.set_aside
+        assert kept is None or kept.name.startswith("lost-")
+        assert (kept is not None) is is_kept
+        followed.close()

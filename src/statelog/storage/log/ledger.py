@@ -68,8 +68,8 @@ class Ledger:
             self._require_whole()
         client = LedgerClient(
             self._log.kafka, self._log.ledger_topic, self._log.descriptor.identity, base,
-            rebase=rebase, snapshot_at=self._log.manifests.at, verify=self.identify, clock=clock, keeps=keeps,
-            tape=tape,
+            rebase=rebase, snapshot_at=self._log.manifests.at, newest=self._log.manifests.newest, verify=self.identify,
+            clock=clock, keeps=keeps, tape=tape,
         )  # fmt: skip
         try:
             if start_position > client.position:

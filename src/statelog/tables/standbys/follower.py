@@ -215,14 +215,17 @@ class Follower:
             opening = StateOpener(setup, beat=beat)
             wanted = Wanted(place=place, values=values, recovery=recovery)
             opened: tuple[State, OpenReport] | None = None
+            has_lost = False
             with recovery:
                 if is_beside:
+                    is_other = self._feed.ledger.fold.restarted != plan.state.restarted
+                    has_lost = is_other or self.state.view.place.losses != place.losses
                     opening.make(wanted)
                 else:
                     opened = opening.open(wanted)
 
         def placed(reason: str) -> StateView:
-            state, report = opened or opening.replace(reason, self.state.view.place.losses)
+            state, report = opened or opening.replace(reason, has_lost=has_lost)
             return StateView(
                 state=state,
                 place=place,

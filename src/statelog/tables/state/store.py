@@ -121,8 +121,13 @@ def difference(found: TableRecord, wanted: TableRecord) -> str:
 
 def is_of_log(found: TableRecord, wanted: TableRecord) -> bool:
     """Whether a database is of the table's log at all, and says so in a format that is known here."""
-    names = ("log", *(one.name for one in fields(LogIdentity)))
-    return found.get("format") in (_FORMAT, PARTIAL_FORMAT) and all(found.get(name) == wanted[name] for name in names)
+    is_named = found.get("log") == wanted["log"] and found.get("format") in (_FORMAT, PARTIAL_FORMAT)
+    return is_named and is_of_topics(found, wanted)
+
+
+def is_of_topics(found: TableRecord, wanted: TableRecord) -> bool:
+    """Whether a database is of the topics that the log has now."""
+    return all(found.get(one.name) == wanted[one.name] for one in fields(LogIdentity))
 
 
 @dataclass(frozen=True, slots=True)
