@@ -1,8 +1,9 @@
 """WorkerHooks of a worker: when each is called, what of their changes counts, and what their errors do."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +13,8 @@ from statelog.producer.guard import Life
 from statelog.tables import Table
 from statelog.tables.group.context import WorkerHooks
 from tests.sim.plays.workers import SteppedWorker, WorkersWorld
-from tests.support.told import told
+from tests.support.faults.signals import at_line, handled
+from tests.support.told import lines, told
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -192,3 +194,34 @@ def test_ticks_without_time() -> None:
     """Are no ticks."""
     with pytest.raises(ConfigError, match="tick_s is 0"):
         WorkerHooks(tick_s=0)
+
+
+@pytest.mark.parametrize("gone", ["revoked", "lost"])
+def test_ctrl_c_while_partitions_are_given_up(gone: str) -> None:
+    """Wherever it comes: once the worker is closed, so are its tables, and who heard of their opening hears of it."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    at, came = 1, True
+    while came:
+        notes: Notes = []
+        hooks = _noting(notes)
+        world = WorkersWorld()
+        worker = _start(world, hooks)
+        world.group.give(PARTITION + 1, world.workers[worker], waits=True)
+        while len(worker.tables) < 2:
+            worker.go_on()
+            list(worker)
+        tables = list(worker.tables.values())
+        give_up = partial(getattr(cast("Any", worker)._assignment, gone), [PARTITION, PARTITION + 1])
+        came = False
+        with lines(), handled(interrupt), suppress(KeyboardInterrupt), cast("Any", worker)._guard:
+            came = at_line(at, give_up)
+        came = came or worker.life is Life.FAILED
+        worker.close()
+        assert [table.life for table in tables] == [Life.CLOSED] * 2
+        closed = [what for what, *_ in notes].count("close")
+        assert closed == 2 or (came and closed == 1)  # It may have come into a hook, too.
+        at += 11 if gone == "lost" else 97
+    assert at > 300

@@ -145,15 +145,17 @@ class Assignment:
             return False
         assigned: AssignedPartition | None = None
         try:
-            assigned = self._begun.pop(partition).result()
+            assigned = self._begun[partition].result()
             assigned.adopt()
             self.member.read_from({partition: assigned.next_offset})
             self.held[partition] = assigned
+            del self._begun[partition]
         except BaseException as error:
             if assigned is not None:
                 self._drop([assigned])
             if not isinstance(error, Exception):
                 raise
+            self._begun.pop(partition, None)
             self._schedule.failed(partition, error, self._clock())
             _LOG.warning("the table of partition %d did not open, and is tried again: %s", partition, error)
             return True
@@ -166,11 +168,12 @@ class Assignment:
 
     def _drop_begun(self, partitions: Iterable[int]) -> None:
         """Wait for those of these that are being opened, and close their tables."""
-        gone = [self._begun.pop(one) for one in partitions if one in self._begun]
         with ExitStack() as closing:
-            for future in gone:
+            gone = {one: self._begun[one] for one in partitions if one in self._begun}
+            for one, future in gone.items():
                 closing.callback(future.add_done_callback, _abandon)  # Later, if whoever waits was interrupted.
-            wait(gone)
+                closing.callback(self._begun.pop, one, None)
+            wait(gone.values())
 
     def _opened(self, partition: int, beside: bool) -> AssignedPartition:
         """The table of a partition, and where to read on. In another thread than the worker's."""
@@ -293,12 +296,18 @@ class Assignment:
     def _drop(self, held: Sequence[AssignedPartition]) -> None:
         with ExitStack() as dropping:
             for assigned in held:
-                self.held.pop(assigned.partition, None)
                 dropping.callback(self._end, assigned, assigned.abandon)
 
     def _end(self, assigned: AssignedPartition, close: Callable[[], object]) -> None:
+        """It is held until it is closed, and its hook is told: one whose end was interrupted ends with the worker."""
+
+        def release() -> None:
+            close()
+            if not assigned.is_told:
+                self.held.pop(assigned.partition, None)
+
         with ExitStack() as ending:
-            ending.callback(close)
+            ending.callback(release)
             if assigned.is_told:
                 assigned.is_told = False
                 _call(self._hooks.on_close, assigned)
@@ -307,7 +316,7 @@ class Assignment:
         """Close these tables, with their last commits pending together. Errors that need an operator are raised once
         all are closed. A fenced or unsettled commit loses nothing: the next owner reads the input again.
         """
-        held = [self.held.pop(one) for one in partitions if one in self.held]
+        held = [self.held[one] for one in partitions if one in self.held]
         if not commits:
             self._drop(held)
             return
