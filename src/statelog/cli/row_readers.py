@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.json as pj
@@ -15,6 +16,7 @@ import pyarrow.json as pj
 from statelog.cli.fields import Fields
 from statelog.errors import ConfigError, InvalidChange
 from statelog.operate.rows import BytesText
+from statelog.schemas.arrays import numbers_or_zeros
 from statelog.schemas.values.arrow import default_array
 from statelog.schemas.values.types import ValueType
 
@@ -92,7 +94,7 @@ class RowReader(ABC):
         if self._is_base64(kind):
             texts = column.to_pylist()
             column = pa.array([text if text is None else base64.b64decode(text, validate=True) for text in texts])
-        column = column.cast(kind)
+        column = _narrowed(column, kind)
         return column.fill_null(self._defaults[name]) if column.null_count and name in self._defaults else column
 
     def _is_base64(self, kind: pa.DataType) -> bool:
@@ -137,6 +139,7 @@ class CsvRows(RowReader):
         columns = [pa.array([], self._types.get(name, pa.null())) for name in self._names]
         self._fields.to_changes(pa.RecordBatch.from_arrays(columns, names=self._names))  # Which refuses what is amiss.
         kinds = {name: pa.string() if self._is_base64(self._types[name]) else self._types[name] for name in known}
+        kinds = {name: pa.float64() if kind == pa.float32() else kind for name, kind in kinds.items()}
         self._converting = pc.ConvertOptions(
             column_types=kinds,
             include_columns=known,
@@ -260,4 +263,27 @@ def _wire(kind: pa.DataType) -> pa.DataType:
         return pa.struct([pa.field(one.name, _wire(one.type)) for one in cast("pa.StructType", kind)])
     if pa.types.is_list(kind):
         return pa.list_(_wire(cast("pa.ListType", kind).value_type))
+    if kind == pa.float32():
+        return pa.float64()  # Else one that is too large would be infinite, and nobody told.
     return pa.string() if str(kind).startswith("date") or pa.types.is_fixed_size_binary(kind) else kind
+
+
+def _narrowed(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column in another type. Raises ArrowException or ValueError for what that cannot hold, such as a number that
+    would become infinite, of which Arrow says nothing.
+    """
+    made = column.cast(kind)
+    if list(_infinite(column)) != list(_infinite(made)):
+        raise ValueError("a number is too large")
+    return made
+
+
+def _infinite(column: pa.Array) -> Iterator[int]:
+    """How many numbers are infinite in each part of a column that has such."""
+    if column.type in (pa.float32(), pa.float64()):
+        yield int(np.count_nonzero(np.isinf(numbers_or_zeros(column))))
+    elif pa.types.is_struct(column.type):
+        for part in cast("pa.StructArray", column).flatten():
+            yield from _infinite(part)
+    elif pa.types.is_list(column.type):
+        yield from _infinite(cast("pa.ListArray", column).flatten())

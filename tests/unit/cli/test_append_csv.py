@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import re
 from dataclasses import replace
 from decimal import Decimal
@@ -245,6 +246,14 @@ def test_a_long_takes_nothing_else(value: bytes) -> None:
     with pytest.raises(InvalidChange, match="line 3 is broken: the field 'n': conversion error to int64") as caught:
         rows_of(reader(b"key,n\na,1\nb," + value + b"\n", typed({"name": "n", "type": "long"})))
     assert caught.value.facts["line"] == 3
+
+
+def test_a_number_too_large_for_a_float_is_refused() -> None:
+    """Arrow makes an infinite one of it, and says nothing. One that says so itself is taken."""
+    fields = typed({"name": "f", "type": "float"})
+    assert rows_of(reader(b"key,f\na,1e38\nb,inf\n", fields))[1]["f"] == math.inf
+    with pytest.raises(InvalidChange, match=r"line 3 is broken: the field 'f' .* a number is too large"):
+        rows_of(reader(b"key,f\na,0.1\nb,1e39\n", fields))
 
 
 def test_bytes_are_text_or_base64() -> None:

@@ -207,6 +207,22 @@ def typed(*fields: dict[str, object], **options: object) -> Fields:
     return replace(Fields(key_type=KeyType.STRING, value_schema=parse_value_schema(avsc, 1)), **options)  # type: ignore[arg-type]  # every test names options
 
 
+@pytest.mark.parametrize("value", ["1e300", "-1e39", "9" * 50])
+@pytest.mark.parametrize("kind", ["float", {"type": "array", "items": "float"}])
+def test_a_number_too_large_for_a_float_is_refused(kind: object, value: str) -> None:
+    """Arrow makes an infinite one of it, and says nothing. One that says so itself is taken."""
+    avsc = json.dumps({"type": "record", "name": "R", "fields": [{"name": "f", "type": kind}]})
+    fields = replace(TYPED, value_schema=parse_value_schema(avsc, 1))
+
+    def lines(*values: str) -> bytes:
+        shown = values if kind == "float" else [f"[0.5, {one}]" for one in values]
+        return "".join(f'{{"key": 1, "f": {one}}}\n' for one in shown).encode()
+
+    assert len(rows_of(reader(lines("0.1", "1e38", "Infinity", "NaN"), fields))) == 4
+    with pytest.raises(InvalidChange, match=r"line 2 is broken: the field 'f' .* a number is too large"):
+        rows_of(reader(lines("0.1", value), fields))
+
+
 def test_bytes_are_text_or_base64() -> None:
     """Keys, values and the fields of a value that are bytes are UTF-8, or base64; other texts are no base64."""
     data = b'{"key":"aGk=","value":"/w=="}\n'
