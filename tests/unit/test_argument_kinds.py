@@ -11,7 +11,7 @@ import pytest
 import statelog
 from statelog import materializer
 from statelog.cli.which_state import parse_from
-from statelog.errors import ClosedError, ConfigError, InvalidChange
+from statelog.errors import ClosedError, ConfigError, InvalidChange, StoreUnavailable
 from statelog.lake import export
 from statelog.operate.listening import listening_at
 from statelog.recovery import (
@@ -69,6 +69,11 @@ def test_where_is_a_where(call: Callable[[Any], object], where: object) -> None:
     assert "Where(" in refused.value.hint
 
 
+def _aged(where: Where) -> object:
+    with statelog.standby("visits", where, poll_s=None) as standby:
+        return standby.get(b"alice", max_age_s=untyped("1s"))
+
+
 _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda _, where: statelog.open("other", where, create=untyped({"partitions": 2})), "create is of type dict"),
     (lambda _, where: statelog.table("other", where, create=untyped("yes")), "create is of type str"),
@@ -91,6 +96,12 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (lambda _, __: WorkerHooks(tick_s=untyped("1s")), "tick_s is of type str"),
     (lambda _, __: WorkerHooks(on_tick=untyped(1.0)), "a hook is of type float"),
     (lambda _, __: InputTopic(untyped(["words"])), "the input topic is of type list"),
+    (lambda _, __: InputTopic("words", accept_loss=untyped("false")), "accept_loss is of type str, and not bool"),
+    (lambda _, __: InputTopic("words", consumer=untyped("words")), "consumer is of type str"),
+    (lambda _, __: TableSettings(skip_equal=untyped("no")), "skip_equal is of type str, and not bool"),
+    (lambda _, __: TableSettings(writer=untyped({})), "writer is of type dict"),
+    (lambda _, __: TableSettings(recovery=untyped({})), "recovery is of type dict"),
+    (lambda _, where: _aged(where), "max_age_s is of type str"),
     (lambda _, where: statelog.table("visits", where, partitions=untyped(3)), "partitions is of type int"),
     (lambda log, _: statelog.Writer(log, "web", partitions=untyped(3)), "partitions is of type int"),
     (
@@ -213,6 +224,21 @@ def test_a_number_that_python_does_not_read_is_no_number(call: Callable[[], obje
     with pytest.raises(ConfigError) as refused:
         call()
     assert refused.value.hint or refused.value.facts
+
+
+def test_a_directory_that_no_disk_takes(statelog_twin: Twin, tmp_path: Path) -> None:
+    """A worker says so as a table does."""
+    pytest.importorskip("rocksdict")
+    statelog_twin.create_topic("words", partitions=2)
+    with pytest.raises(StoreUnavailable, match="the local disk failed"):
+        statelog.worker(
+            "counts",
+            statelog_twin.where(),
+            topic="words",
+            create=True,
+            backend="rocksdb",
+            directory=tmp_path / ("x" * 300),
+        )
 
 
 def test_a_root_may_be_a_path(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of
 from statelog.schemas.ledger.fold import LedgerBase
-from statelog.schemas.names import check_name, parse_enum, whole_numbers
+from statelog.schemas.names import check_kind, check_name, parse_enum, whole_numbers
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
 from statelog.storage.local.disk import local_path
@@ -87,6 +87,10 @@ class TableSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loading", parse_enum(Loading, "loading", self.loading))
+        for name in (one.name for one in fields(self) if one.type is bool):
+            check_kind(name, getattr(self, name), bool, example="True or False")
+        check_kind("writer", self.writer, WriterSettings, example="WriterSettings(...)")
+        check_kind("recovery", self.recovery, RecoverySettings, example="RecoverySettings(...)")
         for name in (one.name for one in fields(self) if one.type is int):
             (value,) = whole_numbers(name, [getattr(self, name)], example=f"{name}=1000")
             if name == "recent_bytes" and value < 0:

@@ -140,8 +140,8 @@ class _Tables:
         self._making = Lock()
         self._beside: Path | None = None
         directory = local_path(options["directory"] or "")
-        if options["directory"] and directory.exists():
-            with local_disk(directory):
+        with local_disk(directory):
+            if options["directory"] and directory.exists():
                 sweep(directory, _BESIDE)
 
     def open(self, partition: int, is_beside: bool) -> Table[Any, Any]:

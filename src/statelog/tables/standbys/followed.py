@@ -14,6 +14,7 @@ from typing import Any
 from statelog.errors import ClosedError, Misuse, NestedCall, StatelogError, TooOld
 from statelog.producer.guard import Life
 from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.names import check_kind
 from statelog.tables.state.state import State
 from statelog.tables.state.store import StatePlace
 from statelog.tables.state_opener import OpenReport
@@ -67,6 +68,8 @@ class FollowedState:
     @contextmanager
     def reading(self, max_age_s: float | None = None) -> Generator[StateView]:
         """The state, standing still. Raises Damaged, Fenced, Unavailable if following did, ClosedError, TooOld."""
+        if max_age_s is not None:
+            check_kind("max_age_s", max_age_s, int, float, example="max_age_s=1.0")
         with self._lock:
             self.check()
             if max_age_s is not None and not self.age_s <= max_age_s:  # No state is as young as NaN.
