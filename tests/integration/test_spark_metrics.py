@@ -4,8 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -23,26 +24,38 @@ _ROWS = 2 * sum(map(len, BATCHES))
 """Written once by the stream and once by `upsert`."""
 
 
-def _scraped(broker: Broker, log: str, directory: Path, *more: Path) -> Samples:
-    counted = directory / "counted"
-    counted.mkdir()
+class Scraped(NamedTuple):
+    """What a scrape of the driver showed behind a job: the job's log, the samples, and the job's directory."""
+
+    log: str
+    samples: Samples
+    directory: Path
+
+
+@pytest.fixture(scope="module")
+def scraped(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> list[Scraped]:
+    """Behind one job whose processes have one directory, and one whose executors have another."""
+    directory = tmp_path_factory.mktemp("metrics")
+    jobs = [directory / f"{how}-{uuid.uuid4().hex[:12]}" for how in ("together", "apart")]
+    for made in (directory / "counted", *jobs, jobs[1] / "executors"):
+        made.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.spark.metrics_job", broker.bootstrap, log, *map(str, (directory, *more))],
+        [sys.executable, "-m", "tests.support.spark.metrics_job", broker.bootstrap, *map(str, jobs)],
         check=False, capture_output=True, text=True, timeout=400,
-        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(counted)},
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(directory / "counted")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    samples: Samples = json.loads(done.stdout.splitlines()[-1])
-    return samples
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [Scraped(job.name, samples, job) for job, samples in zip(jobs, lines, strict=True)]
 
 
 def _sum(samples: Samples, name: str, **labels: Any) -> float:
     return sum(value for found, value in samples.get(name, ()) if labels.items() <= found.items())
 
 
-def test_the_driver_shows_what_workers_do(broker: Broker, log_name: str, tmp_path: Path) -> None:
+def test_the_driver_shows_what_workers_do(scraped: list[Scraped]) -> None:
     """With one directory for all of them: commits and their changes, opens, and requests of planning, tasks, reads."""
-    samples = _scraped(broker, log_name, tmp_path)
+    log_name, samples, _ = scraped[0]
     assert _sum(samples, "statelog_commit_changes_total", log=log_name) == _ROWS
     assert _sum(samples, "statelog_commit_seconds_count", log=log_name) == 2 * len(BATCHES)
     assert _sum(samples, "statelog_commit_bytes_total", log=log_name) > 0
@@ -52,15 +65,13 @@ def test_the_driver_shows_what_workers_do(broker: Broker, log_name: str, tmp_pat
     assert _sum(samples, "statelog_step_errors_total") == 0
 
 
-def test_executors_on_other_machines_count_there(broker: Broker, log_name: str, tmp_path: Path) -> None:
+def test_executors_on_other_machines_count_there(scraped: list[Scraped]) -> None:
     """Commits, and how much they made visible, are whole on the driver all the same; what tasks ask is not there."""
-    executors = tmp_path / "executors"
-    executors.mkdir()
-    samples = _scraped(broker, log_name, tmp_path, executors)
+    log_name, samples, directory = scraped[1]
     assert _sum(samples, "statelog_commit_changes_total", log=log_name) == _ROWS
     assert _sum(samples, "statelog_commit_seconds_count", log=log_name) == 2 * len(BATCHES)
     counted: Any = MultiProcessCollector  # The client annotates nothing there.
-    there = [one for family in counted(None, str(executors)).collect() for one in family.samples]
+    there = [one for family in counted(None, str(directory / "executors")).collect() for one in family.samples]
     sent = {"log": log_name, "port": "kafka", "operation": "send"}
     of_tasks = sum(one.value for one in there if one.name == "statelog_requests_total" and one.labels == sent)
     assert of_tasks > _sum(samples, "statelog_requests_total", **sent) > 0

@@ -1,7 +1,8 @@
 """A Spark driver that Prometheus scrapes, in a process of its own: the client decides at its import how it counts.
 
-Run with the bootstrap address, the name of a log, a directory, and perhaps another one, where executors in processes of
-their own count. What a scrape of the driver shows is a line of JSON: by sample name, a list of labels and value.
+Run with the bootstrap address and a directory for each of two jobs, which have a log of its name each: of the first one
+all processes count together, of the second one executors in processes of their own count in its `executors`. What a
+scrape of the driver shows behind each is a line of JSON: by sample name, a list of labels and value.
 """
 
 import json
@@ -24,17 +25,21 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]
 BATCHES: list[list[Row]] = [[(key, key * 10) for key in range(50)], [(key, -key) for key in range(0, 50, 3)]]
 
 
-def main(bootstrap: str, name: str, directory: Path, executors: str = "") -> None:
-    """The job, and the scrape."""
-    apart = {
+def main(bootstrap: str, together: Path, apart: Path) -> None:
+    """Both jobs, each with its scrape. Their sessions share a JVM, whose start is most of what they cost."""
+    export_metrics()
+    settings = {
         "spark.executor.memory": "512m",
-        "spark.executorEnv.PROMETHEUS_MULTIPROC_DIR": executors,
+        "spark.executorEnv.PROMETHEUS_MULTIPROC_DIR": str(apart / "executors"),
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
-    spark = open_session(apart, master="local-cluster[1,2,1024]") if executors else open_session({})
-    made = SparkLog.create(name, bootstrap, directory)
+    _tell(open_session({}), bootstrap, together)
+    _tell(open_session(settings, master="local-cluster[1,2,1024]"), bootstrap, apart)
+
+
+def _tell(spark: SparkSession, bootstrap: str, directory: Path) -> None:
+    made = SparkLog.create(directory.name, bootstrap, directory)
     made.log.close()
-    export_metrics()
     run_job(spark, made, directory)
     sys.stdout.write(f"{json.dumps(scrape(REGISTRY))}\n")
     spark.stop()
@@ -63,4 +68,4 @@ def scrape(registry: CollectorRegistry) -> Samples:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
