@@ -10,15 +10,19 @@ from functools import partial
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from statelog.errors import InvalidMetadata, Misuse, ValueTooLarge
+from statelog.producer import Writer
 from statelog.producer.guard import Life
 from statelog.tables import Table, TableSettings
 from tests.support.rigs.table import TableRig, content
 
 MAP = '{"type": "record", "name": "V", "fields": [{"name": "m", "type": {"type": "map", "values": "long"}}]}'
 FRACTION = '{"type": "record", "name": "V", "fields": [{"name": "x", "type": "double"}]}'
+TIME = """{"type": "record", "name": "V", "fields": [
+    {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}}]}"""
 HUGE = {"place": "x" * (20 << 20)}
 
 
@@ -272,3 +276,20 @@ def test_equal_and_not_the_same(tables: TableRig) -> None:
             table.commit()
     with TableRig(tables.rig, None).open() as table:
         assert math.copysign(1.0, table[b"k"]["x"]) == -1.0
+
+
+def test_a_time_that_python_lacks(tables: TableRig) -> None:
+    """Columns may have it. Who would read it as a value is told."""
+    tables.open(value_schema=TIME).close()
+    with tables.rig.open() as log, Writer(log, "table") as writer:
+        writer.append_batch(pa.table({"key": [b"far"], "at": pa.array([1 << 60]).cast(pa.timestamp("us", "UTC"))}))
+        writer.commit()
+
+    reads: list[Callable[[Table[Any, Any]], object]] = [
+        lambda table: table[b"far"],
+        content,
+        lambda table: list(table.range()),
+    ]
+    for read in reads:
+        with pytest.raises(Misuse, match="whose year Python does not have"), tables.open() as table:
+            read(table)

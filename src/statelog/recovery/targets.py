@@ -61,9 +61,14 @@ def values_of(column: pa.Array) -> list[Any]:
     try:
         columns = [one.to_pylist() for one in fields.columns]
     except (OverflowError, ValueError) as error:
-        hint = "Read them as columns: to_arrow, to_parquet or a stream"
-        raise Misuse("values hold a time whose year Python does not have", hint=hint) from error
+        raise no_such_year() from error
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def no_such_year() -> Misuse:
+    """What tells that a value cannot be one of Python's own."""
+    hint = "Read them as columns: to_arrow, to_parquet or a stream"
+    return Misuse("values hold a time whose year Python does not have", hint=hint)
 
 
 def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:

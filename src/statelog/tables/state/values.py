@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from statelog.errors import InvalidChange
 from statelog.producer.buffer import Unquick, hint_for_value
-from statelog.recovery.targets import values_of
+from statelog.recovery.targets import no_such_year, values_of
 from statelog.schemas.arrays import column_of_rows
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema, rows_to_struct
@@ -111,8 +111,11 @@ class ValueRule:
         return encoded
 
     def decode(self, data: bytes) -> Any:
-        """The value of `encode`'s bytes."""
-        return data if self._parsed is None else fastavro.schemaless_reader(io.BytesIO(data), self._parsed, None)
+        """The value of `encode`'s bytes. Raises Misuse for a time that Python does not have."""
+        try:
+            return data if self._parsed is None else fastavro.schemaless_reader(io.BytesIO(data), self._parsed, None)
+        except (OverflowError, ValueError) as error:
+            raise no_such_year() from error
 
     def is_same(self, value: Any, other: Any) -> bool:
         """Whether two admitted values, or None, have the same bytes. Equal they may be without: 0.0 and -0.0."""
