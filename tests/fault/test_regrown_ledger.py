@@ -150,6 +150,29 @@ def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_grou
             a.commit()
 
 
+@pytest.mark.parametrize("by_rounds", [False, True])
+def test_a_loss_below_what_was_acknowledged_since_shows_though_the_ledger_was_truncated(
+    tmp_path: Path, *, by_rounds: bool
+) -> None:
+    """The commit that landed right where its writer's fold ended is there. What lies below it is compared as far as it
+    is there, too, and with the snapshot that is kept of where the ledger begins.
+    """
+    twin = TwinLog()
+    with _bereft(twin, lost=1) as (log, a, last):
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+            assert a.commit().offset == last + 1
+            if by_rounds:
+                c.commit()
+                twin.environment.run(run_round, other, settings_for(tmp_path))
+            else:
+                log.kafka.delete_records(log.ledger_topic, {0: last})
+            assert log.ledger.range().start == last + by_rounds
+        twin.now_s += LOOK_AGAIN_S
+        with pytest.raises(AnchorMismatch):
+            a.commit()
+
+
 def test_a_loss_that_was_truncated_up_to_the_newest_snapshot_shows_in_that(tmp_path: Path) -> None:
     """Where that has the place of a writer that lives, and of the log that another one opens through."""
     twin = TwinLog()

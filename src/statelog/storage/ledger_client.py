@@ -215,12 +215,9 @@ class LedgerClient(Closing):
         else:
             self._pass(offset + 1)
         if self._newest is None:
-            raise OutcomeUnknown(
-                "the ledger was truncated past a record before its verdict was read",
-                topic=self._topic,
-                offset=offset,
-                hint="Open the writer again: that settles it",
-            )
+            what = "the ledger was truncated past a record before its verdict was read"
+            hint = "Open the writer again: that settles it"
+            raise OutcomeUnknown(what, hint=hint, topic=self._topic, offset=offset)
         if self._newest.taped.found.offset != offset or self._newest.taped.record != record:
             raise self._lost("another record stands where ours was acknowledged", offset)
         return self._newest
@@ -384,14 +381,13 @@ class LedgerClient(Closing):
                     with closing(self._records(last.offset, position)) as records:
                         found = next(records, None)
                 except OffsetGone:
-                    self._check_truncated(unknown)
+                    self._check_truncated(unknown, self._kafka.offsets(self._topic, [0])[0].start)
                     return  # All others lie below.
                 if found is None or last != LastRecord.of(found.offset, found.value):
                     self._require_accepted(last)
 
-    def _check_truncated(self, places: Iterable[Place]) -> None:
+    def _check_truncated(self, places: Iterable[Place], start: int) -> None:
         """Compare a place right where the ledger begins with the snapshot of its position, if there is one."""
-        start = self._kafka.offsets(self._topic, [0])[0].start
         for position, last in places:
             if last is not None and last.offset < start <= position:
                 snapshot = self._snapshot_at(position)
@@ -417,34 +413,23 @@ class LedgerClient(Closing):
     def _require_accepted(self, last: LastRecord) -> None:
         """Raise AnchorMismatch unless a person accepted that the ledger lost this record."""
         if not is_restarted(self._reader, self.end_position(), last.offset):
-            raise AnchorMismatch(
-                "a ledger record is not the one that was read there before",
-                topic=self._topic,
-                offset=last.offset,
-                position=self.fold.position,
-                hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
-            )
+            what = "a ledger record is not the one that was read there before"
+            hint = "The ledger was made anew, restored, or lost its tail and grew again: restore the topic"
+            raise AnchorMismatch(what, hint=hint, topic=self._topic, offset=last.offset, position=self.fold.position)
 
     def _new_records(self, end_position: int, compared: list[LastRecord]) -> Generator[Record]:
         """The records from the fold's position on, read from the last one that was read, if all since are the same:
         those are then `compared`.
         """
-        last = self._last = self.last
-        while last is not None:
-            expected, position = self._unread or [last], self.fold.position
+        last, position = self.last, self.fold.position
+        expected = self._unread or ([] if last is None else [last])
+        while expected:
             with closing(self._records(expected[0].offset, end_position)) as records:
                 try:
                     there, new = _parted(records, position)
                 except OffsetGone:
-                    newer = self._rebase() if self._rebase and not self._unread else None
-                    if newer is not None:
-                        if newer.place.position > position:
-                            raise  # That one was compared; what is gone cannot be.
-                        self._check_truncated([self.place])
-                    self._last = last = last if self._unread else None  # Which may still be there.
-                    if last is None and newer is None and position != self._snapshot_position:
-                        self._check_restarts()
-                    self._unread = []
+                    expected = self._left_of(expected)
+                    self._last = self.last if expected else None
                     continue
                 missing = [one for one in expected if one not in there]
                 if not missing:
@@ -456,8 +441,26 @@ class LedgerClient(Closing):
                     yield from chain([] if new is None else [new], records)
                     return
             self._require_accepted(max(missing))
-            last, self._unread = None, []
+            expected = []
+        self._unread = []
         yield from self._records(self.fold.position, end_position)
+
+    def _left_of(self, expected: list[LastRecord]) -> list[LastRecord]:
+        """Those of these records that may still be there, as the first is not. The newest of the others is compared, if
+        a snapshot of that place is kept. Raises OffsetGone if none is left, and a newer snapshot goes on from there, or
+        knows of a Restart that was not folded.
+        """
+        left, newest, position = list[LastRecord](), None, self.fold.position
+        if self._rebase is not None:
+            start = self._kafka.offsets(self._topic, [0])[0].start
+            left = [one for one in expected[1:] if one.offset >= start]
+            newest = None if left else self._rebase()
+            if newest is not None and newest.place.position > position:
+                raise OffsetGone("the ledger was truncated past the fold", topic=self._topic, position=position)
+            self._check_truncated((Place(one.offset + 1, one) for one in expected), start)
+        if not left and newest is None and position != self._snapshot_position:
+            self._check_restarts()
+        return left
 
     def _records(self, start: int, end_position: int) -> Generator[Record]:
         yield from self._reader.read({0: OffsetRange(start, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
@@ -471,13 +474,9 @@ class LedgerClient(Closing):
         return end_position
 
     def _lost(self, what: str, offset: int) -> BeyondEnd:
-        return BeyondEnd(
-            f"acknowledged ledger records are gone: {what}",
-            topic=self._topic,
-            offset=offset,
-            position=self.fold.position,
-            hint="The brokers lost data: commits that were acknowledged may be gone; check the topic's replicas",
-        )
+        what = f"acknowledged ledger records are gone: {what}"
+        hint = "The brokers lost data: commits that were acknowledged may be gone; check the topic's replicas"
+        return BeyondEnd(what, hint=hint, topic=self._topic, offset=offset, position=self.fold.position)
 
     def close(self) -> None:
         """Release the reader. Idempotent."""
