@@ -12,6 +12,7 @@ import pytest
 
 from statelog.environment import Environment, inline
 from statelog.errors import CorruptRun, Fenced
+from statelog.reading import Snapshots
 from statelog.recovery import RecoverySettings
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.storage import Log
@@ -283,6 +284,25 @@ def test_a_commit_that_was_settled(tmp_path: Path) -> None:
         assert content(table) == dict.fromkeys(mine, b"1") | {mine[0]: b"2"}
         assert not table.is_local
         table.commit({"n": 3})
+
+
+def test_a_commit_that_is_settled_while_snapshots_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it another owner's to a look that began before it."""
+    faults, listed = Unanswered(), Snapshots.listed
+    tables, (mine, theirs) = _halved(faults, tmp_path), _halves()
+
+    def slowly(snapshots: Snapshots) -> object:
+        monkeypatch.undo()
+        faults.is_next = True
+        table[mine[0]] = b"2"
+        table.commit({"n": 2})
+        _others_go_on(tables, theirs[0], tmp_path)
+        return listed(snapshots)
+
+    with tables.open(owned=[0, 1], writer="mine", settings=TableSettings(loading=Loading.ON_DEMAND)) as table:
+        monkeypatch.setattr(Snapshots, "listed", slowly)
+        assert cast("Any", table)._state._base._newest(may_be_ahead=True).state.writers
+        assert (table[mine[0]], faults.is_next) == (b"2", False)
 
 
 def test_what_loads_right_behind_a_settled_commit(tmp_path: Path) -> None:

@@ -223,8 +223,9 @@ class BaseSnapshot:
 
         Raises Fenced if another owner is why there is none.
         """
-        eligible, ahead, overtaken = replace(self._eligibility, epoch=self._epoch()), None, False
+        ahead, overtaken = None, False
         for manifest in self._snapshots.listed():
+            eligible = replace(self._eligibility, epoch=self._epoch())  # Not older than what is judged by it.
             overtaken = overtaken or eligible.is_overtaken(manifest)
             if eligible.allows(manifest, self._unreadable) and self._reads(manifest):
                 if not eligible.is_ahead(manifest):
