@@ -235,7 +235,7 @@ class BaseSnapshot:
             raise Fenced(
                 "another owner took over, and the snapshot that the state was read from is gone",
                 log=self._log.name,
-                epoch=eligible.epoch,
+                epoch=self._epoch(),
                 hint="Open the table again if this process should have it",
             )
         return ahead if may_be_ahead else None
