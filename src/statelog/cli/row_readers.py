@@ -272,6 +272,8 @@ def _narrowed(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column in another type. Raises ArrowException or ValueError for what that cannot hold, such as a number that
     would become infinite, of which Arrow says nothing.
     """
+    if column.type == kind:
+        return column
     made = column.cast(kind)
     if list(_infinite(column)) != list(_infinite(made)):
         raise ValueError("a number is too large")

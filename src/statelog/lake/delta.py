@@ -126,7 +126,7 @@ def export(
     job = _Export(log, include_key_group, chosen)
     for _ in range(_ATTEMPTS):
         try:
-            return job.run(DeltaTarget(log, table, storage_options or {}), replace=replace)
+            return job.run(DeltaTarget(log, table, storage_options), replace=replace)
         except (BeyondEnd, AnchorMismatch) as error:
             anew = "" if replace else ". For a table that has what was accepted as lost: export with replace=True"
             raise error.restated(hint=error.hint + anew) from error

@@ -398,17 +398,18 @@ class LedgerClient(Closing):
         """Nothing is left to compare with: a Restart that was not folded may have given up what was. Raises OffsetGone
         if the newest snapshot knows of one.
         """
-        self._is_unproved, known = True, self.fold.freeze()
+        self._is_unproved, newest = True, None
         with suppress(StatelogError):  # Who does not answer proves nothing.
             newest = self._newest_snapshot()
-            known = newest.state if newest is not None else known
-        if known.position >= self.position and known.restarted != self.fold.restarted:
-            raise self._given_up(known.restarted)
+        if newest is None or newest.state.position < self.position:
+            return
+        if newest.state.restarted != self.fold.restarted:
+            raise self._given_up(newest.state.restarted)
 
     def _given_up(self, restarted: int) -> OffsetGone:
         what = "a loss was accepted, and nothing is left that shows whether what was folded before is part of it"
-        hint, facts = "Start from the newest snapshot", {"offset": restarted, "position": self.fold.position}
-        return OffsetGone(what, topic=self._topic, hint=hint, **facts)
+        hint = "Start from the newest snapshot"
+        return OffsetGone(what, hint=hint, topic=self._topic, offset=restarted, position=self.fold.position)
 
     def _require_accepted(self, last: LastRecord) -> None:
         """Raise AnchorMismatch unless a person accepted that the ledger lost this record."""
