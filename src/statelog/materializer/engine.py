@@ -242,7 +242,8 @@ def _writer(output: TaskOutput, work: RoundWork) -> RunWriter:
         value_schema_id=output.value_schema_id,
     )
     schema = work.log.change_schema(output.value_schema_id)
-    return RunWriter(work.scratch / f"{work.environment.new_id()}.parquet", schema, label, disk=work.environment.disk)
+    local = work.scratch / f"{work.prefix}{work.environment.new_id()}.parquet"
+    return RunWriter(local, schema, label, disk=work.environment.disk)
 
 
 def _referred(file: RunFile, key_groups: range, output: TaskOutput) -> RunRef:

@@ -24,6 +24,7 @@ _PREFIX = "statelog-round-"
 class RoundWork:
     """What an engine gets for one round. `scratch` is a directory of the round on this machine. `go_on` raises once the
     round is given up. So many `threads` may be at work here, and a fold sorts `fold_bytes` of changes at once.
+    The names of runs begin with `prefix`.
     """
 
     log: Log
@@ -32,6 +33,12 @@ class RoundWork:
     environment: Environment
     threads: int = 1
     fold_bytes: int = FOLD_BYTES
+    prefix: str = ""
+
+
+def prefix_of(scratch: Path) -> str:
+    """What the names of those runs begin with, and of no others, that are written elsewhere for this round."""
+    return f"{scratch.name.removeprefix(_PREFIX)}-"
 
 
 @contextmanager

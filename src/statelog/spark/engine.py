@@ -5,8 +5,8 @@ by `mapInArrow` alone, so it works on Spark Connect, too.
 
 Invariants:
 - One Spark task does one task of the round. What it returns was uploaded, and read back whole.
-- Runs have names that nobody used before. So a task that Spark repeats, or runs twice at once, leaves files that no
-  manifest names, and the winner of a later round deletes them.
+- Runs have names that nobody used before, and that begin with their round's. So a task that Spark repeats, or runs
+  twice at once, leaves files that no manifest names: a round that fails deletes them, or the winner of a later one.
 - Memory of a task is that of one of the local engine, whatever the size of state and commits.
 - A typed error of a task is raised as that error; any other failure of the job is Unavailable, as nothing is lost.
 """
@@ -33,7 +33,7 @@ from statelog.materializer.outcome import RoundOutcome
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import Task
-from statelog.materializer.work import RoundWork, scratch_directory
+from statelog.materializer.work import RoundWork, prefix_of, scratch_directory
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.clients import cached_log
@@ -66,8 +66,8 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWork:
-    """The tasks of a stage, packed, by number, on the log with this identity. `scratch` is a directory of every worker.
-    All of them go to every worker, which unpacks its own: 2 MB for 100,000 change sets.
+    """The tasks of a stage, packed, by number, on the log with this identity. `scratch` is the round's directory: every
+    worker makes its own beside it. All of them go to every worker, which unpacks its own: 2 MB for 100,000 change sets.
     """
 
     where: LogAddress
@@ -99,9 +99,10 @@ class TaskWork:
     def _do(self, task: Task) -> TaskDone:
         log = cached_log(self.where, self.identity)  # Another one's schemas would be taken for those of this one.
         environment = current_environment()
-        with scratch_directory(self.scratch, environment) as scratch:
+        prefix = prefix_of(self.scratch)  # So that the driver finds what is uploaded here.
+        with scratch_directory(self.scratch.parent, environment) as scratch:
             # Spark ends a task that is not wanted any more by ending its process.
-            work = RoundWork(log=log, scratch=scratch, go_on=lambda: None, environment=environment)
+            work = RoundWork(log=log, scratch=scratch, go_on=lambda: None, environment=environment, prefix=prefix)
             found, replayed = write_runs(task, work)
             for one in found:
                 upload_run(log.store, one.written)
@@ -182,7 +183,7 @@ class SparkEngine:
         """Do the tasks; their runs are in the store."""
         self._work.go_on()
         identity = self._work.log.descriptor.identity
-        found = self.do(TaskWork.of(self._where, identity, self._work.scratch.parent, tasks))
+        found = self.do(TaskWork.of(self._where, identity, self._work.scratch, tasks))
         done = [found[number] for number in range(len(tasks))]
         self._done.update({run.path: one for one in done for run in one.runs})
         return written_of([run for one in done for run in one.runs], [one.replayed for one in done])

@@ -3,6 +3,7 @@
 import json
 import pickle
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,9 +14,10 @@ import pytest
 
 import statelog
 from statelog.environment import current_environment
-from statelog.errors import IdentityChanged, StoreUnavailable
-from statelog.materializer import MaterializerSettings, run_round
+from statelog.errors import IdentityChanged, StorageFull, StoreUnavailable
+from statelog.materializer import CompletedRound, MaterializerSettings, run_round
 from statelog.materializer.tasks import Task, TaskOutput
+from statelog.materializer.work import RoundWork
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife
@@ -29,6 +31,7 @@ from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from statelog.testing import Twin
+from tests.support.rigs.log import settings_for
 
 IDENTITY = LogIdentity(cluster_id="C", data_topic_id="D", ledger_topic_id="L")
 _SETS = 100_000
@@ -96,21 +99,61 @@ def test_a_worker_that_knows_the_log_from_before_writes_runs_of_the_new_one(tmp_
             cached_log(address, gone)
 
 
-def test_what_workers_uploaded_goes_with_a_round_that_fails_behind_it(tmp_path: Path) -> None:
-    """They upload what they write at once: a round that always fails in its merges would fill the store."""
-    twin = Twin()
+@pytest.mark.parametrize("point", ["after-delta", "after-merge", "after-list"])
+def test_what_workers_uploaded_goes_with_a_round_that_fails_behind_it(point: str, tmp_path: Path) -> None:
+    """They upload what they write at once: a round that always fails would fill the store, with what its tasks merged
+    since, too.
+    """
+    twin, merged = Twin(), list[int]()
 
-    def fail(point: str) -> None:
-        if point == "after-delta":
+    def fail(passed: str) -> None:
+        if passed == point:
             raise StoreUnavailable("the job of the merge failed")
 
-    spark: Any = None
-    engine = partial(_InPlace, spark=spark, where=LogAddress("log", twin.where()), most_tasks=2)
+    engine, settings = _engine(twin), settings_for(tmp_path, fanout=2)
     with twin.environment(), statelog.open("log", twin.where(), create=True) as log:
-        with Writer(log, "w") as writer:
-            writer.put(b"a", b"1")
-            writer.commit()
         broken = replace(current_environment(), crash=fail)
-        with pytest.raises(StoreUnavailable):
-            broken.run(run_round, log, MaterializerSettings(scratch=tmp_path), make_engine=engine)
-        assert list(log.store.list("runs/")) == []
+        for _ in range(4):
+            _write(log)
+            before = _run_paths(log)
+            with pytest.raises(StoreUnavailable):
+                broken.run(run_round, log, settings, make_engine=engine)
+            assert _run_paths(log) == before
+            done = run_round(log, settings, make_engine=engine)
+            merged += [done.runs_merged] if isinstance(done, CompletedRound) else []
+        assert any(merged)
+
+
+def test_what_workers_uploaded_goes_with_a_job_that_fails(tmp_path: Path) -> None:
+    """One of its tasks finds no room: of the others nothing comes back, and the next round would find less still."""
+    twin = Twin()
+    round_of_two = partial(run_round, settings=MaterializerSettings(scratch=tmp_path), make_engine=_engine(twin))
+    with twin.environment(), statelog.open("log", twin.where(), create=True) as log:
+        _write(log)
+        done = round_of_two(log)
+        assert isinstance(done, CompletedRound)
+        _write(log)
+        before = _run_paths(log)
+        for _ in range(3):
+            twin.disk.capacity_bytes = twin.disk.used_bytes() + done.size_bytes * 2 // 3
+            with pytest.raises(StorageFull, match="runs/"):
+                round_of_two(log)
+            assert _run_paths(log) == before
+        twin.disk.capacity_bytes = None
+        assert isinstance(round_of_two(log), CompletedRound)
+
+
+def _engine(twin: Twin) -> Callable[[RoundWork], SparkEngine]:
+    spark: Any = None
+    return partial(_InPlace, spark=spark, where=LogAddress("log", twin.where()), most_tasks=2, task_bytes=1)
+
+
+def _write(log: Log) -> None:
+    with Writer(log, "w") as writer:
+        for number in range(20):
+            writer.put(b"%d" % number, b"1")
+        writer.commit()
+
+
+def _run_paths(log: Log) -> set[str]:
+    return {info.path for info in log.store.list("runs/")}
