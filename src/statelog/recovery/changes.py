@@ -24,7 +24,14 @@ import pyarrow as pa
 
 from statelog.closing import undone_by_errors
 from statelog.environment import Environment, current_environment
-from statelog.errors import BrokerUnavailable, IdentityChanged, IncompatibleSchema, Misuse, OffsetGone
+from statelog.errors import (
+    BrokerUnavailable,
+    IdentityChanged,
+    IncompatibleSchema,
+    Misuse,
+    OffsetGone,
+    StoreUnavailable,
+)
 from statelog.reading import (
     CommitSpan,
     CommittedChunk,
@@ -272,7 +279,8 @@ class CommitFeed:
         return self._hold.needs.position
 
     def commits(self, end_position: int | None = None) -> list[ValidCommit]:
-        """The commits since this was asked last, oldest first; none as well if Kafka does not answer for now.
+        """The commits since this was asked last, oldest first; none as well if Kafka, or the store where it has to be
+        asked, does not answer for now.
 
         `end_position` is where to stop, one that is known to be there: then the ledger's end is not asked for.
         """
@@ -281,7 +289,7 @@ class CommitFeed:
         try:
             with _saying_what_to_do():
                 found = self.ledger.read_end() if end_position is None else self.ledger.read_to(end_position)
-        except BrokerUnavailable:
+        except (BrokerUnavailable, StoreUnavailable):  # The store says what a truncated ledger held.
             self.is_answered = False
             if self._retries.is_over:
                 raise

@@ -396,11 +396,15 @@ class LedgerClient(Closing):
 
     def _check_restarts(self) -> None:
         """Nothing is left to compare with: a Restart that was not folded may have given up what was. Raises OffsetGone
-        if the newest snapshot knows of one.
+        if the newest snapshot knows of one, StoreUnavailable.
         """
         self._is_unproved, newest = True, None
-        with suppress(StatelogError):  # Who does not answer proves nothing.
+        try:
             newest = self._newest_snapshot()
+        except Unavailable:
+            raise  # It is asked again.
+        except StatelogError:
+            pass  # What cannot be read proves nothing.
         if newest is None or newest.state.position < self.position:
             return
         if newest.state.restarted != self.fold.restarted:
@@ -451,14 +455,15 @@ class LedgerClient(Closing):
         a snapshot of that place is kept. Raises OffsetGone if none is left, and a newer snapshot goes on from there, or
         knows of a Restart that was not folded.
         """
-        left, newest, position = list[LastRecord](), None, self.fold.position
-        if self._rebase is not None:
-            start = self._kafka.offsets(self._topic, [0])[0].start
-            left = [one for one in expected[1:] if one.offset >= start]
-            newest = None if left else self._rebase()
-            if newest is not None and newest.place.position > position:
-                raise OffsetGone("the ledger was truncated past the fold", topic=self._topic, position=position)
-            self._check_truncated((Place(one.offset + 1, one) for one in expected), start)
+        position = self.fold.position
+        if position == self._snapshot_position and self._rebase is None:
+            return []  # A snapshot, and nothing behind it: that is the comparison.
+        start = self._kafka.offsets(self._topic, [0])[0].start
+        left = [one for one in expected[1:] if one.offset >= start]
+        newest = self._rebase() if self._rebase is not None and not left else None
+        if newest is not None and newest.place.position > position:
+            raise OffsetGone("the ledger was truncated past the fold", topic=self._topic, position=position)
+        self._check_truncated((Place(one.offset + 1, one) for one in expected), start)
         if not left and newest is None and position != self._snapshot_position:
             self._check_restarts()
         return left

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss, appe
 from statelog.tables import Loading
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.faults.unanswered import Unanswered
 from tests.support.rigs.log import TwinRig, twin_rig
 from tests.support.rigs.lost_topics import BOTH, accept, gone, made
@@ -300,3 +302,42 @@ def test_a_standby_that_stood_still(rig: TwinRig, tmp_path: Path, is_promoted: b
         assert kept is None or kept.name.startswith("lost-")
         assert (kept is not None) is is_kept
         followed.close()
+
+
+@pytest.mark.parametrize("is_promoted", [False, True])
+def test_a_standby_that_stood_still_over_a_loss(rig: TwinRig, tmp_path: Path, is_promoted: bool) -> None:
+    """Nobody has accepted it, and rounds have truncated the ledger up to its place: the snapshot that is kept of that
+    knows the record below. A store that does not answer is asked again, and nothing is shown as the newest state.
+    """
+    faults = list[Fault]()
+    disk = MemoryDisk(lambda: 0.0)
+
+    def away(_method: str, _path: str) -> Fault | None:
+        return faults[0] if faults else None
+
+    store = MemoryStore(disk, "log", faults=away)
+    rig = replace(rig, disk=disk, store=lambda: MemoryStore(disk, "log"))
+    tables = TableRig(rig, None)
+    _elsewhere(rig, 1)
+    ends = _ends(rig)
+    _elsewhere(rig, 4)
+    with tables.standby(root=store) as standby:
+        assert standby.progress == {"n": 103}
+        _go_back(rig, ends)
+        with TableRig(rig, None).open() as table:
+            for n in range(standby.position - table.position):
+                table.commit({"n": 200 + n})
+            for n in (1, 2):
+                tables.roll_up(tmp_path)
+                table.commit({"n": 300 + n})
+        with rig.open() as log:
+            assert log.ledger.range().start == standby.position
+        if is_promoted:
+            with pytest.raises(AnchorMismatch):
+                standby.promote()
+        else:
+            faults.append(Fault.BEFORE)
+            assert not standby.refresh()
+            faults.clear()
+            with told("the standby of log has failed"), pytest.raises(AnchorMismatch):
+                standby.refresh()
