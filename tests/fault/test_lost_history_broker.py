@@ -29,8 +29,8 @@ pytestmark = [
     pytest.mark.timeout(1500),
 ]
 
-SOME = CASES[::4]
-"""Each loss with each snapshot, and each way to grow again."""
+SOME = CASES[::11]
+"""Each loss, each snapshot, and each way to grow again."""
 TOPICS = [("", 0), ("", 1), (".ledger", 0)]
 
 
