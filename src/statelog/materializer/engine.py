@@ -71,6 +71,10 @@ class Engine(Protocol):
         """
         ...
 
+    def uploaded(self) -> Iterable[str]:
+        """The paths of what was uploaded for this round beside the runs that came back. Raises StoreUnavailable."""
+        ...
+
 
 EngineMaker = Callable[[RoundWork], Engine]
 """Makes the engine of one round."""
@@ -129,6 +133,10 @@ class LocalEngine:
 
         self._in_threads(lambda run, _: upload_run(self._log.store, self._local.pop(run.path)), mine)
         return Written(runs=mine, seconds=sum(self._in_threads(timed, mine)))
+
+    def uploaded(self) -> Iterable[str]:
+        """Nothing: runs are uploaded by `publish` alone."""
+        return ()
 
     def _kept(self, found: "Sequence[LocalRunRef]") -> tuple[RunRef, ...]:
         self._local.update({one.run.path: one.written for one in found})

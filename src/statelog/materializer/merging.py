@@ -13,7 +13,7 @@ Invariants:
 - What a merge beside the rounds raises is raised by the next round, as if it had merged by itself.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -134,6 +134,10 @@ class Merging:
             return written
         merged = self._merged.engine.publish(runs)
         return Written(runs=(*written.runs, *merged.runs), seconds=written.seconds + merged.seconds)
+
+    def uploaded(self) -> Iterable[str]:
+        """As `Engine.uploaded`, of the round's own work."""
+        return self._engine.uploaded()
 
     def leave(self, runs: Runs, delta: TaskOutput) -> None:
         """Of a manifest's runs, what is too large for a round is merged beside the next ones."""

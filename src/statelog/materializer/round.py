@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from statelog.closing import undone_by_errors
@@ -42,7 +43,7 @@ from statelog.materializer.publication import other_root, publish, published
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
 from statelog.materializer.tasks import TaskOutput
-from statelog.materializer.work import RoundWork, prefix_of, scratch_directory
+from statelog.materializer.work import RoundWork, scratch_directory
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord
@@ -336,14 +337,13 @@ class Round:
             raise not_whole(error) from error
 
     def _take_back(self) -> None:
-        """Delete what was uploaded in vain, which else takes the room that the next round needs; by tasks elsewhere,
-        too, of which nothing came back. Not once a manifest may name it: a put that failed may still take effect.
+        """Delete what was uploaded in vain, which else takes the room that the next round needs. Not once a manifest
+        may name it: a put that failed may still take effect.
         """
         if self._may_be_put:
             return
         with suppress(StatelogError):  # What is left is a later winner's to delete.
-            elsewhere = self._log.store.list(f"runs/{prefix_of(self._work.scratch)}")
-            for path in self._new_paths.union(one.path for one in elsewhere):
+            for path in chain(self._new_paths, self._merging.uploaded()):
                 self._log.store.delete(path)
 
     @property

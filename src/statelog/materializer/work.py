@@ -36,11 +36,6 @@ class RoundWork:
     prefix: str = ""
 
 
-def prefix_of(scratch: Path) -> str:
-    """What the names of those runs begin with, and of no others, that are written elsewhere for this round."""
-    return f"{scratch.name.removeprefix(_PREFIX)}-"
-
-
 @contextmanager
 def scratch_directory(parent: Path, environment: Environment) -> Generator[Path]:
     """A new directory below `parent`, removed on leaving; those of dead rounds are removed first.

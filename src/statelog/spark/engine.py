@@ -33,7 +33,7 @@ from statelog.materializer.outcome import RoundOutcome
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import Task
-from statelog.materializer.work import RoundWork, prefix_of, scratch_directory
+from statelog.materializer.work import RoundWork, scratch_directory
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.spark.clients import cached_log
@@ -99,7 +99,7 @@ class TaskWork:
     def _do(self, task: Task) -> TaskDone:
         log = cached_log(self.where, self.identity)  # Another one's schemas would be taken for those of this one.
         environment = current_environment()
-        prefix = prefix_of(self.scratch)  # So that the driver finds what is uploaded here.
+        prefix = _prefix_of(self.scratch)  # So that the driver finds what is uploaded here.
         with scratch_directory(self.scratch.parent, environment) as scratch:
             # Spark ends a task that is not wanted any more by ending its process.
             work = RoundWork(log=log, scratch=scratch, go_on=lambda: None, environment=environment, prefix=prefix)
@@ -212,6 +212,16 @@ class SparkEngine:
         mine = tuple(run for run in runs if run.path in self._done)
         seconds = sum({id(self._done[run.path]): self._done[run.path].read_back_s for run in mine}.values())
         return Written(runs=mine, seconds=seconds)
+
+    def uploaded(self) -> Iterator[str]:
+        """What tasks uploaded, of whom nothing may have come back, and what went into a merge since."""
+        for info in self._work.log.store.list(f"runs/{_prefix_of(self._work.scratch)}"):
+            yield info.path
+
+
+def _prefix_of(scratch: Path) -> str:
+    """What the names of the runs of the round with this directory begin with, and of no other's."""
+    return f"{scratch.name.rpartition('-')[2]}-"
 
 
 @contextmanager

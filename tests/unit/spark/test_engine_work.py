@@ -124,6 +124,29 @@ def test_what_workers_uploaded_goes_with_a_round_that_fails_behind_it(point: str
         assert any(merged)
 
 
+def test_what_is_known_goes_where_nothing_can_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs that came back are deleted first: what a store does not list is not what it does not delete."""
+    twin, deleted = Twin(), list[str]()
+    with twin.environment(), statelog.open("log", twin.where(), create=True) as log:
+        _write(log)
+
+        def fail(passed: str) -> None:
+            if passed == "after-delta":
+                monkeypatch.setattr(log.store, "list", _no_list)
+                monkeypatch.setattr(log.store, "delete", deleted.append)
+                raise StoreUnavailable("the job of the merge failed")
+
+        broken = replace(current_environment(), crash=fail)
+        with pytest.raises(StoreUnavailable, match="merge failed"):
+            broken.run(run_round, log, MaterializerSettings(scratch=tmp_path), make_engine=_engine(twin))
+        monkeypatch.undo()
+        assert deleted and set(deleted) == _run_paths(log)
+
+
+def _no_list(_: str = "") -> None:
+    raise StoreUnavailable("no listing for now")
+
+
 def test_what_workers_uploaded_goes_with_a_job_that_fails(tmp_path: Path) -> None:
     """One of its tasks finds no room: of the others nothing comes back, and the next round would find less still."""
     twin = Twin()
