@@ -198,7 +198,7 @@ class StreamPlanner(Closing):
             self._window = None
         reach = RetainedHistory(self.log, self._groups, self._held(offset).kept_base(), seen=[offset.place])
         base = reach.base_for(offset.position)
-        self._window = CommitWindow(self.log, base, offset.place, self._groups)
+        self._window = CommitWindow(self.log, base, offset.place, self._groups, self._held(offset).kept_base)
         return self._window
 
     def _begin_anew(self, start: StreamOffset, error: StatelogError) -> StreamOffset:
@@ -246,14 +246,21 @@ class StreamPlanner(Closing):
 class CommitWindow(Closing):
     """The commits from `start` on, of which `key_groups` count (None: all). Belongs to one thread.
 
-    `base` lies at or below the start; None is the ledger's first record. Raises OffsetGone if it is truncated,
-    AnchorMismatch if the record below the start is another one now.
+    `base` lies at or below the start; None is the ledger's first record; `kept` gives what others may have kept since.
+    Raises OffsetGone if it is truncated, AnchorMismatch if the record below the start is another one now.
     """
 
     def __init__(
-        self, log: Log, base: LedgerBase | None, start: Place, key_groups: Collection[int] | None = None
+        self,
+        log: Log,
+        base: LedgerBase | None,
+        start: Place,
+        key_groups: Collection[int] | None = None,
+        kept: Callable[[], LedgerBase | None] = lambda: None,
     ) -> None:
         self._log = log
+        self._kept = kept
+        self._near: LedgerBase | None = None
         self._partitions = partitions_of(key_groups, log.descriptor)
         self._ledger = log.ledger.client(base, start.position)
         with undone_by_errors(self.close):
@@ -291,7 +298,7 @@ class CommitWindow(Closing):
 
     def rebase(self) -> Folded:
         """Fold the base up to the start, which it then is; reads again what lies between. Behind a rest the ledger may
-        hold less of that, and a snapshot have the rest.
+        hold less of that, and a snapshot have the rest, or the hold, which another driver of the query moved.
         """
         if self.base.state.position < self._start:
             with self._log.ledger.client(self.base, self._start, rebase=self._nearest) as ledger:
@@ -299,9 +306,14 @@ class CommitWindow(Closing):
         return self.base
 
     def _nearest(self) -> LedgerBase | None:
-        with suppress(NotFound):  # All snapshots that are left lie above, and what is held may lie below.
-            return RetainedHistory(self._log, None).base_for(self._start)
-        return None
+        """The nearest one that was ever found: a snapshot may be gone when it is asked for again, and all others lie
+        above, or what is held below.
+        """
+        with suppress(NotFound):
+            found = RetainedHistory(self._log, None, self._kept()).base_for(self._start)
+            if self._near is None or found is None or found.state.position > self._near.state.position:
+                self._near = found
+        return self._near
 
     def close(self) -> None:
         """Release the ledger's reader. Idempotent."""

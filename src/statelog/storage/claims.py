@@ -169,6 +169,8 @@ class HeldSubscription:
             numbers, newest = self._look()
             check_holder(newest, self._holder_id)
             written = following(newest, self._wanted(state, anchor, take_up=take_up))
+            if newest is not None and written.position < newest.position:
+                self._check_start(written)  # Of what is gone the state is worth nothing; what stands there may be.
             if _put(self._log.store, written):
                 if not self._is_checked:
                     self._check_start(written)

@@ -9,6 +9,7 @@ from statelog.errors import BrokerUnavailable, NotFound, ReaderInUse
 from statelog.materializer.round import run_round
 from statelog.schemas.ledger.fold import Folded
 from statelog.spark.options import Limit, stream_options
+from statelog.spark.stream_offset import StreamOffset
 from statelog.spark.stream_planner import StreamHold, StreamPlanner
 from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.log.log import Log
@@ -174,6 +175,82 @@ def test_a_driver_that_stood_still_ends_no_subscription_of_its_successor(tmp_pat
         (stored,) = list_subscriptions(log.store).files
         assert (stored.subscription.position, stored.subscription.ended) == (read.position, "")
         assert not planner.end_of(read).is_reset
+
+
+@pytest.mark.parametrize("rests_s", [10, 4000])
+def test_two_drivers_of_one_query_keep_what_they_hold(rests_s: float, tmp_path: Path) -> None:
+    """One stands still and is replaced, and the log is truncated up to where the second one is, which its subscription
+    alone says. The first one, which comes back where the second one is, reads on from that; where it is behind, it is
+    told, and moves nothing back over what is gone. The second one goes on, also when it is started again.
+    """
+    twin = TwinLog()
+    wanted = {"startingPosition": "earliest", "readerId": "lake", "onTruncation": "snapshot"}
+    options, environment = stream_options({**_OPTIONS, **wanted}), Environment(clock=twin.clock)
+
+    def goes_on(planner: StreamPlanner, read: StreamOffset, *, after_s: float = 60) -> StreamOffset:
+        twin.write({b"k": b"%d" % read.position})
+        found = planner.end_of(read)
+        assert (len(planner.plan(read, found, 0).commits), found.is_reset) == (1, False)
+        twin.now_s += after_s
+        return found
+
+    with twin.open() as log, environment.run(StreamPlanner, log, options) as first:
+        begun = goes_on(first, first.begin())
+        read = goes_on(first, begun, after_s=rests_s)
+        with twin.open() as other, environment.run(StreamPlanner, other, options) as second:
+            second.end_of(read)
+            for _ in range(3):
+                twin.write({b"k": b"newer"})
+                twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+        assert log.kafka.offsets(log.ledger_topic, [0])[0].start == read.position
+        twin.now_s += 40
+        if rests_s > 3600:
+            with pytest.raises(ReaderInUse):
+                first.end_of(begun)
+        else:
+            assert not first.end_of(read).is_reset
+    (stored,) = list_subscriptions(twin.open().store).files
+    assert (stored.subscription.position, stored.subscription.ended) == (read.position, "")
+    with twin.open() as log, environment.run(StreamPlanner, log, options) as second:
+        found = second.end_of(read)
+        assert (len(second.plan(read, found, 0).commits), found.is_reset) == (3, False)
+
+
+def test_a_snapshot_that_goes_between_two_looks_is_no_loss(tmp_path: Path) -> None:
+    """A hold moves by the snapshot at its new place, for the ledger begins right at its old one; and rounds drop that
+    snapshot between the look that finds it and the next one.
+    """
+    twin, looks = TwinLog(), list[str]()
+    options = stream_options({**_OPTIONS, "startingPosition": "earliest", "readerId": "lake"})
+
+    def roll_up() -> None:
+        twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+
+    def stall(method: str, path: str) -> None:
+        looks.append(f"{method} {path}")
+        if is_armed and looks.count("list manifests/") == 2:
+            for _ in range(2):
+                twin.write({b"k": b"newer"})
+                roll_up()
+
+    is_armed = False
+    with twin.open(stall) as log, Environment(clock=twin.clock).run(StreamPlanner, log, options) as planner:
+        begun = read = planner.begin()
+        for _ in range(2):
+            twin.write({b"k": b"1"})
+            begun, read = read, planner.end_of(read)
+            planner.plan(begun, read, 0)
+            roll_up()
+            twin.now_s += 60
+        assert planner.end_of(begun) == read
+        twin.write({b"k": b"2"})
+        roll_up()
+        twin.now_s += 60
+        assert 0 < log.kafka.offsets(log.ledger_topic, [0])[0].start == begun.position
+        looks.clear()
+        is_armed = True
+        assert planner.end_of(read).position > read.position
+        assert looks.count("list manifests/") > 1
 
 
 @pytest.mark.parametrize("start", ["snapshot", "earliest"])
