@@ -114,6 +114,7 @@ def export(
     check_log(log)
     check_kind("table", table, str, os.PathLike, example='"/tables/visits", or the URL of a table')
     check_kind("replace", replace, bool, example="True, and what the table holds is lost, or False")
+    check_kind("include_key_group", include_key_group, bool, example="True for a column of its own, or False")
     chosen = settings_or(settings, RecoverySettings(holder="export"))
     storage_options = storage_options or {}
     check_kind("storage_options", storage_options, Mapping, example="a dict of text")

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Generic, TypeVar
 
 from statelog.environment import Environment, current_environment
+from statelog.schemas.names import check_kind
 
 
 class Control:
@@ -89,12 +90,13 @@ def install_signal_handlers(control: Control) -> Callable[[], None]:
     """Let SIGTERM and SIGINT stop, and SIGUSR1 trigger a round. Returns a function that puts the earlier handlers back.
 
     A round in flight ends cleanly. A second SIGTERM or SIGINT gives it up: it ends before its put, or right after it.
-    Must be called on the main thread. Raises ValueError on any other.
+    Must be called on the main thread. Raises ValueError on any other, ConfigError for what is no control.
 
         >>> from statelog.materializer import Control, install_signal_handlers
         >>> restore = install_signal_handlers(Control())
         >>> restore()
     """
+    check_kind("control", control, Control, example="that of the materializer")
     requests: dict[int, Callable[[], None]] = {
         signal.SIGTERM: control.insist,
         signal.SIGINT: control.insist,

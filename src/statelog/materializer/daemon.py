@@ -22,6 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from enum import Enum
+from types import NoneType
 
 from statelog.environment import current_environment, repeated
 from statelog.errors import Damaged, RoundGivenUp, StatelogError, StoreRefused, Unavailable
@@ -37,7 +38,7 @@ from statelog.materializer.schedule import Rates, RoundCause, cause_of_round, de
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.statistics import MaterializerStatistics, with_failure, with_outcome, with_tail
 from statelog.materializer.tail import TailWatch
-from statelog.schemas.names import settings_or
+from statelog.schemas.names import check_kind, settings_or
 from statelog.storage.log.log import Log, check_log
 
 _LAST_STEP_S = 10.0  # how long a round that should end may take to reach its next step
@@ -82,6 +83,8 @@ class Materializer:
         make_engine: EngineMaker = LocalEngine,
     ) -> None:
         check_log(log)
+        check_kind("control", control, Control, NoneType, example="a Control, or nothing")
+        check_kind("rates", rates, Rates, NoneType, example="Rates, or nothing")
         self._log = log
         self.admit: Admit = lambda _: True
         """Asked before each piece of work that is due: whether it may begin now, beside that of others."""

@@ -229,6 +229,7 @@ def newest_changes(log: Log, plan: Plan, *, settings: RecoverySettings | None = 
 
 
 def _newest(log: Log, plan: Plan, settings: RecoverySettings, environment: Environment) -> Generator[pa.Table]:
+    _check_changes(plan)
     check_identity(log, plan)
     hold, converter = Hold(log.store, terms_of(settings), environment=environment), Converter(log, plan.value_schema_id)
     reader = PlanReader(log, plan, settings, hold=hold, converter=converter)
