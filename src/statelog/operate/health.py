@@ -7,7 +7,7 @@
 
 One thread listens, and each request has its own, few at a time, each for a few seconds at most: who holds connections
 open keeps others from asking, and never the daemon from working. 200 says yes, 503 no, with a line for each reason;
-`?log=NAME` asks for one log.
+`?log=NAME` asks for one log; one that is not there is not ready.
 
 Invariants: a daemon that fails is live: starting it anew would not help, and would hide what is wrong. What may be
 asked is only read, and answered from memory: no broker and no store is asked.
@@ -49,10 +49,11 @@ class LogHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Of a process: `not_live` of what drives all of its logs, and each of them."""
+    """Of a process: `not_live` of what drives all of its logs, and each of them; `problem` of what looks for them."""
 
     logs: Sequence[LogHealth] = ()
     not_live: str = ""
+    problem: str = ""
 
     def why_not_live(self) -> list[str]:
         """Empty if it is live. One log that hangs beside others that do not is no reason to stop those."""
@@ -63,6 +64,7 @@ class Health:
     def why_not_ready(self) -> list[str]:
         """Empty if it is ready, which no log that hangs is."""
         found = [self.not_live] if self.not_live else []
+        found += [f"all logs: {self.problem}"] if self.problem else []
         for one in self.logs:
             found += [f"{one.log}: {reason}" for reason in (one.not_live, *one.not_ready) if reason]
         return found
@@ -76,8 +78,8 @@ def health_of(log: str, now: MaterializerStatistics, settings: MaterializerSetti
 def health_of_all(states: Iterable[MemberState], *, late_s: float, hang_s: float, problem: str = "") -> Health:
     """Of a process that drives many logs: how each of them is, for how long its own loop is late, and its problem."""
     late = f"the loop hangs: it should have turned {show_duration(late_s)} ago"
-    beside = [LogHealth(log="all logs", not_ready=(problem,))] if problem else []
-    return Health(logs=[*beside, *map(health_of_member, states)], not_live=late if late_s >= hang_s else "")
+    logs = [health_of_member(one) for one in states]
+    return Health(logs=logs, not_live=late if late_s >= hang_s else "", problem=problem)
 
 
 def health_of_member(state: MemberState) -> LogHealth:
@@ -201,7 +203,9 @@ class _Handler(BaseHTTPRequestHandler):
         found, wanted = self.server.health(), parse_qs(query).get("log")
         if not wanted:
             return found
-        return replace(found, logs=[one for one in found.logs if one.log in wanted])
+        known = {one.log: one for one in found.logs}
+        logs = [known.get(log) or LogHealth(log=log, not_ready=("nobody rolls it up here",)) for log in wanted]
+        return replace(found, logs=logs, problem="")
 
     def _judge(self, reasons: list[str], well: str) -> None:
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK

@@ -16,8 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from statelog.errors import ConfigError
 from statelog.materializer import MaterializerSettings
+from statelog.materializer.fleet import MemberState
 from statelog.materializer.statistics import MaterializerStatistics
-from statelog.operate.health import Health, HealthServer, LogHealth, health_of
+from statelog.operate.health import Health, HealthServer, LogHealth, health_of, health_of_all
 from statelog.operate.listening import Listening, listening_at
 from tests.support.rigs.daemon import DaemonBench
 
@@ -54,6 +55,14 @@ def test_one_log_of_many_that_hangs_is_not_ready() -> None:
     assert Health(logs=[hangs]).why_not_live() == ["a: it hangs"]
     assert Health(logs=[well], not_live="the loop hangs").why_not_live() == ["the loop hangs"]
     assert Health(logs=[well], not_live="the loop hangs").why_not_ready() == ["the loop hangs"]
+
+
+def test_logs_that_all_hang_are_told_also_where_none_can_be_looked_for() -> None:
+    """A store that hangs does both, and whoever starts such a process anew has to be told."""
+    state = MemberState(log="a", settings=_SETTINGS, opening_s=_SETTINGS.hang_s)
+    found = health_of_all([state], late_s=0.0, hang_s=_SETTINGS.hang_s, problem="the store is away")
+    assert found.why_not_live() == ["a: it has been opening for 15 min 0 s"]
+    assert found.why_not_ready() == ["all logs: the store is away", *found.why_not_live()]
 
 
 def test_a_store_that_hangs_makes_a_daemon_that_is_not_live(tmp_path: Path) -> None:
@@ -120,6 +129,8 @@ def test_it_says_whether_and_why_not() -> None:
         assert _ask(server, "/livez") == (200, "live\n")
         assert _ask(server, "/readyz") == (503, "a: it fails\na: it is old\n")
         assert _ask(server, "/readyz?log=b") == (200, "ready\n")
+        assert _ask(server, "/readyz?log=typo") == (503, "typo: nobody rolls it up here\n")
+        assert _ask(server, "/livez?log=typo") == (200, "live\n")
         assert _ask(server, "/readyz", "HEAD") == (503, "")
         assert _ask(server, "/metrics")[0] == 200
         assert _ask(server, "/")[0] == 404
