@@ -287,7 +287,7 @@ class RoundWorld:
             raise ViolationError(f"manifest {number} of {self._names} cannot be recovered: {error}") from error
 
 
-SEEDS = (0, 1, 3, 4)
+SEEDS = (0, 3, 4)
 """Together they have each thing that is counted below."""
 STEPS = 1200
 

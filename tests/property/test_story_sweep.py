@@ -2,7 +2,7 @@
 
 Whatever happens, the judge finds that told and true are the same, that nobody was told of damage, and that the story
 comes to the same end. A failure names the operation and the fault. What a process asks again, of the same thing and on
-the same way through the code, is one to the everyday run; `make soak` strikes each.
+the same way through the code, is one to the everyday run, and half of the kinds strike it; `make soak` has all.
 """
 
 import re
@@ -68,11 +68,16 @@ def test_the_story_without_a_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", BLOCKS)
 @pytest.mark.parametrize("kind", SINGLE, ids=lambda kind: kind.value)
 def test_one_fault(kind: Kind, first: int) -> None:
-    """One operation fails, before or after its effect, is answered with the past, or is its process' last."""
+    """One operation fails, before or after its effect, is answered with the past, or is its process' last. Each has
+    every other kind.
+    """
     block = range(first, first + BLOCK)
-    SWEEP.play(
-        SWEEP.single(kind, None, only=lambda one: one.number in block and _is_first(one) and not _is_one_of_a_look(one))
-    )
+    turn = SINGLE.index(kind) % 2
+
+    def is_chosen(one: Operation) -> bool:
+        return one.number in block and one.number % 2 == turn and _is_first(one) and not _is_one_of_a_look(one)
+
+    SWEEP.play(SWEEP.single(kind, None, only=is_chosen))
 
 
 @pytest.mark.parametrize("kind", [Kind.OLDER, Kind.HALF], ids=lambda kind: kind.value)

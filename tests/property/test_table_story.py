@@ -49,13 +49,13 @@ SWEEP = Sweep(_tell)
 @pytest.mark.parametrize("kind", [Kind.CRASH_BEFORE, Kind.CRASH_AFTER], ids=lambda kind: kind.value)
 def test_a_directory_whose_owner_dies(kind: Kind) -> None:
     """At writes of its lives, and at named points: the next life reads from its place, or makes it anew."""
-    SWEEP.play(SWEEP.single(kind, Way(True), each=9))
+    SWEEP.play(SWEEP.single(kind, Way(True), each=17))
 
 
 @pytest.mark.parametrize("kind", [Kind.BEFORE, Kind.AFTER, Kind.CRASH_BEFORE, Kind.FATAL], ids=lambda kind: kind.value)
 def test_one_fault(kind: Kind) -> None:
     """In a dict: one operation fails, before or after its effect, or is its life's last."""
-    SWEEP.play(SWEEP.single(kind, Way(False), each=7))
+    SWEEP.play(SWEEP.single(kind, Way(False), each=13))
 
 
 @pytest.mark.parametrize("way", [Way(True, Loading.BEHIND), Way(False, Loading.ON_DEMAND)], ids=str)

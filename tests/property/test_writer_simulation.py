@@ -226,10 +226,10 @@ def run(seed: int) -> int:
 def test_histories_end_in_the_fold_of_their_sources() -> None:
     """Over many seeds, with two writers of one log fencing each other, nothing is lost, doubled or torn.
 
-    `make soak` takes a hundred times as many.
+    `make soak` takes two hundred times as many.
     """
     copied = 0
-    for seed in range(80):
+    for seed in range(40):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             try:
@@ -237,7 +237,7 @@ def test_histories_end_in_the_fold_of_their_sources() -> None:
             except BaseException as error:
                 error.add_note(f"seed {seed}")
                 raise
-    assert copied > 5_000, copied
+    assert copied > 2_500, copied
 
 
 @pytest.mark.soak
