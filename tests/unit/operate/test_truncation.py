@@ -126,7 +126,7 @@ def test_a_subscription_and_one_that_cannot_be_read(tmp_path: Path) -> None:
     more(twin, tmp_path)
     found = shown(twin)
     lake = rows(found)["subscription lake of query 7"]
-    assert found.held_by == "manifest 2"
+    assert found.held_by == "subscription lake of query 7"  # It compares the record below its position, too.
     assert lake["frees"].startswith("its reader's next move, or `statelog subscriptions NAME --remove lake`")
     assert rows(found)["manifest 2"]["frees"] == "a reader that stands at its position, once it moves on"
     path = next(info.path for info in twin.disk.files("log/subscriptions/"))

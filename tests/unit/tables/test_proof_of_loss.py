@@ -59,6 +59,14 @@ def _written(rig: TwinRig, tables: TableRig) -> None:
     _go_back(rig, ends)
 
 
+def _age(rig: TwinRig, position: int) -> None:
+    """Kafka deletes the ledger's records below a position by their age, whoever holds them."""
+    log = rig.cluster.log("log.ledger", 0)
+    assert log.start < position
+    MemoryKafka(cluster=rig.cluster).delete_records("log.ledger", {0: position})
+    assert log.start == position
+
+
 def _elsewhere(rig: TwinRig, commits: int) -> None:
     """Somebody without a directory opens the table, and commits."""
     with TableRig(rig, None).open() as table:
@@ -274,8 +282,8 @@ def test_of_topics_that_are_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("is_promoted", [False, True])
 def test_a_standby_that_stood_still(rig: TwinRig, tmp_path: Path, is_promoted: bool, is_kept: bool) -> None:
-    """Its lease holds the log right at its place, with no record below it; but somebody accepted a loss meanwhile, so
-    it may have followed what was given up, and is made anew.
+    """The ledger begins right at its place, with no record below it; but somebody accepted a loss meanwhile, so it may
+    have followed what was given up, and is made anew.
     """
     tables = TableRig(rig, tmp_path / "local" if is_kept else None)
     _elsewhere(rig, 1)
@@ -289,8 +297,7 @@ def test_a_standby_that_stood_still(rig: TwinRig, tmp_path: Path, is_promoted: b
         for _ in range(3):
             _elsewhere(rig, 1)
             tables.roll_up(tmp_path)
-        with rig.open() as log:
-            assert log.ledger.range().start == standby.position
+        _age(rig, standby.position)
         with told("made anew: a loss was accepted"):
             if is_promoted:
                 followed: Any = standby.promote()
@@ -306,8 +313,8 @@ def test_a_standby_that_stood_still(rig: TwinRig, tmp_path: Path, is_promoted: b
 
 @pytest.mark.parametrize("is_promoted", [False, True])
 def test_a_standby_that_stood_still_over_a_loss(rig: TwinRig, tmp_path: Path, is_promoted: bool) -> None:
-    """Nobody has accepted it, and rounds have truncated the ledger up to its place: the snapshot that is kept of that
-    knows the record below. A store that does not answer is asked again, and nothing is shown as the newest state.
+    """Nobody has accepted it, and the ledger is truncated up to its place: the snapshot that is kept of that knows the
+    record below. A store that does not answer is asked again, and nothing is shown as the newest state.
     """
     faults = list[Fault]()
     disk = MemoryDisk(lambda: 0.0)
@@ -330,8 +337,7 @@ def test_a_standby_that_stood_still_over_a_loss(rig: TwinRig, tmp_path: Path, is
             for n in (1, 2):
                 tables.roll_up(tmp_path)
                 table.commit({"n": 300 + n})
-        with rig.open() as log:
-            assert log.ledger.range().start == standby.position
+        _age(rig, standby.position)
         if is_promoted:
             with pytest.raises(AnchorMismatch):
                 standby.promote()
@@ -341,3 +347,21 @@ def test_a_standby_that_stood_still_over_a_loss(rig: TwinRig, tmp_path: Path, is
             faults.clear()
             with told("the standby of log has failed"), pytest.raises(AnchorMismatch):
                 standby.refresh()
+
+
+def test_what_a_standbys_lease_alone_holds(rig: TwinRig, tmp_path: Path) -> None:
+    """Has the record below its place, so that a loss shows there, though no snapshot of that place is kept."""
+    tables = TableRig(rig, None)
+    _elsewhere(rig, 2)
+    ends = _ends(rig)
+    _elsewhere(rig, 0)
+    with tables.standby() as standby:
+        _go_back(rig, ends)
+        for n in range(3):
+            _elsewhere(rig, 1 + n)
+            tables.roll_up(tmp_path)
+        with rig.open() as log:
+            assert log.ledger.range().start == standby.position - 1
+            assert log.manifests.at(standby.position) is None
+        with told("the standby of log has failed"), pytest.raises(AnchorMismatch):
+            standby.refresh()

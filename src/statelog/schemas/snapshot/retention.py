@@ -130,9 +130,10 @@ class Bound:
 
 
 def bounds_of(kept: Iterable[Manifest], claims: Iterable[Claim]) -> list[Bound]:
-    """Of kept manifests, and of readers' claims, in this order."""
+    """Of kept manifests, and of readers' claims, in this order. Who claims a position compares the record below it."""
     manifests = [Bound(f"manifest {one.number}", one.position, one.next_offsets, 0) for one in kept]
-    return [*manifests, *(Bound(claim.name, claim.position, claim.next_offsets, None) for claim in claims)]
+    held = (Bound(one.name, max(0, one.position - 1), one.next_offsets, None) for one in claims)
+    return [*manifests, *held]
 
 
 def lowest_bounds(bounds: Collection[Bound], partitions: Iterable[int]) -> dict[int, Bound]:
