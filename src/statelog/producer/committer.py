@@ -308,6 +308,11 @@ class GrantHolder:
         """The ranges of the log that a person gave up, below `position`."""
         return self._committer.opened.ledger.fold.accepted
 
+    @property
+    def restarted(self) -> int:
+        """The offset of the newest Restart below `position`, by which a person gave up what the ledger lost; or -1."""
+        return self._committer.opened.ledger.fold.restarted
+
 
 def make_commit(
     grant: Grant,

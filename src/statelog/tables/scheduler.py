@@ -21,7 +21,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -67,8 +67,8 @@ class CommitScheduler:
         self._keys, self._settings = setup.keys, setup.settings
         self._clock, self._crash = setup.environment.clock, setup.environment.crash
         self._writer = writer
-        self._losses = len(writer.accepted_losses)
-        """How many were accepted when the state was opened: what was lost since is in it."""
+        self._opened = StatePlace.of(writer)
+        """With the losses that were accepted when the state was opened: what was lost since is in it."""
         self._state = state
         self._layers = layers
         self._advance = advance
@@ -319,7 +319,7 @@ class CommitScheduler:
         # Right behind the Commit, or behind the Open that settled it. What an overtaken writer has read is another's.
         place = self._writer.place if self._writer.life is Life.OPEN else Place(commit.offset + 1)
         self._crash("history")
-        self._state.apply(changes, StatePlace(place, self._losses))
+        self._state.apply(changes, replace(self._opened, ledger=place))
         self._crash("applied")
         self._layers.committed(self._taken)
         self.applied += 1

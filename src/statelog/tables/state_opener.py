@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, Fenced, NotFound, OffsetGone
 from statelog.producer import Writer
@@ -31,7 +31,7 @@ from statelog.reading import (
 )
 from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_changes
 from statelog.recovery.settings import terms_of
-from statelog.schemas.ledger.state import NO_EPOCH, LedgerState
+from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.tables.setup import Loading, TableSetup
 from statelog.tables.state.base import BaseSnapshot, Eligibility
@@ -53,8 +53,18 @@ from statelog.tables.state.values import ValueRule
 if TYPE_CHECKING:
     from statelog.tables.state.rocksdb import RocksdbStore
 
-_LOST = "the ledger lost what it was built on, which a person has accepted"
-_GONE = "it is of topics that are gone, which a person has accepted"
+
+class Unfit(NamedTuple):
+    """Why a database cannot be used, and whether it may have what a person has given up: then nothing deletes it."""
+
+    reason: str
+    has_lost: bool = False
+
+
+_LOST = Unfit("the ledger lost what it was built on, which a person has accepted", has_lost=True)
+_GONE = Unfit("it is of topics that are gone, which a person has accepted", has_lost=True)
+_OTHER_LOSSES = Unfit("a loss was accepted since, and what was lost may be in it", has_lost=True)
+_FIT = Unfit("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +98,9 @@ class Wanted:
     @classmethod
     def by(cls, writer: Writer, folding: Folding | None = None) -> "Wanted":
         """An owner's: since its Open nothing can have changed its key groups, so that is its place, too."""
-        place = StatePlace(writer.place, len(writer.accepted_losses))
-        return cls(place=place, values=ValueRule(writer.grant.value_schema), writer=writer, folding=folding)
+        return cls(
+            place=StatePlace.of(writer), values=ValueRule(writer.grant.value_schema), writer=writer, folding=folding
+        )
 
     def check_final(self, read: LedgerState) -> None:
         """Raise Fenced if what was read, up to there, is not the state at the owner's Open: another one came behind."""
@@ -115,11 +126,9 @@ class StateOpener:
         self._beat = beat
         self._values: ValueRule | None = None
         self._kept: RocksdbStore | None = None
-        self._unfit = ""
+        self._unfit = _FIT
         self._was: StatePlace | None = None
         """How far the database that is there is, if it says so."""
-        self._restarted = NO_EPOCH
-        """The offset of the newest Restart that is known to the state that was made."""
         self._base: BaseSnapshot | None = None
         self._made: Store | None = None
 
@@ -149,9 +158,10 @@ class StateOpener:
         with ExitStack() as undo:
             undo.callback(self._let_go)
             found = self._brought()
-            if isinstance(found, str):
+            if isinstance(found, Unfit):
                 self._make()
-                found = self._replaced(found, has_lost=found in (_LOST, _GONE) or self._has_given_up())
+                has_lost = self._was is not None and self._was.may_have_lost(self._place)
+                found = self._replaced(found._replace(has_lost=found.has_lost or has_lost))
             store, report = found
             state = State(store, self._keys, wanted.values, self._base)
             undo.callback(state.close)
@@ -168,9 +178,9 @@ class StateOpener:
         self._read_as(wanted.values)
         self._make()
 
-    def replace(self, reason: str, *, has_lost: bool) -> tuple[State, OpenReport]:
-        """What `make` has made, in place of the one that was in use until now, is closed, and may have what is lost."""
-        store, report = self._replaced(reason, has_lost=has_lost)
+    def replace(self, unfit: Unfit) -> tuple[State, OpenReport]:
+        """What `make` has made, in place of the one that was in use until now, and is closed."""
+        store, report = self._replaced(unfit)
         return State(store, self._keys, self._wanted.values), report
 
     # ---- what is wanted
@@ -185,31 +195,31 @@ class StateOpener:
 
     # ---- what is kept
 
-    def _judged(self, directory: StateDirectory) -> "tuple[RocksdbStore | None, str]":
+    def _judged(self, directory: StateDirectory) -> "tuple[RocksdbStore | None, Unfit]":
         """The database that is there, or why it cannot be used."""
         if directory.damage:
-            return None, f"it was found damaged: {directory.damage}"
+            return None, Unfit(f"it was found damaged: {directory.damage}")
         with ExitStack() as undo:
             try:
                 store = self._database(directory)
                 undo.callback(store.close)
-                reason = difference(store.record, self._record)
+                unfit = Unfit(difference(store.record, self._record))
                 if is_of_log(store.record, self._record):  # Of another share or schema it proves a loss all the same.
                     self._was = store.place
-                    reason = self._lost(directory, self._was) or reason
+                    unfit = _LOST if self._is_lost(directory, self._was) else unfit
                 elif self._log.descriptor.made_with is not None and not is_of_topics(store.record, self._record):
-                    reason = _GONE
+                    unfit = _GONE
             except Corrupt as error:
-                return None, error.message
-            if not reason and store.missing and not self._may_lack:
-                reason = "a part of its state is in a snapshot only"
-            if reason:
-                return None, reason
+                return None, Unfit(error.message)
+            if unfit == _FIT and store.missing and not self._may_lack:
+                unfit = Unfit("a part of its state is in a snapshot only")
+            if unfit != _FIT:
+                return None, unfit
             undo.pop_all()
-        return store, ""
+        return store, _FIT
 
-    def _lost(self, directory: StateDirectory, place: StatePlace) -> str:
-        """Why a place is none of the ledger's any more, as a person has accepted; empty if it is one.
+    def _is_lost(self, directory: StateDirectory, place: StatePlace) -> bool:
+        """Whether a place is none of the ledger's any more, as a person has accepted.
 
         Raises BeyondEnd or AnchorMismatch if nobody has, BrokerUnavailable for an old answer of Kafka's.
         """
@@ -226,14 +236,14 @@ class StateOpener:
             raise BeyondEnd("the local state is ahead of the ledger", **facts)
         last, found = place.ledger.last, place_at(self._log, place.position).last
         if last is None or found in (None, last):
-            return ""
+            return False
         with closing(ledger.newest_client()) as client:
             client.fold_end()
             if client.fold.restarted >= last.offset:
-                return _LOST
+                return True
         raise AnchorMismatch("the local state was built on another record than the ledger has", **facts)
 
-    def _brought(self) -> tuple[Store, OpenReport] | str:
+    def _brought(self) -> tuple[Store, OpenReport] | Unfit:
         """What was kept, brought to the place, and a snapshot with what it lacks; or why there is none."""
         store, self._kept = self._kept, None
         if store is None:
@@ -244,15 +254,15 @@ class StateOpener:
             if place.position > self._place.position:
                 raise BrokerUnavailable("Kafka gave an old end of the ledger", position=self._place.position)
             if place.losses != self._place.losses:
-                return "a loss was accepted since, and what was lost may be in it"
+                return _OTHER_LOSSES
             try:
                 rows = self._read_behind(store, place.position, self._folding)
             except (NotFound, OffsetGone):
-                return "the log was truncated past it"
+                return Unfit("the log was truncated past it")
             self._environment.crash("caught-up")
             store.move(self._place)
             if store.missing and not self._stands(store.first_position):
-                return "what it lacks is in no snapshot any more"
+                return Unfit("what it lacks is in no snapshot any more")
             undo.pop_all()
         return store, OpenReport(position=self._place.position, from_position=place.position, rows_read=rows)
 
@@ -261,7 +271,7 @@ class StateOpener:
         holds it no more.
         """
         rows, plan = 0, self._changes_since(start, folding)
-        self._check_final(plan.state)
+        self._wanted.check_final(plan.state)
         if not plan.is_empty:
             newest = self._environment.run(newest_changes, self._log, plan, settings=self._recovery)
             with closing(newest) as tables:
@@ -334,11 +344,11 @@ class StateOpener:
         with self._wanted.recovery or Recovery(self._planned(), self._recovery, lambda _: self._beat()) as recovery:
             if self._directory is None:
                 store = DictStore.recovered(recovery, self._keys, self._wanted.values)
-                self._check_final(recovery.plan.state)
+                self._wanted.check_final(recovery.plan.state)
                 return store
             self._directory.begin()
             recovery.to_rocksdb(self._directory.unfinished)
-            self._check_final(recovery.plan.state)
+            self._wanted.check_final(recovery.plan.state)
         self._environment.crash("recovered")
         return self._database(self._directory, self._directory.unfinished)
 
@@ -351,29 +361,20 @@ class StateOpener:
             HeldPlan, self._log, terms_of(settings), None, groups, seen=seen, attempts=attempts, plan=plan
         )
 
-    def _replaced(self, reason: str, *, has_lost: bool) -> tuple[Store, OpenReport]:
+    def _replaced(self, unfit: Unfit) -> tuple[Store, OpenReport]:
         """What was made, in its place; the one that is there is set aside, loudly, and the reason says why."""
         aside, directory = None, self._directory
         if directory is None:
             store = self._made
             assert store is not None
         else:
-            if reason:
-                aside = directory.set_aside(reason, self._environment, is_last_copy=has_lost)
+            if unfit != _FIT:
+                aside = directory.set_aside(unfit.reason, self._environment, is_last_copy=unfit.has_lost)
             self._environment.crash("set-aside")
             directory.finish()
             directory.note_boot(self._environment.boot_id())
             store = self._database(directory)
-        return store, OpenReport(position=self._place.position, set_aside=aside, reason=reason)
-
-    def _check_final(self, read: LedgerState) -> None:
-        self._wanted.check_final(read)
-        self._restarted = read.restarted
-
-    def _has_given_up(self) -> bool:
-        """Whether a person has accepted a loss since the place of the database: what was lost may be in it."""
-        was = self._was
-        return was is not None and (was.losses != self._place.losses or self._restarted >= max(0, was.position - 1))
+        return store, OpenReport(position=self._place.position, set_aside=aside, reason=unfit.reason)
 
     def _database(
         self, directory: StateDirectory, path: Path | None = None, missing: Missing | None = None

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, DataLoss
+from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import LossRange, Restart
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss, append_restarts
 from statelog.tables import Loading
+from statelog.tables.state.store import StatePlace, place_from_json, place_to_json
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
@@ -260,6 +262,47 @@ def test_accepted_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
         assert kept.name.startswith("lost-")
     with tables.open() as table:
         assert table.opening.set_aside is None
+
+
+def test_accepted_below_its_place_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
+    """The brokers' backup is older than the newest snapshot, and that is older than the directory, which alone has what
+    was committed behind it: the Restart lies below its place, and what it knows of Restarts tells.
+    """
+    tables = TableRig(rig, tmp_path / "local")
+    with tables.open() as table:
+        table.commit({"n": 1})
+        ends = _ends(rig)
+        table.commit({"n": 2})
+        tables.roll_up(tmp_path)
+        table[b"n"] = b"5"
+        for n in (3, 4, 5):
+            table.commit({"n": n})
+        place = table.position
+    _go_back(rig, ends)
+    with rig.open() as log:
+        assert accept_ledger_loss(log, reason="a backup was put back", operator="me") < place - 1
+    for _ in range(3):
+        _elsewhere(rig, 2)
+        tables.roll_up(tmp_path)
+    with rig.open() as log:
+        assert log.ledger.range().start > place
+    with told("truncated past it"), tables.open() as table:
+        kept = table.opening.set_aside
+        assert kept is not None
+        assert kept.name.startswith("lost-")
+    with tables.open() as table:
+        assert table.opening.set_aside is None
+
+
+@pytest.mark.parametrize(("restarted", "may_have_lost"), [(-1, False), (5, False), (6, True), (9, True)])
+def test_a_place_of_an_older_version(restarted: int, may_have_lost: bool) -> None:
+    """Did not note the Restarts that it knew: one right below it, or above, is taken for a new one."""
+    noted = json.loads(place_to_json(StatePlace(Place(7, LastRecord(6, 1)), 2)))
+    del noted["restarted"]
+    older = place_from_json(json.dumps(noted).encode())
+    assert older == StatePlace(Place(7, LastRecord(6, 1)), 2, None)
+    assert older.may_have_lost(StatePlace(Place(20), 2, restarted)) is may_have_lost
+    assert older.may_have_lost(StatePlace(Place(20), 3, -1))
 
 
 def test_of_topics_that_are_gone(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from statelog.tables.standbys.followed import FollowedState, StateView
 from statelog.tables.state.state import State
 from statelog.tables.state.store import StatePlace
 from statelog.tables.state.values import ValueRule
-from statelog.tables.state_opener import OpenReport, StateOpener, Wanted
+from statelog.tables.state_opener import OpenReport, StateOpener, Unfit, Wanted
 
 _LOG = logging.getLogger("statelog.tables")
 
@@ -155,7 +155,7 @@ class Follower:
         feed, old = self._feed, self.state.view
         moved = replace(
             old,
-            place=StatePlace(feed.ledger.place, old.place.losses),
+            place=StatePlace.folded(feed.ledger.place, feed.ledger.fold),
             last_commit=feed.ledger.fold.last_commit(self.setup.owner),
             level_s=asked_s,
         )
@@ -211,21 +211,20 @@ class Follower:
         plan, values = recovery.plan, ValueRule(recovery.value_schema)
         feed = CommitFeed(setup.log, plan, setup.keys.owned, setup.settings.recovery, setup.environment)
         with undone_by_errors(feed.close):
-            place = StatePlace(plan.place, len(plan.state.accepted))
+            place = StatePlace.folded(plan.place, plan.state)
             opening = StateOpener(setup, beat=beat)
             wanted = Wanted(place=place, values=values, recovery=recovery)
             opened: tuple[State, OpenReport] | None = None
-            has_lost = False
             with recovery:
                 if is_beside:
-                    is_other = self._feed.ledger.fold.restarted != plan.state.restarted
-                    has_lost = is_other or self.state.view.place.losses != place.losses
                     opening.make(wanted)
                 else:
                     opened = opening.open(wanted)
 
         def placed(reason: str) -> StateView:
-            state, report = opened or opening.replace(reason, has_lost=has_lost)
+            state, report = opened or opening.replace(
+                Unfit(reason, has_lost=self.state.view.place.may_have_lost(place))
+            )
             return StateView(
                 state=state,
                 place=place,

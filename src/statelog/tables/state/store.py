@@ -34,11 +34,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import Corrupt
+from statelog.producer.committer import GrantHolder
 from statelog.recovery import Recovery
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.changes import DELETE, gone_and_live
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
+from statelog.schemas.ledger.state import NO_EPOCH, LedgerState
 from statelog.schemas.values.schema import ValueSchema
 from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.values import ValueRule
@@ -75,15 +78,36 @@ _SAMPLES = 32
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """How far a state is: its place in the ledger, and how many losses a person had accepted by then."""
+    """How far a state is: its place in the ledger, how many losses a person had accepted by then, and the offset of the
+    newest Restart (None: nobody noted it, in a format before).
+    """
 
     ledger: Place
     losses: int = 0
+    restarted: int | None = NO_EPOCH
+
+    @classmethod
+    def of(cls, owner: GrantHolder) -> "StatePlace":
+        """Where an owner is."""
+        return cls(owner.place, len(owner.accepted_losses), owner.restarted)
+
+    @classmethod
+    def folded(cls, ledger: Place, folded: LedgerFold | LedgerState) -> "StatePlace":
+        """A place, as far as the ledger was folded."""
+        return cls(ledger, len(folded.accepted), folded.restarted)
 
     @property
     def position(self) -> int:
         """The ledger position."""
         return self.ledger.position
+
+    def may_have_lost(self, now: "StatePlace") -> bool:
+        """Whether the state may have what a person has given up, by a place of the log now."""
+        if self.restarted is None:
+            is_restarted = now.restarted is not None and now.restarted >= max(0, self.position - 1)
+        else:
+            is_restarted = self.restarted != now.restarted
+        return is_restarted or self.losses != now.losses
 
 
 def table_record(descriptor: Descriptor, schema: ValueSchema, owned: frozenset[int] | None) -> TableRecord:
@@ -156,7 +180,8 @@ def missing_from_json(data: bytes | None) -> Missing:
 def place_to_json(place: StatePlace) -> bytes:
     """As it stands in the database."""
     last = None if place.ledger.last is None else [place.ledger.last.offset, place.ledger.last.hash]
-    return json.dumps({"position": place.position, "last": last, "losses": place.losses}).encode()
+    facts = {"position": place.position, "last": last, "losses": place.losses, "restarted": place.restarted}
+    return json.dumps(facts).encode()
 
 
 def place_from_json(data: bytes | None) -> StatePlace:
@@ -164,7 +189,9 @@ def place_from_json(data: bytes | None) -> StatePlace:
 
     def made(found: dict[str, Any]) -> StatePlace:
         last = None if found["last"] is None else LastRecord(*(int(number) for number in found["last"]))
-        return StatePlace(Place(int(found["position"]), last), int(found["losses"]))
+        restarted = found.get("restarted")
+        place, restarted = Place(int(found["position"]), last), None if restarted is None else int(restarted)
+        return StatePlace(place, int(found["losses"]), restarted)
 
     return _parsed(data, "place", made)
 
