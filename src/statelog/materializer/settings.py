@@ -10,6 +10,7 @@ from statelog.errors import ConfigError
 from statelog.schemas.names import check_kind
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.storage.local.disk import local_path
 
 _THREADS_MAX = 4
 
@@ -87,6 +88,7 @@ class MaterializerSettings:
             if isinstance(one.default, int | float) or (one.default is None and value is not None):
                 check_kind(one.name, value, int, float, example="a number")
         check_kind("scratch", self.scratch, Path, example='pathlib.Path("/var/tmp")')
+        local_path(self.scratch)
         check_kind("retention", self.retention, RetentionPolicy, example="RetentionPolicy(keep=3)")
         check_kind("subscriptions", self.subscriptions, SubscriptionCap, example="SubscriptionCap(idle_s=86_400.0)")
         for name in ("interval_s", "lease_cap_s", "alarm_age_s", "hang_s", "round_timeout_s", "restore_spacing_s"):

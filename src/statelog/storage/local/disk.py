@@ -10,6 +10,7 @@ from pathlib import Path
 
 from statelog.environment import DiskHook, no_faults
 from statelog.errors import AlreadyExists, ConfigError, StorageFull, StoreUnavailable
+from statelog.schemas.ledger.place import has_utf8
 from statelog.schemas.names import check_kind
 
 _FULL = frozenset({"ENOSPC", "EDQUOT"})
@@ -28,11 +29,15 @@ _OTHERWISE = "Check this machine's disk and its mounts, then run again"
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """The path of what is written to the local disk. Raises ConfigError for what is none, and for a URL, which would
-    become a directory.
+    """The path of what is written to the local disk. Raises ConfigError for what is none, also for the libraries that
+    write there, and for a URL, which would become a directory.
     """
     check_kind("a path on the local disk", path, str, os.PathLike, example="text, or a pathlib.Path")
-    if _URL.match(os.fspath(path)):
+    text = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text or not has_utf8(text):
+        hint = "Give text that is valid UTF-8, without null characters"
+        raise ConfigError("a path on the local disk is not one that can be written to", hint=hint, path=repr(text))
+    if _URL.match(text):
         raise ConfigError(
             "a path on the local disk is needed here, and this is a URL", hint="Write it there, and copy it"
         )
