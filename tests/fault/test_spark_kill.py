@@ -75,19 +75,20 @@ def job(broker: Broker, log_name: str, tmp_path: Path) -> Job:
 
 @pytest.mark.xdist_group("killed driver")
 @pytest.mark.parametrize(
-    "points",
+    ("points", "last_point"),
     [
-        pytest.param(("commit-made",), id="some"),
-        pytest.param(("task-done", "task-begun", "commit-made"), id="all", marks=pytest.mark.soak),
+        pytest.param((), "commit-made", id="some"),
+        pytest.param(("task-done", "task-begun", "commit-made"), "after-commit", id="all", marks=pytest.mark.soak),
     ],
 )
-def test_a_driver_that_is_killed_or_replaced_changes_nothing(job: Job, points: Sequence[str]) -> None:
+def test_a_driver_that_is_killed_or_replaced_changes_nothing(job: Job, points: Sequence[str], last_point: str) -> None:
     """Killed with a task begun, a task done, before and after the Commit of a batch, and a failing task on top of it:
     the state equals the model. So it does where another driver starts from a copy of the checkpoint while one is about
     to commit, which is told that it is fenced and ends with an error.
 
     The worker that saw each death ignores the signal that ends its like, and goes on as long as it can: two of them
     only after the last life has finished, one with a task's chunks and one with the Commit of a batch, which is void.
+    Every day the driver is killed with a Commit made, and in a soak at each step.
     """
     kills = [
         replace(job.settings, strike="kill", point=point, batch=batch, hold=hold)
@@ -101,7 +102,8 @@ def test_a_driver_that_is_killed_or_replaced_changes_nothing(job: Job, points: S
     job.await_file(held.marker)
     newer = replace(job.settings, checkpoint=str(job.directory / "copy"))
     shutil.copytree(job.settings.checkpoint, newer.checkpoint)
-    job.expect_death(replace(newer, strike="kill", point="after-commit", batch=5))
+    last_kill = replace(newer, strike="kill", point=last_point, batch=5, hold=last_point == "commit-made")
+    job.expect_death(last_kill)
     last_life = replace(newer, strike="fail", point="task-done", batch=6)
     assert job.live(last_life) == 0, job.log()[-3000:]
     assert last_life.marker.exists(), "the task failed once, and was tried again"
@@ -115,7 +117,7 @@ def test_a_driver_that_is_killed_or_replaced_changes_nothing(job: Job, points: S
     held.released.touch()
     assert older.wait(_LIFE_TIMEOUT_S) > 0
     assert "Fenced" in job.log()
-    for settings in (held, *(kill for kill in kills if kill.hold)):
+    for settings in (held, *(kill for kill in (*kills, last_kill) if kill.hold)):
         job.await_file(settings.outcome)
         came_of_a_commit = settings.point != "task-begun"
         assert not came_of_a_commit or settings.outcome.read_text("utf-8").startswith("Fenced"), settings.point

@@ -38,11 +38,11 @@ _MATES_OWN = {*_TOGETHER, "hdfs", "azure", "gcs"}
 """Fixtures of the session that end with the group of tests that began them."""
 _LONGEST = (
     "secure broker",
-    "killed driver",
     "spark",
     "own broker",
-    "lost history",
     "cluster",
+    "killed driver",
+    "lost history",
     "killed stream",
     "cluster kinds",
     "power loss",
@@ -63,7 +63,9 @@ _LONGEST = (
     "tests/unit/tables/test_local_state.py",
     "tests/unit/tables/test_worker_loop.py",
 )
-"""Groups that a run begins with, the longest first, so that none of them is alone at its end."""
+"""Groups that a run begins with, the longest first, so that none of them is alone at its end. Who starts Spark often
+comes when its archive is there.
+"""
 _WAITING = ("tests/contract/", "tests/fault/", "tests/integration/")
 """Groups that wait for brokers and processes more than they compute."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SPARK_SETTINGS", "archiving", "open_session", "session_on", "spark"]
 
-_HOME = Path(sys.prefix) / "spark-home"
+_HOME = Path(sys.prefix).resolve() / "spark-home"  # One path, also where the environment is a link: Java compares.
 _ARCHIVE = _HOME / "classes.jsa"
 _JAVA = "spark.driver.extraJavaOptions"
 # A test's session ends before the optimising compiler has paid for itself; on two cores it doubles the work.
