@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from statelog.environment import DiskHook, no_faults
 from statelog.errors import AlreadyExists, ConfigError, StorageFull, StoreUnavailable
@@ -33,7 +34,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     write there, and for a URL, which would become a directory.
     """
     check_kind("a path on the local disk", path, str, os.PathLike, example="text, or a pathlib.Path")
-    text = os.fspath(path)
+    text = cast("str | bytes", os.fspath(path))
     if not isinstance(text, str) or "\0" in text or not has_utf8(text):
         hint = "Give text that is valid UTF-8, without null characters"
         raise ConfigError("a path on the local disk is not one that can be written to", hint=hint, path=repr(text))
