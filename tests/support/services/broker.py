@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import docker
 import pytest
@@ -91,7 +91,10 @@ class OwnBroker(Protocol):
 
 
 class KafkaContainer(DockerContainer):
-    """`apache/kafka:4.3.1` as one KRaft node, on one fixed port of this machine so that it survives a restart."""
+    """`apache/kafka:4.3.1` as one KRaft node, on one fixed port of this machine so that it survives a restart.
+
+    Where the engine runs on this machine, so does the node, in its network: Docker copies nothing between the two.
+    """
 
     kind = "testcontainers"
 
@@ -101,10 +104,18 @@ class KafkaContainer(DockerContainer):
         self._host = self.get_docker_client().host()
         local = self._host in {"localhost", "127.0.0.1"}
         self._advertised_host = "127.0.0.1" if local else self._host
-        properties = node_properties("0.0.0.0", self._port, 9093, self.bootstrap)
+        beside = local and _is_beside(self.get_docker_client().client.info())
+        properties = (
+            node_properties("127.0.0.1", self._port, free_port(), self.bootstrap)
+            if beside
+            else node_properties("0.0.0.0", self._port, 9093, self.bootstrap)
+        )
         for name, value in container_environment(properties, _HEAP_MB).items():
             self.with_env(name, value)
         self.with_env("KAFKA_JVM_PERFORMANCE_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")  # As an embedded one.
+        if beside:
+            self.with_kwargs(network_mode="host")
+            return
         # A pair instead of a port number names the address to bind to; the annotation leaves it out.
         ports = cast("dict[str, object]", self.ports)
         ports[f"{self._port}/tcp"] = ("127.0.0.1", self._port) if local else self._port
@@ -204,6 +215,13 @@ def _open(stack: ExitStack, directory: Path, purpose: str) -> OwnBroker:
     embedded.start()
     choices.append(f"{purpose}: embedded Kafka {embedded.version} at {embedded.bootstrap} ({reason})")
     return embedded
+
+
+def _is_beside(engine: Mapping[str, Any]) -> bool:
+    """Whether the engine is on this very machine, neither in one of its own nor in a network of its user's."""
+    here = os.uname()
+    rootless = any("rootless" in option for option in engine["SecurityOptions"] or ())
+    return not rootless and (engine["Name"], engine["KernelVersion"]) == (here.nodename, here.release)
 
 
 def _first_line(error: Exception) -> str:
