@@ -97,12 +97,14 @@ def _fault_at(number: int, fault: Fault) -> Callable[[str, str], Fault | None]:
     return lambda _method, _path: fault if next(counter) == number else None
 
 
-def test_a_store_that_fails_at_any_one_call_loses_nothing(tmp_path: Path) -> None:
-    """Each call of the store fails once, before or after its effect: an honest error, or the round does without it."""
+@pytest.mark.parametrize("each", [pytest.param(2, id="some"), pytest.param(1, id="all", marks=pytest.mark.soak)])
+def test_a_store_that_fails_at_any_one_call_loses_nothing(tmp_path: Path, each: int) -> None:
+    """Each call of the store fails, before or after its effect: an honest error, or the round does without it."""
     calls = _calls_of_a_round(tmp_path)
     assert calls > 20
     failed = 0
-    for number, fault in itertools.product(range(calls), (Fault.BEFORE, Fault.AFTER, Fault.LATE)):
+    failures = itertools.product(range(calls), (Fault.BEFORE, Fault.AFTER, Fault.LATE))
+    for number, fault in itertools.islice(failures, 0, None, each):
         twin = _busy_log(tmp_path)
         try:
             outcome = twin.environment.run(
@@ -118,7 +120,7 @@ def test_a_store_that_fails_at_any_one_call_loses_nothing(tmp_path: Path) -> Non
         assert state_of(twin.open()) == twin.model
         twin.disk.settle()
         _check_and_settle(twin, tmp_path)
-    assert failed > calls
+    assert failed > calls // each
 
 
 def test_a_broker_that_goes_away_after_the_put_leaves_a_snapshot_that_counts(tmp_path: Path) -> None:

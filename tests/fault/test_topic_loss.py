@@ -153,14 +153,15 @@ def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], 
         assert recover(now).to_dict() == twin.model
 
 
+@pytest.mark.parametrize("each", [pytest.param(2, id="some"), pytest.param(1, id="all", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("strike", [LOSSES["ledger gone"], LOSSES["both gone"]], ids=["ledger", "both"])
 def test_an_acceptance_that_dies_anywhere_is_run_again(
-    strike: Callable[[TwinLog], None], after: bool, tmp_path: Path
+    strike: Callable[[TwinLog], None], after: bool, each: int, tmp_path: Path
 ) -> None:
-    """Before each call to Kafka or the store, and after it: what is there is refused, or is the snapshot's state."""
+    """Before a call to Kafka or the store, or after it: what is there is refused, or is the snapshot's state."""
     dead = 0
-    for dead in count():
+    for dead in count(int(after) % each, each):
         twin = made(tmp_path)
         strike(twin)
         death = Death(at=dead, after=after)
