@@ -12,6 +12,7 @@ from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading import AtPosition, plan_changes
 from statelog.recovery import recover
+from statelog.schemas.ledger.place import ORIGIN
 from statelog.schemas.ledger.records import LossRange
 from statelog.spark.stream_planner import CommitWindow
 from statelog.storage import LogOptions
@@ -148,6 +149,23 @@ def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_grou
         twin.now_s += LOOK_AGAIN_S
         with pytest.raises(CommitRefused):
             a.commit()
+
+
+def test_who_follows_is_told_where_the_ledger_was_truncated_up_to_its_place(tmp_path: Path) -> None:
+    """A query that stood still, and whose hold has ended, by the snapshot that is kept of its place."""
+    twin = TwinLog()
+    with twin.open() as log, Writer(log, "a", partitions=[0]) as a, CommitWindow(log, None, ORIGIN) as window:
+        last = [a.commit().offset for _ in range(2)][-1]
+        window.read_ahead(window.ledger_end(), lambda: False)
+        assert [commit.position for commit in window.commits] == [last, last + 1]
+        twin.cluster.lose_tail("log.ledger", 0, last)
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            for _ in range(2):
+                twin.environment.run(run_round, other, settings_for(tmp_path))
+                c.commit()
+        assert log.ledger.range().start == last + 1
+        with pytest.raises(AnchorMismatch):
+            window.read_ahead(window.ledger_end(), lambda: False)
 
 
 @pytest.mark.parametrize("by_rounds", [False, True])

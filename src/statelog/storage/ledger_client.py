@@ -457,14 +457,14 @@ class LedgerClient(Closing):
         """
         position = self.fold.position
         if position == self._snapshot_position and self._rebase is None:
-            return []  # A snapshot, and nothing behind it: that is the comparison.
+            return []  # Nothing was folded behind the snapshot, which says itself what stood there.
         start = self._kafka.offsets(self._topic, [0])[0].start
         left = [one for one in expected[1:] if one.offset >= start]
         newest = self._rebase() if self._rebase is not None and not left else None
         if newest is not None and newest.place.position > position:
             raise OffsetGone("the ledger was truncated past the fold", topic=self._topic, position=position)
         self._check_truncated((Place(one.offset + 1, one) for one in expected), start)
-        if not left and newest is None and position != self._snapshot_position:
+        if not left and newest is None:
             self._check_restarts()
         return left
 
