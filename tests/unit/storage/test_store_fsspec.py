@@ -2,7 +2,9 @@
 
 import errno
 import multiprocessing
+import os
 import pickle
+import shutil
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
@@ -242,6 +244,24 @@ def test_a_store_travels_by_pickle_without_its_client() -> None:
     travelled: FsspecStore = pickle.loads(pickle.dumps(store))
     assert travelled.read("a") == b"x"
     assert travelled.url == store.url
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_place_to_copy_to_that_goes_is_no_missing_file(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients tell of both alike, and a run that is taken for missing is one of a damaged snapshot."""
+    (store, fs), place = _store(), tmp_path / "cache"
+    place.mkdir()
+
+    def get_file(_: str, local: str, **__: object) -> None:
+        if not is_there:
+            shutil.rmtree(place)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), local)
+
+    monkeypatch.setattr(fs, "get_file", get_file)
+    with pytest.raises(NotFound if is_there else StoreUnavailable):
+        store.download("runs/a", place / "copy")
 
 
 def test_a_forked_process_makes_its_own_client() -> None:

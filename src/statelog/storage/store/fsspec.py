@@ -160,7 +160,12 @@ class FsspecStore(Store):
         with self._guard("make a local copy of", path, reading=False):
             temporary.touch(0o600, exist_ok=False)
         try:
-            self._ask("download", path, lambda: self._fs.get_file(source, str(temporary)), reading=True)
+            try:
+                self._ask("download", path, lambda: self._fs.get_file(source, str(temporary)), reading=True)
+            except NotFound:
+                with self._guard("make a local copy of", path, reading=False):
+                    temporary.parent.stat()  # Clients tell of a place to copy to that goes as of a missing file.
+                raise
             with self._guard("make a local copy of", path, reading=False):
                 temporary.replace(local)
         finally:
