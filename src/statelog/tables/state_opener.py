@@ -253,7 +253,7 @@ class StateOpener:
             place = store.place
             if place.position > self._place.position:
                 raise BrokerUnavailable("Kafka gave an old end of the ledger", position=self._place.position)
-            if place.losses != self._place.losses:
+            if place.may_have_lost(self._place):
                 return _OTHER_LOSSES
             try:
                 rows = self._read_behind(store, place.position, self._folding)

@@ -256,7 +256,7 @@ def test_accepted_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
         tables.roll_up(tmp_path)
     with rig.open() as log:
         assert log.ledger.range().start > end
-    with told("truncated past it"), tables.open() as table:
+    with told("a loss was accepted since"), tables.open() as table:
         kept = table.opening.set_aside
         assert kept is not None
         assert kept.name.startswith("lost-")
@@ -286,7 +286,7 @@ def test_accepted_below_its_place_and_truncated_past_it(rig: TwinRig, tmp_path: 
         tables.roll_up(tmp_path)
     with rig.open() as log:
         assert log.ledger.range().start > place
-    with told("truncated past it"), tables.open() as table:
+    with told("a loss was accepted since"), tables.open() as table:
         kept = table.opening.set_aside
         assert kept is not None
         assert kept.name.startswith("lost-")
@@ -303,6 +303,32 @@ def test_a_place_of_an_older_version(restarted: int, may_have_lost: bool) -> Non
     assert older == StatePlace(Place(7, LastRecord(6, 1)), 2, None)
     assert older.may_have_lost(StatePlace(Place(20), 2, restarted)) is may_have_lost
     assert older.may_have_lost(StatePlace(Place(20), 3, -1))
+
+
+def test_accepted_while_its_owner_went_on(rig: TwinRig, tmp_path: Path) -> None:
+    """Its owner was fenced by an Open that the ledger lost, and a snapshot knows: what it committed then is given up,
+    though the record below its place is there, above the snapshot's position.
+    """
+    tables = TableRig(rig, tmp_path / "local")
+    with tables.open() as table:
+        table[b"n"] = b"1"
+        table.commit({"n": 1})
+        end = _ends(rig)["log.ledger", 0]
+        _elsewhere(rig, 0)
+        tables.roll_up(tmp_path)
+        rig.cluster.lose_tail("log.ledger", 0, end)
+        for n in (2, 3):
+            table[b"n"] = b"%d" % n
+            table.commit({"n": n})
+        place = table.position
+    with rig.open() as log:
+        assert accept_ledger_loss(log, reason="a disk is gone", operator="me") == place
+    with told("a loss was accepted since"), tables.open() as table:
+        assert (dict(table), table.progress) == (rig.state(), {"n": 1})
+        assert dict(table) == {b"n": b"1"}
+        kept = table.opening.set_aside
+        assert kept is not None
+        assert kept.name.startswith("lost-")
 
 
 def test_of_topics_that_are_gone(tmp_path: Path) -> None:
