@@ -11,7 +11,7 @@ ARGS ?=
 # `make test PROCESSES=0` is one, in order.
 PROCESSES ?= 4
 # What tests write is synced thousands of times. It lies in memory where that has 4 GB for it, so that nobody waits for a
-# disk; the files of a test that passed go at once.
+# disk; the files of a test that passed go at once. `make test IN_MEMORY=` keeps to the disk.
 IN_MEMORY = $(shell free=$$(df --output=avail -k /dev/shm 2>/dev/null | tail -n 1); \
   [ "$${free:-0}" -gt 4000000 ] && [ -w /dev/shm ] && echo TMPDIR=/dev/shm)
 
