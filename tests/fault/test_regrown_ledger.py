@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import AnchorMismatch, CommitRefused, DataLoss
+from statelog.errors import AnchorMismatch, CommitRefused, DataLoss, NotFound, OffsetGone
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading import AtPosition, plan_changes
-from statelog.recovery import recover
-from statelog.schemas.ledger.place import ORIGIN
+from statelog.recovery import Cursor, recover
+from statelog.recovery.cursor import Applied
+from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import LossRange
 from statelog.spark.stream_planner import CommitWindow
 from statelog.storage import LogOptions
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss
+from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka
@@ -307,3 +308,44 @@ def test_an_old_answer_hides_no_commit_from_settling(lie_at: int) -> None:
         last = log.commits()["w"]
 
         assert (last.checkpoint.id, last.offset) == (2, offset)
+
+
+def test_who_followed_what_a_snapshot_voids_does_not_go_on_behind_the_restart(tmp_path: Path) -> None:
+    """A snapshot knows an Open that the ledger lost. The owner that it fenced goes on, and so does who follows it; then
+    a person accepts. The records are the same, and the commits are void: a place behind them is no place of the log.
+    """
+    twin = TwinLog()
+    with twin.open() as log, Writer(log, "a", partitions=[0]) as a, log.ledger.client() as follower:
+        a.put(key_in(log, 0), b"1")
+        counts_at = a.commit().offset + 1
+        follower.fold_end()
+        with twin.open() as other, Writer(other, "c", partitions=[0]):
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+        twin.cluster.lose_tail("log.ledger", 0, counts_at)
+        for value in (b"2", b"3"):
+            a.put(key_in(log, 0), value)
+            a.commit()
+        assert len(follower.read_end()) == 2
+        place, kept = follower.place, follower.folded
+        with twin.open() as other:
+            assert accept_ledger_loss(other, reason="r", operator="o") == place.position
+    snapshot_at = counts_at + 1
+    with twin.open() as log:
+        assert list(recover(log, at_least=snapshot_at).to_dict().values()) == [b"1"]
+        for at_least in (place, place.position, snapshot_at + 1):
+            with pytest.raises(OffsetGone, match="what was followed"):
+                recover(log, at_least=at_least)
+        cursor = Cursor(identity=log.descriptor.identity, applied=Applied.complete(place))
+        with pytest.raises(OffsetGone, match="what was followed"):
+            recover(log, resume=cursor)
+        with pytest.raises(NotFound, match="does not hold changes"):
+            plan_changes(log, AtPosition(place.position))
+        with log.ledger.client(kept) as again, pytest.raises(OffsetGone, match="what was followed"):
+            again.read_end()
+        with (
+            CommitWindow(log, log.manifests.newest(), place) as window,
+            pytest.raises(OffsetGone, match="what was followed"),
+        ):
+            window.read_ahead(window.ledger_end(), lambda: False)
+        with CommitWindow(log, log.manifests.newest(), Place(snapshot_at)) as window:
+            window.read_ahead(window.ledger_end(), lambda: False)

@@ -8,7 +8,8 @@ Rules (a property test removes each guard in turn and sees the violation that it
   below a partition's committed position.
 - A void record changes nothing but the position. A final commit ends the writer's row and its epoch.
 - A Mark folds to nothing. A Restart at or above its position ends every epoch, and no later Open may have seen an older
-  one than it. A fold that began below that position has folded what does not count, and stops.
+  one than it. A fold that began below that position has folded what does not count, and stops. So does one whose owner
+  had followed another fold to above that position: what that took for valid may be void by the snapshot that counts.
 
 Invariants:
 - Every reader that folds the same prefix has the same state, whether it starts at 0 or from a `LedgerState`.
@@ -34,6 +35,7 @@ from statelog.schemas.ledger.state import (
     PartitionState,
     WriterState,
 )
+from statelog.schemas.names import COPIER
 
 _MOST_PENDING_BYTES = 8 << 20
 MOST_OFFSETS = 1 << 56
@@ -72,6 +74,10 @@ class LedgerFold:
         """The ranges that a person gave up."""
         self.restarted = state.restarted
         """The offset of the newest Restart, -1 before the first: a person settled what was lost up to there."""
+        self.followed = 0
+        """The position up to which the owner has followed another fold, and goes on from there; 0 if it has not."""
+        self._given_up: list[tuple[int, int]] = []
+        """Of Restarts that were folded here, above which position up to which others may have what does not count."""
         self._rows = {row.name: row for row in state.writers}
         self._newer: dict[str, tuple[int, Commit]] = {}
         """Offsets and last commits of writers that are not in their rows yet: metadata is decoded when asked for."""
@@ -255,8 +261,26 @@ class LedgerFold:
                 reason=record.reason,
                 hint="A loss was accepted, or a copy is not finished: start from a snapshot at the position or above",
             )
+        # One that says that all counts which is there gives up nothing; nor a copy's, nor one that came late.
+        if record.position > max(0, self.restarted) and record.operator != COPIER:
+            self._given_up.append((record.position, offset))
+            self.check_followed(self.followed)
         self._live.clear()
         self.restarted = offset
+
+    def check_followed(self, position: int) -> None:
+        """Raise OffsetGone if a Restart that was folded here may have given up what somebody had followed up to this
+        position: the snapshot that counts lies below it, and the Restart at or above.
+        """
+        for counts_at, restarted in self._given_up:
+            if counts_at < position <= restarted:
+                raise OffsetGone(
+                    "a loss was accepted, and what was followed may be part of it",
+                    offset=restarted,
+                    position=counts_at,
+                    followed_to=position,
+                    hint="Start from the newest snapshot, with an empty target",
+                )
 
     def _settle_meta(self) -> None:
         for writer, record in self._pending_meta:

@@ -208,6 +208,8 @@ def check_ledger(
     if furthest > fold.position:
         check_reaches(log.name, log.ledger.end(at_least=furthest), furthest)
     ledger.check(seen)
+    for place in places:
+        fold.check_followed(place.position)
     log.saw(ledger.place)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.schemas.ledger.fold import LedgerBase
 from statelog.schemas.names import ledger_topic
+from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Record
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.ledger_tape import LedgerTape
@@ -74,6 +75,8 @@ class Ledger:
         try:
             if start_position > client.position:
                 client.fold_to(start_position)
+            is_kept = base is not None and not isinstance(base, Manifest)
+            client.fold.followed = client.position if is_kept or start_position else 0
         except BaseException:
             client.close()
             raise
