@@ -12,7 +12,7 @@ from statelog.errors import AnchorMismatch, BeyondEnd, DataLoss
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import LossRange, Restart
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss, append_restarts
-from statelog.tables import Loading
+from statelog.tables import Loading, Table
 from statelog.tables.state.store import StatePlace, place_from_json, place_to_json
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
@@ -75,6 +75,14 @@ def _elsewhere(rig: TwinRig, commits: int) -> None:
         for n in range(commits):
             table[b"other"] = b"%d" % n
             table.commit({"n": 100 + n})
+
+
+def _kept_as_lost(table: Table[bytes, bytes]) -> Path:
+    """The database that was there; it was set aside, under a name that nothing deletes."""
+    aside = table.opening.set_aside
+    assert aside is not None
+    assert aside.name.startswith("lost-")
+    return aside
 
 
 def _quiet(_: TwinRig) -> None:
@@ -214,9 +222,7 @@ def test_once_it_is_accepted(rig: TwinRig, tmp_path: Path) -> None:
     home = tmp_path / "local" / "log" / "table"
     with told("a person has accepted"), tables.open() as table:
         assert table[b"n"] == b"2"
-        kept = table.opening.set_aside
-        assert kept is not None
-        assert kept.name.startswith("lost-")
+        kept = _kept_as_lost(table)
     for _ in range(4):
         (home / "damaged").write_text("it was", "utf-8")
         with told("found damaged"), tables.open() as table:
@@ -239,9 +245,7 @@ def test_a_loss_that_is_accepted_while_it_is_open(rig: TwinRig, tmp_path: Path) 
     with told("a loss was accepted since"), tables.open() as table:
         assert dict(table) == rig.state()
         assert table.progress == {"n": 2}
-        kept = table.opening.set_aside
-        assert kept is not None
-        assert kept.name.startswith("lost-")
+        _kept_as_lost(table)
 
 
 def test_accepted_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
@@ -257,9 +261,7 @@ def test_accepted_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
     with rig.open() as log:
         assert log.ledger.range().start > end
     with told("a loss was accepted since"), tables.open() as table:
-        kept = table.opening.set_aside
-        assert kept is not None
-        assert kept.name.startswith("lost-")
+        _kept_as_lost(table)
     with tables.open() as table:
         assert table.opening.set_aside is None
 
@@ -287,9 +289,7 @@ def test_accepted_below_its_place_and_truncated_past_it(rig: TwinRig, tmp_path: 
     with rig.open() as log:
         assert log.ledger.range().start > place
     with told("a loss was accepted since"), tables.open() as table:
-        kept = table.opening.set_aside
-        assert kept is not None
-        assert kept.name.startswith("lost-")
+        _kept_as_lost(table)
     with tables.open() as table:
         assert table.opening.set_aside is None
 
@@ -326,9 +326,7 @@ def test_accepted_while_its_owner_went_on(rig: TwinRig, tmp_path: Path) -> None:
     with told("a loss was accepted since"), tables.open() as table:
         assert (dict(table), table.progress) == (rig.state(), {"n": 1})
         assert dict(table) == {b"n": b"1"}
-        kept = table.opening.set_aside
-        assert kept is not None
-        assert kept.name.startswith("lost-")
+        _kept_as_lost(table)
 
 
 def test_of_topics_that_are_gone(tmp_path: Path) -> None:
@@ -343,9 +341,7 @@ def test_of_topics_that_are_gone(tmp_path: Path) -> None:
     accept(twin).close()
     with told("topics that are gone"), tables.open(**shape) as table:
         assert b"n" not in table
-        kept = table.opening.set_aside
-        assert kept is not None
-        assert kept.name.startswith("lost-")
+        _kept_as_lost(table)
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
