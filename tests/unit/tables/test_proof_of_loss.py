@@ -85,6 +85,23 @@ def _kept_as_lost(table: Table[bytes, bytes]) -> Path:
     return aside
 
 
+def _truncate_past(rig: TwinRig, tables: TableRig, scratch: Path, position: int, *, commits: int) -> None:
+    """Others commit, and rounds truncate the ledger above a position."""
+    for _ in range(3):
+        _elsewhere(rig, commits)
+        tables.roll_up(scratch)
+    with rig.open() as log:
+        assert log.ledger.range().start > position
+
+
+def _open_in_place_of_what_is_lost(tables: TableRig) -> None:
+    """What is there is kept as lost, once."""
+    with told("a loss was accepted since"), tables.open() as table:
+        _kept_as_lost(table)
+    with tables.open() as table:
+        assert table.opening.set_aside is None
+
+
 def _quiet(_: TwinRig) -> None:
     """Nobody writes before the directory is opened."""
 
@@ -255,15 +272,8 @@ def test_accepted_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
     with rig.open() as log:
         record = Restart(digest=log.descriptor.digest, position=0, reason="a backup was put back", operator="me")
         end = append_restarts(log, record, log.ledger.end() + 20) + 1
-    for _ in range(3):
-        _elsewhere(rig, 1)
-        tables.roll_up(tmp_path)
-    with rig.open() as log:
-        assert log.ledger.range().start > end
-    with told("a loss was accepted since"), tables.open() as table:
-        _kept_as_lost(table)
-    with tables.open() as table:
-        assert table.opening.set_aside is None
+    _truncate_past(rig, tables, tmp_path, end, commits=1)
+    _open_in_place_of_what_is_lost(tables)
 
 
 def test_accepted_below_its_place_and_truncated_past_it(rig: TwinRig, tmp_path: Path) -> None:
@@ -283,15 +293,8 @@ def test_accepted_below_its_place_and_truncated_past_it(rig: TwinRig, tmp_path: 
     _go_back(rig, ends)
     with rig.open() as log:
         assert accept_ledger_loss(log, reason="a backup was put back", operator="me") < place - 1
-    for _ in range(3):
-        _elsewhere(rig, 2)
-        tables.roll_up(tmp_path)
-    with rig.open() as log:
-        assert log.ledger.range().start > place
-    with told("a loss was accepted since"), tables.open() as table:
-        _kept_as_lost(table)
-    with tables.open() as table:
-        assert table.opening.set_aside is None
+    _truncate_past(rig, tables, tmp_path, place, commits=2)
+    _open_in_place_of_what_is_lost(tables)
 
 
 @pytest.mark.parametrize(("restarted", "may_have_lost"), [(-1, False), (5, False), (6, True), (9, True)])
