@@ -178,7 +178,7 @@ def _blocks(segment: SpillSegment) -> Iterator[Fingerprints]:
 def _of_pass(block: Fingerprints, number: int, passes: int) -> Fingerprints:
     one, two = block
     mine = ((one * _MIX) >> _HALF) % np.uint64(passes) == number
-    return one[mine], two[mine]
+    return one.compress(mine), two.compress(mine)
 
 
 def _joined(parts: list[Fingerprints]) -> Fingerprints:
