@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Figure", "Took", "latency", "medians", "percentile", "rate", "show", "timed"]
+__all__ = ["Figure", "Took", "latency", "medians", "percentile", "rate", "show", "summed", "timed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,14 @@ def timed(work: Callable[[], object]) -> Took:
     took = Took(time.perf_counter() - started_s)
     took.cpu_s, took.peak_bytes = time.process_time() - cpu_s, _peak_bytes()
     return took
+
+
+def summed(*takes: Took) -> Took:
+    """What they take one after the other."""
+    whole = Took(sum(takes))
+    whole.cpu_s = sum(one.cpu_s for one in takes)
+    whole.peak_bytes = max((one.peak_bytes or 0 for one in takes), default=0) or None
+    return whole
 
 
 def _forget_peak() -> None:

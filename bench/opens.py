@@ -2,9 +2,10 @@
 
 Beside each are two floors. One is what no way into Kafka can do without: a client that connects, asks for the topics,
 and ends; for a writer, also one that reads a record, and one that sends one. The other asks what an opening has to know
-before it may be believed, of bare clients that do nothing with the answers: whose topics these are and how they are
-set, where ledger and data end, the mark; and whose topics they are still, once the Open is in the ledger. Each log is
-opened with clients of its own, as by a program that starts; the modules are loaded, and all is open once before.
+before it may be believed, of the store, and of bare clients, and does nothing with the answers: what the descriptor
+says, which snapshots there are, whose topics these are and how they are set, where ledger and data end, the mark; and
+whose topics they are still, once the Open is in the ledger. Each log is opened with clients of its own, as by a program
+that starts; the modules are loaded, and all is open once before.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from bench.logs import bench_log, bench_where
 from bench.plain import PlainTopic, plain_topic
 from bench.setting import Setting
 from statelog.producer import Writer
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS
 from statelog.storage import Log
 from statelog.storage.kafka.config import admin_properties, client_config, consumer_properties, producer_properties
 
@@ -95,20 +98,15 @@ class _Bare:
         self._config = client_config({"bootstrap.servers": bootstrap})
         self._topics = [log.data_topic, log.ledger_topic]
         self._partitions = log.descriptor.partitions
+        self._store = log.store
         self._sent_to = topic.name
 
     def open_log(self) -> None:
-        client = AdminClient(admin_properties(self._config))
-        self._identify(client)
-        _ends(client, self._topics[1], 1)
-        with closing(self._at_the_mark()):
-            pass
+        self._at_the_mark(AdminClient(admin_properties(self._config))).close()
 
     def open_writer(self) -> None:
         client = AdminClient(admin_properties(self._config))
-        self._identify(client)
-        _ends(client, self._topics[1], 1)
-        with closing(self._at_the_mark()):
+        with closing(self._at_the_mark(client)):
             producer = Producer(producer_properties(self._config))
             for topic, partitions in ((self._topics[1], 1), (self._topics[0], self._partitions)):
                 _ends(client, topic, partitions)
@@ -124,8 +122,12 @@ class _Bare:
             {"": client.describe_cluster()},
         )
 
-    def _at_the_mark(self) -> Consumer:
-        """A consumer that has read it."""
+    def _at_the_mark(self, client: AdminClient) -> Consumer:
+        """A consumer that has read it, once all else is known."""
+        Descriptor.from_bytes(self._store.read(DESCRIPTOR_PATH), DESCRIPTOR_PATH)
+        assert not list(self._store.list(MANIFESTS.folder))
+        self._identify(client)
+        _ends(client, self._topics[1], 1)
         consumer = Consumer(consumer_properties(self._config))
         consumer.assign([TopicPartition(self._topics[1], 0, 0)])
         assert consumer.consume(1, 10)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import rocksdict
 
-from bench.figures import Figure, rate, timed
+from bench.figures import Figure, Took, rate, timed
 from bench.logs import bench_log, bulk_append
 from bench.setting import Setting
 from bench.workload import batches
@@ -26,20 +26,20 @@ _BUFFER_BYTES = 128 << 20
 
 def rocksdb(setting: Setting) -> list[Figure]:
     """The whole log into RocksDB, nothing materialized, beside write batches of every change, and of folded rows; and
-    beside its two floors: the fold that both need, and an SST file of rows that are sorted and Python's bytes already.
+    beside its floors: the fold that both need, an SST file of rows that are sorted and Python's bytes already, and one
+    of rows that are folded and sorted first.
     """
-    seconds: dict[str, list[float]] = {"sst": [], "changes": [], "folded": [], "fold": [], "rows": []}
+    seconds: dict[str, list[Took]] = {"sst": [], "changes": [], "folded": [], "fold": [], "rows": [], "both": []}
     with bench_log(setting.bootstrap, setting.root) as log:
         bulk_append(log, batches(setting.changes, setting.keys), commits=10)
-        rows = recover(log).to_arrow(ordered=True).combine_chunks().to_batches()
-        pairs = [(raw_keys(batch).to_pylist(), batch.column("value").to_pylist()) for batch in rows]
-        del rows
+        pairs = _sorted_pairs(log)
         for _ in range(setting.rounds):
             seconds["changes"].append(_into_new(lambda path: _load(path, _changes(log))))
             seconds["folded"].append(_into_new(lambda path: _load(path, _folded(log))))
             seconds["sst"].append(_into_new(lambda path: recover(log).to_rocksdb(path)))
             seconds["fold"].append(timed(lambda: recover(log).to_arrow()))
             seconds["rows"].append(_into_new(lambda path: _write(path, pairs)))
+            seconds["both"].append(_into_new(lambda path: _write(path, _sorted_pairs(log))))
     ours = "recovery to RocksDB, SST files"
     return [
         rate(ours, setting.changes, seconds["sst"], name, [(setting.changes, second) for second in seconds[key]])
@@ -48,11 +48,12 @@ def rocksdb(setting: Setting) -> list[Figure]:
             ("folded, then write batches", "folded"),
             ("the fold alone, to Arrow", "fold"),
             ("an SST file of sorted rows alone", "rows"),
+            ("folded in order, then an SST file", "both"),
         )
     ]
 
 
-def _into_new(work: Callable[[Path], object]) -> float:
+def _into_new(work: Callable[[Path], object]) -> Took:
     """Seconds that `work` took to make a database under a new path."""
     with tempfile.TemporaryDirectory() as directory:
         return timed(lambda: work(Path(directory) / "db"))
@@ -66,6 +67,11 @@ def _changes(log: Log) -> Iterable[pa.RecordBatch]:
 
 def _folded(log: Log) -> Iterable[pa.RecordBatch]:
     return recover(log).to_arrow().to_batches(max_chunksize=_BATCH_ROWS)
+
+
+def _sorted_pairs(log: Log) -> list[tuple[list[bytes], list[bytes]]]:
+    rows = recover(log).to_arrow(ordered=True).combine_chunks().to_batches()
+    return [(raw_keys(batch).to_pylist(), batch.column("value").to_pylist()) for batch in rows]
 
 
 def _write(path: Path, pairs: list[tuple[list[bytes], list[bytes]]]) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bench.figures import Figure, Took, timed
+from bench.figures import Figure, Took, summed, timed
 from bench.logs import bench_log, bulk_append, passed_over
 from bench.setting import Setting
 from bench.workload import batches, every_key
@@ -97,18 +97,12 @@ def _forty(setting: Setting, changes: int) -> tuple[_Takes, _Takes, _Takes, _Tak
                 ranges = {p: OffsetRange(found[0][0], found[-1][1]) for p, found in recovery.plan.replay.ranges.items()}
             with closing(log.kafka.reader(log.data_topic)) as reader:
                 read = timed(partial(passed_over, reader.read(ranges, stall_timeout_s=_STALL_S)))
-            both_ends.took.append(_summed(floor.took[-1], read, timed(partial(_read_back, file))))
+            both_ends.took.append(summed(floor.took[-1], read, timed(partial(_read_back, file))))
             ours.took.append(timed(roll_up))
             write = timed(partial(files.follow, tail, _runs(log)))
-            merges.took.append(_summed(write, read, timed(partial(_read_back, files.newest))))
+            merges.took.append(summed(write, read, timed(partial(_read_back, files.newest))))
             merges.written_bytes.append(files.newest.stat().st_size)
     return ours, floor, both_ends, merges
-
-
-def _summed(*steps: Took) -> Took:
-    whole = Took(sum(steps))
-    whole.cpu_s, whole.peak_bytes = sum(step.cpu_s for step in steps), None
-    return whole
 
 
 def _runs(log: Log) -> tuple[RunRef, ...]:
