@@ -25,6 +25,7 @@ from statelog.recovery import (
     read_rocksdb_state,
     split_changes,
 )
+from statelog.schemas.ledger.records import LossRange
 from statelog.spark.options import state_options, write_options
 from statelog.storage import accept_data_loss, accept_ledger_loss
 from statelog.storage.config import file_layer
@@ -178,6 +179,10 @@ _REFUSED: list[tuple[Callable[[statelog.Log, Where], object], str]] = [
     (
         lambda log, _: accept_data_loss(log, untyped([(0, 1, 2)]), reason="a disk", operator="me"),
         "a range is of type tuple, and not LossRange",
+    ),
+    (
+        lambda log, _: accept_data_loss(log, [LossRange(0, untyped("1"), 2)], reason="a disk", operator="me"),
+        "start_offset of a range is '1'",
     ),
     (lambda log, _: accept_data_loss(log, untyped(7), reason="a disk", operator="me"), "ranges is of type int"),
     (lambda log, _: accept_ledger_loss(log, reason=untyped(None), operator="me"), "reason is of type NoneType"),

@@ -55,7 +55,7 @@ from statelog.schemas.ledger.records import (
     given_up,
 )
 from statelog.schemas.ledger.state import LedgerState
-from statelog.schemas.names import check_kind, data_topic, ledger_topic
+from statelog.schemas.names import check_kind, check_whole, data_topic, ledger_topic
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest, restarted_state
 from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicNeeds, TopicRole, Waiver, check_topic
 from statelog.storage.kafka import Kafka, TopicDescription
@@ -80,6 +80,8 @@ def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, op
     check_kind("ranges", ranges, Collection, example="[LossRange(0, 41, 43)]")
     for one in ranges:
         check_kind("a range", one, LossRange, example="LossRange(0, 41, 43): a partition, and offsets of it")
+        for name, number in one._asdict().items():
+            check_whole(f"{name} of a range", number, 0)
     if not ranges:
         raise ConfigError("accepting a loss needs ranges")
     log.verify(LEDGER_WRITING)
