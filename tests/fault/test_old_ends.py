@@ -1,9 +1,11 @@
 """A process whose first question about a partition meets a deposed leader: nothing was lost, and nothing is told."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from statelog.materializer.round import run_round
 from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.storage import LogOptions
@@ -12,7 +14,7 @@ from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import TRUE, Answer, Call, old
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.rigs.log import where_at
+from tests.support.rigs.log import settings_for, twin_rig, where_at
 
 _STATE = {b"k%d" % i: b"v" for i in range(9)}
 
@@ -63,4 +65,18 @@ def test_a_first_answer_that_is_old_is_no_loss(do: Callable[[Log], None], topic:
     with Log.open("old", where_at(kafka, store)) as log:
         answers.topic, answers.count = topic, 3
         do(log)
+        assert answers.count < 3
+
+
+def test_a_first_answer_below_the_newest_snapshot_is_no_loss(tmp_path: Path) -> None:
+    """Whoever goes on from a snapshot knows by that how far the ledger reached, and asks again."""
+    answers = _OldAnswers()
+    rig = twin_rig("old", cluster=MemoryCluster(questions=answers))
+    with rig.create() as log, Writer(log, "w") as writer:
+        writer.put(b"k", b"v")
+        writer.commit()
+        run_round(log, settings_for(tmp_path))
+    with rig.open() as log:
+        answers.topic, answers.count = log.ledger_topic, 3
+        assert log.describe().state.commits["w"].checkpoint.id == 1
         assert answers.count < 3

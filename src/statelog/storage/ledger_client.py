@@ -474,7 +474,8 @@ class LedgerClient(Closing):
     def _checked_end(self, end_position: int | None = None) -> int:
         with self._asking_who_answers():
             if end_position is None:
-                end_position = self.end_position()
+                known = {0: self.fold.position}  # Also by a snapshot, of which the client does not know.
+                end_position = self._kafka.offsets(self._topic, [0], at_least=known)[0].end
             if end_position < self.fold.position:
                 raise self._lost("the ledger ends below what was folded already", end_position)
         return end_position
