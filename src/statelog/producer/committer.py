@@ -37,6 +37,7 @@ from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_i
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import Commit, LossRange
 from statelog.schemas.ledger.state import LastCommit
+from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
 _SETTLE_ATTEMPTS = 3
@@ -158,13 +159,16 @@ class Committer:
             self._end = _End.FINAL if sent.commit.final else _End.OVERTAKEN if is_overtaken else None
             return self.last
 
-    def refresh(self) -> None:
-        """Read what other processes of the same job committed under the grant since.
+    def refresh(self, seen: Place) -> None:
+        """Read what other processes of the same job committed under the grant since, one of which saw this place.
 
         Raises Fenced if the grant is over, Damaged, Unavailable.
         """
         ledger, grant = self.opened.ledger, self.grant
-        ledger.fold_end()
+        end = self._log.ledger.end(at_least=max(ledger.position, seen.position))
+        check_reaches(self._log.name, end, seen.position)
+        ledger.fold_end(end)
+        ledger.check([seen])
         check_live(ledger.fold, grant)
         self.last = ledger.fold.last_commit(grant.writer)
 

@@ -30,7 +30,7 @@ from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.reading import verify_handle
 from statelog.schemas.ledger.handle import Checkpoint, Handle, Step, next_checkpoint_id, refuse_overlaps
-from statelog.schemas.ledger.place import Metadata
+from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import check_kind, settings_or
 from statelog.storage.kafka import Producer
@@ -54,7 +54,8 @@ class Coordinator(GrantHolder, Guarded):
         1
 
     `partitions` and `expect` are those of `Writer`. With the `grant` of a coordinator of the same name whose process
-    has ended, it goes on under that grant and opens nothing; raises Fenced if the grant is over.
+    has ended, it goes on under that grant and opens nothing; raises Fenced if the grant is over,
+    IdentityChanged if it was given on another log.
     """
 
     def __init__(
@@ -129,12 +130,13 @@ class Coordinator(GrantHolder, Guarded):
         return self._committer.finish()
 
     @Guarded.turn
-    def refresh(self) -> None:
-        """Read what other processes of the same job committed under this grant.
+    def refresh(self, seen: Place = ORIGIN) -> None:
+        """Read what other processes of the same job committed under this grant. `seen` is a place that one of them saw,
+        as the `witness` of its grant: what lies below it is there.
 
         Raises Fenced if the grant is over, Damaged, Unavailable, ClosedError.
         """
-        self._committer.refresh()
+        self._committer.refresh(seen)
 
     @Guarded.last_turn
     def close(self) -> None:

@@ -20,7 +20,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from statelog.environment import current_environment
-from statelog.errors import BeyondEnd, CheckpointMismatch, ConfigError, Fenced, OutcomeUnknown, StatelogError
+from statelog.errors import (
+    BeyondEnd,
+    CheckpointMismatch,
+    ConfigError,
+    Fenced,
+    IdentityChanged,
+    OutcomeUnknown,
+    StatelogError,
+)
 from statelog.reading import Folding
 from statelog.schemas.changes.changes import change_bytes_max, change_schema
 from statelog.schemas.descriptor import Descriptor
@@ -190,9 +198,12 @@ def grant_of(log: Log, fold: LedgerFold, live: LiveEpoch) -> Grant:
 def resume_grant(log: Log, grant: Grant) -> EpochClients:
     """New clients for a grant that another process of the same job opened. Writes nothing to the ledger.
 
-    Raises Fenced if the grant is over, Damaged, Unavailable.
+    What the grant saw of the ledger is there. Raises Fenced if the grant is over, IdentityChanged if it is one of
+    another log, Damaged, Unavailable.
     """
-    ledger = log.checked_ledger()
+    if grant.descriptor.identity != log.descriptor.identity:
+        raise IdentityChanged("the grant was given on another log", writer=grant.writer, log=log.name)
+    ledger = log.checked_ledger(grant.witness)
     try:
         check_live(ledger.fold, grant)
         return EpochClients(grant, ledger, log.kafka.producer())

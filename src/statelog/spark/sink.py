@@ -43,13 +43,14 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import whole_numbers
 from statelog.spark.clients import ProcessCache, cached_log, task_producer
 from statelog.spark.epochs import give_up, plan_batch
-from statelog.spark.option_texts import LogAddress, address_options
+from statelog.spark.option_texts import address_options
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.ownership import BatchDecision, decide_batch, decide_write
 from statelog.spark.query_run import sibling_nonce
 from statelog.spark.reported import reported, unpicklable
 from statelog.spark.rows import TASK_SETTINGS, RowMapping, row_mapping, write_rows
 from statelog.storage import Where
+from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
 QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.
@@ -58,7 +59,8 @@ _CASE_PROPERTY = "spark.sql.caseSensitive"  # As all settings of a session, a pr
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PROCESS = str(uuid.uuid4())
 
-_coordinators: ProcessCache[tuple[LogAddress, bytes], Coordinator] = ProcessCache()
+_coordinators: ProcessCache[tuple[Log, bytes], Coordinator] = ProcessCache()
+"""By the opened log, which may rest for less time than what was made of it: one that was closed is found no more."""
 
 
 # ---- what Spark calls
@@ -198,9 +200,11 @@ def _commit(
 ) -> bool:
     if not results:
         return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
-    key = (options.where, results[0].grant.nonce)
+    grant = results[0].grant
+    log = cached_log(options.where, grant.descriptor.identity)
+    key = (log, grant.nonce)
     with undone_by_errors(_coordinators.drop, key):
-        coordinator = _coordinator(options.where, results[0])
+        coordinator = _coordinator(log, results[0])
         decision = decide(coordinator.last_commit)
         if decision.is_replay:
             _LOG.info(
@@ -217,17 +221,15 @@ def _commit(
     return True
 
 
-def _coordinator(where: LogAddress, result: TaskResult) -> Coordinator:
+def _coordinator(log: Log, result: TaskResult) -> Coordinator:
     """The coordinator for the grant and base of these tasks."""
     grant = result.grant
-    found = _coordinators.get((where, grant.nonce))
-    # After the coordinator, so that no log is idle for longer than what was made of it.
-    log = cached_log(where, grant.descriptor.identity)
+    found = _coordinators.get((log, grant.nonce))
     if found is None:
         siblings = replace(current_environment(), nonce=partial(sibling_nonce, grant.nonce))
-        return _coordinators.put((where, grant.nonce), siblings.run(Coordinator, log, grant.writer, grant=grant))
+        return _coordinators.put((log, grant.nonce), siblings.run(Coordinator, log, grant.writer, grant=grant))
     if found.base != result.base:
-        found.refresh()  # Another commit process of the session was at work.
+        found.refresh(grant.witness)  # Another commit process of the session was at work.
     return found
 
 

@@ -12,7 +12,14 @@ from typing import Any, cast
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import ConfigError, InvalidChange, StatelogError, StatelogWarning, UncommittedChanges
+from statelog.errors import (
+    ConfigError,
+    IdentityChanged,
+    InvalidChange,
+    StatelogError,
+    StatelogWarning,
+    UncommittedChanges,
+)
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
@@ -20,6 +27,7 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.storage.log.log import Log
+from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import TwinRig, twin_rig
 
 HERE = Path(__file__)
@@ -232,3 +240,12 @@ def test_what_is_passed_by_mistake_is_told(slip: str, log: Log) -> None:
         assert refused.value.hint
         writer.commit()
         coordinator.commit()
+
+
+def test_a_grant_of_another_log_is_none(log: Log) -> None:
+    """What it saw of its own ledger says nothing of this one, which has lost nothing."""
+    elsewhere = twin_rig("another", cluster=MemoryCluster(cluster_id="elsewhere"))
+    with elsewhere.create() as another, Coordinator(another, "c") as coordinator:
+        coordinator.commit()
+        with pytest.raises(IdentityChanged):
+            Coordinator(log, "c", grant=coordinator.task().grant)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import IdentityChanged
-from statelog.producer.coordinator import TaskWriter
+from statelog.errors import BeyondEnd, IdentityChanged
+from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.epoch import open_epoch
 from statelog.spark import clients, epochs, sink, source
-from statelog.spark.clients import ProcessCache, cached_log
+from statelog.spark.clients import IDLE_S, ProcessCache, cached_log
 from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.options import WriteOptions, write_options
@@ -24,7 +24,7 @@ from statelog.storage import Where
 from statelog.storage.kafka import Producer
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
-from statelog.testing.faults import Fate, Faults, SendAttempt
+from statelog.testing.faults import TRUE, Answer, Call, Fate, Faults, SendAttempt, old
 from tests.support.rigs.log import TwinRig, twin_rig
 
 Place = Callable[..., TwinRig]
@@ -111,6 +111,96 @@ def test_a_dataframe_of_an_older_log_ends_no_write_of_this_one(place: Place, mon
     with pytest.raises(IdentityChanged, match="topics that the log had before"):
         cached_log(where, older)
     assert commit_batch(_options("memory://a", 1), [result], 1)
+    assert rig.state() == {b"alice": b"2"}
+
+
+_CACHES = ((clients, "_logs"), (epochs, "_epochs"), (sink, "_coordinators"))
+
+
+def _worker(clock: Callable[[], float] = time.monotonic) -> list[ProcessCache[Any, Any]]:
+    """What another worker of the session keeps, by this clock."""
+    return [ProcessCache[Any, Any](clock=clock) for _ in _CACHES]
+
+
+def _become(monkeypatch: pytest.MonkeyPatch, worker: list[ProcessCache[Any, Any]]) -> None:
+    """What goes on happens in this worker."""
+    for (module, name), cache in zip(_CACHES, worker, strict=True):
+        monkeypatch.setattr(module, name, cache)
+
+
+def test_an_empty_batch_behind_a_commit_that_the_ledger_lost_is_no_commit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of tasks without a row no chunk says what their planner saw of the ledger; their grant does, to a worker that
+    has seen nothing, and to one that has not seen the lost commit.
+    """
+    rig, idle = place("memory://a"), _worker()
+    _become(monkeypatch, idle)
+    _write(rig, "memory://a", 0)
+    _become(monkeypatch, _worker())
+    _write(rig, "memory://a", 1)
+    options = _options("memory://a", 2)
+    task = plan_batch(options)
+    handle = TaskWriter(rig.kafka().producer(), task, slot=2).finish()
+    result = TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id="q")
+    rig.cluster.lose_tail("visits.ledger", 0, rig.cluster.log("visits.ledger", 0).end - 1)
+    for worker in (_worker(), idle):
+        _become(monkeypatch, worker)
+        cached_log(options.where).patience_s = 0.0
+        with pytest.raises(BeyondEnd):
+            commit_batch(options, [result], 2)
+
+
+@pytest.mark.parametrize("hidden", [1, 2])
+def test_a_worker_whose_first_question_meets_a_deposed_leader_commits(
+    place: Place, monkeypatch: pytest.MonkeyPatch, hidden: int
+) -> None:
+    """The last records of the ledger are hidden from it: the last commit, and the Open of its own grant. That says how
+    far the ledger reached when the batch was planned.
+    """
+    rig = place("memory://a")
+    _write(rig, "memory://a", 0)
+    options = _options("memory://a", 1)
+    result = _written(rig, options)
+    _become(monkeypatch, _worker())
+    numbers = iter(range(3))
+
+    def answered(call: Call) -> Answer:
+        is_asked = (call.method, call.topic) == ("offsets", "visits.ledger")
+        return old(hidden) if is_asked and next(numbers, None) is not None else TRUE
+
+    rig.cluster.questions = answered
+    assert commit_batch(options, [result], 1)
+    assert next(numbers, None) is None
+    assert rig.state() == {b"alice": b"2"}
+
+
+def test_a_commit_follows_one_that_was_made_as_long_ago_as_clients_may_rest(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a query that is triggered every ten minutes: the log has rested for too long then, and what was made of it a
+    little later has not.
+    """
+    now_s = [0.0]
+    rig, worker = place("memory://a"), _worker(lambda: now_s[0])
+    _become(monkeypatch, worker)
+
+    class Slow(Coordinator):
+        """One that takes a second to open."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            now_s[0] += 1.0
+
+    monkeypatch.setattr(sink, "Coordinator", Slow)
+    monkeypatch.setattr(Log, "look_again_s", 0.0)
+    _write(rig, "memory://a", 0)
+    options = _options("memory://a", 1)
+    _become(monkeypatch, _worker())
+    result = _written(rig, options)
+    _become(monkeypatch, worker)
+    now_s[0] = IDLE_S + 0.5
+    assert commit_batch(options, [result], 1)
     assert rig.state() == {b"alice": b"2"}
 
 

@@ -277,14 +277,14 @@ class Log(Closing):
         with self._noting:  # Writers and readers in other threads note theirs.
             self._place = max(self._place, place, key=lambda one: (one.position, one.last is not None))
 
-    def checked_ledger(self) -> LedgerClient:
+    def checked_ledger(self, seen: Place = ORIGIN) -> LedgerClient:
         """A client that has folded the ledger to its end now, and found nothing that speaks against it. The caller
-        closes it. Raises Damaged, Unavailable.
+        closes it. `seen` is what another process saw of it. Raises Damaged, Unavailable.
         """
         client = self.ledger.newest_client()
         with undone_by_errors(client.close):
-            client.fold_end()
-            check_ledger(self, client)
+            client.fold_end(self.ledger.end(at_least=max(client.position, self.position, seen.position)))
+            check_ledger(self, client, places=[seen])
         return client
 
     def barrier(self) -> int:
