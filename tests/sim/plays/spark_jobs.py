@@ -1,0 +1,279 @@
+"""Jobs of a simulated Spark that write to a log: queries with a checkpoint, and plain writes; on `spark_machine`.
+
+A query plans its batches as Spark does: the end of a batch is in its checkpoint before anything of it is written, and
+that it is committed behind the sink's commit. A batch has tasks, a task attempts: some fail, some are doubled, some go
+on when nobody waits for them, and of some the message is lost. Owns what a job has to know; not who starts it when.
+"""
+
+import pickle
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from statelog.errors import PersistFailed, StatelogError, Unavailable
+from statelog.schemas.key_groups import partition_of
+from statelog.schemas.ledger.handle import Handle
+from statelog.spark.reported import error_of
+from statelog.spark.sink import BatchWriter, StreamWriter, TaskResult
+from statelog.testing import Crash
+from tests.sim.plays.spark_machine import Machine, Session
+from tests.support.rigs.log import keys_in
+from tests.support.samples.folds import apply_all
+
+__all__ = ["Attempt", "Job", "Range", "Run", "Source", "State"]
+
+State = dict[bytes, bytes]
+_WHERE = {"log": "visits", "root": "memory://twin", "kafka.bootstrap.servers": "memory:1"}
+_ATTEMPTS = 4
+_FIELDS = [StructField("key", BinaryType()), StructField("op", StringType()), StructField("value", BinaryType())]
+
+
+@dataclass(frozen=True)
+class Range:
+    """Changes of a source, `start` to below `end`."""
+
+    start: int
+    end: int
+
+
+@cache
+def _keys(partition: int) -> tuple[bytes, ...]:
+    return tuple(islice(keys_in(partition, 4, 8), 4))
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one job copies: an endless, repeatable list of changes over few keys of its own partitions."""
+
+    name: str
+    partitions: tuple[int, ...]
+
+    def change(self, position: int) -> tuple[bytes, bytes | None]:
+        """The change at a position; every seventh deletes."""
+        rng = random.Random(f"{self.name}/{position}")
+        key = rng.choice(_keys(rng.choice(self.partitions)))
+        return key, None if rng.random() < 0.15 else b"%s-%d" % (self.name.encode(), position)
+
+    def apply(self, one: Range, state: State) -> None:
+        """Apply these changes."""
+        apply_all(state, map(self.change, range(one.start, one.end)))
+
+
+@dataclass(eq=False)
+class Job:
+    """A query, with its checkpoint, or a job that makes plain writes, numbered alike; and what it was told.
+
+    `kind` is stream, upsert or plain. `rows` says how its keys come: unique (one row a key, in any task), checked (one
+    row a key, in the task of its key group), sequence (all rows, with a column to put them in order by).
+    """
+
+    name: str
+    source: Source
+    kind: str
+    rows: str
+    location: str
+    numbers_writes: bool = True
+    ranges: list[Range] = field(default_factory=list[Range])
+    done: set[int] = field(default_factory=set[int])
+    told: set[int] = field(default_factory=set[int])
+    empty: set[int] = field(default_factory=set[int])
+    """Batches that the ledger does not show: those without a task, and plain writes without a number or a row."""
+    written: dict[tuple[bytes, int], int] = field(default_factory=dict[tuple[bytes, int], int])
+    """Of which batch a change set is, by its nonce and number."""
+
+    @property
+    def query_id(self) -> str:
+        """As Spark tells its tasks; '' for a plain job."""
+        return "" if self.kind == "plain" else f"query-{self.name}"
+
+    def options(self, batch: int, run_id: str, more: Mapping[str, str]) -> dict[str, str]:
+        """Those of the write of this batch."""
+        given = {**_WHERE, "writerId": self.name, "partitions": ",".join(map(str, self.source.partitions))}
+        if self.kind == "stream":
+            given["checkpointLocation"] = self.location
+        elif self.kind == "upsert":
+            given |= {"batchId": str(batch), "queryId": self.query_id, "runId": run_id}
+        elif self.numbers_writes:
+            given["checkpointId"] = str(batch + 1)
+        if self.rows == "sequence":
+            given["sequenceBy"] = "seq"
+        elif self.rows == "unique":
+            given["uniqueKeys"] = "true"
+        return {**given, **more}
+
+    @property
+    def schema(self) -> StructType:
+        """The columns of its rows."""
+        return StructType([*_FIELDS, StructField("seq", LongType())] if self.rows == "sequence" else _FIELDS)
+
+
+class Attempt:
+    """One attempt of a task: it may be called once, whenever, and whoever waits for it."""
+
+    def __init__(self, run: "Run", task: int) -> None:
+        self.run, self.task, self.batch = run, task, run.batch
+        self.rows, self.pickled, self.messages = run.tasks[task], run.pickled, run.messages
+
+    def go(self) -> None:
+        """Write the rows; the result counts if it arrives, and is the first of its task."""
+        machine, job = self.run.machine, self.run.job
+        writer: StreamWriter | BatchWriter = pickle.loads(self.pickled)
+        try:
+            result: TaskResult = machine.on_executor(
+                self.run.session, job.query_id, lambda: writer.write(self._batches())
+            )
+        except Crash:
+            self._failed(PersistFailed("a worker died"))
+        except (PersistFailed, Unavailable) as error:
+            self._failed(error)
+        else:
+            handle = Handle.from_bytes(result.handle)
+            job.written |= {(handle.nonce, entry.sqn): self.batch for entry in handle.entries}
+            if machine.rng.random() < 0.9 and self.messages[self.task] is None:
+                self.messages[self.task] = pickle.loads(pickle.dumps(result))
+
+    def _failed(self, error: StatelogError) -> None:
+        if self.run.messages is self.messages:
+            self.run.failures.append(error)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        machine = self.run.machine
+        for start in range(0, self.rows.num_rows, 3):
+            machine.stand_still(0.05)
+            yield self.rows.slice(start, 3)
+        machine.stand_still(0.05)
+
+
+class Run:
+    """One run of a query in a session, or one plain write: a step at a time until it `is_over`, perhaps by an error."""
+
+    def __init__(self, machine: Machine, job: Job, session: Session, name: str, more: Mapping[str, str]) -> None:
+        self.machine, self.job, self.session, self.name, self.more = machine, job, session, name, more
+        self.launch: Callable[[Attempt], None] = lambda attempt: attempt.go()
+        self.is_over = self.is_busy = False
+        self.error: StatelogError | None = None
+        last = len(job.ranges) - 1
+        self.batch = last if last >= 0 and last not in job.done else last + 1
+        self.pickled = b""
+        self.tasks: list[pa.RecordBatch] = []
+        self.messages: list[TaskResult | None] = []
+        self.failures: list[StatelogError] = []
+        self._next = self._plan
+
+    @property
+    def may_go(self) -> bool:
+        """Whether it has a step to do."""
+        return not (self.is_over or self.is_busy or self.session.is_dead)
+
+    def step(self) -> None:
+        """The next thing that the driver does."""
+        self.is_busy = True
+        try:
+            self._next()
+        except Crash:
+            self.is_over = True
+        finally:
+            self.is_busy = False
+
+    def _fail(self, error: StatelogError) -> None:
+        self.is_over, self.error = True, error
+
+    def _writer(self) -> StreamWriter | BatchWriter:
+        make = StreamWriter if self.job.kind == "stream" else BatchWriter
+        return make(self.job.options(self.batch, self.name, self.more), self.job.schema, overwrite=False)
+
+    def _plan(self) -> None:
+        """Note the batch in the checkpoint, and ask for the right to write it."""
+        job, rng = self.job, self.machine.rng
+        if self.batch == len(job.ranges):
+            start = job.ranges[-1].end if job.ranges else 0
+            job.ranges.append(Range(start, start + rng.choice((0, 1, 5, 20))))
+        try:
+            self.pickled = self.machine.beside(self.session, lambda: pickle.dumps(self._writer()))
+        except (StatelogError, pickle.PicklingError) as error:
+            found = error_of(error)
+            assert found is not None
+            self._fail(found)
+            return
+        self.tasks = self._split(job.ranges[self.batch], rng)
+        self.messages = [None] * len(self.tasks)
+        self.failures = []
+        self._next = self._work
+
+    def _work(self) -> None:
+        """Launch attempts of tasks that are not done, or some more beside."""
+        missing = [task for task, message in enumerate(self.messages) if message is None]
+        if not missing:
+            self._next = self._commit
+        elif len(self.failures) >= _ATTEMPTS:
+            self._abort(self.failures[-1])
+        else:
+            self.launch(Attempt(self, self.machine.rng.choice(missing)))
+
+    def _commit(self) -> None:
+        messages = list(self.messages)
+        try:
+            self.machine.beside(self.session, lambda: self._committed(messages))
+        except StatelogError as error:
+            self._abort(error)
+            return
+        is_shown = messages and (
+            self.job.kind != "plain" or self.job.numbers_writes or any(rows.num_rows for rows in self.tasks)
+        )
+        (self.job.told if is_shown else self.job.empty).add(self.batch)
+        self._next = self._note
+
+    def _committed(self, messages: list[TaskResult | None]) -> None:
+        if self.job.kind == "stream":
+            cast("StreamWriter", self._writer()).commit(messages, self.batch)
+        else:
+            cast("BatchWriter", pickle.loads(self.pickled)).commit(messages)
+
+    def _abort(self, error: StatelogError) -> None:
+        """Whoever waits for the job is told of the error behind the abort."""
+        self.error = error
+        if self.job.kind != "stream":
+            writer: BatchWriter = pickle.loads(self.pickled)
+            self.machine.beside(self.session, lambda: writer.abort(self.messages))
+        self.is_over = True
+
+    def _note(self) -> None:
+        """Spark's own log of commits; and the next batch, unless another run is there."""
+        job = self.job
+        is_alone = self.batch not in job.done
+        job.done.add(self.batch)
+        self.batch += 1
+        if job.kind == "plain" or not is_alone or self.batch < len(job.ranges):
+            self.is_over = True
+        self._next = self._plan
+
+    def _split(self, one: Range, rng: random.Random) -> list[pa.RecordBatch]:
+        """The rows of some tasks, in an order of chance."""
+        job = self.job
+        changes = [(position, *job.source.change(position)) for position in range(one.start, one.end)]
+        if job.rows != "sequence":
+            changes = list({key: (position, key, value) for position, key, value in changes}.values())
+        count = rng.choice((0, 1, 1, 2, 3)) if not changes else rng.randint(1, 3)
+        parts: list[list[tuple[int, bytes, bytes | None]]] = [[] for _ in range(count)]
+        for change in changes:
+            group = self.machine.descriptor.key_group_of(change[1])
+            assert partition_of(group, 4, 8) in job.source.partitions
+            parts[rng.randrange(count) if job.rows == "unique" else group % count].append(change)
+        return [self._rows(part, rng) for part in parts]
+
+    def _rows(self, part: list[tuple[int, bytes, bytes | None]], rng: random.Random) -> pa.RecordBatch:
+        rng.shuffle(part)
+        columns: dict[str, Any] = {
+            "key": pa.array([key for _, key, _ in part], pa.binary()),
+            "op": pa.array(["delete" if value is None else "put" for _, _, value in part], pa.string()),
+            "value": pa.array([value for _, _, value in part], pa.binary()),
+        }
+        if self.job.rows == "sequence":
+            columns["seq"] = pa.array([position for position, _, _ in part], pa.int64())
+        return pa.RecordBatch.from_pydict(columns)

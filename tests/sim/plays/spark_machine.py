@@ -1,0 +1,307 @@
+"""The machine of a simulated Spark: sessions, their Python workers, what each keeps, and one clock for all of them.
+
+Without a JVM and on the twins. A worker is a process to the code under test: it has caches of its own. One acts at a
+time, but it may stand still inside of any call, at a crash point or a look at the clock, while others go on; then it
+wakes, or is dead. Owns neither what the jobs are nor what is right.
+"""
+
+import atexit
+import random
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from statelog.environment import Environment, inline
+from statelog.producer.settings import WriterSettings
+from statelog.schemas.descriptor import Descriptor
+from statelog.spark import clients, epochs, query_run, sink
+from statelog.spark.clients import ProcessCache
+from statelog.storage.log.log import Log
+from statelog.testing import Crash
+from statelog.testing.cluster import MemoryCluster
+from statelog.testing.faults import (
+    HALF,
+    LOST,
+    TRUE,
+    UNAVAILABLE,
+    Answer,
+    AnswerKind,
+    Call,
+    Fate,
+    SendAttempt,
+    broken,
+    old,
+)
+from statelog.testing.kafka import MemoryKafka
+from statelog.testing.store import MemoryDisk, MemoryStore
+from tests.support.rigs.log import TwinRig
+
+__all__ = ["SMALL", "Machine", "Session", "Worker"]
+
+SMALL = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=64, in_flight_bytes_max=512)
+_CACHES: tuple[tuple[ModuleType, str], ...] = (
+    (clients, "_logs"),
+    (clients, "_producers"),
+    (epochs, "_epochs"),
+    (sink, "_coordinators"),
+)
+_FATES = [
+    *(Fate.DELAY, Fate.LOSE, Fate.SKIP, Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET),
+    *(Fate.FATAL, Fate.FATAL_APPENDED),
+]
+_ANSWERS: dict[str, tuple[Answer, ...]] = {
+    "offsets": (UNAVAILABLE, LOST, HALF, old(1), old(4)),
+    "read": (UNAVAILABLE, LOST, broken(1)),
+    "send": (UNAVAILABLE,),
+}
+_START_S = 1_000_000.0
+
+
+@dataclass(eq=False)
+class Worker:
+    """A Python process: what it keeps, by module and name. It takes one call at a time."""
+
+    session: "Session"
+    caches: dict[tuple[ModuleType, str], ProcessCache[Any, Any]]
+    is_busy: bool = False
+    is_dead: bool = False
+
+
+@dataclass(eq=False)
+class Session:
+    """A driver's JVM, its workers beside the driver, and those of its executors."""
+
+    number: int
+    beside: list[Worker] = field(default_factory=list[Worker])
+    executors: list[Worker] = field(default_factory=list[Worker])
+    attempts: int = 0
+    is_dead: bool = False
+
+    def kill(self) -> None:
+        """The driver is gone with the workers beside it; what an executor is doing may go on for a while."""
+        self.is_dead = True
+        for worker in self.beside:
+            worker.is_dead = True
+
+
+@dataclass(eq=False)
+class _Task:
+    """What Spark tells a task."""
+
+    query_id: str
+    attempt: int
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802  # Spark's name
+        """A property of the job."""
+        return self.query_id or None if name == sink.QUERY_PROPERTY else None
+
+    def taskAttemptId(self) -> int:  # noqa: N802  # Spark's name
+        """Unique in the session."""
+        return self.attempt
+
+
+class Machine:
+    """All processes, and the cluster with its accidents. `elsewhere` is one step of whatever else goes on."""
+
+    def __init__(self, rng: random.Random, *, share: float) -> None:
+        self.rng = rng
+        self.elsewhere: Callable[[], object] = lambda: None
+        self.is_quiet = True
+        """Whether nothing goes wrong, and nobody stands still."""
+        self.has_deposed = False
+        """Whether a broker may answer that does not know yet that it is deposed. Who plans a batch then may not learn
+        of the one before, which another process committed: that is told when it is committed, and is no false alarm.
+        """
+        self._share = share
+        self._now_s = _START_S
+        self._sessions: list[Session] = []
+        self._acting: Worker | None = None
+        self._task: _Task | None = None
+        self._depth = 0
+        self.cluster = MemoryCluster(faults=self, questions=self._answer, clock=self.now)
+        disk = MemoryDisk(self.now)
+        self.rig = TwinRig("visits", self._kafka, lambda: MemoryStore(disk, "visits"), cluster=self.cluster, disk=disk)
+        with self.rig.create(partitions=4, key_groups=8) as log:
+            self.descriptor: Descriptor = log.descriptor
+        self.environment = Environment(
+            clock=self._looked_at, wall_clock=self._looked_at, crash=self._point, start=inline, wait=self._waited
+        )
+
+    # ---- time, and what goes wrong in it
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+        return self._now_s
+
+    def pass_time(self, seconds: float) -> None:
+        """Everybody's clock goes on."""
+        self._now_s += seconds
+
+    def fate(self, attempt: SendAttempt) -> Fate:
+        """The fate of a record."""
+        share = self._share if attempt.topic == "visits" else 4 * self._share  # Of few records much depends.
+        return self.rng.choice(_FATES) if self._strikes(share) else Fate.DELIVER
+
+    @contextmanager
+    def quiet(self) -> Generator[None]:
+        """In this block nothing goes wrong."""
+        before, self.is_quiet = self.is_quiet, True
+        try:
+            yield
+        finally:
+            self.is_quiet = before
+
+    def stand_still(self, chance: float) -> None:
+        """Perhaps others go on meanwhile, or this process dies."""
+        worker = self._acting
+        if self.is_quiet or worker is None:
+            return
+        if self._depth < 2 and self.rng.random() < chance:
+            self._depth += 1
+            try:
+                for _ in range(self.rng.randint(1, 15)):
+                    self.elsewhere()
+            finally:
+                self._depth -= 1
+        if worker.is_dead or self.rng.random() < chance * 0.05:
+            raise Crash
+
+    def _strikes(self, share: float) -> bool:
+        return not self.is_quiet and self.rng.random() < share
+
+    def _answer(self, call: Call) -> Answer:
+        possible = _ANSWERS.get(call.method, (UNAVAILABLE,))
+        answer = self.rng.choice(possible) if self._strikes(0.3 * self._share) else TRUE
+        return TRUE if answer.kind is AnswerKind.OLD and not self.has_deposed else answer
+
+    def _looked_at(self) -> float:
+        self._now_s += 0.01
+        self.stand_still(0.01)
+        return self._now_s
+
+    def _point(self, _: str) -> None:
+        self.stand_still(0.25)
+
+    def _waited(self, _: object, seconds: float) -> None:
+        self._now_s += seconds
+
+    def _idle(self, seconds: float) -> None:
+        """A producer waits for an answer: it comes late, or never."""
+        self._now_s += seconds * 100
+        if self.rng.random() < 0.1:
+            self.cluster.release(1)
+        if self.rng.random() < 0.05:
+            self.cluster.expire()
+        self.stand_still(0.02)
+
+    def _kafka(self) -> MemoryKafka:
+        return MemoryKafka(cluster=self.cluster, idle=self._idle)
+
+    # ---- processes
+
+    def session(self) -> Session:
+        """A new driver."""
+        self._sessions.append(Session(len(self._sessions) + 1))
+        return self._sessions[-1]
+
+    def worker(self, among: list[Worker], session: Session) -> Worker:
+        """One that is free, of those or a new one."""
+        among[:] = [one for one in among if not one.is_dead]
+        free = [one for one in among if not one.is_busy]
+        if free and (len(free) > 1 or self.rng.random() < 0.7):
+            return self.rng.choice(free)
+        caches = {place: ProcessCache[Any, Any](clock=self.now) for place in _CACHES}
+        for cache in caches.values():
+            atexit.unregister(cache.clear)  # Else the caches of all histories would stay.
+        among.append(Worker(session, caches))
+        return among[-1]
+
+    @contextmanager
+    def acting(self, worker: Worker, task: _Task | None = None) -> Generator[None]:
+        """In this block this process acts; a Crash is its death."""
+        assert not worker.is_busy
+        before = self._acting, self._task
+        worker.is_busy = True
+        self._become(worker, task)
+        try:
+            yield
+        except Crash:
+            worker.is_dead = True
+            raise
+        finally:
+            worker.is_busy = False
+            self._become(*before)
+
+    def beside(self, session: Session, call: Callable[[], Any]) -> Any:
+        """Call it in a worker beside the driver."""
+        with self.acting(self.worker(session.beside, session)):
+            return self.environment.run(call)
+
+    def on_executor(self, session: Session, query_id: str, call: Callable[[], Any]) -> Any:
+        """Call it as an attempt of a task."""
+        session.attempts += 1
+        task = _Task(query_id, session.attempts)
+        with self.acting(self.worker(session.executors, session), task):
+            return self.environment.run(call)
+
+    def apart(self, call: Callable[[], Any]) -> Any:
+        """Call it in a process that is none of Spark's."""
+        before = self._acting, self._task
+        self._become(None, None)
+        try:
+            return self.environment.run(call)
+        finally:
+            self._become(*before)
+
+    def _become(self, worker: Worker | None, task: _Task | None) -> None:
+        self._acting, self._task = worker, task
+        for (module, name), cache in worker.caches.items() if worker is not None else ():
+            setattr(module, name, cache)
+
+    @contextmanager
+    def installed(self, directory: str) -> Generator[None]:
+        """In this block Spark's side of statelog runs on this machine."""
+        machine = self
+
+        class Context:
+            """Stands for Spark's TaskContext."""
+
+            @staticmethod
+            def get() -> _Task | None:
+                """What the task that acts was told."""
+                return machine._task
+
+        class Client:
+            """Stands for the client of real brokers."""
+
+            def __init__(self, _: object) -> None:
+                pass
+
+            producer = staticmethod(lambda: machine._kafka().producer())
+
+        def session() -> tuple[int, str]:
+            assert machine._acting is not None
+            return machine._acting.session.number, "1"
+
+        def open_log(_: object) -> Log:
+            return self.rig.open()
+
+        def start_time(number: int) -> str:
+            return "" if machine._sessions[number - 1].is_dead else "1"
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("tempfile.tempdir", directory)
+            patch.setattr(clients, "open_log", open_log)
+            patch.setattr(clients, "ConfluentKafka", Client)
+            patch.setattr(sink, "TaskContext", Context)
+            patch.setattr(sink, "TASK_SETTINGS", SMALL)
+            patch.setattr(query_run, "_session", session)
+            patch.setattr(query_run, "_start_time", start_time)
+            for module, name in _CACHES:
+                patch.setattr(module, name, None)
+            self.is_quiet = False
+            yield
