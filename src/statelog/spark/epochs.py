@@ -98,7 +98,7 @@ class _Planning:
         epoch = self._epoch
         if epoch is not None and epoch.log is self._log:  # Else the log was opened anew, and the old one is closed.
             epoch.ledger.fold_end()
-            grant = self._grant(epoch.ledger.fold, epoch.grant)
+            grant = self._grant(epoch.ledger, epoch.grant)
             if grant is not None:
                 epoch.grant = grant
                 return epoch
@@ -121,7 +121,7 @@ class _Planning:
             ledger = self._log.ledger.newest_client()
             with undone_by_errors(ledger.close):
                 ledger.fold_end()
-                grant = self._grant(ledger.fold)
+                grant = self._grant(ledger)
                 if grant is not None:
                     return _Epoch(grant, ledger, self._log)
                 rivals = self._rivals(ledger.fold)
@@ -138,16 +138,20 @@ class _Planning:
         assert overtaken is not None, "every look ends in an epoch or is overtaken"
         raise overtaken
 
-    def _grant(self, fold: LedgerFold, known: Grant | None = None) -> Grant | None:
+    def _grant(self, ledger: LedgerClient, known: Grant | None = None, *, is_sure: bool = False) -> Grant | None:
         """The right to write under the newest epoch on our name or any partition that we take, if a worker of this run
         opened it; `known` is that of an earlier one. None if the run has no epoch, or it is a plain write, which has no
-        run to lose. Raises Fenced if it was taken from a query, once: started again the query opens a new one.
+        run to lose. Raises Fenced if it was taken from a query, once: started again the query opens a new one. That is
+        sure behind a barrier alone: the first answer of a deposed leader hides what a sibling has opened.
         """
-        options, tag = self._options, self._run.tag
+        options, tag, fold = self._options, self._run.tag, ledger.fold
         newest = fold.live_epoch(fold.prior(options.writer, self._taken))
         if newest is not None and same_run(newest.nonce, tag):
             return known if known is not None and known.epoch == newest.epoch else grant_of(self._log, fold, newest)
         if options.serves_query and self._run.has_opened(lambda: has_begun(self._log, fold, options.writer, tag)):
+            if not is_sure:
+                ledger.fold_to(self._log.barrier())
+                return self._grant(ledger, known, is_sure=True)
             self._run.note("told")
             raise Fenced(
                 "another writer took over",

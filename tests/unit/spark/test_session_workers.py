@@ -175,6 +175,25 @@ def test_a_worker_whose_first_question_meets_a_deposed_leader_commits(
     assert rig.state() == {b"alice": b"2"}
 
 
+def test_a_worker_whose_first_question_meets_a_deposed_leader_plans(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Open of its own run is hidden from it, and nobody has taken over."""
+    rig = place("memory://a")
+    plan_batch(_options("memory://a", 0))
+    _become(monkeypatch, _worker())
+    numbers = iter(range(3))
+
+    def answered(call: Call) -> Answer:
+        is_asked = (call.method, call.topic) == ("offsets", "visits.ledger")
+        return old(1) if is_asked and next(numbers, None) is not None else TRUE
+
+    rig.cluster.questions = answered
+    _write(rig, "memory://a", 0)
+    assert next(numbers, None) is None
+    assert rig.state() == {b"alice": b"1"}
+
+
 def test_a_commit_follows_one_that_was_made_as_long_ago_as_clients_may_rest(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
