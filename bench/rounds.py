@@ -3,8 +3,8 @@
 The floor is what a round cannot do without: pyarrow sorts the tail, keeps the last change of each key, and writes them
 as Parquet, in one thread, from memory. It reads nothing from Kafka, checks and merges nothing, and reads nothing back.
 The floor with both ends also reads the tail's records, by the client alone, and then its file: hashes and decodes it.
-The floor with merges has files of its own for the same ledger ranges as our runs: where a round merges runs into one,
-it reads its files of these, and sorts and writes them with the tail, as one. Without merges a reader has forty files.
+The floor with merges has a file of its own for each of our runs: where a round merges runs, it reads its files of
+these, and sorts and writes them with the tail, as the round cut them. Without merges a reader has forty files.
 """
 
 import hashlib
@@ -28,6 +28,7 @@ from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.recovery import recover
+from statelog.schemas.key_groups import key_groups_of
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage import Log
 from statelog.storage.kafka import OffsetRange
@@ -39,9 +40,9 @@ _WINDOW = 10
 _SHARES = {4: "a quarter", 20: "a twentieth"}
 _FLOOR = "sort and write by pyarrow"
 _BOTH_ENDS = "the same, the records read by the client and the file read back"
-_MERGES = "the same, and the same ledger ranges merged"
+_MERGES = "the same, and the same runs merged"
 _STALL_S = 60
-_COLUMNS = ["key", "value"]
+_COLUMNS = ["key_group", "key", "value"]
 
 
 @dataclass(slots=True)
@@ -86,22 +87,22 @@ def _forty(setting: Setting, changes: int) -> tuple[_Takes, _Takes, _Takes, _Tak
         while roll_up():
             continue  # A large state takes several rounds.
         ours.written_bytes.clear()
-        files = _FloorFiles(Path(scratch), setting.root / log.name, _runs(log))
+        files = _FloorFiles(log, setting.root / log.name, Path(scratch))
         for seed in range(_ROUNDS):
             tail = batches(changes, setting.keys, seed=seed)
             bulk_append(log, tail, commits=2)
             file = Path(scratch) / "floor.parquet"
-            floor.took.append(timed(partial(_write_newest, tail, file)))
+            floor.took.append(timed(partial(_write_newest, pa.Table.from_batches(tail), file)))
             floor.written_bytes.append(file.stat().st_size)
             with recover(log) as recovery:
                 ranges = {p: OffsetRange(found[0][0], found[-1][1]) for p, found in recovery.plan.replay.ranges.items()}
             with closing(log.kafka.reader(log.data_topic)) as reader:
                 read = timed(partial(passed_over, reader.read(ranges, stall_timeout_s=_STALL_S)))
-            both_ends.took.append(summed(floor.took[-1], read, timed(partial(_read_back, file))))
+            both_ends.took.append(summed(floor.took[-1], read, timed(partial(_read_back, [file]))))
             ours.took.append(timed(roll_up))
             write = timed(partial(files.follow, tail, _runs(log)))
-            merges.took.append(summed(write, read, timed(partial(_read_back, files.newest))))
-            merges.written_bytes.append(files.newest.stat().st_size)
+            merges.took.append(summed(write, read, timed(partial(_read_back, files.written))))
+            merges.written_bytes.append(sum(one.stat().st_size for one in files.written))
     return ours, floor, both_ends, merges
 
 
@@ -112,46 +113,75 @@ def _runs(log: Log) -> tuple[RunRef, ...]:
 
 
 class _FloorFiles:
-    """The floor's files: one for each ledger range of the runs, of the keys' newest rows, by key."""
+    """The floor's files: one for each run of a log, of the newest rows of its keys, by key."""
 
-    def __init__(self, directory: Path, store: Path, runs: Sequence[RunRef]) -> None:
-        """As they are of runs that stand in the store."""
+    def __init__(self, log: Log, store: Path, directory: Path) -> None:
+        """As the runs are that stand in the `store`."""
+        self._key_groups = log.descriptor.key_groups
         self._directory = directory
-        self._files: dict[range, Path] = {}
-        for one in dict.fromkeys(map(_ledger_range, runs)):
-            tables = [pq.read_table(store / run.path) for run in runs if _ledger_range(run) == one]
-            self._write(one, [batch for table in tables for batch in table.select(_COLUMNS).to_batches()])
+        self.written: list[Path] = []
+        self._files = {run.path: (run, self._file_of(run)) for run in _runs(log)}
+        for run, file in self._files.values():
+            _write(pq.read_table(store / run.path, columns=_COLUMNS), file)
 
     def follow(self, tail: list[pa.RecordBatch], runs: Sequence[RunRef]) -> None:
-        """The file of the one new range of these runs: of the files within, oldest first, and of the tail."""
-        (new,) = {_ledger_range(run) for run in runs} - self._files.keys()
-        within = sorted((one for one in self._files if new.start <= one.start < new.stop), key=lambda one: one.start)
-        old = [batch for one in within for batch in pq.read_table(self._files.pop(one)).to_batches()]
-        self._write(new, [*old, *tail])
+        """Write those of the new runs: of what lies in the files of those that are gone, oldest first, and of the tail.
+        They are `written` then.
+        """
+        paths = {run.path for run in runs}
+        gone = sorted((one for one in self._files.values() if one[0].path not in paths), key=_begins_at)
+        new = {run.path: (run, self._file_of(run)) for run in runs if run.path not in self._files}
+        rows = [(run, pq.read_table(file)) for run, file in gone]
+        changes = pa.Table.from_batches([_with_key_groups(batch, self._key_groups) for batch in tail])
+        newest = max(run.end_position for run in runs)
+        for run, file in new.values():
+            covered = range(run.start_position, run.end_position)
+            mine = [_of_key_groups(table, old, run) for old, table in rows if old.start_position in covered]
+            mine += [_of_key_groups(changes, None, run)] * (run.end_position == newest)
+            _write_newest(pa.concat_tables(mine), file)
+        self._files = {path: one for path, one in (self._files | new).items() if path in paths}
+        self.written = [file for _, file in new.values()]
 
-    def _write(self, covered: range, batches: list[pa.RecordBatch]) -> None:
-        self.newest = self._files[covered] = self._directory / f"floor-{covered.start}-{covered.stop}.parquet"
-        _write_newest(batches, self.newest)
+    def _file_of(self, run: RunRef) -> Path:
+        return self._directory / f"floor-{Path(run.path).stem}.parquet"
 
 
-def _ledger_range(run: RunRef) -> range:
-    return range(run.start_position, run.end_position)
+def _begins_at(one: tuple[RunRef, Path]) -> int:
+    return one[0].start_position
 
 
-def _write_newest(rows: list[pa.RecordBatch], file: Path) -> None:
-    table = pa.Table.from_batches(rows).combine_chunks()
+def _with_key_groups(batch: pa.RecordBatch, key_groups: int) -> pa.RecordBatch:
+    groups = pa.array(key_groups_of(batch.column("key"), key_groups))
+    return pa.RecordBatch.from_arrays([groups, *batch.columns], names=_COLUMNS)
+
+
+def _of_key_groups(table: pa.Table, old: RunRef | None, run: RunRef) -> pa.Table:
+    """The rows of an old run, or of a tail, that belong into a new run."""
+    first, end = run.first_key_group, run.end_key_group
+    if old is not None and first <= old.first_key_group and old.end_key_group <= end:
+        return table
+    groups = table.column("key_group")
+    return table.filter(pc.and_(pc.greater_equal(groups, first), pc.less(groups, end)))
+
+
+def _write_newest(changes: pa.Table, file: Path) -> None:
+    table = changes.combine_chunks()
     order = pc.sort_indices(table, sort_keys=[("key", "ascending")])  # Stable.
     keys = table.column("key").take(order)
     is_last = pa.concat_arrays([*pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).chunks, pa.array([True])])
-    newest = table.take(order.filter(is_last))
-    with pq.ParquetWriter(str(file), newest.schema, compression="lz4", use_dictionary=False) as writer:
-        writer.write_table(newest)
+    _write(table.take(order.filter(is_last)), file)
 
 
-def _read_back(file: Path) -> None:
-    data = file.read_bytes()
-    hashlib.sha256(data)
-    pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
+def _write(table: pa.Table, file: Path) -> None:
+    with pq.ParquetWriter(str(file), table.schema, compression="lz4", use_dictionary=False) as writer:
+        writer.write_table(table)
+
+
+def _read_back(files: Sequence[Path]) -> None:
+    for file in files:
+        data = file.read_bytes()
+        hashlib.sha256(data)
+        pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
 
 
 def _by_cpu(name: str, changes: int, ours: _Takes, floor: _Takes, floor_name: str) -> Figure:
