@@ -4,6 +4,7 @@ The server has imported what is slow to import, and has no threads and no client
 `Command` is one of them: the `statelog` command, in an environment and a directory of its own.
 """
 
+import gc
 import os
 import sys
 import tempfile
@@ -27,6 +28,7 @@ _PRELOADED = (
 
 def in_fork(check: Callable[[], None]) -> int:
     """Run `check` in a forked child; returns its exit code, negative for a signal."""
+    gc.collect()  # Here and not in the child, which may end by what it is: another library's client, say.
     pid = os.fork()
     if pid == 0:
         code = 0

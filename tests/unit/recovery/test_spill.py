@@ -35,7 +35,6 @@ def _queue(directory: Path, disks: Disks, *, memory_bytes: int = 0, segment_byte
 
 def _leave_files_to_open(count: int) -> None:
     """Bring this process to its limit of open files, but for `count`; only for a child of its own."""
-    gc.collect()
     gc.freeze()  # What the parent left to be collected would close files, and so make room, at any moment.
     limit = max(int(name) for name in os.listdir("/proc/self/fd")) + count + 1  # noqa: PTH208 - names, not paths
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
