@@ -100,8 +100,8 @@ def _to_dict(setting: Setting) -> list[Figure]:
         )
     work, count = "restore to a dict", setting.changes
     return [
-        *_rates(work, count, ours, _FOUND, count, found),
         *_rates(work, count, ours, _CHECKED, count, checked),
+        *_rates(work, count, ours, _FOUND, count, found),
         *_rates(work, count, ours, "client and one dict of new keys and values", count, anew),
         *_rates(work, count, ours, "client and one dict", count, least),
     ]

@@ -1,7 +1,7 @@
 """What the workers of a session know of their logs and runs, on the twins: a log is told from another of its name."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +128,20 @@ def _become(monkeypatch: pytest.MonkeyPatch, worker: list[ProcessCache[Any, Any]
         monkeypatch.setattr(module, name, cache)
 
 
+def _hide(rig: TwinRig, records: int) -> Iterator[int]:
+    """A deposed leader, which lacks the ledger's last records, answers the next three questions about its end. What is
+    returned ends with them.
+    """
+    numbers = iter(range(3))
+
+    def answered(call: Call) -> Answer:
+        is_asked = (call.method, call.topic) == ("offsets", "visits.ledger")
+        return old(records) if is_asked and next(numbers, None) is not None else TRUE
+
+    rig.cluster.questions = answered
+    return numbers
+
+
 def test_an_empty_batch_behind_a_commit_that_the_ledger_lost_is_no_commit(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,13 +177,7 @@ def test_a_worker_whose_first_question_meets_a_deposed_leader_commits(
     options = _options("memory://a", 1)
     result = _written(rig, options)
     _become(monkeypatch, _worker())
-    numbers = iter(range(3))
-
-    def answered(call: Call) -> Answer:
-        is_asked = (call.method, call.topic) == ("offsets", "visits.ledger")
-        return old(hidden) if is_asked and next(numbers, None) is not None else TRUE
-
-    rig.cluster.questions = answered
+    numbers = _hide(rig, hidden)
     assert commit_batch(options, [result], 1)
     assert next(numbers, None) is None
     assert rig.state() == {b"alice": b"2"}
@@ -182,13 +190,7 @@ def test_a_worker_whose_first_question_meets_a_deposed_leader_plans(
     rig = place("memory://a")
     plan_batch(_options("memory://a", 0))
     _become(monkeypatch, _worker())
-    numbers = iter(range(3))
-
-    def answered(call: Call) -> Answer:
-        is_asked = (call.method, call.topic) == ("offsets", "visits.ledger")
-        return old(1) if is_asked and next(numbers, None) is not None else TRUE
-
-    rig.cluster.questions = answered
+    numbers = _hide(rig, 1)
     _write(rig, "memory://a", 0)
     assert next(numbers, None) is None
     assert rig.state() == {b"alice": b"1"}
