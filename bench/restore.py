@@ -114,15 +114,17 @@ def _small_commits(setting: Setting) -> list[Figure]:
             for batch in few:
                 writer.append_batch(batch)
                 writer.commit()
-        ours, floor, checked = _in_turns(
+        ours, floor, checked, found = _in_turns(
             setting,
             lambda: recover(log).to_dict(),
             lambda: passed_over(read_records(log)),
             _checked(log, _newest(log)),
+            _found(log),
         )
     work, count = "restore to a dict, commits of 100 changes", _SMALL * len(few)
     return [
         *_rates(work, count, ours, _CHECKED, count, checked),
+        *_rates(work, count, ours, _FOUND, count, found),
         *_rates(work, count, ours, "client alone", count, floor),
     ]
 
