@@ -37,7 +37,7 @@ from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_i
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import Commit, LossRange
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.ledger import check_reaches
+from statelog.storage.log.evidence import read_on
 from statelog.storage.log.log import Log
 
 _SETTLE_ATTEMPTS = 3
@@ -165,10 +165,7 @@ class Committer:
         Raises Fenced if the grant is over, Damaged, Unavailable.
         """
         ledger, grant = self.opened.ledger, self.grant
-        end = self._log.ledger.end(at_least=max(ledger.position, seen.position))
-        check_reaches(self._log.name, end, seen.position)
-        ledger.fold_end(end)
-        ledger.check([seen])
+        read_on(self._log, ledger, seen)
         check_live(ledger.fold, grant)
         self.last = ledger.fold.last_commit(grant.writer)
 

@@ -35,6 +35,7 @@ from statelog.spark.options import WriteOptions
 from statelog.spark.ownership import Rival, check_ownership, find_rivals, has_begun, under_way
 from statelog.spark.query_run import run_of, same_run, sibling_nonce, voided_nonce
 from statelog.storage.ledger_client import LedgerClient
+from statelog.storage.log.evidence import read_on
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 
@@ -97,7 +98,7 @@ class _Planning:
         """The epoch that this worker has, as its siblings left it; or the one for a worker that has none."""
         epoch = self._epoch
         if epoch is not None and epoch.log is self._log:  # Else the log was opened anew, and the old one is closed.
-            epoch.ledger.fold_end()
+            read_on(self._log, epoch.ledger)
             grant = self._grant(epoch.ledger, epoch.grant)
             if grant is not None:
                 epoch.grant = grant
@@ -120,7 +121,7 @@ class _Planning:
         for _ in range(_LOOKS):
             ledger = self._log.ledger.newest_client()
             with undone_by_errors(ledger.close):
-                ledger.fold_end()
+                read_on(self._log, ledger)
                 grant = self._grant(ledger)
                 if grant is not None:
                     return _Epoch(grant, ledger, self._log)

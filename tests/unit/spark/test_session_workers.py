@@ -165,6 +165,25 @@ def test_an_empty_batch_behind_a_commit_that_the_ledger_lost_is_no_commit(
             commit_batch(options, [result], 2)
 
 
+@pytest.mark.parametrize("keeps_epoch", [True, False])
+def test_a_batch_behind_a_lost_commit_is_not_planned_where_that_was_made(
+    place: Place, monkeypatch: pytest.MonkeyPatch, keeps_epoch: bool
+) -> None:
+    """The worker has committed it, and plans the next batch, under the epoch that it has, or finds. Whoever commits
+    that has seen nothing.
+    """
+    rig = place("memory://a")
+    for batch in range(2):
+        _write(rig, "memory://a", batch)
+    rig.cluster.lose_tail("visits.ledger", 0, rig.cluster.log("visits.ledger", 0).end - 1)
+    options = _options("memory://a", 2)
+    cached_log(options.where).patience_s = 0.0
+    if not keeps_epoch:
+        monkeypatch.setattr(epochs, "_epochs", ProcessCache[Any, Any]())
+    with pytest.raises(BeyondEnd):
+        plan_batch(options)
+
+
 @pytest.mark.parametrize("hidden", [1, 2])
 def test_a_worker_whose_first_question_meets_a_deposed_leader_commits(
     place: Place, monkeypatch: pytest.MonkeyPatch, hidden: int

@@ -34,7 +34,7 @@ from statelog.errors import Corrupt, IdentityChanged, NotFound, OffsetGone, Stat
 from statelog.schemas.changes.chunk import decode_head
 from statelog.schemas.changes.replay_plan import another_record
 from statelog.schemas.ledger.fold import LedgerFold
-from statelog.schemas.ledger.place import LastRecord, Place
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.ledger.records import LossRange, given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
@@ -210,6 +210,22 @@ def check_ledger(
     ledger.check(seen)
     for place in places:
         fold.check_followed(place.position)
+    log.saw(ledger.place)
+
+
+def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
+    """Fold the ledger to its end now, which has what this process saw of it, and what another one did (`seen`). As
+    `check_ledger`, but the data topic is not read: for who did that under the epoch that it goes on with.
+
+    Raises BeyondEnd, AnchorMismatch, IdentityChanged, Unavailable.
+    """
+    known = log.place, seen
+    furthest = max(place.position for place in known)
+    with log.asking_who_answers():
+        end = log.ledger.end(at_least=max(ledger.position, furthest))
+        check_reaches(log.name, end, furthest)
+        ledger.fold_end(end)
+        ledger.check(known)
     log.saw(ledger.place)
 
 
