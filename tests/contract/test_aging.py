@@ -4,7 +4,9 @@ what comes of age is told of long before, and loud once it is gone.
 On twins whose clock the test moves, and where Kafka deletes what has come of age when the test says so.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +29,19 @@ from statelog.materializer.outcome import RoundOutcome
 from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.schemas.avro import RecordCodec
+from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import TRUNCATIONS
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topic_policy import Truncation
 from statelog.storage import LogOptions, Where
 from statelog.storage.log.files import put_truncation
 from statelog.storage.log.log import Log
+from statelog.storage.log.loss import accept_data_loss
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.provider import APACHE, MSK_EXPRESS, WARPSTREAM, Provider
 from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.rigs.log import LogRig, settings_for
+from tests.support.rigs.log import LogRig, key_in, keys_in, settings_for
 from tests.support.samples.chunks import mutations
 from tests.support.told import lines, told
 
@@ -243,6 +247,35 @@ def test_what_is_kept_for_longer_than_kafka_keeps_its_tail_is_told_of(aging: Agi
     (alarm,) = alarms(aging.roll_up(tmp_path, retention=policy))
     assert (alarm["is_gone"], alarm["held_by"]) == (True, "manifest 1")
     assert aging.read() == aging.model
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("lose", [MemoryCluster.lose_tail, MemoryCluster.truncate], ids=["end", "start"])
+def test_what_was_given_up_is_no_need(
+    lose: Callable[[MemoryCluster, str, int, int], None], aging: Aging, tmp_path: Path
+) -> None:
+    """Snapshots that are kept for long have a tail that is gone: no round ends of that, nor alarms."""
+    policy = RetentionPolicy(keep=2, min_age_s=10 * DAY_S)
+    with Log.open("x", aging.where) as log:
+        beside, (key, *keys) = key_in(log, 1), islice(keys_in(0, 2, log.descriptor.key_groups), 3)
+    aging.write(key)
+    with Log.open("x", aging.where) as log:
+        kept = log.data_offsets()[0].end
+    for one in keys:
+        aging.roll_up(tmp_path, retention=policy)
+        aging.write(one)
+    aging.roll_up(tmp_path, retention=policy)
+    with Log.open("x", aging.where) as log:
+        lost = LossRange(0, kept, log.data_offsets()[0].end)
+        lose(aging.cluster, "x", 0, kept if lose is MemoryCluster.lose_tail else lost.end_offset)
+        accept_data_loss(log, [lost], reason="a disk died", operator="me")
+    with Log.open("x", aging.where) as log, Writer(log, "beside", partitions=[1]) as writer:
+        writer.put(beside, b"v")
+        writer.commit()
+    outcome = aging.roll_up(tmp_path, retention=policy)
+    assert isinstance(outcome, CompletedRound)
+    assert alarms(outcome) == []
+    assert aging.read() == {**aging.model, beside: b"v"}
 
 
 # ---- truncation="retention"

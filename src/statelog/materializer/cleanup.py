@@ -28,6 +28,7 @@ from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.side_by_side import side_by_side
 from statelog.materializer.work import RoundWork
+from statelog.schemas.ledger.records import kept as kept_offsets
 from statelog.schemas.names import MANIFESTS, TRUNCATIONS
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap, superseded_paths
 from statelog.schemas.snapshot.manifest import Manifest, check_chain
@@ -256,13 +257,15 @@ def run_cleanup(
 
 
 def aging_need(log: Log, own: Manifest, kept: Collection[Manifest], floor: Floor, now_s: float) -> AgingRecord | None:
-    """The oldest record that is needed from the floor up to `own`. What no commit lists yet is no need."""
+    """The oldest record that is needed from the floor up to `own`. What no commit lists yet is no need, nor is what a
+    person gave up: the log may end below it.
+    """
     if log.retention_s is None:
         return None
     needs = [
-        NeededRecord(topic=log.data_topic, partition=partition, offset=offset, held_by=floor.held_by[partition])
+        NeededRecord(topic=log.data_topic, partition=partition, offset=left[0][0], held_by=floor.held_by[partition])
         for partition, offset in floor.data.items()
-        if offset < own.next_offsets.get(partition, 0)
+        if (left := kept_offsets(own.state.accepted, partition, offset, own.next_offsets.get(partition, 0)))
     ]
     if floor.ledger < own.position:
         needs.append(
