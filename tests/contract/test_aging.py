@@ -26,6 +26,8 @@ from statelog.errors import (
 from statelog.materializer import CompletedRound, Materializer, SkippedRound, run_round
 from statelog.materializer.events import EventKind, shortfalls
 from statelog.materializer.outcome import RoundOutcome
+from statelog.operate.examination import examine
+from statelog.operate.finding import Severity
 from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.schemas.avro import RecordCodec
@@ -95,6 +97,11 @@ class Aging:
             recovery = self.environment.run(recover, log)
             with recovery:
                 return recovery.to_dict()
+
+    def log_start(self, tmp_path: Path) -> Severity:
+        """What the doctor says of it."""
+        found = self.environment.run(examine, "x", self.where, settings_for(tmp_path))
+        return next(one.severity for one in found if one.name == "log start")
 
     def pass_days(self, days: float) -> None:
         """Time passes, and Kafka deletes what is older than a week."""
@@ -189,6 +196,7 @@ def test_what_no_commit_lists_may_age_out(aging: Aging, tmp_path: Path) -> None:
     for _ in range(20):
         aging.pass_days(0.5)
         assert alarms(aging.roll_up(tmp_path)) == []
+    assert aging.log_start(tmp_path) is Severity.OK
     assert aging.read() == aging.model
     for number in range(20):
         aging.write(b"%d" % number)
@@ -269,6 +277,7 @@ def test_what_was_given_up_is_no_need(
         lost = LossRange(0, kept, log.data_offsets()[0].end)
         lose(aging.cluster, "x", 0, kept if lose is MemoryCluster.lose_tail else lost.end_offset)
         accept_data_loss(log, [lost], reason="a disk died", operator="me")
+    assert aging.log_start(tmp_path) is Severity.OK
     with Log.open("x", aging.where) as log, Writer(log, "beside", partitions=[1]) as writer:
         writer.put(beside, b"v")
         writer.commit()

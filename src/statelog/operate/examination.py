@@ -34,7 +34,7 @@ from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest
 from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.schemas.snapshot.run_ref import RunRef
-from statelog.schemas.topic_policy import TopicNeeds
+from statelog.schemas.topic_policy import TopicNeeds, retention_s
 from statelog.storage.claims import HeldLease, StoredSubscriptions, claims_of, list_leases, list_subscriptions, living
 from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.files import descriptor_or_none, losses_of
@@ -257,7 +257,10 @@ class _Examination:
         numbers = set(log.manifests.numbers())
         kept = [one for one in self._links if one.number in numbers]
         own = [one for one in kept if one.identity == log.descriptor.identity]
-        return log_checks.of_log_start(own, data, ledger)
+        accepted = self._plan.state.accepted if self._plan else ()
+        is_aging = retention_s(*(one.config for one in self._topics[:2])) is not None
+        listed = self._plan.next_offsets if self._plan and is_aging else None
+        return log_checks.of_log_start(own, data, ledger, accepted, listed)
 
     # ---- ages, and who holds what
 

@@ -12,6 +12,7 @@ from statelog.formatting import show_bytes, show_count, show_duration, show_time
 from statelog.materializer.cleanup import check_links
 from statelog.materializer.tail import Tail
 from statelog.operate.finding import Explained, Severity, Verdict, severity_of
+from statelog.schemas.ledger.records import LossRange, given_up
 from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, is_run_path
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap
 from statelog.schemas.snapshot.manifest import Manifest
@@ -233,11 +234,24 @@ def of_in_sync(topics: Sequence[TopicDescription]) -> Verdict:
     return Verdict(severity, shown(behind), "Start the brokers that are down, or replace their disks", facts)
 
 
-def of_log_start(kept: Sequence[Manifest], data: Mapping[int, OffsetRange], ledger: OffsetRange) -> Verdict:
-    """Log start against what every snapshot needs. Offsets were asked for first, so that no round was in between."""
+def of_log_start(
+    kept: Sequence[Manifest],
+    data: Mapping[int, OffsetRange],
+    ledger: OffsetRange,
+    accepted: Collection[LossRange],
+    listed: Mapping[int, int] | None,
+) -> Verdict:
+    """Log start against what every snapshot needs, less what people gave up. Offsets were asked for first, so that no
+    round was in between. Where Kafka deletes by age, nobody misses what no commit lists: `listed` are the first offsets
+    that one behind the newest snapshot does.
+    """
     facts: dict[str, Fact] = {"ledger_start": ledger.start, "snapshots": len(kept)}
     for manifest in reversed(kept):
-        gone = [p for p, there in sorted(data.items()) if there.start > manifest.next_offsets.get(p, 0)]
+        needed = {p: manifest.next_offsets.get(p, 0) for p in data}
+        if listed is not None:
+            idle = [p for p in data if needed[p] == kept[-1].next_offsets.get(p, 0)]
+            needed |= {p: listed.get(p, data[p].start) for p in idle}
+        gone = [p for p, there in sorted(data.items()) if not given_up(accepted, p, needed[p], there.start)]
         is_behind = ledger.start > manifest.position
         if not (gone or is_behind):
             continue
