@@ -164,7 +164,7 @@ class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as abo
         """Commit the rows of all tasks, beside the driver. Raises as `commit_batch`."""
         if self.options.batch_id is not None:
             commit_batch(self.options, messages, self.options.batch_id)
-        elif not commit_write(self.options, messages):
+        elif not messages or not commit_write(self.options, messages):
             self._give_up()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # Spark's signature
@@ -228,8 +228,8 @@ def _coordinator(log: Log, result: TaskResult) -> Coordinator:
     if found is None:
         siblings = replace(current_environment(), nonce=partial(sibling_nonce, grant.nonce))
         return _coordinators.put((log, grant.nonce), siblings.run(Coordinator, log, grant.writer, grant=grant))
-    if found.base != result.base:
-        found.refresh(grant.witness)  # Another commit process of the session was at work.
+    if found.base != result.base or found.position < log.position:
+        found.refresh(grant.witness)  # Another commit process of the session was at work, or this one, elsewhere.
     return found
 
 

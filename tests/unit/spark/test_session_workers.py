@@ -1,5 +1,6 @@
 """What the workers of a session know of their logs and runs, on the twins: a log is told from another of its name."""
 
+import pickle
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -8,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
 
 from statelog.environment import Environment
-from statelog.errors import BeyondEnd, IdentityChanged
+from statelog.errors import AnchorMismatch, BeyondEnd, IdentityChanged
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.epoch import open_epoch
+from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.spark import clients, epochs, sink, source
 from statelog.spark.clients import IDLE_S, ProcessCache, cached_log
 from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.query_run import sibling_nonce
-from statelog.spark.sink import TaskResult, commit_batch, commit_write
+from statelog.spark.sink import BatchWriter, TaskResult, commit_batch, commit_write
 from statelog.storage import Where
 from statelog.storage.kafka import Producer
 from statelog.storage.log.log import Log
@@ -154,15 +157,38 @@ def test_an_empty_batch_behind_a_commit_that_the_ledger_lost_is_no_commit(
     _become(monkeypatch, _worker())
     _write(rig, "memory://a", 1)
     options = _options("memory://a", 2)
-    task = plan_batch(options)
-    handle = TaskWriter(rig.kafka().producer(), task, slot=2).finish()
-    result = TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id="q")
+    result = _written_empty(rig, options)
     rig.cluster.lose_tail("visits.ledger", 0, rig.cluster.log("visits.ledger", 0).end - 1)
     for worker in (_worker(), idle):
         _become(monkeypatch, worker)
         cached_log(options.where).patience_s = 0.0
         with pytest.raises(BeyondEnd):
             commit_batch(options, [result], 2)
+
+
+def _written_empty(rig: TwinRig, options: WriteOptions) -> TaskResult:
+    """The batch is planned, and its only task has run, without a row."""
+    task = plan_batch(options)
+    handle = TaskWriter(rig.kafka().producer(), task, slot=options.batch_id or 0).finish()
+    return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id="q")
+
+
+def test_a_worker_that_commits_for_two_queries_forgets_no_lost_commit(place: Place) -> None:
+    """The ledger lost the last commit of one, and somebody wrote there: before the other's is put that is compared."""
+    rig = place("memory://a")
+    one, two = (
+        [replace(_options("memory://a", n), writer=w, partitions=(p,)) for n in (0, 1)]
+        for p, w in ((0, "one"), (1, "two"))
+    )
+    for options in (one[0], two[0]):
+        commit_batch(options, [_written_empty(rig, options)], 0)
+    result = _written_empty(rig, two[1])
+    commit_batch(one[1], [_written_empty(rig, one[1])], 1)
+    ledger = rig.cluster.log("visits.ledger", 0)
+    rig.cluster.lose_tail("visits.ledger", 0, ledger.end - 1)
+    ledger.append(VOID_VALUE)
+    with pytest.raises(AnchorMismatch):
+        commit_batch(two[1], [result], 1)
 
 
 @pytest.mark.parametrize("keeps_epoch", [True, False])
@@ -281,6 +307,17 @@ def test_a_plain_write_that_failed_bars_nobody_by_what_was_to_settle_it(place: P
     assert commit_write(two, [_written(rig, two)])
     give_up(one, grant)
     assert commit_write(two, [_written(rig, two)]), "and it ends nobody else's"
+
+
+def test_a_plain_write_without_a_task_bars_nobody(place: Place) -> None:
+    """Spark runs none for a DataFrame without a partition: nothing is committed, and the write is not under way."""
+    rig = place("memory://a")
+    given = {"log": "visits", "root": "memory://a", "kafka.bootstrap.servers": "b:1", "writerId": "one"}
+    columns = StructType([StructField("key", BinaryType()), StructField("value", BinaryType())])
+    planned: BatchWriter = pickle.loads(pickle.dumps(BatchWriter(given, columns, overwrite=False)))
+    planned.commit([])
+    two = replace(_options("memory://a", 0), writer="two", batch_id=None)
+    assert commit_write(two, [_written(rig, two)])
 
 
 class _Reading:
