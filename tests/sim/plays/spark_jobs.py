@@ -5,10 +5,11 @@ that it is committed behind the sink's commit. A batch has tasks, a task attempt
 on when nobody waits for them, and of some the message is lost. Owns what a job has to know; not who starts it when.
 """
 
+import math
 import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import Any, cast
@@ -16,9 +17,11 @@ from typing import Any, cast
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from statelog.errors import PersistFailed, StatelogError, Unavailable
+from statelog.errors import Fenced, PersistFailed, StatelogError, Unavailable
+from statelog.producer.epoch import Grant
 from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.handle import Handle
+from statelog.spark.query_run import same_run
 from statelog.spark.reported import error_of
 from statelog.spark.sink import BatchWriter, StreamWriter, TaskResult
 from statelog.testing import Crash
@@ -84,13 +87,28 @@ class Job:
     told: set[int] = field(default_factory=set[int])
     empty: set[int] = field(default_factory=set[int])
     """Batches that the ledger does not show: those without a task, and plain writes without a number or a row."""
-    written: dict[tuple[bytes, int], int] = field(default_factory=dict[tuple[bytes, int], int])
-    """Of which batch a change set is, by its nonce and number."""
+    written: "dict[tuple[bytes, int], tuple[Job, int]]" = field(default_factory=dict[Any, Any])
+    """Of which batch a change set is, and by which checkpoint, by its nonce and number."""
+    refused: dict[Session, int] = field(default_factory=dict[Session, int])
+    """The newest Open when a session was told that the query was taken over."""
+
+    def fork(self, location: str, batches: int, *, is_noted: bool) -> "Job":
+        """The query on a copy of its checkpoint, as that was when it had so many batches; the last may not be noted
+        as committed.
+        """
+        done = {one for one in self.done if one < batches - (not is_noted)}
+        copy = replace(self, location=location, ranges=self.ranges[:batches], done=done)
+        copy.told, copy.empty, copy.refused = set(), set(), {}
+        return copy
 
     @property
     def query_id(self) -> str:
         """As Spark tells its tasks; '' for a plain job."""
         return "" if self.kind == "plain" else f"query-{self.name}"
+
+    def is_empty(self, batch: int) -> bool:
+        """Whether the checkpoint has the batch, without a row."""
+        return batch < len(self.ranges) and self.ranges[batch].start == self.ranges[batch].end
 
     def options(self, batch: int, run_id: str, more: Mapping[str, str]) -> dict[str, str]:
         """Those of the write of this batch."""
@@ -134,7 +152,7 @@ class Attempt:
             self._failed(error)
         else:
             handle = Handle.from_bytes(result.handle)
-            job.written |= {(handle.nonce, entry.sqn): self.batch for entry in handle.entries}
+            job.written |= {(handle.nonce, entry.sqn): (job, self.batch) for entry in handle.entries}
             if machine.rng.random() < 0.9 and self.messages[self.task] is None:
                 self.messages[self.task] = pickle.loads(pickle.dumps(result))
 
@@ -156,8 +174,14 @@ class Run:
     def __init__(self, machine: Machine, job: Job, session: Session, name: str, more: Mapping[str, str]) -> None:
         self.machine, self.job, self.session, self.name, self.more = machine, job, session, name, more
         self.launch: Callable[[Attempt], None] = lambda attempt: attempt.go()
-        self.is_over = self.is_busy = False
+        self.is_over = self.is_busy = self.has_died = False
         self.error: StatelogError | None = None
+        self.grants: list[Grant] = []
+        """Of the batches that it planned."""
+        self.planned_s, self.ready_s = 0.0, math.inf
+        """When it began to plan its last batch, and had."""
+        self._was_lost = False
+        self._refused = job.refused.get(session)
         last = len(job.ranges) - 1
         self.batch = last if last >= 0 and last not in job.done else last + 1
         self.pickled = b""
@@ -177,12 +201,17 @@ class Run:
         try:
             self._next()
         except Crash:
-            self.is_over = True
+            self.is_over = self.has_died = True
         finally:
             self.is_busy = False
 
     def _fail(self, error: StatelogError) -> None:
+        """It was not planned. That its epoch is gone a session is told once for every Open."""
         self.is_over, self.error = True, error
+        if isinstance(error, Fenced) and self.job.kind != "plain":
+            newest = max(self.machine.opens())
+            assert self.grants or newest != self._refused, f"{self.job.name} was told of one take-over twice"
+            self.job.refused[self.session] = newest
 
     def _writer(self) -> StreamWriter | BatchWriter:
         make = StreamWriter if self.job.kind == "stream" else BatchWriter
@@ -194,6 +223,8 @@ class Run:
         if self.batch == len(job.ranges):
             start = job.ranges[-1].end if job.ranges else 0
             job.ranges.append(Range(start, start + rng.choice((0, 1, 5, 20))))
+        self.planned_s, self.ready_s, sent = self.machine.now(), math.inf, len(self.machine.sent)
+        is_shown = self.machine.shows_loss()
         try:
             self.pickled = self.machine.beside(self.session, lambda: pickle.dumps(self._writer()))
         except (StatelogError, pickle.PicklingError) as error:
@@ -201,10 +232,25 @@ class Run:
             assert found is not None
             self._fail(found)
             return
+        self._planned(pickle.loads(self.pickled).task.grant, sent if is_shown else None)
         self.tasks = self._split(job.ranges[self.batch], rng)
         self.messages = [None] * len(self.tasks)
         self.failures = []
         self._next = self._work
+
+    def _planned(self, grant: Grant, sent: int | None) -> None:
+        """An epoch is its run's own, or its successor by its own; and none is opened behind a loss that chunks show."""
+        machine, opens = self.machine, self.machine.opens()
+        if machine.lost_from is None and self.grants and self.job.kind != "plain":
+            epoch = grant.epoch
+            while epoch > self.grants[-1].epoch:
+                assert same_run(opens[epoch].nonce, grant.nonce), f"{self.job.name} took its epoch back"
+                epoch = opens[epoch].prior
+        is_new = sent is not None and machine.sent.get(grant.nonce, -1) >= sent
+        assert not is_new, f"{self.job.name} was opened behind a loss that chunks show"
+        self._was_lost = machine.lost_from is not None
+        self.grants.append(grant)
+        self.ready_s = machine.now()
 
     def _work(self) -> None:
         """Launch attempts of tasks that are not done, or some more beside."""
@@ -217,16 +263,20 @@ class Run:
             self.launch(Attempt(self, self.machine.rng.choice(missing)))
 
     def _commit(self) -> None:
-        messages = list(self.messages)
+        messages, lost_from = list(self.messages), self.machine.lost_from
         try:
-            self.machine.beside(self.session, lambda: self._committed(messages))
+            self.machine.beside(self.session, lambda: self._committed(messages), looks=bool(messages))
         except StatelogError as error:
             self._abort(error)
             return
+        if messages and lost_from is not None and not self._was_lost:
+            seen = self.grants[-1].witness.position
+            assert seen <= lost_from, f"{self.job.name}: {self.batch} was committed behind a loss that its planner knew"
         is_shown = messages and (
             self.job.kind != "plain" or self.job.numbers_writes or any(rows.num_rows for rows in self.tasks)
         )
-        (self.job.told if is_shown else self.job.empty).add(self.batch)
+        if lost_from == self.machine.lost_from:  # Else what it was told of may be lost.
+            (self.job.told if is_shown else self.job.empty).add(self.batch)
         self._next = self._note
 
     def _committed(self, messages: list[TaskResult | None]) -> None:
@@ -240,7 +290,7 @@ class Run:
         self.error = error
         if self.job.kind != "stream":
             writer: BatchWriter = pickle.loads(self.pickled)
-            self.machine.beside(self.session, lambda: writer.abort(self.messages))
+            self.machine.beside(self.session, lambda: writer.abort(self.messages), looks=False)
         self.is_over = True
 
     def _note(self) -> None:

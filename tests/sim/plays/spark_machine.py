@@ -2,13 +2,14 @@
 
 Without a JVM and on the twins. A worker is a process to the code under test: it has caches of its own. One acts at a
 time, but it may stand still inside of any call, at a crash point or a look at the clock, while others go on; then it
-wakes, or is dead. Owns neither what the jobs are nor what is right.
+wakes, or is dead. Once the ledger may lose its end: who saw that remembers. Owns neither what the jobs are nor what is
+right.
 """
 
 import atexit
 import random
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -16,10 +17,13 @@ from typing import Any
 import pytest
 
 from statelog.environment import Environment, inline
+from statelog.errors import Damaged
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.records import Open, decode
 from statelog.spark import clients, epochs, query_run, sink
 from statelog.spark.clients import ProcessCache
+from statelog.storage.log.evidence import furthest_witness
 from statelog.storage.log.log import Log
 from statelog.testing import Crash
 from statelog.testing.cluster import MemoryCluster
@@ -59,6 +63,15 @@ _ANSWERS: dict[str, tuple[Answer, ...]] = {
     "send": (UNAVAILABLE,),
 }
 _START_S = 1_000_000.0
+_LEDGER = "visits.ledger"
+
+
+class _Cache(ProcessCache[Any, Any]):
+    """A cache that shows what it keeps."""
+
+    def kept(self) -> list[Any]:
+        """What it keeps."""
+        return [value for value, _ in self._entries.values()]
 
 
 @dataclass(eq=False)
@@ -66,9 +79,16 @@ class Worker:
     """A Python process: what it keeps, by module and name. It takes one call at a time."""
 
     session: "Session"
-    caches: dict[tuple[ModuleType, str], ProcessCache[Any, Any]]
+    caches: dict[tuple[ModuleType, str], _Cache]
     is_busy: bool = False
     is_dead: bool = False
+    knew: list[Log] = field(default_factory=list[Log])
+    """The open logs that saw what the ledger has lost."""
+
+    @property
+    def logs(self) -> list[Log]:
+        """The logs that it has open."""
+        return self.caches[clients, "_logs"].kept()
 
 
 @dataclass(eq=False)
@@ -116,6 +136,10 @@ class Machine:
         """Whether a broker may answer that does not know yet that it is deposed. Who plans a batch then may not learn
         of the one before, which another process committed: that is told when it is committed, and is no false alarm.
         """
+        self.lost_from: int | None = None
+        """Where the ledger ended once it had lost its end."""
+        self.sent: dict[bytes, int] = {}
+        """The Opens that were sent since then, in their order, by nonce."""
         self._share = share
         self._now_s = _START_S
         self._sessions: list[Session] = []
@@ -143,6 +167,10 @@ class Machine:
 
     def fate(self, attempt: SendAttempt) -> Fate:
         """The fate of a record."""
+        if self.lost_from is not None and attempt.topic == _LEDGER:
+            record = decode(attempt.value)
+            if isinstance(record, Open):
+                self.sent[record.nonce] = len(self.sent)
         share = self._share if attempt.topic == "visits" else 4 * self._share  # Of few records much depends.
         return self.rng.choice(_FATES) if self._strikes(share) else Fate.DELIVER
 
@@ -154,6 +182,36 @@ class Machine:
             yield
         finally:
             self.is_quiet = before
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether brokers do what they are asked."""
+        return not self._share
+
+    def lose(self, count: int) -> None:
+        """The ledger loses its last records, as by an unclean election."""
+        self.lost_from = end = max(1, self.cluster.log(_LEDGER, 0).end - count)
+        for worker in [worker for session in self._sessions for worker in session.beside]:
+            worker.knew = [log for log in worker.logs if log.position > end]
+        self.cluster.lose_tail(_LEDGER, 0, end)
+
+    def shows_loss(self) -> bool:
+        """Whether chunks that no commit lists, or its own records, show whoever opens now that the ledger lost some."""
+
+        def look() -> bool:
+            with self.quiet(), self.rig.open() as log, closing(log.ledger.client()) as ledger:
+                try:
+                    ledger.fold_to(ledger.end_position())
+                except Damaged:
+                    return True
+                return furthest_witness(log, ledger.fold) > ledger.position
+
+        return self.lost_from is not None and self.apart(look)
+
+    def opens(self) -> dict[int, Open]:
+        """All Opens that the ledger ever had, by their offsets; but those that it lost."""
+        decoded = ((one.offset, decode(one.value)) for one in self.cluster.log(_LEDGER, 0).records)
+        return {offset: record for offset, record in decoded if isinstance(record, Open)}
 
     def stand_still(self, chance: float) -> None:
         """Perhaps others go on meanwhile, or this process dies."""
@@ -214,7 +272,7 @@ class Machine:
         free = [one for one in among if not one.is_busy]
         if free and (len(free) > 1 or self.rng.random() < 0.7):
             return self.rng.choice(free)
-        caches = {place: ProcessCache[Any, Any](clock=self.now) for place in _CACHES}
+        caches = {place: _Cache(clock=self.now) for place in _CACHES}
         for cache in caches.values():
             atexit.unregister(cache.clear)  # Else the caches of all histories would stay.
         among.append(Worker(session, caches))
@@ -236,10 +294,17 @@ class Machine:
             worker.is_busy = False
             self._become(*before)
 
-    def beside(self, session: Session, call: Callable[[], Any]) -> Any:
-        """Call it in a worker beside the driver."""
-        with self.acting(self.worker(session.beside, session)):
-            return self.environment.run(call)
+    def beside(self, session: Session, call: Callable[[], Any], *, looks: bool = True) -> Any:
+        """Call it in a worker beside the driver. If it `looks` at the ledger, it does not succeed in one that knew what
+        that has lost since.
+        """
+        with self.acting(worker := self.worker(session.beside, session)):
+            known = [log for log in worker.knew if log in worker.logs]
+            result = self.environment.run(call)
+            assert not looks or not [log for log in known if log in worker.logs], (
+                "it went on behind a loss that it knew"
+            )
+            return result
 
     def on_executor(self, session: Session, query_id: str, call: Callable[[], Any]) -> Any:
         """Call it as an attempt of a task."""
