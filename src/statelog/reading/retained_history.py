@@ -28,6 +28,7 @@ from statelog.errors import (
 from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, partitions_of
 from statelog.schemas.ledger.fold import Folded, LedgerBase
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
+from statelog.schemas.ledger.records import given_up
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Record
 from statelog.storage.log.ledger import check_reaches, records_at
@@ -181,11 +182,28 @@ class RetainedHistory:
         return [base for base in (*kept, *self.manifests) if base.state.position >= start]
 
     def _reaches_back(self, base: LedgerBase) -> bool:
-        """Whether all that was committed behind a base is there."""
+        """Whether all that was committed behind a base is there. Kafka deletes by age what no commit lists, too."""
         if base.state.position == 0 and not self.holds_mark:
             return False
         committed = base.state.committed_positions
-        return all(self._data[partition].start <= committed.get(partition, 0) for partition in self._partitions)
+        cut = [partition for partition in self._partitions if self._data[partition].start > committed.get(partition, 0)]
+        return not cut or self._misses_nothing(base, cut)
+
+    def _misses_nothing(self, base: LedgerBase, cut: Collection[int]) -> bool:
+        """Whether no commit behind a base lists what is gone of these partitions, but for what people gave up."""
+        position, starts = base.state.position, {partition: self._data[partition].start for partition in cut}
+        with suppress(OffsetGone), self._log.ledger.client(self.base_for(position), position) as ledger:
+            listed = (
+                entry for found in ledger.portions(self.ledger.end) for one in found for entry in one.entries(cut)
+            )
+            gone = [entry for entry in listed if entry.first_offset < starts[entry.partition]]
+            return all(
+                given_up(
+                    ledger.fold.accepted, one.partition, one.first_offset, min(one.end_offset, starts[one.partition])
+                )
+                for one in gone
+            )
+        return False
 
     @cached_property
     def _begins_at(self) -> int:

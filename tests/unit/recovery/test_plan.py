@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.errors import BeyondEnd, KeyGroupMismatch, Misuse, OffsetGone
+from statelog.errors import BeyondEnd, KeyGroupMismatch, Misuse, OffsetGone, UncommittedChanges
 from statelog.materializer.round import run_round
-from statelog.reading import Snapshots, place_at
+from statelog.producer import Writer
+from statelog.reading import Snapshots, place_at, plan_changes
 from statelog.reading.plan import AtTime, Plan, make_plan, wanted_key_groups
 from statelog.reading.planner import LogOffsets, check_reach
+from statelog.recovery.changes import read_changes
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition
 from statelog.schemas.ledger.fold import Folded
@@ -23,7 +25,8 @@ from statelog.schemas.snapshot.manifest import Anchor, Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
 from statelog.storage.kafka import OffsetRange
-from tests.support.rigs.log import TwinLog, settings_for
+from statelog.storage.log.loss import accept_data_loss
+from tests.support.rigs.log import TwinLog, key_in, settings_for
 
 _IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
 _LOG = Descriptor(
@@ -201,3 +204,32 @@ def test_where_a_truncated_ledger_begins_a_snapshot_says_what_stood_below(tmp_pa
         assert placed[0].last is not None
         assert place_at(log, start) == placed[0]
         assert place_at(log, start - 1) == Place(start - 1)
+
+
+@pytest.mark.parametrize(("is_committed", "is_accepted"), [(False, False), (True, True), (True, False)])
+def test_changes_begin_where_nothing_is_missed(is_committed: bool, is_accepted: bool, tmp_path: Path) -> None:
+    """Records of one partition are gone, by their age, say. If a commit lists them, and nobody gave them up, what is
+    left behind the snapshot is not all there was; else it is not left out.
+    """
+    twin = TwinLog(partitions=2)
+    with twin.open() as log:
+        here, there = key_in(log, 0), key_in(log, 1)
+    twin.write({here: b"1"})
+    twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+    if is_committed:
+        twin.write({here: b"2"})
+    else:
+        with twin.open() as log, pytest.warns(UncommittedChanges), Writer(log, "writer") as writer:
+            writer.put(here, b"2")
+            writer.persist().result()
+    twin.write({there: b"3"})
+    with twin.open() as log:
+        kept, end = log.manifests.read(1), log.data_offsets()[0].end
+        twin.cluster.truncate("log", 0, end)
+        if is_accepted:
+            accept_data_loss(log, [LossRange(0, kept.next_offsets[0], end)], reason="aged", operator="me")
+        plan = plan_changes(log)
+        is_missed = is_committed and not is_accepted
+        assert plan.start_position == (log.ledger.end() if is_missed else kept.position)
+        keys = [key for changes in read_changes(log, plan) for key in changes.column("key").to_pylist()]
+        assert keys == ([] if is_missed else [there])
