@@ -207,7 +207,7 @@ class History:
         if lives and (self.kind != "zombies" or len(lives) > 2 or rng.random() < 0.8):
             return
         # Who comes back to a session that another one took the query from is told of that, once.
-        is_bound = self.kind in ("honest", "deposed", "forks")
+        is_bound = self.kind in ("honest", "deposed", "forks") or rng.random() < 0.4
         session = runs[-1].session if runs and is_bound else rng.choice(self.sessions)
         if self.kind == "forks" and not runs:
             session = self.machine.session()  # Spark has no query twice in one.
@@ -249,7 +249,7 @@ class History:
             others = [one for job, runs in self.runs.items() if job is not run.job for one in runs if one.planned_s]
             at_once = any(one.planned_s <= run.ready_s and run.planned_s <= one.ready_s for one in others)
             is_old = self.has_rounds or self.machine.now() - run.planned_s > RECENT_S
-            if self.kind == "deposed" or at_once or is_old:
+            if self.kind == "deposed" or (at_once and not run.has_opened) or is_old:
                 allowed += (Fenced,)  # The other did not see that it is under way, or since when.
         return allowed
 
@@ -328,7 +328,7 @@ def run(seed: int) -> tuple[int, History]:
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        machine = Machine(rng, share=rng.choice((0.0, 0.01, 0.04)))
+        machine = Machine(rng, share=rng.choice((0.0, 0.01, 0.04, 0.08)))
         with machine.installed(directory), pytest.MonkeyPatch.context() as monkeypatch:
             history = History(rng, machine, Path(directory), KINDS[seed % len(KINDS)])
             machine.elsewhere = history.step

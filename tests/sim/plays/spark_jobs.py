@@ -180,6 +180,8 @@ class Run:
         """Of the batches that it planned."""
         self.planned_s, self.ready_s = 0.0, math.inf
         """When it began to plan its last batch, and had."""
+        self.has_opened = False
+        """Whether that opened an epoch."""
         self._was_lost = False
         self._refused = job.refused.get(session)
         last = len(job.ranges) - 1
@@ -209,7 +211,7 @@ class Run:
         """It was not planned. That its epoch is gone a session is told once for every Open."""
         self.is_over, self.error = True, error
         if isinstance(error, Fenced) and self.job.kind != "plain":
-            newest = max(self.machine.opens())
+            newest = max(self.machine.opens(), default=-1)
             assert self.grants or newest != self._refused, f"{self.job.name} was told of one take-over twice"
             self.job.refused[self.session] = newest
 
@@ -224,7 +226,7 @@ class Run:
             start = job.ranges[-1].end if job.ranges else 0
             job.ranges.append(Range(start, start + rng.choice((0, 1, 5, 20))))
         self.planned_s, self.ready_s, sent = self.machine.now(), math.inf, len(self.machine.sent)
-        is_shown = self.machine.shows_loss()
+        is_shown, end = self.machine.shows_loss(), self.machine.end
         try:
             self.pickled = self.machine.beside(self.session, lambda: pickle.dumps(self._writer()))
         except (StatelogError, pickle.PicklingError) as error:
@@ -233,6 +235,7 @@ class Run:
             self._fail(found)
             return
         self._planned(pickle.loads(self.pickled).task.grant, sent if is_shown else None)
+        self.has_opened = self.grants[-1].epoch >= end
         self.tasks = self._split(job.ranges[self.batch], rng)
         self.messages = [None] * len(self.tasks)
         self.failures = []

@@ -1,9 +1,9 @@
 """The machine of a simulated Spark: sessions, their Python workers, what each keeps, and one clock for all of them.
 
 Without a JVM and on the twins. A worker is a process to the code under test: it has caches of its own. One acts at a
-time, but it may stand still inside of any call, at a crash point or a look at the clock, while others go on; then it
-wakes, or is dead. Once the ledger may lose its end: who saw that remembers. Owns neither what the jobs are nor what is
-right.
+time, but it may stand still inside of any call, at a crash point, a look at the clock or a question to Kafka, while
+others go on; then it wakes, or is dead. Once the ledger may lose its end: who saw that remembers. Owns neither what the
+jobs are nor what is right.
 """
 
 import atexit
@@ -208,6 +208,11 @@ class Machine:
 
         return self.lost_from is not None and self.apart(look)
 
+    @property
+    def end(self) -> int:
+        """The ledger's end."""
+        return self.cluster.log(_LEDGER, 0).end
+
     def opens(self) -> dict[int, Open]:
         """All Opens that the ledger ever had, by their offsets; but those that it lost."""
         decoded = ((one.offset, decode(one.value)) for one in self.cluster.log(_LEDGER, 0).records)
@@ -232,6 +237,7 @@ class Machine:
         return not self.is_quiet and self.rng.random() < share
 
     def _answer(self, call: Call) -> Answer:
+        self.stand_still(0.01)
         possible = _ANSWERS.get(call.method, (UNAVAILABLE,))
         answer = self.rng.choice(possible) if self._strikes(0.3 * self._share) else TRUE
         return TRUE if answer.kind is AnswerKind.OLD and not self.has_deposed else answer

@@ -305,8 +305,9 @@ def test_a_plain_write_that_failed_bars_nobody_by_what_was_to_settle_it(place: P
     Environment(nonce=lambda: sibling_nonce(grant.nonce)).run(open_epoch, cached_log(one.where), "one").close()
     give_up(one, grant)
     assert commit_write(two, [_written(rig, two)])
+    result = _written(rig, two)
     give_up(one, grant)
-    assert commit_write(two, [_written(rig, two)]), "and it ends nobody else's"
+    assert commit_write(two, [result]), "and it ends nobody else's"
 
 
 def test_a_plain_write_without_a_task_bars_nobody(place: Place) -> None:
