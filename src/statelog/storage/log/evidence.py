@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import xxhash
 
 from statelog.environment import Start
-from statelog.errors import Corrupt, IdentityChanged, NotFound, OffsetGone, StatelogError, UnknownFormat
+from statelog.errors import Corrupt, IdentityChanged, NotFound, OffsetGone, StatelogError, Unavailable, UnknownFormat
 from statelog.schemas.changes.chunk import decode_head
 from statelog.schemas.changes.replay_plan import another_record
 from statelog.schemas.ledger.fold import LedgerFold
@@ -220,9 +220,13 @@ def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
     Raises BeyondEnd, AnchorMismatch, IdentityChanged, Unavailable.
     """
     known = log.place, seen
-    furthest = max(place.position for place in known)
+    furthest = max(ledger.position, *(place.position for place in known))
     with log.asking_who_answers():
-        end = log.ledger.end(at_least=max(ledger.position, furthest))
+        end = log.ledger.end()
+        if end < furthest:
+            with suppress(Unavailable):
+                log.ledger.identify(anew=True)  # A log that was made anew is told at once.
+            end = log.ledger.end(at_least=furthest)
         check_reaches(log.name, end, furthest)
         ledger.fold_end(end)
         ledger.check(known)
