@@ -366,6 +366,7 @@ class Machine:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tempfile.tempdir", directory)
+            patch.setattr("statelog.storage.log.ledger._ASK_AGAIN_S", 0.0)
             patch.setattr(clients, "open_log", open_log)
             patch.setattr(clients, "ConfluentKafka", Client)
             patch.setattr(sink, "TaskContext", Context)
