@@ -238,3 +238,28 @@ def test_a_manifest_that_is_put_while_its_log_is_deleted_goes_with_it(twin: Twin
     assert twin.disk.files("log/") == []
     while not actor.over:
         actor.step()
+
+
+def test_a_round_beside_the_late_cleanup_of_its_base(twin: TwinLog, tmp_path: Path) -> None:
+    """That truncates up to what the base needs, so also the records before, which the round's read was to compare."""
+
+    def meanwhile() -> None:
+        with twin.open() as log:
+            base = log.manifests.newest()
+            assert base is not None
+            log.kafka.delete_records(log.data_topic, base.next_offsets)
+
+    outcome = _stalled_at("after-fold", meanwhile, twin, tmp_path)
+    assert isinstance(outcome, CompletedRound)
+    assert state_of(twin.open()) == twin.model
+
+
+def test_a_tail_that_is_gone_behind_a_base_is_a_loss(twin: TwinLog, tmp_path: Path) -> None:
+    """However it came, and whatever the round looks at once more."""
+
+    def meanwhile() -> None:
+        with twin.open() as log:
+            log.kafka.delete_records(log.data_topic, {p: at.end for p, at in log.data_offsets().items()})
+
+    with pytest.raises(OffsetGone):
+        _stalled_at("after-fold", meanwhile, twin, tmp_path)

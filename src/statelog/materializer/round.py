@@ -214,11 +214,19 @@ class Round:
             return SkippedRound(number=self._number, position=self._base.position if self._base else 0)
         try:
             return self._roll_up_to(target)
-        except Damaged:
-            farther = None if self._may_be_put else self._past_acceptances(target)
-            if farther is None:
+        except Damaged as error:
+            again = None if self._may_be_put else self._other_target(error, target, end_position)
+            if again is None:
                 raise
-        return self._roll_up_to(farther)
+        return self._roll_up_to(again)
+
+    def _other_target(self, error: Damaged, target: RoundTarget, end_position: int) -> RoundTarget | None:
+        """The target to try once this one has failed; None if nothing speaks for one."""
+        farther = self._past_acceptances(target)
+        if farther is None and isinstance(error, OffsetGone) and target.before:
+            # What is only read to be compared may be truncated since, where the cleanup of our base was late.
+            return replace(self._choose_target(end_position), before={})
+        return farther
 
     def _is_renewal_due(self) -> bool:
         """Whether a manifest without news is due, because Kafka deletes by age what the kept ones would need."""
