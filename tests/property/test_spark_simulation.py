@@ -174,13 +174,19 @@ class History:
             self.roll_up()
 
     def go_on(self, run: Run) -> None:
-        """The run's next step. That a job writes to its partition a plain write is told only while one may."""
+        """The run's next step. That a job writes to its partition a plain write is told only while one may; and that a
+        batch of a copied checkpoint is committed, only while that is the last.
+        """
         others = [
             one for job, runs in self.runs.items() if job is not run.job for one in runs if one.job.kind == "plain"
         ]
         is_free = all(one.is_over and not one.has_died for one in others) and self.machine.is_reliable
-        begun = self._begun = self._begun + 1
+        begun, told = self._begun + 1, len(run.job.told)
+        self._begun = begun
         run.step()
+        if self.kind == "forks" and len(run.job.told) > told and begun == self._begun:
+            self.judge.look()
+            assert run.job.kind == "plain" or self.judge.seen[run.job.name][-1] == run.batch, "told of an old batch"
         if self.kind == "honest" and isinstance(run.error, LogInUse) and run.is_over:
             assert not is_free or begun != self._begun, f"a false alarm: {run.error!r}"
 
