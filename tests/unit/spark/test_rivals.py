@@ -1,14 +1,17 @@
 """Rivals as the ledger tells of them: whom an Open would fence, and when they were last heard of."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 
 from statelog.environment import Environment
 from statelog.errors import LogInUse
 from statelog.producer.epoch import open_epoch
-from statelog.spark.options import write_options
+from statelog.schemas.ledger.handle import Checkpoint
+from statelog.schemas.ledger.state import LastCommit, LiveEpoch
+from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.ownership import RECENT_S, Rival, check_ownership, find_rivals
 from statelog.spark.query_run import run_tag, sibling_nonce
 from statelog.storage.log.log import Log
@@ -60,3 +63,28 @@ def test_a_rival_whose_age_nobody_knows_may_live() -> None:
         rivals = seen_by_two(log, OPENED_S + 60)
         with pytest.raises(LogInUse):
             check_ownership(TWO, "q2", run_tag(TWO, log.descriptor.identity), None, rivals)
+
+
+@pytest.mark.parametrize(
+    ("writer", "opened_by", "owner", "take_over_from", "is_ours"),
+    [
+        ("two", TWO, None, None, True),
+        ("two", ONE, None, None, False),
+        ("two", ONE, "q2", None, True),
+        ("two", TWO, "q1", None, False),
+        ("two", ONE, "q1", "q1", True),
+        ("one", ONE, "q2", "q2", False),
+    ],
+)
+def test_a_rival_is_ours_by_its_commits_else_by_what_opened_it(
+    writer: str, opened_by: WriteOptions, owner: str | None, take_over_from: str | None, is_ours: bool
+) -> None:
+    """Of another name it never is; with takeOverFrom the query is, too, that the option names."""
+    with twin_rig("log").create() as log:
+        identity = log.descriptor.identity
+    live = LiveEpoch(1, writer, sibling_nonce(run_tag(opened_by, identity)), frozenset({0}))
+    last = LastCommit(Checkpoint(1, live.nonce), 2, {"queryId": owner}) if owner else None
+    rival = Rival(live, 60.0, has_committed=last is not None, last=last)
+    options = replace(TWO, take_over_from=take_over_from)
+    with nullcontext() if is_ours else pytest.raises(LogInUse):
+        check_ownership(options, "q2", run_tag(options, identity), None, [rival])
