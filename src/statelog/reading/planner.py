@@ -191,6 +191,10 @@ def _plan_between(
             _check_made(log, history, ledger, found)
             return found
     except OffsetGone as error:
+        if history.misses_changes:
+            if history.snapshots.failure:
+                raise history.snapshots.failure from error
+            raise
         raise history.not_held(f"changes from position {first} on") from error
 
 

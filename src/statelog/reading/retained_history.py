@@ -100,11 +100,19 @@ class RetainedHistory:
 
     @property
     def oldest_position(self) -> int:
-        """The lowest position from which changes can be read."""
-        if self._reaches_back(Folded()):
-            return 0
-        positions = [base.state.position for base in self._bases() if self._reaches_back(base)]
-        return min(positions, default=self.ledger.end)
+        """The lowest position from which changes can be read. If there is none, that of the newest state of which it is
+        known what was committed behind it: who begins there is told what is gone.
+        """
+        if self._oldest is not None:
+            return self._oldest
+        if self.newest:
+            return self.newest.position
+        return 0 if self.holds_mark else self.ledger.end
+
+    @property
+    def misses_changes(self) -> bool:
+        """Whether there is no position from which changes can be read: what somebody committed is gone."""
+        return self._oldest is None
 
     def base_for(self, start_position: int) -> LedgerBase | None:
         """The nearest fold at or below a position; None for the ledger's first record. NotFound if none is left."""
@@ -174,6 +182,12 @@ class RetainedHistory:
         return found
 
     # ---- where a fold may begin
+
+    @cached_property
+    def _oldest(self) -> int | None:
+        if self._reaches_back(Folded()):
+            return 0
+        return min((base.state.position for base in self._bases() if self._reaches_back(base)), default=None)
 
     def _bases(self) -> list[LedgerBase]:
         """Those whose position the ledger still follows on, in no order."""

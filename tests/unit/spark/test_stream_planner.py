@@ -293,7 +293,7 @@ def test_a_run_that_ends_holds_no_more_than_the_next_one_needs() -> None:
 
 
 def test_where_a_stream_begins(tmp_path: Path) -> None:
-    """earliest, latest, a position and a writer's checkpoint, each with exactly the commits behind it."""
+    """earliest, latest, a position and a writer's checkpoint, each with exactly the commits behind it, or none is."""
     twin = TwinLog()
     for number in range(4):
         twin.write({b"k": str(number).encode()})
@@ -308,6 +308,10 @@ def test_where_a_stream_begins(tmp_path: Path) -> None:
     query = Query(twin.open, {"startingWriter": "writer", "startingCheckpoint": "2"})
     query.run()
     assert [row["value"] for row in query.rows] == [b"2", b"3"]
+    for partition, there in log.data_offsets().items():
+        twin.cluster.truncate("log", partition, there.end)
+    with pytest.raises(NotFound, match="starts above"):
+        Query(twin.open, {"startingPosition": "earliest"}).run()
 
 
 def test_a_time_that_is_to_come_is_no_start() -> None:
