@@ -82,6 +82,37 @@ def test_a_writer_that_went_on_right_where_its_fold_ends_learns_of_the_loss_with
             a.commit()
 
 
+@pytest.mark.parametrize("goes_on", ["writer", "follower"])
+@pytest.mark.parametrize("others", [1, 3])
+def test_a_process_forgets_no_commit_that_one_of_its_writers_was_told_of(others: int, goes_on: str) -> None:
+    """That writer is closed, the ledger has lost its commit, and others write on, also one of this process, or it
+    follows: whoever reads through the same log is told.
+    """
+    twin = TwinLog()
+    environment = Environment(clock=twin.clock)
+    with ExitStack() as stack:
+        log = stack.enter_context(environment.run(twin.open))
+        a, b = (
+            stack.enter_context(environment.run(Writer, log, name, partitions=[partition]))
+            for partition, name in enumerate("ab")
+        )
+        follower = stack.enter_context(environment.run(recover(log).follow))
+        last = a.commit().offset
+        a.close()
+        twin.cluster.lose_tail("log.ledger", 0, last)
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            for _ in range(others - 1):
+                c.commit()
+        twin.now_s += LOOK_AGAIN_S
+        for _ in range(2):
+            if goes_on == "writer":
+                b.commit()
+            else:
+                follower.take(0)
+        with pytest.raises(AnchorMismatch):
+            recover(log)
+
+
 @contextmanager
 def _bereft(twin: TwinLog, *, lost: int) -> Generator[tuple[Log, Writer, int]]:
     """A log, its writer, and the offset of the second of its two commits; the newest `lost` records are gone since."""

@@ -78,6 +78,8 @@ class Committer:
         self._end: _End | None = None
         self._under_way: _UnderWay | None = None
         self._log = log
+        self._told = self.place
+        """What the log was told last. That it still stands this one's own client compares."""
         self._environment = current_environment()
 
     @property
@@ -153,7 +155,7 @@ class Committer:
                 if not settle:
                     raise
                 offset, is_overtaken = self._settle(sent, error)
-            self._log.saw(self.place)
+            self._tell()
             self._environment.crash("committed")
             self.last = LastCommit(sent.commit.checkpoint, offset, dict(sent.metadata))
             self._end = _End.FINAL if sent.commit.final else _End.OVERTAKEN if is_overtaken else None
@@ -176,6 +178,14 @@ class Committer:
     def _send(self, commit: Commit) -> Pending[int]:
         self.attempts += 1
         return self.opened.ledger.send(self.opened.producer, commit)
+
+    def _tell(self) -> None:
+        """The log may note where this one stands now. What others in this process have told it meanwhile, and the tape
+        still has, this one's client compares from now on, for it has folded that.
+        """
+        known, before, self._told = self._log.place, self._told, self.place
+        is_taped = known.last is not None and self._log.ledger_tape.has(known.last)
+        self._log.saw(self._told, [before, known] if is_taped else [before])
 
     def _valid_append(self, appended: Pending[int], commit: Commit) -> int:
         """The offset of a Commit that was sent, which is valid."""

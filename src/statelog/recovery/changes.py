@@ -287,6 +287,7 @@ class CommitFeed:
         """
         self.renew()
         self._retries.ask()
+        before = self.ledger.place
         try:
             with _saying_what_to_do():
                 found = self.ledger.read_end() if end_position is None else self.ledger.read_to(end_position)
@@ -296,7 +297,7 @@ class CommitFeed:
                 raise
             return []
         self._retries.heard()
-        self._log.saw(self.ledger.place)
+        self._log.saw(self.ledger.place, [before])
         self.is_answered = True
         if not found:
             self._hold.move(self.ledger.position, self._hold.needs.next_offsets)

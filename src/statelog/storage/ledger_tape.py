@@ -137,6 +137,11 @@ class LedgerTape:
         """The record there, if it is known."""
         return self._taped.get(offset)
 
+    def has(self, last: LastRecord) -> bool:
+        """Whether this record is known, and no look has found that the ledger lost it."""
+        taped = self._taped.get(last.offset)
+        return taped is not None and taped.last == last
+
     def run(
         self, last: LastRecord, end: int, unread: Sequence[LastRecord], *, there_s: float, since_s: float
     ) -> Run | None:

@@ -203,14 +203,15 @@ def check_ledger(
     fold = ledger.fold
     named = log.witnesses.behind(fold, there or log.data_offsets())
     open_to_doubt = {place for place in named if max(place.position - 1, place.last_offset) > fold.restarted}
-    seen = {log.place, *places, *open_to_doubt}
+    known = log.places
+    seen = {*known, *places, *open_to_doubt}
     furthest = max(place.position for place in seen)
     if furthest > fold.position:
         check_reaches(log.name, log.ledger.end(at_least=furthest), furthest)
     ledger.check(seen)
     for place in places:
         fold.check_followed(place.position)
-    log.saw(ledger.place)
+    log.saw(ledger.place, known)
 
 
 def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
@@ -219,7 +220,7 @@ def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
 
     Raises BeyondEnd, AnchorMismatch, IdentityChanged, Unavailable.
     """
-    known = log.place, seen
+    known = {*log.places, seen}
     furthest = max(ledger.position, *(place.position for place in known))
     with log.asking_who_answers():
         end = log.ledger.end()
@@ -230,7 +231,7 @@ def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
         check_reaches(log.name, end, furthest)
         ledger.fold_end(end)
         ledger.check(known)
-    log.saw(ledger.place)
+    log.saw(ledger.place, known)
 
 
 # ---- who answers

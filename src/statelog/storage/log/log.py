@@ -11,7 +11,7 @@ Invariants:
 
 import logging
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -108,6 +108,7 @@ class Log(Closing):
         self.ledger_tape = LedgerTape()
         """What the writers of this process know of the ledger's end."""
         self._place = ORIGIN
+        self._uncompared: frozenset[Place] = frozenset()
         self._noting = Lock()
         self._looks = Looks(lambda: identify(kafka, store, descriptor), current_environment().clock)
         self._waived = waived
@@ -272,10 +273,19 @@ class Log(Closing):
         """That position with the record below it, as far as it is known: for `recover(at_least=)` elsewhere."""
         return self._place
 
-    def saw(self, place: Place) -> None:
-        """Note a place: nothing that this object reads from now on may end below it, or hold another record there."""
+    @property
+    def places(self) -> frozenset[Place]:
+        """All that the ledger has to be compared with: that place, and those below that nobody has compared since."""
+        return self._uncompared | {self._place}
+
+    def saw(self, place: Place, compared: Collection[Place] = ()) -> None:
+        """Note a place: nothing that this object reads from now on may end below it, or hold another record there; nor
+        at the place noted last, unless the caller has `compared` that, or does so from now on.
+        """
         with self._noting:  # Writers and readers in other threads note theirs.
-            self._place = max(self._place, place, key=lambda one: (one.position, one.last is not None))
+            known, self._place = self._place, max(self._place, place, key=lambda one: (one.position, bool(one.last)))
+            kept = self._uncompared if known.last is None else self._uncompared | {known}
+            self._uncompared = kept - {self._place, *compared}
 
     def checked_ledger(self, seen: Place = ORIGIN) -> LedgerClient:
         """A client that has folded the ledger to its end now, and found nothing that speaks against it. The caller
