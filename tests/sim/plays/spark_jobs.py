@@ -272,13 +272,14 @@ class Run:
         except StatelogError as error:
             self._abort(error)
             return
-        if messages and lost_from is not None and not self._was_lost:
+        is_sure = lost_from is None or self.machine.is_seen_again
+        if messages and lost_from is not None and is_sure and not self._was_lost:
             seen = self.grants[-1].witness.position
             assert seen <= lost_from, f"{self.job.name}: {self.batch} was committed behind a loss that its planner knew"
         is_shown = messages and (
             self.job.kind != "plain" or self.job.numbers_writes or any(rows.num_rows for rows in self.tasks)
         )
-        if lost_from == self.machine.lost_from:  # Else what it was told of may be lost.
+        if lost_from == self.machine.lost_from and is_sure:  # Else what it was told of may be lost.
             (self.job.told if is_shown else self.job.empty).add(self.batch)
         self._next = self._note
 

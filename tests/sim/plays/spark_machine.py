@@ -7,6 +7,7 @@ jobs are nor what is right.
 """
 
 import atexit
+import math
 import random
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
@@ -23,6 +24,7 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.records import Open, decode
 from statelog.spark import clients, epochs, query_run, sink
 from statelog.spark.clients import ProcessCache
+from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.evidence import furthest_witness
 from statelog.storage.log.log import Log
 from statelog.testing import Crash
@@ -137,6 +139,7 @@ class Machine:
         of the one before, which another process committed: that is told when it is committed, and is no false alarm.
         """
         self.lost_from: int | None = None
+        self._lost_s = math.inf
         """Where the ledger ended once it had lost its end."""
         self.sent: dict[bytes, int] = {}
         """The Opens that were sent since then, in their order, by nonce."""
@@ -191,9 +194,15 @@ class Machine:
     def lose(self, count: int) -> None:
         """The ledger loses its last records, as by an unclean election."""
         self.lost_from = end = max(1, self.cluster.log(_LEDGER, 0).end - count)
+        self._lost_s = self._now_s
         for worker in [worker for session in self._sessions for worker in session.beside]:
             worker.knew = [log for log in worker.logs if log.position > end]
         self.cluster.lose_tail(_LEDGER, 0, end)
+
+    @property
+    def is_seen_again(self) -> bool:
+        """Whether no look from before the loss is young enough to go on with."""
+        return self._now_s - self._lost_s >= LOOK_AGAIN_S
 
     def shows_loss(self) -> bool:
         """Whether chunks that no commit lists, or its own records, show whoever opens now that the ledger lost some."""
@@ -302,14 +311,13 @@ class Machine:
 
     def beside(self, session: Session, call: Callable[[], Any], *, looks: bool = True) -> Any:
         """Call it in a worker beside the driver. If it `looks` at the ledger, it does not succeed in one that knew what
-        that has lost since.
+        that has lost since, once a look from before the loss is too old.
         """
         with self.acting(worker := self.worker(session.beside, session)):
             known = [log for log in worker.knew if log in worker.logs]
             result = self.environment.run(call)
-            assert not looks or not [log for log in known if log in worker.logs], (
-                "it went on behind a loss that it knew"
-            )
+            is_told = not [log for log in known if log in worker.logs]
+            assert is_told or not (looks and self.is_seen_again), "it went on behind a loss that it knew"
             return result
 
     def on_executor(self, session: Session, query_id: str, call: Callable[[], Any]) -> Any:
