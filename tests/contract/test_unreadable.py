@@ -125,3 +125,13 @@ def test_a_broker_that_answers_for_nothing_is_away() -> None:
     memory.cluster.questions = ScriptedQuestions(answers=dict.fromkeys(range(1000), stalled(0)))
     with pytest.raises(BrokerUnavailable):
         list(read_past(memory.reader("t"), {0: OffsetRange(0, 2)}, stall_timeout_s=0.0, counts=void))
+
+
+def test_what_comes_late_is_not_stepped_over() -> None:
+    """A broker that was away for as long as a read waits answers for the offset beside, and for this one, too."""
+    memory = MemoryKafka()
+    memory.create_topic(spec_of("t"))
+    write_all(memory, "t", 0, [b"0", b"1"])
+    memory.cluster.questions = ScriptedQuestions(answers={0: stalled(0)})
+    found = list(read_past(memory.reader("t"), {0: OffsetRange(0, 2)}, stall_timeout_s=0.0, counts=void))
+    assert [record.value for record in found] == [b"0", b"1"]

@@ -182,6 +182,7 @@ def read_past(
     Raises Unreadable for those that count; OffsetGone, BeyondEnd, BrokerUnavailable.
     """
     starts = {partition: wanted.start for partition, wanted in ranges.items()}
+    late: set[tuple[int, int]] = set()
     while True:
         left = {p: OffsetRange(starts[p], wanted.end) for p, wanted in ranges.items() if starts[p] < wanted.end}
         try:
@@ -196,9 +197,12 @@ def read_past(
             starts[partition] = end
         except BrokerUnavailable as error:
             partition, offset = _silent(reader, ranges, error)
-            if counts(partition, OffsetRange(offset, offset + 1)):
+            if (partition, offset) in late or counts(partition, OffsetRange(offset, offset + 1)):
                 raise
-            starts[partition] = offset + 1
+            if _answers(reader, partition, offset, min(_ANSWER_S, stall_timeout_s)):
+                late.add((partition, offset))
+            else:
+                starts[partition] = offset + 1
         else:
             return
 
@@ -206,16 +210,28 @@ def read_past(
 def _silent(reader: Reader, ranges: Mapping[int, OffsetRange], error: BrokerUnavailable) -> tuple[int, int]:
     """The offset that nothing comes for, though the broker answers for the one beside it. Else raises the error again.
 
-    A batch that unpacks to less than its records say is dropped by the client without a word, and asked for again.
+    A batch that unpacks to less than its records say is dropped by the client without a word, and asked for again; one
+    that comes once it is asked for alone was late.
     """
     partition, offset = error.facts.get("partition"), error.facts.get("next_offset")
     if not isinstance(partition, int) or not isinstance(offset, int):
         raise error
     beside = offset + 1 if offset + 1 < ranges[partition].end else max(0, offset - 1)
     try:
-        next(reader.read({partition: OffsetRange(beside, beside + 1)}, stall_timeout_s=_ANSWER_S), None)
-    except Unreadable:
-        pass
-    except (BrokerUnavailable, DataLoss):
+        is_there = _answers(reader, partition, beside, _ANSWER_S)
+    except DataLoss:
+        is_there = False
+    if not is_there:
         raise error from None
     return partition, offset
+
+
+def _answers(reader: Reader, partition: int, offset: int, timeout_s: float) -> bool:
+    """Whether the broker answers for this offset in time, if only with what cannot be unpacked."""
+    try:
+        next(reader.read({partition: OffsetRange(offset, offset + 1)}, stall_timeout_s=timeout_s), None)
+    except Unreadable:
+        return True
+    except BrokerUnavailable:
+        return False
+    return True
