@@ -178,9 +178,8 @@ class LedgerTape:
     def knows(self, place: LastRecord, since_s: float) -> bool:
         """Whether a look since then has found this record: that others are noted behind it proves nothing."""
         with self._lock:
-            taped, look = self._taped.get(place.offset), self.look
-            is_found = taped is not None and taped.last == place and self._was_looked_at(place.offset)
-            return is_found and look is not None and look.asked_s > since_s
+            is_found = self.has(place) and self._was_looked_at(place.offset)
+            return is_found and self.look is not None and self.look.asked_s > since_s
 
     def await_answers(self, start: int, end: int) -> None:
         """Until what other threads have sent by now is answered, if that may be what is missing from `start` on."""
