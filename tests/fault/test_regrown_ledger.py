@@ -254,6 +254,20 @@ def test_what_is_truncated_since_it_was_acknowledged_proves_nothing(tmp_path: Pa
         assert a.commit().offset == offset + 1
 
 
+def test_a_follower_that_stands_at_the_end_compares_it_once_its_look_is_old() -> None:
+    """By the clock of its environment, as a worker of Spark does that kept its epoch."""
+    twin = TwinLog()
+    twin.write({b"k": b"v"})
+    with twin.open() as log, Environment(clock=twin.clock).run(log.ledger.newest_client) as follower:
+        follower.fold_end()
+        twin.cluster.lose_tail("log.ledger", 0, follower.position - 1)
+        append_strange(twin, 1)
+        follower.fold_end()
+        twin.now_s += LOOK_AGAIN_S
+        with pytest.raises(AnchorMismatch):
+            follower.fold_end()
+
+
 @pytest.mark.parametrize("regrown", [3, 9])
 def test_no_writer_opens_below_what_a_snapshot_holds(tmp_path: Path, regrown: int) -> None:
     """Readers would refuse what it acknowledges: it is refused before it writes anything."""

@@ -148,7 +148,6 @@ def open_epoch(
     ledger = log.ledger.client(
         begin,
         rebase=log.manifests.newest,
-        clock=environment.clock,
         keeps=keeps_folding and begin is newest,
         tape=log.ledger_tape,
     )

@@ -265,7 +265,7 @@ class CommitFeed:
         self.converter = Converter(log, settings.value_schema_id)
         """Says the schema of the changes that come out. It moves on with the first one in a newer value schema."""
         self._retries = RetryWindow(settings.stall_timeout_s, self._environment.clock)
-        self.ledger = log.ledger.client(plan, clock=self._environment.clock)
+        self.ledger = self._environment.run(log.ledger.client, plan)
         """The ledger, up to where commits were asked for, and came out."""
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""

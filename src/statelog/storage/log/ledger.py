@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from statelog.environment import current_environment
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.schemas.ledger.fold import LedgerBase
 from statelog.schemas.names import ledger_topic
@@ -57,7 +58,6 @@ class Ledger:
         start_position: int = 0,
         *,
         rebase: Callable[[], LedgerBase | None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
         keeps: bool = False,
         tape: LedgerTape | None = None,
     ) -> LedgerClient:
@@ -70,7 +70,7 @@ class Ledger:
         client = LedgerClient(
             self._log.kafka, self._log.ledger_topic, self._log.descriptor.identity, base,
             rebase=rebase, snapshot_at=self._log.manifests.at, newest=self._log.manifests.newest, verify=self.identify,
-            clock=clock, keeps=keeps, tape=tape,
+            clock=current_environment().clock, keeps=keeps, tape=tape,
         )  # fmt: skip
         try:
             if start_position > client.position:
