@@ -254,6 +254,24 @@ def test_what_is_truncated_since_it_was_acknowledged_proves_nothing(tmp_path: Pa
         assert a.commit().offset == offset + 1
 
 
+def test_what_a_writer_went_on_behind_within_the_second_others_of_its_log_are_told() -> None:
+    """Its next commit stands right where the ledger grew again to: it is told later, and who reads meanwhile at once."""
+    twin = TwinLog()
+    with twin.open() as log, Writer(log, "a", partitions=[0]) as a:
+        last = a.commit().offset
+        twin.cluster.lose_tail("log.ledger", 0, last)
+        append_strange(twin, 1)
+        assert a.commit().offset == last + 1
+        with pytest.raises(AnchorMismatch):
+            recover(log)
+        with pytest.raises(AnchorMismatch):
+            Writer(log, "b", partitions=[1])
+        accept_ledger_loss(log, reason="lost", operator="me")
+        recover(log)
+        Writer(log, "b", partitions=[1]).close()
+        assert not log.ledger_tape.lost
+
+
 def test_a_follower_that_stands_at_the_end_compares_it_once_its_look_is_old() -> None:
     """By the clock of its environment, as a worker of Spark does that kept its epoch."""
     twin = TwinLog()

@@ -149,7 +149,7 @@ def open_epoch(
         begin,
         rebase=log.manifests.newest,
         keeps=keeps_folding and begin is newest,
-        tape=log.ledger_tape,
+        shares=True,
     )
 
     def next_nonce() -> bytes:

@@ -13,8 +13,8 @@ Invariants:
 - Making a writer does no I/O. Spark pickles the one for planning and no other: the right to write is asked for there.
 - A task touches neither ledger nor DFS: it needs the brokers, and the grant that travels in the pickled writer.
 - The commit process acts under the grant that comes with the tasks' messages, and opens nothing, except to settle a
-  commit whose outcome is unknown. A commit continues the base that its tasks were planned with: if the cached
-  coordinator is elsewhere, another process committed in between, and the ledger is read on before anything is decided.
+  commit whose outcome is unknown. A commit continues what its tasks were planned with: if the cached
+  coordinator is elsewhere, others wrote in between, and the ledger is read on before anything is decided.
 - After an error the coordinator is dropped: the next commit starts from the ledger.
 """
 
@@ -228,8 +228,8 @@ def _coordinator(log: Log, result: TaskResult) -> Coordinator:
     if found is None:
         siblings = replace(current_environment(), nonce=partial(sibling_nonce, grant.nonce))
         return _coordinators.put((log, grant.nonce), siblings.run(Coordinator, log, grant.writer, grant=grant))
-    if found.base != result.base or found.position < log.position:
-        found.refresh(grant.witness)  # Another commit process of the session was at work, or this one, elsewhere.
+    if found.place != grant.witness or found.position < log.position:
+        found.refresh(grant.witness)  # Others were at work between its last commit and the plan, or this one, elsewhere.
     return found
 
 

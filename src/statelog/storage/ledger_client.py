@@ -70,8 +70,8 @@ class LedgerClient(Closing):
     `verify` compares the log's identity with the cluster's, unless that was done just now, or always if `anew`. It is
     asked before a verdict, and before what was read is believed. `rebase` gives the newest snapshot, `snapshot_at` that
     of a position, which says what a truncated ledger had below it, `newest` the newest to compare. With `keeps` the
-    valid commits that are folded are kept until `kept` is asked for. With a `tape`, which is for followers with the
-    same clock, what others of this process have read or appended is not read again for a verdict.
+    valid commits that are folded are kept until `kept` is asked for. What is read is compared with the `tape` of this
+    process, whose clock is the same; who `shares` does not read again for a verdict what others put down there.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class LedgerClient(Closing):
         clock: Callable[[], float] = time.monotonic,
         keeps: bool = False,
         tape: LedgerTape | None = None,
+        shares: bool = False,
     ) -> None:
         self._kafka = kafka
         self._topic = topic
@@ -104,7 +105,8 @@ class LedgerClient(Closing):
         self._newest: _Applied | None = None
         self._taken_bytes = 0
         self._keeps = keeps
-        self._tape = tape
+        self._tape = tape or LedgerTape()
+        self._shares = shares
         self._compared: set[LastRecord] = set()
         self._compared_s = -math.inf
         self._sent_s = -math.inf
@@ -205,8 +207,7 @@ class LedgerClient(Closing):
         if offset < self.fold.position:
             raise self._lost("a record was appended below what was folded already", offset)
         if offset == self.fold.position and not self._is_torn and not self._is_over_due(self._there_s):
-            known = self._tape.at(offset) if self._tape is not None else None
-            ours = known
+            ours = known = self._tape.at(offset)
             if ours is None or ours.record is not record:
                 ours = Taped(Record(0, offset, encode(record), -1), record, self._sent_s)
             if known and known.found.value != ours.found.value:
@@ -239,7 +240,7 @@ class LedgerClient(Closing):
     def _pass(self, end_position: int) -> None:
         """Fold by what others know, as far as they know it."""
         tape, last = self._tape, self.last
-        if tape is None or last is None or self._keeps or self._is_torn or tape.at(last.offset) is None:
+        if not self._shares or last is None or self._keeps or self._is_torn or tape.at(last.offset) is None:
             self._follow(end_position)
             return
         tape.await_answers(last.offset, end_position)
@@ -300,9 +301,8 @@ class LedgerClient(Closing):
         if self._taken_bytes >= most_bytes:
             return
         self._there_s, self._is_unproved = asked_s, False
-        if self._tape is not None:
-            look = Look(asked_s, compared[0].offset if compared else start, end_position)
-            self._tape.looked(look, compared, shared)
+        look = Look(asked_s, compared[0].offset if compared else start, end_position)
+        self._tape.looked(look, compared, shared, counts=self._shares)
         self.fold.advance(end_position)
 
     def _read(
@@ -311,10 +311,9 @@ class LedgerClient(Closing):
         """What is new, behind what was `compared`; of it the others get what lies near the end, and what they know
         otherwise, perhaps.
         """
-        tape = self._tape
         for found in self._new_records(end_position, compared):
             taped = Taped(found, decode(found.value), asked_s)
-            if tape is not None and (found.offset >= end_position - _SHARED or tape.at(found.offset) is not None):
+            if found.offset >= end_position - _SHARED or self._tape.at(found.offset) is not None:
                 shared.append(taped)
             yield taped
 
@@ -371,11 +370,11 @@ class LedgerClient(Closing):
         """
         with self._asking_who_answers():
             known = {None, self.last, *(() if self._is_over_due(self._compared_s) else self._compared)}
-            tape, since_s = self._tape, self._clock() - LOOK_AGAIN_S
+            since_s = self._clock() - LOOK_AGAIN_S
             unknown = {one for one in places if one.last not in known}
             for position, last in sorted(unknown, reverse=True):
                 assert last is not None
-                if tape is not None and tape.knows(last, since_s):
+                if self._shares and self._tape.knows(last, since_s):
                     continue
                 try:
                     with closing(self._records(last.offset, position)) as records:

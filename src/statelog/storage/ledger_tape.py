@@ -101,6 +101,8 @@ class LedgerTape:
         self._reading = Lock()
         self.look: Look | None = None
         """The newest look at the ledger itself."""
+        self.lost: frozenset[LastRecord] = frozenset()
+        """What was known where a look found something else, until somebody has compared it."""
 
     def sending(self, record: LedgerRecord, value: bytes, now_s: float) -> Callable[[int], None]:
         """A record is about to be sent: for who is told its offset, or that it has none (-1)."""
@@ -116,22 +118,27 @@ class LedgerTape:
         self._under_way[token] = get_ident()
         return answer
 
-    def looked(self, look: Look, compared: Sequence[LastRecord], new: Sequence[Taped]) -> None:
+    def looked(self, look: Look, compared: Sequence[LastRecord], new: Sequence[Taped], *, counts: bool = True) -> None:
         """Somebody has looked at the ledger: from the look's start on it has what was `compared`, and behind that what
-        is `new`. If anything else is known of that range, the ledger lost its tail, and all that is known is forgotten.
+        is `new`. If anything else is known of that range, the ledger lost its tail: that is `lost`, and all that is
+        known is forgotten. Others go by this look if it `counts`.
         """
         with self._lock:
             if self.look is None or look.asked_s >= self.look.asked_s:  # Else what it found may be gone since.
                 there = {one.offset: one for one in (*compared, *(taped.last for taped in new))}
                 known = [self._taped[at].last for at in self._taped.keys() & range(look.start, look.end)]
-                if any(there.get(one.offset) != one for one in known):
-                    self._taped, self._size_bytes, self.look = {}, 0, None
-                before = self.look
-                is_next = before is not None and before.start <= look.start < before.end and look.start in self._taped
-                self.look = look._replace(start=before.start) if before is not None and is_next else look
-                for one in new:
-                    self._put(one)
+                if lost := {one for one in known if there.get(one.offset) != one}:
+                    self._taped, self._size_bytes, self.look, self.lost = {}, 0, None, self.lost | lost
+                if counts:
+                    self._note(look, new)
             self._tell()
+
+    def _note(self, look: Look, new: Sequence[Taped]) -> None:
+        before = self.look
+        is_next = before is not None and before.start <= look.start < before.end and look.start in self._taped
+        self.look = look._replace(start=before.start) if before is not None and is_next else look
+        for one in new:
+            self._put(one)
 
     def at(self, offset: int) -> Taped | None:
         """The record there, if it is known."""

@@ -173,6 +173,24 @@ def _written_empty(rig: TwinRig, options: WriteOptions) -> TaskResult:
     return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id="q")
 
 
+def test_a_batch_is_not_committed_behind_a_loss_that_its_planner_knew(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker plans it, behind a record of somebody else, which the one that commits has never read."""
+    rig, commits = place("memory://a"), _worker()
+    ledger = rig.cluster.log("visits.ledger", 0)
+    _become(monkeypatch, commits)
+    _write(rig, "memory://a", 0)
+    ledger.append(VOID_VALUE)
+    _become(monkeypatch, _worker())
+    result = _written_empty(rig, _options("memory://a", 1))
+    rig.cluster.lose_tail("visits.ledger", 0, ledger.end - 1)
+    ledger.append(b"somebody's")
+    _become(monkeypatch, commits)
+    with pytest.raises(AnchorMismatch):
+        commit_batch(_options("memory://a", 1), [result], 1)
+
+
 def test_a_worker_that_commits_for_two_queries_forgets_no_lost_commit(place: Place) -> None:
     """The ledger lost the last commit of one, and somebody wrote there: before the other's is put that is compared."""
     rig = place("memory://a")

@@ -73,7 +73,7 @@ class Twenty:
 
     def follower(self) -> LedgerClient:
         """Another one of this process."""
-        return self.environment.run(self.log.ledger.client, tape=self.log.ledger_tape)
+        return self.environment.run(self.log.ledger.client, shares=True)
 
     def elsewhere(self) -> None:
         """Another process takes the first partition."""

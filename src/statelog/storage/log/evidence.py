@@ -230,6 +230,7 @@ def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
             end = log.ledger.end(at_least=furthest)
         check_reaches(log.name, end, furthest)
         ledger.fold_end(end)
+        known |= log.places  # What is read is compared with what others of this process read or were told.
         ledger.check(known)
     log.saw(ledger.place, known)
 

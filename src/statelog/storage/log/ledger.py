@@ -17,7 +17,6 @@ from statelog.schemas.names import ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Record
 from statelog.storage.ledger_client import LedgerClient
-from statelog.storage.ledger_tape import LedgerTape
 
 if TYPE_CHECKING:
     from statelog.storage.log.log import Log
@@ -59,7 +58,7 @@ class Ledger:
         *,
         rebase: Callable[[], LedgerBase | None] | None = None,
         keeps: bool = False,
-        tape: LedgerTape | None = None,
+        shares: bool = False,
     ) -> LedgerClient:
         """A ledger client from `base` on, or from the ledger's first record, folded up to `start_position`; see
         LedgerClient for the rest. Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch
@@ -70,7 +69,7 @@ class Ledger:
         client = LedgerClient(
             self._log.kafka, self._log.ledger_topic, self._log.descriptor.identity, base,
             rebase=rebase, snapshot_at=self._log.manifests.at, newest=self._log.manifests.newest, verify=self.identify,
-            clock=current_environment().clock, keeps=keeps, tape=tape,
+            clock=current_environment().clock, keeps=keeps, tape=self._log.ledger_tape, shares=shares,
         )  # fmt: skip
         try:
             if start_position > client.position:

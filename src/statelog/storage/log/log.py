@@ -275,8 +275,11 @@ class Log(Closing):
 
     @property
     def places(self) -> frozenset[Place]:
-        """All that the ledger has to be compared with: that place, and those below that nobody has compared since."""
-        return self._uncompared | {self._place}
+        """All that the ledger has to be compared with: that place, those below that nobody has compared since, and what
+        a look has not found that was there before.
+        """
+        lost = {Place(one.offset + 1, one) for one in self.ledger_tape.lost}
+        return self._uncompared | {self._place} | lost
 
     def saw(self, place: Place, compared: Collection[Place] = ()) -> None:
         """Note a place: nothing that this object reads from now on may end below it, or hold another record there; nor
@@ -286,6 +289,7 @@ class Log(Closing):
             known, self._place = self._place, max(self._place, place, key=lambda one: (one.position, bool(one.last)))
             kept = self._uncompared if known.last is None else self._uncompared | {known}
             self._uncompared = kept - {self._place, *compared}
+            self.ledger_tape.lost -= {one.last for one in compared if one.last is not None}
 
     def checked_ledger(self, seen: Place = ORIGIN) -> LedgerClient:
         """A client that has folded the ledger to its end now, and found nothing that speaks against it. The caller

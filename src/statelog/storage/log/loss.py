@@ -116,7 +116,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
         record = Restart(digest=log.descriptor.digest, position=position, reason=reason, operator=operator)
         put_loss(log.store, record)
         last = append_restarts(log, record, max(position, witness - 1, end))
-        log.saw(Place(last + 1, LastRecord.of(last, encode(record))))
+        log.saw(Place(last + 1, LastRecord.of(last, encode(record))), log.places)  # Which are given up.
     with closing(log.ledger.newest_client()) as ledger:
         ledger.fold_end()
         state = ledger.fold.freeze()
