@@ -272,6 +272,22 @@ def test_what_a_writer_went_on_behind_within_the_second_others_of_its_log_are_to
         assert not log.ledger_tape.lost
 
 
+def test_what_one_client_was_told_is_gone_others_of_its_log_are_told_as_well() -> None:
+    """It alone knew that record, and nobody uses it any more."""
+    twin = TwinLog()
+    twin.write({b"k": b"v"})
+    with twin.open() as log:
+        with Environment(clock=twin.clock).run(log.ledger.newest_client) as follower:
+            follower.fold_end()
+            twin.cluster.lose_tail("log.ledger", 0, follower.position - 1)
+            append_strange(twin, 1)
+            twin.now_s += LOOK_AGAIN_S
+            with pytest.raises(AnchorMismatch):
+                follower.fold_end()
+        with pytest.raises(AnchorMismatch):
+            recover(log)
+
+
 def test_a_follower_that_stands_at_the_end_compares_it_once_its_look_is_old() -> None:
     """By the clock of its environment, as a worker of Spark does that kept its epoch."""
     twin = TwinLog()

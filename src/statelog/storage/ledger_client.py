@@ -444,6 +444,7 @@ class LedgerClient(Closing):
                     self._unread = []
                     yield from chain([] if new is None else [new], records)
                     return
+            self._tape.miss(missing)
             self._require_accepted(max(missing))
             expected = []
         self._unread = []

@@ -19,7 +19,7 @@ Invariants:
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock, get_ident
@@ -102,7 +102,7 @@ class LedgerTape:
         self.look: Look | None = None
         """The newest look at the ledger itself."""
         self.lost: frozenset[LastRecord] = frozenset()
-        """What was known where a look found something else, until somebody has compared it."""
+        """What was known, or folded, where a look found something else, until it is accepted that it is gone."""
 
     def sending(self, record: LedgerRecord, value: bytes, now_s: float) -> Callable[[int], None]:
         """A record is about to be sent: for who is told its offset, or that it has none (-1)."""
@@ -132,6 +132,11 @@ class LedgerTape:
                 if counts:
                     self._note(look, new)
             self._tell()
+
+    def miss(self, gone: Iterable[LastRecord]) -> None:
+        """Somebody has folded these, and they are not there any more: whoever comes later compares them, too."""
+        with self._lock:
+            self.lost = self.lost.union(gone)
 
     def _note(self, look: Look, new: Sequence[Taped]) -> None:
         before = self.look
