@@ -255,7 +255,7 @@ def test_what_is_truncated_since_it_was_acknowledged_proves_nothing(tmp_path: Pa
 
 
 def test_what_a_writer_went_on_behind_within_the_second_others_of_its_log_are_told() -> None:
-    """Its next commit stands right where the ledger grew again to: it is told later, and who reads meanwhile at once."""
+    """Its next commit stands where the ledger grew again to: it is told later, and who reads meanwhile at once."""
     twin = TwinLog()
     with twin.open() as log, Writer(log, "a", partitions=[0]) as a:
         last = a.commit().offset
