@@ -229,7 +229,7 @@ def _coordinator(log: Log, result: TaskResult) -> Coordinator:
         siblings = replace(current_environment(), nonce=partial(sibling_nonce, grant.nonce))
         return _coordinators.put((log, grant.nonce), siblings.run(Coordinator, log, grant.writer, grant=grant))
     if found.place != grant.witness or found.position < log.position:
-        found.refresh(grant.witness)  # Others were at work between its last commit and the plan, or this one, elsewhere.
+        found.refresh(grant.witness)  # Others wrote between its last commit and the plan, or it has, elsewhere.
     return found
 
 
