@@ -56,6 +56,11 @@ def test_a_member_never_commits_nor_resets() -> None:
     assert (made.is_cooperative, made.group) == (True, "counts")
 
 
+def test_a_member_fetches_on_before_a_quick_loop_runs_dry() -> None:
+    """Of a partition of which enough is at hand librdkafka fetches nothing for a second, in which all may be used up."""
+    assert int(group_settings({}, LOG, default_group="counts").properties["fetch.queue.backoff.ms"]) <= 100
+
+
 def test_a_member_says_what_is_the_users() -> None:
     """Group, assignor, timeouts, and another cluster: then nothing of the log's connection."""
     given = {
@@ -64,6 +69,7 @@ def test_a_member_says_what_is_the_users() -> None:
         "group.instance.id": "a",
         "partition.assignment.strategy": "range",
         "max.poll.interval.ms": "60000",
+        "fetch.queue.backoff.ms": "1000",
         "isolation.level": "read_uncommitted",
         "enable.auto.commit": "false",
     }

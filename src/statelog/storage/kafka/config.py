@@ -98,6 +98,8 @@ _MEMBER = {
     "auto.offset.reset": "error",
     "enable.partition.eof": "true",
     "check.crcs": "true",
+    # A partition of which enough is at hand rests for so long: a second, by default, in which a quick loop runs dry.
+    "fetch.queue.backoff.ms": "100",
 }
 _CONSUMER = {
     **_MEMBER,
