@@ -57,7 +57,7 @@ def test_a_member_never_commits_nor_resets() -> None:
 
 
 def test_a_member_fetches_on_before_a_quick_loop_runs_dry() -> None:
-    """Of a partition of which enough is at hand librdkafka fetches nothing for a second, in which all may be used up."""
+    """Of a partition of which enough is at hand librdkafka fetches nothing for a second, in which all may go."""
     assert int(group_settings({}, LOG, default_group="counts").properties["fetch.queue.backoff.ms"]) <= 100
 
 
