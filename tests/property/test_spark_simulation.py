@@ -250,6 +250,8 @@ class History:
         allowed: tuple[type[StatelogError], ...] = AWAY
         if self.kind == "deposed":
             allowed += (CheckpointMismatch,)  # The last commit was hidden as it was planned.
+        if run.has_late_open:
+            allowed += (Fenced,)
         if run.job.kind == "plain":
             allowed += (LogInUse,)
             others = [one for job, runs in self.runs.items() if job is not run.job for one in runs if one.planned_s]

@@ -197,6 +197,13 @@ class Run:
         """Whether it has a step to do."""
         return not (self.is_over or self.is_busy or self.session.is_dead)
 
+    @property
+    def has_late_open(self) -> bool:
+        """Whether an Open of its session, of which nobody had heard, arrived behind its last epoch, and ended that."""
+        last = self.grants[-1] if self.grants else None
+        opens = self.machine.opens().items()
+        return last is not None and any(at > last.epoch and same_run(one.nonce, last.nonce) for at, one in opens)
+
     def step(self) -> None:
         """The next thing that the driver does."""
         self.is_busy = True
