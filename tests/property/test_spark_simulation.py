@@ -218,7 +218,8 @@ class History:
         if self.kind == "forks" and not runs:
             session = self.machine.session()  # Spark has no query twice in one.
             self.sessions.append(session)
-        if session.is_dead or rng.random() < 0.3:
+        is_twice = job.kind != "plain" and session in [run.session for run in lives]  # Nor the same one.
+        if session.is_dead or rng.random() < 0.3 or is_twice:
             session = self.machine.session()
             self.sessions.append(session)
         more = self.answer_to(runs[-1]) if runs else {}
