@@ -308,12 +308,11 @@ class LedgerClient(Closing):
     def _read(
         self, end_position: int, asked_s: float, compared: list[LastRecord], shared: list[Taped]
     ) -> Iterator[Taped]:
-        """What is new, behind what was `compared`; of it the others get what lies near the end, and what they know
-        otherwise, perhaps.
-        """
+        """What is new, behind what was `compared`; `shared` is what others know, and, if we share, what ends it all."""
+        near = end_position - _SHARED if self._shares else end_position
         for found in self._new_records(end_position, compared):
             taped = Taped(found, decode(found.value), asked_s)
-            if found.offset >= end_position - _SHARED or self._tape.at(found.offset) is not None:
+            if found.offset >= near or self._tape.at(found.offset) is not None:
                 shared.append(taped)
             yield taped
 

@@ -126,7 +126,8 @@ class LedgerTape:
         with self._lock:
             if self.look is None or look.asked_s >= self.look.asked_s:  # Else what it found may be gone since.
                 there = {one.offset: one for one in (*compared, *(taped.last for taped in new))}
-                known = [self._taped[at].last for at in self._taped.keys() & range(look.start, look.end)]
+                fewer, more = sorted((self._taped.keys(), range(look.start, look.end)), key=len)
+                known = [self._taped[at].last for at in fewer if at in more]
                 if lost := {one for one in known if there.get(one.offset) != one}:
                     self._taped, self._size_bytes, self.look, self.lost = {}, 0, None, self.lost | lost
                 if counts:
