@@ -139,6 +139,12 @@ class LedgerTape:
         with self._lock:
             self.lost = self.lost.union(gone)
 
+    def settle(self, compared: Iterable[LastRecord | None]) -> None:
+        """Somebody has compared these, and it was accepted that they are gone."""
+        if self.lost:
+            with self._lock:
+                self.lost = self.lost.difference(compared)
+
     def _note(self, look: Look, new: Sequence[Taped]) -> None:
         before = self.look
         is_next = before is not None and before.start <= look.start < before.end and look.start in self._taped
