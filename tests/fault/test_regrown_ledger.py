@@ -272,6 +272,22 @@ def test_what_a_writer_went_on_behind_within_the_second_others_of_its_log_are_to
         assert not log.ledger_tape.lost
 
 
+def test_a_writer_that_commits_within_its_second_takes_back_no_proof_of_a_loss() -> None:
+    """Another one's look has found what it went on behind: that is known on, though it compares nothing itself yet."""
+    twin = TwinLog()
+    with twin.open() as log:
+        with Writer(log, "a", partitions=[0]) as a:
+            last = a.commit().offset
+            twin.cluster.lose_tail("log.ledger", 0, last)
+            append_strange(twin, 1)
+            with log.ledger.newest_client() as follower:
+                follower.fold_end()
+            assert log.ledger_tape.lost
+            a.commit()
+        with pytest.raises(AnchorMismatch):
+            recover(log)
+
+
 def test_what_one_client_was_told_is_gone_others_of_its_log_are_told_as_well() -> None:
     """It alone knew that record, and nobody uses it any more."""
     twin = TwinLog()

@@ -380,9 +380,10 @@ class LedgerClient(Closing):
                         found = next(records, None)
                 except OffsetGone:
                     self._check_truncated(unknown, self._kafka.offsets(self._topic, [0])[0].start)
-                    return  # All others lie below.
+                    break  # All others lie below.
                 if found is None or last != LastRecord.of(found.offset, found.value):
                     self._require_accepted(last)
+            self._tape.settle(one.last for one in unknown)
 
     def _check_truncated(self, places: Iterable[Place], start: int) -> None:
         """Compare a place right where the ledger begins with the snapshot of its position, if there is one."""

@@ -289,7 +289,6 @@ class Log(Closing):
             known, self._place = self._place, max(self._place, place, key=lambda one: (one.position, bool(one.last)))
             kept = self._uncompared if known.last is None else self._uncompared | {known}
             self._uncompared = kept - {self._place, *compared}
-            self.ledger_tape.settle(one.last for one in compared)
 
     def checked_ledger(self, seen: Place = ORIGIN) -> LedgerClient:
         """A client that has folded the ledger to its end now, and found nothing that speaks against it. The caller

@@ -116,7 +116,9 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
         record = Restart(digest=log.descriptor.digest, position=position, reason=reason, operator=operator)
         put_loss(log.store, record)
         last = append_restarts(log, record, max(position, witness - 1, end))
-        log.saw(Place(last + 1, LastRecord.of(last, encode(record))), log.places)  # Which are given up.
+        given_up_with_it = log.places
+        log.saw(Place(last + 1, LastRecord.of(last, encode(record))), given_up_with_it)
+        log.ledger_tape.settle(one.last for one in given_up_with_it)
     with closing(log.ledger.newest_client()) as ledger:
         ledger.fold_end()
         state = ledger.fold.freeze()
