@@ -1,9 +1,10 @@
 """Commits of other shapes: over 1, 8 and 64 partitions, and of 1 and 20 writers of one log at the same time.
 
-Beside each is a Kafka transaction of the same changes in the same partitions, and the floor: the two acknowledged round
-trips that no commit can do without, one of a record in each partition and one of a ledger record, by the
-client of a writer. Writers of one log own partitions of their own, and each transaction has a producer of its own; each
-is a thread, and all begin once all are open. The three take turns, of which the first is not counted: a broker compiles
+Beside each is a Kafka transaction of the same changes in the same partitions, and the floor: what no commit can do
+without, by the client of a writer. Keys are hashed, and a chunk of each partition is made and sent; once all are
+acknowledged, so is a record of a commit's size in the ledger. Nothing is looked at, kept or decided. Writers of one log
+own partitions of their own, and each transaction has a producer of its own; each is a thread, and all begin once all
+are open. The three take turns, of which the first is not counted: a broker compiles
 and collects while it is new, and whoever is measured first would pay for the others. What is told of the slowest is the
 99.9th percentile, so ask for thousands of commits.
 """
@@ -24,7 +25,11 @@ from bench.run import commit_latencies, without_garbage
 from bench.setting import Setting
 from bench.workload import Pairs, batches, pairs
 from statelog.producer import Writer
+from statelog.schemas.changes.chunk import encode_chunk
+from statelog.schemas.changes.few import FewChanges
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.key_groups import key_group_of, partition_of
+from statelog.schemas.ledger.place import ORIGIN
 from statelog.storage import Log
 from statelog.storage.kafka import Delivery
 
@@ -81,27 +86,37 @@ def _ours(log: Log, sets: list[Pairs], share: Sequence[int], ready: Callable[[],
 
 
 def _floor(log: Log, sets: list[Pairs], share: Sequence[int], ready: Callable[[], object]) -> list[float]:
-    """Seconds of a record in each partition, and then of one in the ledger, for each set; none of them is a commit."""
-    heads, entry = 400, 90  # About the bytes of a chunk beside its changes, and of a partition in a commit.
+    """Seconds of the chunks of each set, and then of a record in the ledger; none of them is a commit."""
+    entry = bytes(400 + 90 * len(share))  # About as large as a commit of so many partitions.
     with closing(log.kafka.producer()) as producer:
 
-        def acknowledged(topic: str, records: list[tuple[int, int]]) -> None:
+        def acknowledged(topic: str, records: list[tuple[int, bytes]]) -> None:
             told: list[Delivery] = []
-            for partition, size_bytes in records:
-                producer.send(topic, partition, bytes(size_bytes), told.append)
+            for partition, value in records:
+                producer.send(topic, partition, value, told.append)
             while len(told) < len(records):
                 producer.poll(0.2)
             assert all(one.offset >= 0 for one in told)
 
-        def commit(changes: Pairs) -> float:
+        def commit(number: int, changes: Pairs) -> float:
             started_s = time.perf_counter()
-            each = heads + sum(len(key) + len(value) for key, value in changes) // len(share)
-            acknowledged(log.data_topic, [(partition, each) for partition in share])
-            acknowledged(log.ledger_topic, [(0, heads + entry * len(share))])
+            acknowledged(log.data_topic, _chunks(log.descriptor, number, changes))
+            acknowledged(log.ledger_topic, [(0, entry)])
             return time.perf_counter() - started_s
 
         ready()
-        return [commit(changes) for changes in sets]
+        return [commit(number, changes) for number, changes in enumerate(sets)]
+
+
+def _chunks(of: Descriptor, number: int, changes: Pairs) -> list[tuple[int, bytes]]:
+    keys, values = zip(*changes, strict=True)
+    chunk = partial(
+        encode_chunk, epoch=0, nonce=bytes(16), sqn=number, index=0, value_schema_id=0, witness=ORIGIN, key=of.seal_key
+    )
+    return [
+        (partition, chunk(key_groups=few.groups, body=memoryview(few.serialize())).value)
+        for partition, few in FewChanges.of(keys, values, of.key_groups).split(of.partitions, of.key_groups)
+    ]
 
 
 def _sets(log: Log, few: Pairs, owned: Sequence[int], count: int) -> list[Pairs]:
