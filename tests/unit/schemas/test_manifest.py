@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from importlib import resources
 from pathlib import Path
@@ -225,6 +225,29 @@ def test_a_broken_chain_is_corrupt(broken: Manifest) -> None:
     """A manifest that was not built on the one before it is refused."""
     with pytest.raises(CorruptManifest):
         check_chain(first_manifest(), broken)
+
+
+class _Rows(tuple[PartitionState, ...]):
+    """Rows that count how often somebody goes through all of them."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[PartitionState]:
+        _Rows.walks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("partitions", [3, 300])
+def test_no_partition_of_a_wide_log_goes_through_all_of_them(partitions: int) -> None:
+    """A manifest is made and linked in a few walks over its partitions, however many it has."""
+    _Rows.walks = 0
+    rows = _Rows(PartitionState(partition, 0, 5) for partition in range(partitions))
+    first, second = first_manifest(), second_manifest()
+    anchors = tuple(Anchor("data", partition, 4, 0) for partition in range(partitions))
+    previous = replace(first, state=replace(first.state, partitions=rows), anchors=anchors)
+    following = replace(second, previous_sha256=previous.sha256, state=replace(second.state, partitions=rows))
+    check_chain(previous, following)
+    assert _Rows.walks <= 10
 
 
 def test_runs_stretch_over_a_ledger_without_changes() -> None:

@@ -14,6 +14,7 @@ Invariants:
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from statelog.errors import Corrupt
@@ -77,7 +78,7 @@ class MetaRecord(NamedTuple):
     value: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # Without slots, for what is made of it once.
 class LedgerState:
     """The ledger folded up to `position`, the next ledger offset to fold."""
 
@@ -90,9 +91,9 @@ class LedgerState:
     restarted: int = NO_EPOCH
     """The offset of the newest Restart, which every epoch has to lie above."""
 
-    @property
+    @cached_property
     def committed_positions(self) -> dict[int, int]:
-        """The committed position of every partition that has one."""
+        """The committed position of every partition that has one: asked for by each partition of a wide log."""
         return {row.partition: row.committed_position for row in self.partitions if row.committed_position}
 
     @property
