@@ -12,6 +12,7 @@ Invariants:
 - After a commit that did not end well nothing more is committed: a new life reads what became of it.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -79,7 +80,8 @@ class Committer:
         self._under_way: _UnderWay | None = None
         self._log = log
         self._told = self.place
-        """What the log was told last. That it still stands this one's own client compares."""
+        self._promised: deque[Place] = deque()
+        """What the log was told of, and this one's own client has folded, ascending: it compares that when it reads."""
         self._environment = current_environment()
 
     @property
@@ -180,12 +182,18 @@ class Committer:
         return self.opened.ledger.send(self.opened.producer, commit)
 
     def _tell(self) -> None:
-        """The log may note where this one stands now. What others in this process have told it meanwhile, and the tape
-        still has, this one's client compares from now on, for it has folded that.
+        """The log may note where this one stands now, and forget what this one's client has compared since: where it
+        stood before, and what others in this process told meanwhile, which it has folded if the tape still has it.
         """
         known, before, self._told = self._log.place, self._told, self.place
+        self._promised.append(before)
         is_taped = known.last is not None and self._log.ledger_tape.has(known.last)
-        self._log.saw(self._told, [before, known] if is_taped else [before])
+        if is_taped and before.position < known.position <= self._told.position:
+            self._promised.append(known)
+        compared = list[Place]()
+        while self._promised and self._promised[0].last_offset < self.opened.ledger.compared_position:
+            compared.append(self._promised.popleft())
+        self._log.saw(self._told, compared)
 
     def _valid_append(self, appended: Pending[int], commit: Commit) -> int:
         """The offset of a Commit that was sent, which is valid."""

@@ -271,7 +271,7 @@ def _open(
         return None
     _fill_given_up(log, fold, producer, partitions)
     grant = replace(grant_of(log, fold, live), witness=ledger.place)
-    log.saw(ledger.place, [record.witness])
+    log.saw(ledger.place)
     return grant
 
 

@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 from statelog.closing import Closing
 from statelog.errors import (
-    AnchorMismatch,
     BeyondEnd,
     ClosedError,
     DataLoss,
@@ -36,7 +35,8 @@ from statelog.schemas.ledger.fold import Folded, LedgerBase, LedgerFold, ValidCo
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Restart, decode, encode
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Reader, Record
+from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Record
+from statelog.storage.ledger_compare import is_another, is_restarted, near_ones, parted
 from statelog.storage.ledger_tape import LedgerTape, Look, Taped, send_record
 
 LOOK_AGAIN_S = 1.0
@@ -55,13 +55,6 @@ class _Applied(NamedTuple):
     taped: Taped
     void: Void | None
     writer: str
-
-
-def is_restarted(reader: Reader, end_position: int, offset: int) -> bool:
-    """Whether a person accepted that the ledger lost what stood at `offset`. Raises Damaged, BrokerUnavailable."""
-    records = reader.read({0: OffsetRange(offset + 1, end_position)}, stall_timeout_s=STALL_TIMEOUT_S)
-    restarts = (record for found in records if isinstance(record := decode(found.value), Restart))
-    return any(record.position > offset for record in restarts)
 
 
 class LedgerClient(Closing):
@@ -133,6 +126,11 @@ class LedgerClient(Closing):
         return self.fold.position
 
     @property
+    def compared_position(self) -> int:
+        """Below it nothing that was folded waits for the next read to be compared."""
+        return self._unread[0].offset if self._unread else self.position
+
+    @property
     def folded(self) -> Folded:
         """The ledger up to there: a copy, where another fold can begin."""
         return Folded(self.fold.freeze(), self.place)
@@ -181,7 +179,7 @@ class LedgerClient(Closing):
     def send(self, producer: Producer, record: LedgerRecord) -> Pending[int]:
         """Append, and wait for nothing: as `send_record`, for the others who follow, too. Raises Unavailable."""
         self._sent_s = self._clock()
-        return send_record(producer, self._topic, record, self._clock, self._tape)
+        return send_record(producer, self._topic, record, self._clock, self._tape, self.position)
 
     def verdict(self, offset: int, record: LedgerRecord, *, verify: Callable[[], object] | None = None) -> Void | None:
         """Why the record that we appended at `offset` is void, or None if it is valid.
@@ -303,6 +301,9 @@ class LedgerClient(Closing):
         self._there_s, self._is_unproved = asked_s, False
         look = Look(asked_s, compared[0].offset if compared else start, end_position)
         self._tape.looked(look, compared, shared, counts=self._shares)
+        if self._is_over_due(self._compared_s):
+            self._compared, self._compared_s = set(), asked_s
+        self._compared.update(compared, (one.last for one in shared))
         self.fold.advance(end_position)
 
     def _read(
@@ -312,7 +313,7 @@ class LedgerClient(Closing):
         near = end_position - _SHARED if self._shares else end_position
         for found in self._new_records(end_position, compared):
             taped = Taped(found, decode(found.value), asked_s)
-            if found.offset >= near or self._tape.at(found.offset) is not None:
+            if found.offset >= near or self._tape.may_know(found.offset):
                 shared.append(taped)
             yield taped
 
@@ -362,36 +363,45 @@ class LedgerClient(Closing):
 
     def check(self, places: Iterable[Place]) -> None:
         """Compare what was remembered of this ledger with the records that are there. Those that are gone by truncation
-        prove nothing, unless a snapshot of their place is kept, nor does a place without a record: for that, its
-        position has to be compared with the end.
+        prove nothing, unless a look had missed them before, or a snapshot of their place is kept; nor does a place
+        without a record: for that, its position has to be compared with the end.
 
         Raises AnchorMismatch, BeyondEnd, BrokerUnavailable.
         """
         with self._asking_who_answers():
-            known = {None, self.last, *(() if self._is_over_due(self._compared_s) else self._compared)}
-            since_s = self._clock() - LOOK_AGAIN_S
-            unknown = {one for one in places if one.last not in known}
-            for position, last in sorted(unknown, reverse=True):
-                assert last is not None
-                if self._shares and self._tape.knows(last, since_s):
-                    continue
-                try:
-                    with closing(self._records(last.offset, position)) as records:
-                        found = next(records, None)
-                except OffsetGone:
-                    self._check_truncated(unknown, self._kafka.offsets(self._topic, [0])[0].start)
-                    break  # All others lie below.
-                if found is None or last != LastRecord.of(found.offset, found.value):
-                    self._require_accepted(last)
-            self._tape.settle(one.last for one in unknown)
+            known = {self.last, *(() if self._is_over_due(self._compared_s) else self._compared)} - self._tape.lost
+            unknown = {one for one in places if one.last is not None and one.last not in known}
+            if self._shares:
+                since_s = self._clock() - LOOK_AGAIN_S
+                unknown -= {one for one in unknown if one.last and self._tape.knows(one.last, since_s)}
+            for pile in near_ones(unknown, _SHARED):
+                self._compare(pile)
+
+    def _compare(self, pile: list[Place]) -> None:
+        try:
+            with closing(self._records(pile[0].last_offset, pile[-1].last_offset + 1)) as records:
+                there, _ = parted(records, sys.maxsize)
+        except OffsetGone:
+            start = self._kafka.offsets(self._topic, [0])[0].start
+            self._check_truncated(pile, start)
+            if left := [one for one in pile if one.last_offset >= start]:
+                self._compare(left)
+            return
+        if missing := [one.last for one in pile if one.last is not None and one.last not in there]:
+            self._require_accepted(max(missing))  # All others lie below.
 
     def _check_truncated(self, places: Iterable[Place], start: int) -> None:
-        """Compare a place right where the ledger begins with the snapshot of its position, if there is one."""
+        """Those of these places where the ledger has begun above: what a look had missed before was no truncation's,
+        and a place right where it begins is compared with the snapshot of its position, if there is one.
+        """
         for position, last in places:
-            if last is not None and last.offset < start <= position:
-                snapshot = self._snapshot_at(position)
-                if snapshot is not None and snapshot.place.last not in (None, last):
-                    self._require_accepted(last)
+            if last is None or last.offset >= start:
+                continue
+            if last in self._tape.lost:
+                raise is_another(self._topic, last, position=self.position)
+            snapshot = self._snapshot_at(position) if start <= position else None
+            if snapshot is not None and snapshot.place.last not in (None, last):
+                self._require_accepted(last)
 
     def _check_restarts(self) -> None:
         """Nothing is left to compare with: a Restart that was not folded may have given up what was. Raises OffsetGone
@@ -417,9 +427,7 @@ class LedgerClient(Closing):
     def _require_accepted(self, last: LastRecord) -> None:
         """Raise AnchorMismatch unless a person accepted that the ledger lost this record."""
         if not is_restarted(self._reader, self.end_position(), last.offset):
-            what = "a ledger record is not the one that was read there before"
-            hint = "The ledger was made anew, restored, or lost its tail and grew again: restore the topic"
-            raise AnchorMismatch(what, hint=hint, topic=self._topic, offset=last.offset, position=self.fold.position)
+            raise is_another(self._topic, last, position=self.position)
 
     def _new_records(self, end_position: int, compared: list[LastRecord]) -> Generator[Record]:
         """The records from the fold's position on, read from the last one that was read, if all since are the same:
@@ -430,16 +438,13 @@ class LedgerClient(Closing):
         while expected:
             with closing(self._records(expected[0].offset, end_position)) as records:
                 try:
-                    there, new = _parted(records, position)
+                    there, new = parted(records, position)
                 except OffsetGone:
                     expected = self._left_of(expected)
                     self._last = self.last if expected else None
                     continue
                 missing = [one for one in expected if one not in there]
                 if not missing:
-                    if self._is_over_due(self._compared_s):
-                        self._compared, self._compared_s = set(), self._clock()
-                    self._compared.update(expected)
                     compared += expected
                     self._unread = []
                     yield from chain([] if new is None else [new], records)
@@ -488,13 +493,3 @@ class LedgerClient(Closing):
     def close(self) -> None:
         """Release the reader. Idempotent."""
         self._reader.close()
-
-
-def _parted(records: Iterator[Record], position: int) -> tuple[set[LastRecord], Record | None]:
-    """What stands below a position, and the first record that does not, if there is one. Raises OffsetGone."""
-    below = set[LastRecord]()
-    for one in records:
-        if one.offset >= position:
-            return below, one
-        below.add(LastRecord.of(one.offset, one.value))
-    return below, None

@@ -96,6 +96,8 @@ class LedgerTape:
         self._size_bytes = 0
         self._under_way: dict[object, int] = {}
         """What was sent and has no answer yet, and the thread that will be told."""
+        self._sent_at: dict[object, int] = {}
+        """The ledger position that its sender had folded: it lies there, or behind it."""
         self._gaps: list[_Gap] = []
         self._lock = Lock()
         self._reading = Lock()
@@ -104,8 +106,10 @@ class LedgerTape:
         self.lost: frozenset[LastRecord] = frozenset()
         """What was known, or folded, where a look found something else, until it is accepted that it is gone."""
 
-    def sending(self, record: LedgerRecord, value: bytes, now_s: float) -> Callable[[int], None]:
-        """A record is about to be sent: for who is told its offset, or that it has none (-1)."""
+    def sending(self, record: LedgerRecord, value: bytes, now_s: float, position: int = 0) -> Callable[[int], None]:
+        """A record is about to be sent, to land at this position or behind it: for who is told its offset, or that it
+        has none (-1).
+        """
         token = object()
 
         def answer(offset: int) -> None:
@@ -113,8 +117,10 @@ class LedgerTape:
                 is_new = offset >= 0 and offset not in self._taped and not self._was_looked_at(offset)
                 if self._under_way.pop(token, None) is not None and is_new:
                     self._put(Taped(Record(0, offset, value, -1), record, now_s))
+                self._sent_at.pop(token, None)
                 self._tell()
 
+        self._sent_at[token] = position
         self._under_way[token] = get_ident()
         return answer
 
@@ -155,6 +161,11 @@ class LedgerTape:
     def at(self, offset: int) -> Taped | None:
         """The record there, if it is known."""
         return self._taped.get(offset)
+
+    def may_know(self, offset: int) -> bool:
+        """Whether the record there is known, or may become so before a look that reads it now is put down."""
+        with self._lock:
+            return offset in self._taped or any(position <= offset for position in list(self._sent_at.values()))
 
     def has(self, last: LastRecord) -> bool:
         """Whether this record is known, and no look has found that the ledger lost it."""
@@ -259,15 +270,21 @@ class LedgerTape:
 
 
 def send_record(
-    producer: Producer, topic: str, record: LedgerRecord, clock: Callable[[], float], tape: LedgerTape | None = None
+    producer: Producer,
+    topic: str,
+    record: LedgerRecord,
+    clock: Callable[[], float],
+    tape: LedgerTape | None = None,
+    position: int = 0,
 ) -> Pending[int]:
-    """Append to the ledger, and wait for nothing; the result is the offset, which the `tape` hears, too. Raises
-    Unavailable if it could not even be queued; the result raises OutcomeUnknown if it may be in the ledger, or come.
+    """Append to the ledger, and wait for nothing; the result is the offset, which the `tape` hears, too. The sender has
+    folded up to the position. Raises Unavailable if it could not even be queued; the result raises OutcomeUnknown if it
+    may be in the ledger, or come.
     """
     kind, value = type(record).__name__, encode(record)
     reports: list[Delivery] = []
     deadline_s = clock() + report_limit_s(producer)
-    answer = tape.sending(record, value, clock()) if tape is not None else _nobody_asks
+    answer = tape.sending(record, value, clock(), position) if tape is not None else _nobody_asks
 
     def report(delivery: Delivery) -> None:
         reports.append(delivery)

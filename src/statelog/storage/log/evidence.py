@@ -41,7 +41,8 @@ from statelog.schemas.snapshot.manifest import Anchor, Manifest
 from statelog.schemas.topic_policy import Truncation
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange
 from statelog.storage.kafka.errors import read_past
-from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient, is_restarted
+from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
+from statelog.storage.ledger_compare import is_restarted
 from statelog.storage.log.ledger import check_reaches, records_at
 from statelog.storage.log.topics import IdentifiedTopics
 
@@ -202,16 +203,22 @@ def check_ledger(
     """
     fold = ledger.fold
     named = log.witnesses.behind(fold, there or log.data_offsets())
-    open_to_doubt = {place for place in named if max(place.position - 1, place.last_offset) > fold.restarted}
     known = log.places
-    seen = {*known, *places, *open_to_doubt}
-    furthest = max(place.position for place in seen)
+    seen = {*places, *_open_to_doubt(fold, known | named)}
+    furthest = max((place.position for place in seen), default=0)
     if furthest > fold.position:
         check_reaches(log.name, log.ledger.end(at_least=furthest), furthest)
     ledger.check(seen)
     for place in places:
         fold.check_followed(place.position)
-    log.saw(ledger.place, known)
+    log.settle(ledger.place, known)
+
+
+def _open_to_doubt(fold: LedgerFold, places: Iterable[Place]) -> set[Place]:
+    """Those of what somebody saw that no Restart lies above. What one does lie above was there before it or was gone:
+    and a person said then what counts.
+    """
+    return {place for place in places if max(place.position - 1, place.last_offset) > fold.restarted}
 
 
 def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
@@ -220,8 +227,8 @@ def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
 
     Raises BeyondEnd, AnchorMismatch, IdentityChanged, Unavailable.
     """
-    known = {*log.places, seen}
-    furthest = max(ledger.position, *(place.position for place in known))
+    known = log.places
+    furthest = max(ledger.position, seen.position, *(place.position for place in known))
     with log.asking_who_answers():
         end = log.ledger.end()
         if end < furthest:
@@ -231,8 +238,8 @@ def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
         check_reaches(log.name, end, furthest)
         ledger.fold_end(end)
         known |= log.places  # What is read is compared with what others of this process read or were told.
-        ledger.check(known)
-    log.saw(ledger.place, known)
+        ledger.check({seen, *_open_to_doubt(ledger.fold, known)})
+    log.settle(ledger.place, {seen, *known})
 
 
 # ---- who answers

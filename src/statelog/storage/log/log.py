@@ -108,7 +108,7 @@ class Log(Closing):
         self.ledger_tape = LedgerTape()
         """What the writers of this process know of the ledger's end."""
         self._place = ORIGIN
-        self._uncompared: frozenset[Place] = frozenset()
+        self._uncompared: set[Place] = set()
         self._noting = Lock()
         self._looks = Looks(lambda: identify(kafka, store, descriptor), current_environment().clock)
         self._waived = waived
@@ -279,16 +279,24 @@ class Log(Closing):
         a look has not found that was there before.
         """
         lost = {Place(one.offset + 1, one) for one in self.ledger_tape.lost}
-        return self._uncompared | {self._place} | lost
+        with self._noting:
+            return frozenset({self._place, *self._uncompared, *lost})
 
     def saw(self, place: Place, compared: Collection[Place] = ()) -> None:
         """Note a place: nothing that this object reads from now on may end below it, or hold another record there; nor
-        at the place noted last, unless the caller has `compared` that, or does so from now on.
+        at the place noted last, nor at those before it, unless they are `compared` by now.
         """
         with self._noting:  # Writers and readers in other threads note theirs.
             known, self._place = self._place, max(self._place, place, key=lambda one: (one.position, bool(one.last)))
-            kept = self._uncompared if known.last is None else self._uncompared | {known}
-            self._uncompared = kept - {self._place, *compared}
+            if known.last is not None:
+                self._uncompared.add(known)
+            self._uncompared.difference_update(compared)
+            self._uncompared.discard(self._place)
+
+    def settle(self, place: Place, compared: Collection[Place]) -> None:
+        """Note a place, of a ledger in which all of these are there still, or were given up."""
+        self.saw(place, compared)
+        self.ledger_tape.settle(one.last for one in compared)
 
     def checked_ledger(self, seen: Place = ORIGIN) -> LedgerClient:
         """A client that has folded the ledger to its end now, and found nothing that speaks against it. The caller

@@ -117,8 +117,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
         put_loss(log.store, record)
         last = append_restarts(log, record, max(position, witness - 1, end))
         given_up_with_it = log.places
-        log.saw(Place(last + 1, LastRecord.of(last, encode(record))), given_up_with_it)
-        log.ledger_tape.settle(one.last for one in given_up_with_it)
+        log.settle(Place(last + 1, LastRecord.of(last, encode(record))), given_up_with_it)
     with closing(log.ledger.newest_client()) as ledger:
         ledger.fold_end()
         state = ledger.fold.freeze()
