@@ -80,8 +80,8 @@ class Committer:
         self._under_way: _UnderWay | None = None
         self._log = log
         self._told = self.place
-        self._promised: deque[Place] = deque()
-        """What the log was told of, and this one's own client has folded, ascending: it compares that when it reads."""
+        self._uncompared: deque[Place] = deque()
+        """What the log was told before, ascending, until this one's own client has compared it."""
         self._environment = current_environment()
 
     @property
@@ -182,17 +182,12 @@ class Committer:
         return self.opened.ledger.send(self.opened.producer, commit)
 
     def _tell(self) -> None:
-        """The log may note where this one stands now, and forget what this one's client has compared since: where it
-        stood before, and what others in this process told meanwhile, which it has folded if the tape still has it.
-        """
-        known, before, self._told = self._log.place, self._told, self.place
-        self._promised.append(before)
-        is_taped = known.last is not None and self._log.ledger_tape.has(known.last)
-        if is_taped and before.position < known.position <= self._told.position:
-            self._promised.append(known)
+        """The log may note where this one stands now, and forget where it stood before what its client has compared."""
+        self._uncompared.append(self._told)
+        self._told, position = self.place, self.opened.ledger.compared_position
         compared = list[Place]()
-        while self._promised and self._promised[0].last_offset < self.opened.ledger.compared_position:
-            compared.append(self._promised.popleft())
+        while self._uncompared and self._uncompared[0].last_offset < position:
+            compared.append(self._uncompared.popleft())
         self._log.saw(self._told, compared)
 
     def _valid_append(self, appended: Pending[int], commit: Commit) -> int:
