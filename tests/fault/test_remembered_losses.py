@@ -4,17 +4,21 @@ closed, idle or behind since. It is compared until somebody has, and is an alarm
 
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import AnchorMismatch, DataLoss, StatelogError
+from statelog.errors import AnchorMismatch, DataLoss, OffsetGone, StatelogError
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
-from statelog.recovery import recover
+from statelog.reading import AtPosition, plan_changes
+from statelog.recovery import RecoverySettings, recover
+from statelog.recovery.changes import CommitFeed
 from statelog.schemas.ledger.records import Mark
+from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log
@@ -91,6 +95,48 @@ def test_what_nobody_has_compared_is_known_when_the_tape_has_let_go_of_it() -> N
         assert log.ledger_tape.at(a.position - 13) is None
         a.close()
         b.close()
+        with pytest.raises(AnchorMismatch):
+            recover(log)
+
+
+@pytest.mark.parametrize("is_taped", [False, True])
+def test_what_a_writer_is_told_late_is_noted_below_what_another_one_was_told(tmp_path: Path, *, is_taped: bool) -> None:
+    """Its commit was acknowledged and lost; another one's, behind it, was told first."""
+    twin = TwinLog()
+    metadata = {"text": "" if is_taped else "x" * 400_000}
+    with _process(twin) as log, _writer(twin, log, "a", 0) as a, _writer(twin, log, "b", 1) as b:
+        a.put(key_in(log, 0), b"precious")
+        pending = a.confirm_async(a.persist().result())
+        assert pending.wait(1.0)
+        _lose(twin, log.ledger.end() - 1)
+        b.commit(metadata)
+        pending.result()
+        for _ in range(0 if is_taped else 12):
+            b.commit(metadata)
+        if is_taped:
+            with twin.open() as other:
+                twin.environment.run(run_round, other, settings_for(tmp_path))
+        twin.now_s += LOOK_AGAIN_S
+        with pytest.raises(AnchorMismatch):
+            recover(log)
+
+
+def test_what_a_feed_has_not_read_again_it_has_not_compared(tmp_path: Path) -> None:
+    """It is asked for nothing new while another one goes on behind the loss."""
+    twin = TwinLog()
+    environment = Environment(clock=twin.clock)
+    with _process(twin) as log, _writer(twin, log, "a", 0) as a, _writer(twin, log, "b", 1) as b:
+        feed = CommitFeed(log, environment.run(plan_changes, log, AtPosition(0)), None, RecoverySettings(), environment)
+        last = a.commit().offset
+        feed.commits()
+        _lose(twin, last)
+        b.commit()
+        feed.commits(last + 1)
+        feed.close()
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            c.commit()
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+        twin.now_s += LOOK_AGAIN_S
         with pytest.raises(AnchorMismatch):
             recover(log)
 
@@ -218,6 +264,115 @@ def test_who_reads_a_record_before_its_writer_is_told_misses_nothing(monkeypatch
         follower.fold_end()
         assert tape.at(offset) is not None
         assert not tape.lost
+
+
+@pytest.mark.parametrize("is_missed", [False, True])
+def test_an_open_that_goes_by_a_look_of_others_settles_nothing(tmp_path: Path, *, is_missed: bool) -> None:
+    """It believes a look of before the loss, as it may within the second, or not, if somebody has missed the record."""
+    twin = TwinLog()
+    with _process(twin) as log, _writer(twin, log, "a", 0) as a, _writer(twin, log, "b", 1) as b:
+        a.put(key_in(log, 0), b"v")
+        a.commit()
+        with twin.open() as other:
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+        twin.now_s += LOOK_AGAIN_S
+        last = a.commit().offset  # Whose look finds it.
+        with Environment(clock=twin.clock).run(log.ledger.newest_client) as follower:
+            follower.fold_end()
+            _lose(twin, last)
+            twin.now_s += LOOK_AGAIN_S / 8
+            b.commit()
+            if is_missed:
+                with pytest.raises(AnchorMismatch):
+                    follower.fold_end()
+        with suppress(AnchorMismatch):
+            _writer(twin, log, "d", 2).close()
+            assert not is_missed
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            c.put(key_in(other, 2), b"c")
+            c.commit()
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+        twin.now_s += LOOK_AGAIN_S
+        with pytest.raises(AnchorMismatch):
+            recover(log)
+
+
+def test_a_proof_that_comes_while_others_are_settled_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower, of another thread, misses what was compared just before."""
+    twin = TwinLog()
+    settle, run = Log.settle, Environment(clock=twin.clock).run
+    with (
+        _process(twin) as log,
+        _writer(twin, log, "a", 0) as a,
+        _writer(twin, log, "b", 1) as b,
+        run(log.ledger.newest_client) as follower,
+    ):
+        a.put(key_in(log, 0), b"precious")
+        last = a.commit().offset
+        follower.fold_end()
+
+        def late(*args: Any) -> None:
+            monkeypatch.undo()
+            _lose(twin, last)
+            b.commit()
+            twin.now_s += LOOK_AGAIN_S
+            with pytest.raises(AnchorMismatch):
+                follower.fold_end()
+            settle(*args)
+
+        monkeypatch.setattr(Log, "settle", late)
+        recover(log)
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            c.put(key_in(other, 2), b"c")
+            c.commit()
+            twin.environment.run(run_round, other, settings_for(tmp_path))
+        with pytest.raises(AnchorMismatch):
+            recover(log)
+
+
+def test_who_reads_what_another_one_is_about_to_put_down_misses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer's client has read a record, then a follower has, and the writer's client is quicker to say so."""
+    twin = TwinLog()
+    with _process(twin) as log, Environment(clock=twin.clock).run(log.ledger.newest_client) as follower:
+        follower.fold_end()
+        with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
+            c.commit()
+        tape, looked = log.ledger_tape, log.ledger_tape.looked
+
+        def first(*found: Any, **counts: Any) -> None:
+            def second(*args: Any, **kwargs: Any) -> None:
+                monkeypatch.setattr(tape, "looked", looked)
+                looked(*found, **counts)
+                looked(*args, **kwargs)
+
+            monkeypatch.setattr(tape, "looked", second)
+            follower.fold_end()
+
+        with Environment(clock=twin.clock).run(partial(log.ledger.client, shares=True)) as shares:
+            monkeypatch.setattr(tape, "looked", first)
+            shares.fold_end()
+        assert tape.look is not None
+        assert not tape.lost
+
+
+def test_an_answer_that_is_older_than_a_refusal_ends_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that lags says that the ledger begins where it did."""
+    twin = TwinLog()
+    run = Environment(clock=twin.clock).run
+    with _process(twin) as log, _writer(twin, log, "a", 0) as a, run(log.ledger.newest_client) as client:
+        places = [a.place]
+        a.commit()
+        client.fold_end()
+        twin.now_s += LOOK_AGAIN_S
+        twin.cluster.truncate("log.ledger", 0, a.position - 1)
+        lagging = {0: OffsetRange(0, a.position)}
+
+        def late(*_: Any, **__: Any) -> dict[int, OffsetRange]:
+            return lagging
+
+        monkeypatch.setattr(MemoryKafka, "offsets", late)
+        with pytest.raises(OffsetGone):
+            client.check(places)
 
 
 # ---- what was accepted is no alarm

@@ -297,7 +297,7 @@ class CommitFeed:
                 raise
             return []
         self._retries.heard()
-        self._log.saw(self.ledger.place, [before])
+        self._log.saw(self.ledger.place, [before] if self.ledger.place != before else [])  # Else nothing may be read.
         self.is_answered = True
         if not found:
             self._hold.move(self.ledger.position, self._hold.needs.next_offsets)

@@ -15,7 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from itertools import chain
 from typing import NamedTuple
 
@@ -292,29 +292,33 @@ class LedgerClient(Closing):
         is_news = end_position > self.fold.position
         if not is_news and (end_position < self.fold.position or not self._is_over_due(self._there_s)):
             return
-        self._there_s, asked_s, start = -math.inf, self._clock(), self.fold.position
-        compared, shared = list[LastRecord](), list[Taped]()
-        new = self._read(end_position, asked_s, compared, shared)
-        self._fold(new, takes=takes, most_bytes=most_bytes)
-        if self._taken_bytes >= most_bytes:
-            return
-        self._there_s, self._is_unproved = asked_s, False
-        look = Look(asked_s, compared[0].offset if compared else start, end_position)
-        self._tape.looked(look, compared, shared, counts=self._shares)
-        if self._is_over_due(self._compared_s):
-            self._compared, self._compared_s = set(), asked_s
-        self._compared.update(compared, (one.last for one in shared))
-        self.fold.advance(end_position)
+        with self._tape.looking(self.position) if self._shares else nullcontext() as own:
+            self._there_s, asked_s, start = -math.inf, self._clock(), self.fold.position
+            compared, shared = list[LastRecord](), list[Taped]()
+            self._fold(self._read(end_position, asked_s, own, compared, shared), takes=takes, most_bytes=most_bytes)
+            if self._taken_bytes >= most_bytes:
+                return
+            self._there_s, self._is_unproved = asked_s, False
+            look = Look(asked_s, min(start, *(one.offset for one in compared[:1]), end_position), end_position)
+            self._tape.looked(look, compared, shared, counts=self._shares)
+            if self._is_over_due(self._compared_s):
+                self._compared, self._compared_s = set(), asked_s
+            self._compared.update(compared, (one.last for one in shared))
+            self.fold.advance(end_position)
 
     def _read(
-        self, end_position: int, asked_s: float, compared: list[LastRecord], shared: list[Taped]
+        self, end_position: int, asked_s: float, own: object, compared: list[LastRecord], shared: list[Taped]
     ) -> Iterator[Taped]:
-        """What is new, behind what was `compared`; `shared` is what others know, and, if we share, what ends it all."""
+        """What is new, behind what was `compared`; so is what others know of it, or may come to know meanwhile. If we
+        share, `shared` is what ends it all.
+        """
         near = end_position - _SHARED if self._shares else end_position
         for found in self._new_records(end_position, compared):
             taped = Taped(found, decode(found.value), asked_s)
-            if found.offset >= near or self._tape.may_know(found.offset):
+            if found.offset >= near:
                 shared.append(taped)
+            elif self._tape.may_know(found.offset, own):
+                compared.append(taped.last)
             yield taped
 
     def _fold(self, new: Iterable[Taped], *, takes: bool = False, most_bytes: int = sys.maxsize) -> None:
@@ -371,9 +375,8 @@ class LedgerClient(Closing):
         with self._asking_who_answers():
             known = {self.last, *(() if self._is_over_due(self._compared_s) else self._compared)} - self._tape.lost
             unknown = {one for one in places if one.last is not None and one.last not in known}
-            if self._shares:
-                since_s = self._clock() - LOOK_AGAIN_S
-                unknown -= {one for one in unknown if one.last and self._tape.knows(one.last, since_s)}
+            since_s = self._clock() - LOOK_AGAIN_S if self._shares else math.inf
+            unknown -= {one for one in unknown if one.last and self._tape.knows(one.last, since_s)}
             for pile in near_ones(unknown, _SHARED):
                 self._compare(pile)
 
@@ -383,6 +386,8 @@ class LedgerClient(Closing):
                 there, _ = parted(records, sys.maxsize)
         except OffsetGone:
             start = self._kafka.offsets(self._topic, [0])[0].start
+            if start <= pile[0].last_offset:
+                raise  # The answer is older than the refusal.
             self._check_truncated(pile, start)
             if left := [one for one in pile if one.last_offset >= start]:
                 self._compare(left)

@@ -96,8 +96,8 @@ class LedgerTape:
         self._size_bytes = 0
         self._under_way: dict[object, int] = {}
         """What was sent and has no answer yet, and the thread that will be told."""
-        self._sent_at: dict[object, int] = {}
-        """The ledger position that its sender had folded: it lies there, or behind it."""
+        self._awaited: dict[object, int] = {}
+        """From which position on what is under way lies: what was sent, and what somebody reads who puts it down."""
         self._gaps: list[_Gap] = []
         self._lock = Lock()
         self._reading = Lock()
@@ -117,10 +117,10 @@ class LedgerTape:
                 is_new = offset >= 0 and offset not in self._taped and not self._was_looked_at(offset)
                 if self._under_way.pop(token, None) is not None and is_new:
                     self._put(Taped(Record(0, offset, value, -1), record, now_s))
-                self._sent_at.pop(token, None)
+                self._awaited.pop(token, None)
                 self._tell()
 
-        self._sent_at[token] = position
+        self._awaited[token] = position
         self._under_way[token] = get_ident()
         return answer
 
@@ -162,15 +162,26 @@ class LedgerTape:
         """The record there, if it is known."""
         return self._taped.get(offset)
 
-    def may_know(self, offset: int) -> bool:
-        """Whether the record there is known, or may become so before a look that reads it now is put down."""
+    def may_know(self, offset: int, own: object) -> bool:
+        """Whether the record there is known, or may become so before a look that reads it now, `own`, is put down."""
         with self._lock:
-            return offset in self._taped or any(position <= offset for position in list(self._sent_at.values()))
+            awaited = list(self._awaited.items())
+            return offset in self._taped or any(start <= offset for token, start in awaited if token is not own)
+
+    @contextmanager
+    def looking(self, start: int) -> Generator[object]:
+        """Who looks at the ledger from there on, and puts down what it finds, does so until the block is left."""
+        token = object()
+        self._awaited[token] = start
+        try:
+            yield token
+        finally:
+            self._awaited.pop(token, None)
 
     def has(self, last: LastRecord) -> bool:
         """Whether this record is known, and no look has found that the ledger lost it."""
         taped = self._taped.get(last.offset)
-        return taped is not None and taped.last == last
+        return taped is not None and taped.last == last and last not in self.lost
 
     def run(
         self, last: LastRecord, end: int, unread: Sequence[LastRecord], *, there_s: float, since_s: float

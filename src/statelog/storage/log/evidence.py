@@ -203,7 +203,7 @@ def check_ledger(
     """
     fold = ledger.fold
     named = log.witnesses.behind(fold, there or log.data_offsets())
-    known = log.places
+    lost, known = log.ledger_tape.lost, log.places
     seen = {*places, *_open_to_doubt(fold, known | named)}
     furthest = max((place.position for place in seen), default=0)
     if furthest > fold.position:
@@ -211,7 +211,7 @@ def check_ledger(
     ledger.check(seen)
     for place in places:
         fold.check_followed(place.position)
-    log.settle(ledger.place, known)
+    _settle(log, ledger, known, lost)
 
 
 def _open_to_doubt(fold: LedgerFold, places: Iterable[Place]) -> set[Place]:
@@ -221,13 +221,19 @@ def _open_to_doubt(fold: LedgerFold, places: Iterable[Place]) -> set[Place]:
     return {place for place in places if max(place.position - 1, place.last_offset) > fold.restarted}
 
 
+def _settle(log: "Log", ledger: LedgerClient, known: Iterable[Place], lost: Collection[LastRecord]) -> None:
+    """All of these were compared. What the client has by a look of others stays known until one of them has read it."""
+    compared = {one for one in known if one.last_offset < ledger.compared_position}
+    log.settle(ledger.place, compared, lost)
+
+
 def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
     """Fold the ledger to its end now, which has what this process saw of it, and what another one did (`seen`). As
     `check_ledger`, but the data topic is not read: for who did that under the epoch that it goes on with.
 
     Raises BeyondEnd, AnchorMismatch, IdentityChanged, Unavailable.
     """
-    known = log.places
+    lost, known = log.ledger_tape.lost, log.places
     furthest = max(ledger.position, seen.position, *(place.position for place in known))
     with log.asking_who_answers():
         end = log.ledger.end()
@@ -239,7 +245,7 @@ def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
         ledger.fold_end(end)
         known |= log.places  # What is read is compared with what others of this process read or were told.
         ledger.check({seen, *_open_to_doubt(ledger.fold, known)})
-    log.settle(ledger.place, {seen, *known})
+    _settle(log, ledger, {seen, *known}, lost)
 
 
 # ---- who answers

@@ -116,8 +116,8 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
         record = Restart(digest=log.descriptor.digest, position=position, reason=reason, operator=operator)
         put_loss(log.store, record)
         last = append_restarts(log, record, max(position, witness - 1, end))
-        given_up_with_it = log.places
-        log.settle(Place(last + 1, LastRecord.of(last, encode(record))), given_up_with_it)
+        lost, given_up_with_it = log.ledger_tape.lost, log.places
+        log.settle(Place(last + 1, LastRecord.of(last, encode(record))), given_up_with_it, lost)
     with closing(log.ledger.newest_client()) as ledger:
         ledger.fold_end()
         state = ledger.fold.freeze()
