@@ -164,9 +164,8 @@ class LedgerTape:
 
     def may_know(self, offset: int, own: object) -> bool:
         """Whether the record there is known, or may become so before a look that reads it now, `own`, is put down."""
-        with self._lock:
-            awaited = list(self._awaited.items())
-            return offset in self._taped or any(start <= offset for token, start in awaited if token is not own)
+        awaited = list(self._awaited.items())  # Asked first: what is awaited is put down before it is so no more.
+        return any(start <= offset for token, start in awaited if token is not own) or offset in self._taped
 
     @contextmanager
     def looking(self, start: int) -> Generator[object]:
