@@ -211,7 +211,7 @@ def check_ledger(
     ledger.check(seen)
     for place in places:
         fold.check_followed(place.position)
-    _settle(log, ledger, known, lost)
+    _settle_read(log, ledger, known, lost)
 
 
 def _open_to_doubt(fold: LedgerFold, places: Iterable[Place]) -> set[Place]:
@@ -221,10 +221,15 @@ def _open_to_doubt(fold: LedgerFold, places: Iterable[Place]) -> set[Place]:
     return {place for place in places if max(place.position - 1, place.last_offset) > fold.restarted}
 
 
-def _settle(log: "Log", ledger: LedgerClient, known: Iterable[Place], lost: Collection[LastRecord]) -> None:
+def settle(log: "Log", place: Place, compared: Collection[Place], lost: Collection[LastRecord]) -> None:
+    """The log may note a place of a ledger in which all of these are there, or were given up, with what was `lost`."""
+    log.saw(place, compared)
+    log.ledger_tape.settle(one.last for one in compared if one.last in lost)
+
+
+def _settle_read(log: "Log", ledger: LedgerClient, known: Iterable[Place], lost: Collection[LastRecord]) -> None:
     """All of these were compared. What the client has by a look of others stays known until one of them has read it."""
-    compared = {one for one in known if one.last_offset < ledger.compared_position}
-    log.settle(ledger.place, compared, lost)
+    settle(log, ledger.place, {one for one in known if one.last_offset < ledger.compared_position}, lost)
 
 
 def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
@@ -245,7 +250,7 @@ def read_on(log: "Log", ledger: LedgerClient, seen: Place = ORIGIN) -> None:
         ledger.fold_end(end)
         known |= log.places  # What is read is compared with what others of this process read or were told.
         ledger.check({seen, *_open_to_doubt(ledger.fold, known)})
-    _settle(log, ledger, {seen, *known}, lost)
+    _settle_read(log, ledger, {seen, *known}, lost)
 
 
 # ---- who answers

@@ -23,7 +23,7 @@ from statelog.environment import Start, current_environment
 from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, Unavailable
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
+from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.names import check_kind, check_whole, data_topic, ledger_topic
@@ -291,11 +291,6 @@ class Log(Closing):
             self._uncompared.update(one for one in (known, place) if one.last is not None)
             self._uncompared.difference_update(compared)
             self._uncompared.discard(self._place)
-
-    def settle(self, place: Place, compared: Collection[Place], lost: Collection[LastRecord]) -> None:
-        """Note a place, of a ledger in which all of these are there, or were given up; also those that were `lost`."""
-        self.saw(place, compared)
-        self.ledger_tape.settle(one.last for one in compared if one.last in lost)
 
     def checked_ledger(self, seen: Place = ORIGIN) -> LedgerClient:
         """A client that has folded the ledger to its end now, and found nothing that speaks against it. The caller

@@ -61,7 +61,7 @@ from statelog.schemas.topic_policy import LEDGER_WRITING, WRITING, TopicNeeds, T
 from statelog.storage.kafka import Kafka, TopicDescription
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.ledger_tape import append_record
-from statelog.storage.log.evidence import check_anchors, furthest_witness
+from statelog.storage.log.evidence import check_anchors, furthest_witness, settle
 from statelog.storage.log.files import ManifestChain, descriptor_of, put_loss, truncation_of
 from statelog.storage.log.log import Log, check_log
 from statelog.storage.log.producers import append_up_to
@@ -117,7 +117,7 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
         put_loss(log.store, record)
         last = append_restarts(log, record, max(position, witness - 1, end))
         lost, given_up_with_it = log.ledger_tape.lost, log.places
-        log.settle(Place(last + 1, LastRecord.of(last, encode(record))), given_up_with_it, lost)
+        settle(log, Place(last + 1, LastRecord.of(last, encode(record))), given_up_with_it, lost)
     with closing(log.ledger.newest_client()) as ledger:
         ledger.fold_end()
         state = ledger.fold.freeze()
