@@ -20,7 +20,6 @@ from statelog.recovery.changes import CommitFeed
 from statelog.schemas.ledger.records import Mark
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.ledger_client import LOOK_AGAIN_S
-from statelog.storage.ledger_tape import LedgerTape
 from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
@@ -301,7 +300,7 @@ def test_an_open_that_goes_by_a_look_of_others_settles_nothing(tmp_path: Path, *
 def test_a_proof_that_comes_while_others_are_settled_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower, of another thread, misses what was compared just before."""
     twin = TwinLog()
-    settle, run = LedgerTape.settle, Environment(clock=twin.clock).run
+    saw, run = Log.saw, Environment(clock=twin.clock).run
     with (
         _process(twin) as log,
         _writer(twin, log, "a", 0) as a,
@@ -319,9 +318,9 @@ def test_a_proof_that_comes_while_others_are_settled_stays(tmp_path: Path, monke
             twin.now_s += LOOK_AGAIN_S
             with pytest.raises(AnchorMismatch):
                 follower.fold_end()
-            settle(*args)
+            saw(*args)
 
-        monkeypatch.setattr(LedgerTape, "settle", late)
+        monkeypatch.setattr(Log, "saw", late)
         recover(log)
         with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
             c.put(key_in(other, 2), b"c")
