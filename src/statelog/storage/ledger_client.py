@@ -292,7 +292,7 @@ class LedgerClient(Closing):
         is_news = end_position > self.fold.position
         if not is_news and (end_position < self.fold.position or not self._is_over_due(self._there_s)):
             return
-        with self._tape.looking(self.position) if self._shares else nullcontext() as own:
+        with self._tape.looking(max(self.position, end_position - _SHARED)) if self._shares else nullcontext() as own:
             self._there_s, asked_s, start = -math.inf, self._clock(), self.fold.position
             compared, shared = list[LastRecord](), list[Taped]()
             self._fold(self._read(end_position, asked_s, own, compared, shared), takes=takes, most_bytes=most_bytes)
@@ -309,9 +309,7 @@ class LedgerClient(Closing):
     def _read(
         self, end_position: int, asked_s: float, own: object, compared: list[LastRecord], shared: list[Taped]
     ) -> Iterator[Taped]:
-        """What is new, behind what was `compared`; so is what others know of it, or may come to know meanwhile. If we
-        share, `shared` is what ends it all.
-        """
+        """What is new, behind what was `compared`; so is what others know, or may soon. We share what is `shared`."""
         near = end_position - _SHARED if self._shares else end_position
         for found in self._new_records(end_position, compared):
             taped = Taped(found, decode(found.value), asked_s)
@@ -373,7 +371,8 @@ class LedgerClient(Closing):
         Raises AnchorMismatch, BeyondEnd, BrokerUnavailable.
         """
         with self._asking_who_answers():
-            known = {self.last, *(() if self._is_over_due(self._compared_s) else self._compared)} - self._tape.lost
+            recent = () if self._is_over_due(self._compared_s) else self._compared
+            known = {self.last, *self._unread, *recent} - self._tape.lost  # The next read compares what is unread.
             unknown = {one for one in places if one.last is not None and one.last not in known}
             since_s = self._clock() - LOOK_AGAIN_S if self._shares else math.inf
             unknown -= {one for one in unknown if one.last and self._tape.knows(one.last, since_s)}
