@@ -62,6 +62,14 @@ def _accept(log: Log) -> None:
     accept_ledger_loss(log, reason="lost", operator="me")
 
 
+def _refused(writer: Writer) -> None:
+    """It had folded what was given up."""
+    with pytest.raises(DataLoss):
+        writer.commit()
+    with suppress(StatelogError):
+        writer.close()
+
+
 # ---- it is compared until somebody has
 
 
@@ -390,10 +398,7 @@ def test_a_writer_of_before_the_acceptance_is_refused_and_alarms_nobody_else() -
             recover(log)
         _accept(log)
         twin.now_s += LOOK_AGAIN_S
-        with pytest.raises(DataLoss):
-            a.commit()
-        with suppress(StatelogError):
-            a.close()
+        _refused(a)
         recover(log)
         _writer(twin, log, "a", 0).close()
         assert not log.ledger_tape.lost
@@ -450,10 +455,7 @@ def test_a_long_accepted_loss_is_read_over_in_few_reads(tmp_path: Path, monkeypa
         with _process(twin) as other:
             _accept(other)
         twin.now_s += LOOK_AGAIN_S
-        with pytest.raises(DataLoss):
-            a.commit()
-        with suppress(StatelogError):
-            a.close()
+        _refused(a)
         assert len(log.ledger_tape.lost) >= 300
         reads, read = list[object](), MemoryReader.read
 

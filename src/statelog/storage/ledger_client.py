@@ -36,7 +36,7 @@ from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Restart, decode, encode
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Producer, Record
-from statelog.storage.ledger_compare import is_another, is_restarted, near_ones, parted
+from statelog.storage.ledger_compare import is_restarted, mismatch, near_ones, parted
 from statelog.storage.ledger_tape import LedgerTape, Look, Taped, send_record
 
 LOOK_AGAIN_S = 1.0
@@ -299,8 +299,8 @@ class LedgerClient(Closing):
             if self._taken_bytes >= most_bytes:
                 return
             self._there_s, self._is_unproved = asked_s, False
-            look = Look(asked_s, min(start, *(one.offset for one in compared[:1]), end_position), end_position)
-            self._tape.looked(look, compared, shared, counts=self._shares)
+            first = min(start, compared[0].offset) if compared else start
+            self._tape.looked(Look(asked_s, first, end_position), compared, shared, counts=self._shares)
             if self._is_over_due(self._compared_s):
                 self._compared, self._compared_s = set(), asked_s
             self._compared.update(compared, (one.last for one in shared))
@@ -402,7 +402,7 @@ class LedgerClient(Closing):
             if last is None or last.offset >= start:
                 continue
             if last in self._tape.lost:
-                raise is_another(self._topic, last, position=self.position)
+                raise mismatch(self._topic, last, position=self.position)
             snapshot = self._snapshot_at(position) if start <= position else None
             if snapshot is not None and snapshot.place.last not in (None, last):
                 self._require_accepted(last)
@@ -431,7 +431,7 @@ class LedgerClient(Closing):
     def _require_accepted(self, last: LastRecord) -> None:
         """Raise AnchorMismatch unless a person accepted that the ledger lost this record."""
         if not is_restarted(self._reader, self.end_position(), last.offset):
-            raise is_another(self._topic, last, position=self.position)
+            raise mismatch(self._topic, last, position=self.position)
 
     def _new_records(self, end_position: int, compared: list[LastRecord]) -> Generator[Record]:
         """The records from the fold's position on, read from the last one that was read, if all since are the same:

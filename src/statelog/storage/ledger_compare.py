@@ -35,7 +35,7 @@ def parted(records: Iterator[Record], position: int) -> tuple[set[LastRecord], R
     return below, None
 
 
-def is_another(topic: str, last: LastRecord, *, position: int) -> AnchorMismatch:
+def mismatch(topic: str, last: LastRecord, *, position: int) -> AnchorMismatch:
     """The error for a record that is gone, or not the one that was remembered, of a ledger that was folded so far."""
     return AnchorMismatch(
         "a ledger record is not the one that was read there before",

@@ -177,11 +177,6 @@ class LedgerTape:
         finally:
             self._awaited.pop(token, None)
 
-    def has(self, last: LastRecord) -> bool:
-        """Whether this record is known, and no look has found that the ledger lost it."""
-        taped = self._taped.get(last.offset)
-        return taped is not None and taped.last == last and last not in self.lost
-
     def run(
         self, last: LastRecord, end: int, unread: Sequence[LastRecord], *, there_s: float, since_s: float
     ) -> Run | None:
@@ -216,10 +211,14 @@ class LedgerTape:
         return self.look is not None and self.look.start <= offset < self.look.end
 
     def knows(self, place: LastRecord, since_s: float) -> bool:
-        """Whether a look since then has found this record: that others are noted behind it proves nothing."""
+        """Whether a look since then has found this record, and none has missed it: that others are noted behind it
+        proves nothing.
+        """
         with self._lock:
-            is_found = self.has(place) and self._was_looked_at(place.offset)
-            return is_found and self.look is not None and self.look.asked_s > since_s
+            taped, look = self._taped.get(place.offset), self.look
+            if taped is None or taped.last != place or place in self.lost or not self._was_looked_at(place.offset):
+                return False
+            return look is not None and look.asked_s > since_s
 
     def await_answers(self, start: int, end: int) -> None:
         """Until what other threads have sent by now is answered, if that may be what is missing from `start` on."""
