@@ -59,6 +59,27 @@ def test_a_round_that_was_overtaken_before_its_put_loses(point: str, twin: TwinL
     assert state_of(twin.open()) == twin.model
 
 
+def _held(twin: TwinLog, number: int) -> Hold:
+    """A reader's lease on a snapshot, and on the log behind it."""
+    log = twin.open()
+    manifest = log.manifests.read(number)
+    needs = Needs(manifest.position, manifest.next_offsets, number)
+    return Hold(log.store, Terms("reader", 1000.0), environment=Environment(clock=twin.clock)).claim(needs)
+
+
+@pytest.mark.parametrize("point", ["after-newest", "after-fold", "after-delta", "after-merge", "after-upload"])
+def test_a_round_that_misses_nothing_sees_before_its_put_that_it_was_overtaken(
+    point: str, twin: TwinLog, tmp_path: Path
+) -> None:
+    """A lease holds all that it reads, but not its slot, nor what it uploaded: a manifest put there would stand for a
+    snapshot whose runs are gone, and whoever reads the past would be told of damage.
+    """
+    with _held(twin, 1):
+        outcome = _stalled_at(point, lambda: _others(twin, tmp_path, 4), twin, tmp_path)
+        assert outcome == LostRound(number=5)
+        assert twin.open().manifests.numbers() == [1, 4, 5]
+
+
 def test_a_put_into_a_slot_that_was_cleaned_up_since_does_not_count(twin: TwinLog, tmp_path: Path) -> None:
     """The put succeeds, the second listing shows a higher number: lost, and the files of the newer ones live on."""
     before = set[str]()
@@ -124,10 +145,7 @@ def test_a_winner_that_stalls_inside_its_cleanup_harms_nobody(point: str, twin: 
 def test_a_lease_holds_its_snapshot_and_the_log_until_it_ends(twin: TwinLog, tmp_path: Path) -> None:
     """While a lease lives, its manifest, runs and offsets stay; at the cap they go, with the lease's file."""
     log = twin.open()
-    manifest = log.manifests.read(1)
-    needs = Needs(manifest.position, manifest.next_offsets, 1)
-    claim = Hold(log.store, Terms("reader", 1000.0), environment=Environment(clock=twin.clock)).claim(needs)
-    with claim:
+    with _held(twin, 1):
         _others(twin, tmp_path, 4)
         assert log.manifests.numbers() == [1, 4, 5]
         assert state_of(log, min) == twin.model

@@ -47,7 +47,7 @@ from statelog.materializer.work import RoundWork, scratch_directory
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord
-from statelog.schemas.names import DESCRIPTOR_PATH, settings_or
+from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, settings_or
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import Cuts, RunRef
 from statelog.schemas.topic_policy import READING, ROLLING_UP
@@ -368,6 +368,9 @@ class Round:
         listing = list(self._log.store.list())
         if DESCRIPTOR_PATH not in {info.path for info in listing}:
             self._log.manifests.check_place()
+        newest = max((MANIFESTS.number(info.path) or 0 for info in listing), default=0)
+        if newest > self._number:
+            return LostRound(number=newest)  # Its slot may be free again, and then its manifest names what is gone.
         own = next_manifest(
             self._base,
             nonce=self._environment.nonce(),
