@@ -1,13 +1,15 @@
 """A member of a consumer group on a real broker: it ends, whatever the group has decided meanwhile."""
 
+import os
 import random
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from threading import Thread
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupState, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.errors import Fenced, Unreadable
@@ -18,6 +20,7 @@ from statelog.storage.kafka.native import native
 from tests.support.processes.starts import quick_start
 from tests.support.services import stranger
 from tests.support.services.broker import Broker
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 
@@ -119,11 +122,12 @@ class _Reading(_Listener):
         self._chance = random.Random()
         self.new: set[int] = set()
         self.places: dict[int, int] = {}
-        self.times_revoked = 0
+        self.times_revoked = self.decisions = 0
         self.member = _member(bootstrap, topic, self, **consumer)
 
     def assigned(self, partitions: Sequence[int]) -> None:
         """Read them soon."""
+        self.decisions += 1
         self.new.update(partitions)
 
     def revoked(self, partitions: Sequence[int]) -> None:
@@ -230,6 +234,67 @@ def test_a_name_that_another_takes(broker: Broker, topic: str) -> None:
     finally:
         first.close()
         second.close()
+
+
+class _Dying(_Listener):
+    """One whose process dies as soon as it has to give partitions up."""
+
+    def revoked(self, partitions: Sequence[int]) -> None:
+        """Die."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_giving_up(bootstrap: str, topic: str) -> None:
+    _poll(_member(bootstrap, topic, _Dying([]), **{"group.instance.id": "a"}))
+
+
+def test_partitions_whose_member_died_while_it_gave_them_up_find_another(broker: Broker, topic: str) -> None:
+    """The member comes back in time, into what was left to it: it has the group share out what nobody has."""
+    dying, readers = quick_start().Process(target=_die_giving_up, args=(broker.bootstrap, topic)), list[_Reading]()
+    try:
+        dying.start()
+        _wait_until_assigned(AdminClient({"bootstrap.servers": broker.bootstrap}), topic)
+        readers.append(_Reading(broker.bootstrap, topic))
+        wait_for(lambda: readers[0].member.poll(0.05) is None and not dying.is_alive())
+        readers.append(_Reading(broker.bootstrap, topic, **{"group.instance.id": "a"}))
+        _until(lambda: [len(one.new) for one in readers] == [2, 2], readers)
+    finally:
+        dying.kill()
+        for one in readers:
+            one.member.close()
+
+
+def test_a_member_that_comes_back_into_its_share_changes_nothing(broker: Broker, topic: str) -> None:
+    """As long as every partition has a member, the others hear nothing of one that restarts under its name."""
+    named = {"group.instance.id": "a"}
+    readers = [_Reading(broker.bootstrap, topic), _Reading(broker.bootstrap, topic, **named)]
+    try:
+        _until(lambda: [len(one.new) for one in readers] == [2, 2], readers)
+        _until(lambda: _is_stable(broker, topic), readers)
+        readers.pop().member.close()
+        before = readers[0].decisions
+        readers.append(_Reading(broker.bootstrap, topic, **named))
+        _until(lambda: len(readers[1].new) == 2, readers)
+        settled_s = time.monotonic() + 2
+        _until(lambda: time.monotonic() > settled_s, readers)
+        assert readers[0].decisions == before
+    finally:
+        for one in readers:
+            one.member.close()
+
+
+def _is_stable(broker: Broker, group: str) -> bool:
+    watching = AdminClient({"bootstrap.servers": broker.bootstrap})
+    return watching.describe_consumer_groups([group])[group].result().state is ConsumerGroupState.STABLE
+
+
+def _until(is_so: Callable[[], bool], readers: Sequence[_Reading]) -> None:
+    def asked() -> bool:
+        for one in readers:
+            one.member.poll(0.02)
+        return is_so()
+
+    wait_for(asked, timeout_s=60)
 
 
 def _poll(*polled: ConfluentMember) -> None:

@@ -138,8 +138,12 @@ class GroupSettings:
     @property
     def is_cooperative(self) -> bool:
         """Whether the group takes single partitions from a member, and not all of them at every change."""
-        strategy = self.properties.get(_STRATEGY, "")
-        return self.properties.get("group.protocol", "classic").lower() == "consumer" or "cooperative" in strategy
+        return self.is_decided_by_broker or "cooperative" in self.properties.get(_STRATEGY, "")
+
+    @property
+    def is_decided_by_broker(self) -> bool:
+        """Whether the broker shares the partitions out (KIP-848), and no member does."""
+        return self.properties.get("group.protocol", "classic").lower() == "consumer"
 
     @property
     def is_static(self) -> bool:

@@ -13,6 +13,9 @@ Invariants:
 - The client is closed once it has nothing to tell. Where it tells of two decisions inside of its `close`, the first
   answer may end its part in the group, and the second waits for good, with the interpreter's lock in its hand: no
   thread goes on, and no signal is heard (seen with librdkafka 2.16; its issue 4884).
+- A static member gets the share of its last process back without a decision of the group. If that process died once it
+  had given partitions up, and before it said so, nobody has those, and no other member ever says so: KIP-345 beside
+  KIP-429, as in KAFKA-9821. So a process looks at the group with its first share, and has it decide again.
 - Records are taken from the client many at once, and given one by one. Those that wait are dropped if their partition
   is taken back, stopped, or fetched anew: what is given follows what was given before, or the named place.
 - What cannot be unpacked ends the member: where the client reads on behind a wrong checksum is nobody's decision
@@ -29,10 +32,12 @@ from typing import Never
 
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from statelog.closing import undone_by_errors
-from statelog.errors import BrokerUnavailable, Fact, Fenced, NotFound
+from statelog.errors import BrokerUnavailable, Fact, Fenced, NotFound, StatelogError
 from statelog.storage.kafka import OffsetRange
+from statelog.storage.kafka.config import admin_properties
 from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, UNPACKING, client_error, unreadable
 from statelog.storage.kafka.group import GroupListener, GroupSettings, Taken
 from statelog.storage.kafka.native import ProcessGuard, kafka_error, make_client, native
@@ -68,14 +73,18 @@ class ConfluentMember:
         self._places: dict[int, int] = {}
         self._given: set[int] = set()
         self._heard = 0
+        self._inherits = settings.is_static and settings.is_cooperative and not settings.is_decided_by_broker
         self._raised: BaseException | None = None
         self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
         properties, config = dict(settings.properties), settings.config
         self._native = make_client(confluent_kafka.Consumer, "a member of a group", properties, config, self._errors)
         self._guard.hold(self._native)
-        subscribe = self._native.subscribe
         with undone_by_errors(self.close):
-            native(subscribe, [topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+            self._subscribe()
+
+    def _subscribe(self) -> None:
+        told = {"on_assign": self._on_assign, "on_revoke": self._on_revoke, "on_lost": self._on_lost}
+        native(self._native.subscribe, [self._topic], **told)
 
     def poll(self, timeout_s: float) -> Taken | None:
         """The next record, or None. Raises what the listener raised; ConfigError, NotFound, Unreadable, Fenced or
@@ -185,6 +194,9 @@ class ConfluentMember:
 
     def _on_assign(self, consumer: confluent_kafka.Consumer, parts: _Parts) -> None:
         self._given.update(part.partition for part in parts)
+        if self._inherits:
+            self._inherits = False
+            self._tell(self._complete, parts)
         if self._settings.is_cooperative:
             consumer.incremental_assign([])
         else:
@@ -222,6 +234,24 @@ class ConfluentMember:
             raise raised
 
     # ---- inside
+
+    def _complete(self, partitions: Sequence[int]) -> None:
+        """Have the group decide again if nobody has some partition."""
+        if not self._is_shared_out():
+            self._note(f"nobody has some partitions, beside {list(partitions)} of this worker: the group decides again")
+            self._subscribe()  # The client, which waits for its answer, postpones it, and joins again to apply it.
+
+    def _is_shared_out(self) -> bool:
+        """Return whether the group has given every partition to some member. False if nobody says."""
+        config, group = self._settings.config, self._settings.group
+        try:
+            client = make_client(AdminClient, "a look at a group", admin_properties(config), config, self._errors)
+            found = client.describe_consumer_groups([group], request_timeout=_HEAR_S)[group].result()
+            there = client.list_topics(self._topic, timeout=_HEAR_S).topics[self._topic].partitions
+        except (confluent_kafka.KafkaException, StatelogError):
+            return False
+        shares = (part for member in found.members for part in member.assignment.topic_partitions)
+        return there.keys() <= {part.partition for part in shares if part.topic == self._topic}
 
     def _fetch(self, change: Callable[[_Parts], None], changed: Mapping[int, int]) -> None:
         """Change what is fetched: by these partitions, or, where a group knows only the whole, to all that are read."""
