@@ -60,7 +60,7 @@ def test_get_reads_keys_now_and_earlier(shell: Shell) -> None:
 def test_get_and_follow_in_a_typed_log_whose_callers_name_key_groups(
     broker: Broker, tmp_path: Path, log_name: str
 ) -> None:
-    """Numbers as keys, typed values as JSON, and a key group that is named; `append` reads what `get` writes."""
+    """Numbers as keys, typed values as JSON, key groups that are named or found; `append` reads what `get` writes."""
     shell = Shell(broker.bootstrap, tmp_path, log_name)
     schema = tmp_path / "plane.avsc"
     schema.write_text(AVSC)
@@ -69,14 +69,19 @@ def test_get_and_follow_in_a_typed_log_whose_callers_name_key_groups(
     rows: list[dict[str, object]] = [
         {"key_group": 3, "key": -7, "flights": 1, "tag": "x"},
         {"key_group": 0, "key": -7, "flights": 2},
+        {"key_group": 2, "key": 8, "flights": 3, "tag": "y"},
     ]
     shell.json("append", log_name, write_lines(tmp_path / "in.jsonl", rows))
 
     found = shell.run("get", log_name, "--key-group", 3, "--", "-7")
     assert json.loads(found.stdout) == {"flights": 1, "tag": "x"}
     assert shell.json("get", log_name, "--key-group", 0, "--", "-7") == {**rows[1], "tag": None}
-    unnamed = shell.json("get", log_name, "--", "-7", code=2)
-    assert unnamed["hint"] == "Name it with --key-group; in a worker's log it is the number of the input's partition"
+    everywhere = _events(shell.run("get", log_name, "--", "-7").stdout)
+    assert everywhere == [{**rows[1], "tag": None}, rows[0]]
+    only = shell.run("get", log_name, "8")
+    assert (json.loads(only.stdout), only.stderr) == ({"flights": 3, "tag": "y"}, "key group 2\n")
+    some = shell.run("get", log_name, "--json", "8", "9", "--", "-7")
+    assert (some.exit_code, _events(some.stdout)) == (7, [rows[2], *everywhere])
     assert shell.json("get", log_name, "--key-group", 3, "x", code=2)["error"] == "InvalidChange"
     shown = shell.run("follow", log_name, "--once", "--from", "oldest", "--key-groups", "3").stdout.splitlines()
     assert shown[1:] == ['  put 3 -7 {"flights": 1, "tag": "x"}']

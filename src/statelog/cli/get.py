@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import click
@@ -24,7 +24,8 @@ _HELP = """Read the committed values of the KEYs of the log NAME.
 
 One key: its value as it is, a typed one as JSON. Several, or --json: a line of JSON for each key that is there, as
 `recover --to-json` writes it. A key that is not there has no line, and the exit code is 7. Only the key groups of the
-keys are read. Negative numbers come behind `--`."""
+keys are read, or all of them where the log's callers name the key group, as in a worker's log, and --key-group does
+not. Negative numbers come behind `--`."""
 _DIFF_HELP = """Show the keys of the log NAME whose value is another one at TO than at FROM, a line each, and both
 values.
 
@@ -37,7 +38,7 @@ _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 @click.argument("name")
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @bytes_option
-@click.option("--key-group", type=int, metavar="N", help="Of all keys, in a log whose callers name it.")
+@click.option("--key-group", type=int, metavar="N", help="Of all keys, where the log's callers name it.")
 @at_options
 @click.option("--at-least", type=click.IntRange(0), metavar="N", help="Nothing older than this ledger position.")
 @click.option("--barrier", is_flag=True, help="Nothing older than now; writes a void record to the ledger.")
@@ -66,8 +67,10 @@ def command(
         for text in looked.warnings:
             session.output.warning(text)
         with_groups = log.descriptor.hash_rule is HashRule.CALLER
-    if len(keys) == 1 and not session.output.as_json:
+    if len(keys) == 1 and found.num_rows < 2 and not session.output.as_json:
         _print_value(found, bytes_text, on_terminal=session.output.on_terminal)
+        if with_groups and key_group is None and found.num_rows:
+            session.output.notice(f"key group {found.column('key_group')[0]}")
     else:
         for line in json_lines(found, bytes_text, with_groups=with_groups):
             session.output.line(line)
@@ -77,11 +80,16 @@ def command(
 
 
 def _found(rows: pa.Table, texts: tuple[str, ...], keys: pa.Array) -> tuple[pa.Table, list[str]]:
-    """The rows in the order of their keys, two for one that was named twice, and the texts of those that have none."""
-    row_of: dict[Any, int] = {key: row for row, key in enumerate(rows.column("key").to_pylist())}
+    """Return the rows in the order of their keys, and the texts of keys without one. A key that is named twice has its
+    rows twice; one may lie in several key groups of the callers.
+    """
+    rows_by_key = defaultdict[Any, list[int]](list)
+    for row, key in enumerate(rows.column("key").to_pylist()):
+        rows_by_key[key].append(row)
     wanted: list[Any] = keys.to_pylist()
-    missing = [text for text, key in zip(texts, wanted, strict=True) if key not in row_of]
-    return rows.take(pa.array([row_of[key] for key in wanted if key in row_of], pa.int64())), missing
+    missing = [text for text, key in zip(texts, wanted, strict=True) if key not in rows_by_key]
+    chosen = [row for key in wanted for row in rows_by_key.get(key, ())]
+    return rows.take(pa.array(chosen, pa.int64())), missing
 
 
 def _print_value(found: pa.Table, bytes_text: BytesText, *, on_terminal: bool) -> None:

@@ -6,7 +6,7 @@ holds of them.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -29,12 +29,12 @@ _ROW = ("key_group", "key")
 
 
 def groups_of(keys: pa.Array, named: int | None, descriptor: Descriptor) -> list[int]:
-    """The key groups of the keys; `named` where it is the log's callers who name them. Raises ConfigError."""
+    """Return the key groups that the keys may be in: where the log's callers name them, `named`, or all of them.
+
+    Raises ConfigError for one that is named where it follows from the key.
+    """
     if descriptor.hash_rule is HashRule.CALLER:
-        if named is None:
-            hint = "Name it with --key-group; in a worker's log it is the number of the input's partition"
-            raise ConfigError("the callers of this log name the key group of a key", hint=hint)
-        return [named]
+        return list(range(descriptor.key_groups)) if named is None else [named]
     if named is not None:
         raise ConfigError("the key group of this log's keys follows from the key", hint="Leave --key-group out")
     return sorted(set(descriptor.key_groups_of(keys).tolist()))
@@ -51,18 +51,27 @@ class Looked(NamedTuple):
 def look_up(
     log: Log,
     keys: pa.Array,
-    groups: Iterable[int],
+    groups: Sequence[int],
     *,
     settings: RecoverySettings,
     at: At | None = None,
     at_least: int = 0,
     barrier: bool = False,
 ) -> Looked:
-    """The committed rows of the keys, which lie in these key groups: a recovery of those alone. Raises NotFound
+    """Return the committed rows of the keys, which lie in these key groups: a recovery of those alone.
+
+    All key groups of a log whose callers name them are read in portions: they may not fit into memory. Raises NotFound
     for a state that is not held any more, Damaged, Unavailable, StorageFull.
     """
     with recover(log, key_groups=groups, at=at, at_least=at_least, barrier=barrier, settings=settings) as recovery:
-        return Looked(rows_of(recovery.to_arrow(), keys), recovery.position, tuple(recovery.warnings))
+        if log.descriptor.hash_rule is HashRule.CALLER and len(groups) > 1:
+            position = recovery.position
+            with recovery.stream() as stream:
+                found = [rows_of(changes, keys) for changes, _ in stream]
+            rows = pa.concat_tables(found).select([*_ROW, "value"])
+        else:
+            rows, position = rows_of(recovery.to_arrow(), keys), recovery.position
+        return Looked(rows, position, tuple(recovery.warnings))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from statelog.errors import StatelogError, Unavailable
 from statelog.formatting import clean, show_count, show_duration, show_time
 from statelog.operate.listening import Listening
 from statelog.operate.report import Report, shown, words
-from statelog.operate.rows import BytesText, json_column
+from statelog.operate.rows import BytesText, json_column, shown_rows
 from statelog.schemas.changes.changes import DELETE
 from statelog.web.looks import KeyLook, LogLook, PageLooks, is_no_log
 from statelog.web.pictures import picture_of_runs, picture_of_topics
@@ -263,11 +263,11 @@ def _objects(report: Report, name: str) -> list[dict[str, Any]]:
 
 
 def _key_values(found: KeyLook) -> dict[str, object]:
-    batches = found.looked.rows.to_batches()
-    values = [value for one in batches for value in json_column(one.column("value"), None)]
+    values = shown_rows(found.looked.rows, found.looked.rows.num_rows)
     history: list[dict[str, object]] = []
     for batch in found.history.rows if found.history else ():
-        columns = {name: batch.column(name).to_pylist() for name in ("writer", "checkpoint", "position", "timestamp")}
+        plain = ("key_group", "writer", "checkpoint", "position", "timestamp")
+        columns = {name: batch.column(name).to_pylist() for name in plain}
         columns["op"] = ["delete" if op == DELETE else "put" for op in batch.column("op").to_pylist()]
         columns["value"] = json_column(batch.column("value"), None)
         history += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -153,9 +153,8 @@ class LogLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLook:
-    """One key: its key group, its value if it is there, and what became of it, if that was asked."""
+    """One key: its values, by key group, and what became of it, if that was asked."""
 
-    key_group: int
     looked: Looked
     history: KeyHistory | None
 
@@ -199,7 +198,7 @@ class PageLooks(Closing):
             groups = groups_of(key, group, log.descriptor)
             looked = look_up(log, key, groups, settings=_SETTINGS)
             history = history_of(log, key, groups, most=_HISTORY_ROWS, settings=_SETTINGS) if with_history else None
-        return KeyLook(key_group=groups[0], looked=looked, history=history)
+        return KeyLook(looked=looked, history=history)
 
     def close(self) -> None:
         """Let go of the cluster; looks that are under way end with it."""

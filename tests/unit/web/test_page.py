@@ -125,6 +125,28 @@ def test_a_key_is_looked_up_with_its_history(twin: Twin) -> None:
     assert "not base64" in broken.text
 
 
+def test_a_key_is_found_in_whatever_key_group_its_callers_gave_it(twin: Twin) -> None:
+    """In all of them, with the group of each, or in the one that is named."""
+    options = statelog.LogOptions(partitions=2, key_groups=2, hash_rule="caller")
+    with (
+        twin.environment(),
+        statelog.open("lines", twin.where(), create=options) as log,
+        statelog.Writer(log, "lines") as writer,
+    ):
+        for group in range(2):
+            writer.append(group, b"ann", b"value of %d" % group)
+        writer.commit()
+    with served(twin.where()) as url:
+        every = ask(f"{url}/logs/lines/key?key=ann&history=yes").text
+        one = ask(f"{url}/logs/lines/key?key=ann&group=1").text
+    assert re.findall(r"<pre class=\"value\">(.*?)</pre>.*?in key group (.)<", every) == [
+        ("value of 0", "0"),
+        ("value of 1", "1"),
+    ]
+    assert every.count("value of 1") == 2
+    assert ("value of 0" in one, "value of 1" in one) == (False, True)
+
+
 def test_what_a_log_holds_is_text_on_the_page(twin: Twin) -> None:
     """No key makes markup, moves a terminal or turns the direction of what follows it."""
     with served(twin.where()) as url:
