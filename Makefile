@@ -29,7 +29,7 @@ help:
 	@echo 'make demo    a Spark job on a real Kafka, killed and recovered (no other command needed)'
 	@echo 'make test    all tests, at most a quarter of an hour on two cores'
 	@echo 'make check   style, types and the import contract'
-	@echo 'make bench   the figures of bench/; a run of all writes them into docs/figures.md and the README'
+	@echo 'make bench   the figures of bench/; a run of all writes docs/figures.md, the figures of the README, and their picture'
 	@echo 'make soak    long random runs'
 	@echo 'make docs    the documentation as a site, in build/docs; fails on a broken link'
 	@echo 'make constraints  constraints.txt anew, from what is installed in .venv'

@@ -3,6 +3,7 @@
 import os
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -28,10 +29,11 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
     console = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=190)
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statelog-bench-")))
-        bootstrap, broker_directory = _broker(stack, directory / "broker")
+        bootstrap, broker_directory, broker_pid = _broker(stack, directory / "broker")
         setting = Setting(
             bootstrap=bootstrap,
             broker_directory=broker_directory,
+            broker_pid=broker_pid,
             root=directory / "root",
             changes=changes,
             keys=keys,
@@ -42,8 +44,10 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
         figures: dict[str, list[Figure]] = {}
         size = f"{changes:,} changes over {keys:,} keys, {rounds} rounds, {commits:,} commits"
         for name in names or tuple(BENCHMARKS):
+            started_s = time.perf_counter()
             with console.status(name):
                 figures[name] = BENCHMARKS[name](setting)
+            console.print(f"{name}: {time.perf_counter() - started_s:.0f} s")
             if (
                 page is not None and not names
             ):  # Each time, for a run takes an hour: what is measured is kept if it is broken off.
@@ -51,15 +55,15 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
         show([one for found in figures.values() for one in found], console)
 
 
-def _broker(stack: ExitStack, directory: Path) -> tuple[str, Path | None]:
-    """Its address, and the directory of one that is the run's own."""
+def _broker(stack: ExitStack, directory: Path) -> tuple[str, Path | None, int | None]:
+    """Return its address; of one that is the run's own its directory and its process, too."""
     named = os.environ.get("STATELOG_BENCH_BROKER")
     if named:
-        return named, None
+        return named, None, None
     broker = EmbeddedBroker(directory, heap_mb=1024, java_options=["-XX:TieredStopAtLevel=4"])
     broker.start()
     stack.callback(broker.stop)
-    return broker.bootstrap, directory
+    return broker.bootstrap, directory, broker.process.pid
 
 
 if __name__ == "__main__":

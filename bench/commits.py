@@ -1,37 +1,28 @@
 """Commits of other shapes: over 1, 8 and 64 partitions, and of 1 and 20 writers of one log at the same time.
 
-Beside each is a Kafka transaction of the same changes in the same partitions, and the floor: what no commit can do
-without, by the client of a writer. Keys are hashed, and a chunk of each partition is made and sent; once all are
-acknowledged, so is a record of a commit's size in the ledger. Nothing is looked at, kept or decided. Writers of one log
-own partitions of their own, and each transaction has a producer of its own; each is a thread, and all begin once all
-are open. The three take turns, of which the first is not counted: a broker compiles
-and collects while it is new, and whoever is measured first would pay for the others. What is told of the slowest is the
-99.9th percentile, so ask for thousands of commits.
+Beside each is a Kafka transaction of the same changes in the same partitions, and the floor of a commit. Writers of
+one log own partitions of their own, and each transaction has a producer of its own; each is a thread, and all begin
+once all are open. The three take turns, of which the first is not counted: a broker compiles and collects while it is
+new, and whoever is measured first would pay for the others. What is told of the slowest is the 99.9th percentile, so
+ask for thousands of commits.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from threading import Barrier
 
+from bench.commit_ways import Way, commits_of, latencies, least_commits, without_garbage
 from bench.cost import in_turns
 from bench.figures import Figure, latency
 from bench.logs import bench_log
 from bench.plain import plain_topic
-from bench.run import commit_latencies, without_garbage
 from bench.setting import Setting
 from bench.workload import Pairs, batches, pairs
-from statelog.producer import Writer
-from statelog.schemas.changes.chunk import encode_chunk
-from statelog.schemas.changes.few import FewChanges
-from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.key_groups import key_group_of, partition_of
-from statelog.schemas.ledger.place import ORIGIN
 from statelog.storage import Log
-from statelog.storage.kafka import Delivery
 
 __all__ = ["commits"]
 
@@ -61,15 +52,15 @@ def _shape(setting: Setting, few: Pairs, partitions: int, writers: int) -> list[
         plain_topic(setting.bootstrap, partitions=partitions) as topic,
     ):
         owned = list(zip([_sets(log, few, share, each) for share in shares], shares, strict=True))
-        ways = {
-            name: partial(_together, [partial(way, *one) for one in owned], first)
-            for name, way in (
-                (_OURS, partial(_ours, log)),
-                (_FLOOR, partial(_floor, unread)),
-                (_TRANSACTION, topic.transaction_latencies),
-            )
+        ways: dict[str, Way] = {
+            _OURS: partial(commits_of, log),
+            _FLOOR: partial(least_commits, unread),
+            _TRANSACTION: lambda share: nullcontext(topic.transaction(share)),
         }
-        takes = in_turns(ways, warm=1, turns=_TURNS_EACH * setting.rounds)
+        works = {
+            name: partial(_together, [partial(_take, way, *one) for one in owned], first) for name, way in ways.items()
+        }
+        takes = in_turns(works, warm=1, turns=_TURNS_EACH * setting.rounds)
     took = {name: [*chain(*seconds)] for name, seconds in takes.items()}
     name = f"commit of {_CHANGES} changes, {partitions} partitions, {writers} writer{'s' if writers > 1 else ''}"
     return [
@@ -79,44 +70,10 @@ def _shape(setting: Setting, few: Pairs, partitions: int, writers: int) -> list[
     ]
 
 
-def _ours(log: Log, sets: list[Pairs], share: Sequence[int], ready: Callable[[], object]) -> list[float]:
-    with Writer(log, f"bench-{share[0]}", partitions=share) as writer:
+def _take(way: Way, sets: Sequence[Pairs], share: Sequence[int], ready: Callable[[], object]) -> list[float]:
+    with way(share) as commit:
         ready()
-        return commit_latencies(writer, sets)
-
-
-def _floor(log: Log, sets: list[Pairs], share: Sequence[int], ready: Callable[[], object]) -> list[float]:
-    """Seconds of the chunks of each set, and then of a record in the ledger; none of them is a commit."""
-    entry = bytes(400 + 90 * len(share))  # About as large as a commit of so many partitions.
-    with closing(log.kafka.producer()) as producer:
-
-        def acknowledged(topic: str, records: list[tuple[int, bytes]]) -> None:
-            told: list[Delivery] = []
-            for partition, value in records:
-                producer.send(topic, partition, value, told.append)
-            while len(told) < len(records):
-                producer.poll(0.2)
-            assert all(one.offset >= 0 for one in told)
-
-        def commit(number: int, changes: Pairs) -> float:
-            started_s = time.perf_counter()
-            acknowledged(log.data_topic, _chunks(log.descriptor, number, changes))
-            acknowledged(log.ledger_topic, [(0, entry)])
-            return time.perf_counter() - started_s
-
-        ready()
-        return [commit(number, changes) for number, changes in enumerate(sets)]
-
-
-def _chunks(of: Descriptor, number: int, changes: Pairs) -> list[tuple[int, bytes]]:
-    keys, values = zip(*changes, strict=True)
-    chunk = partial(
-        encode_chunk, epoch=0, nonce=bytes(16), sqn=number, index=0, value_schema_id=0, witness=ORIGIN, key=of.seal_key
-    )
-    return [
-        (partition, chunk(key_groups=few.groups, body=memoryview(few.serialize())).value)
-        for partition, few in FewChanges.of(keys, values, of.key_groups).split(of.partitions, of.key_groups)
-    ]
+        return latencies(commit, sets)
 
 
 def _sets(log: Log, few: Pairs, owned: Sequence[int], count: int) -> list[Pairs]:

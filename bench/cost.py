@@ -2,22 +2,20 @@
 Spark's JVM and its Python, and the broker, if it is the run's own.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import TypeVar
 
 from bench.figures import Figure, medians, rate
+from bench.processors import TICK_S, family_cpu_s
 from bench.setting import Setting
 
 __all__ = ["Cost", "costed", "figures_of", "figures_of_cost", "in_turns", "take_turns"]
 
 _Take = TypeVar("_Take")
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SEED = 5
 _WARM, _TURNS_EACH = 3, 4
 """A take on Spark differs from the next by half, as the JVM compiles and collects: so each round is so many turns."""
@@ -33,10 +31,10 @@ class Cost:
 
 def costed(work: Callable[[], object]) -> Cost:
     """What one take of `work` cost; of the processors at least a tick, which is all that can be told apart."""
-    cpu_s, started_s = _cpu_s(), time.perf_counter()
+    cpu_s, started_s = family_cpu_s(), time.perf_counter()
     work()
     wall_s = time.perf_counter() - started_s
-    return Cost(wall_s=wall_s, cpu_s=max(_TICK_S, _cpu_s() - cpu_s))
+    return Cost(wall_s=wall_s, cpu_s=max(TICK_S, family_cpu_s() - cpu_s))
 
 
 def take_turns(setting: Setting, works: dict[str, Callable[[], object]]) -> dict[str, list[Cost]]:
@@ -94,30 +92,3 @@ def _rate(
     name: str, unit: str, count: int, other_count: int, mine: list[float], baseline_name: str, others: list[float]
 ) -> Figure:
     return replace(rate(name, count, mine, baseline_name, [(other_count, one) for one in others]), unit=unit)
-
-
-def _cpu_s() -> float:
-    """Seconds of the processors so far, of this process and all that descend from it; whoever is reaped counts with
-    its parent.
-    """
-    ticks: dict[int, int] = {}
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # It ended meanwhile.
-            continue
-        pid = int(entry.name)
-        parents[pid] = int(fields[1])
-        ticks[pid] = sum(int(field) for field in fields[11:15])
-    return sum(spent for pid, spent in ticks.items() if _descends(pid, parents)) * _TICK_S
-
-
-def _descends(pid: int, parents: dict[int, int]) -> bool:
-    while pid != os.getpid():
-        pid = parents.get(pid, 0)
-        if not pid:
-            return False
-    return True

@@ -5,13 +5,12 @@ partitions that changed and, behind it, one to the ledger; a Kafka transaction i
 proxy. What the proxy takes by itself is in both.
 """
 
+from bench.commit_ways import commits_of, latencies, without_garbage
 from bench.figures import Figure, latency
 from bench.logs import bench_log
 from bench.plain import plain_topic
-from bench.run import commit_latencies, without_garbage
 from bench.setting import Setting
 from bench.workload import batches, pairs
-from statelog.producer import Writer
 from statelog.testing import Provider
 from statelog.testing.proxy import ProviderProxy
 
@@ -34,10 +33,10 @@ def _at(setting: Setting, request_s: float) -> list[Figure]:
     warm = min(20, count // 2)
     with ProviderProxy(setting.bootstrap, Provider(name="far", latency_s=request_s)) as proxy:
         with plain_topic(proxy.bootstrap) as topic:
-            transaction = topic.transaction_latencies(sets)[warm:]
-        with bench_log(proxy.bootstrap, setting.root) as log, Writer(log, "bench") as writer:
+            transaction = latencies(topic.transaction(), sets)[warm:]
+        with bench_log(proxy.bootstrap, setting.root) as log, commits_of(log) as commit:
             without_garbage()
-            ours = commit_latencies(writer, sets)[warm:]
+            ours = latencies(commit, sets)[warm:]
     name = f"commit of 100 changes, {request_s * 1e3:g} ms a request"
     return [
         latency(f"{name}, {label}", share, ours, "one Kafka transaction", transaction)

@@ -2,11 +2,13 @@
 
     python -m bench --page docs/figures.md
 
-Owns `figures.md` and the plot beside it, which are written whole, by this and by nobody else.
+Owns `figures.md` and the plot beside it, which are written whole, by this and by nobody else. A benchmark that was left
+out, for lack of a service that it needs, keeps the rows of the page before, which then name their run.
 """
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,6 +21,7 @@ from bench.figures import Figure
 __all__ = ["write_page"]
 
 _FEW = 1e-9
+_LEFT_OUT = "Left out of this run. An earlier one had:"
 _HOW_TO_READ = """Each row is beside its baseline in the same run, in turns: only ratios count, for machines differ, and
 one machine differs from hour to hour. Values are medians, with the lowest and the highest of all turns. *CPU* is what
 one turn cost this process, its threads included, and *peak* the most memory that it had: where nothing stands, a
@@ -26,7 +29,9 @@ measure does not tell."""
 
 
 def write_page(path: Path, figures: Mapping[str, Sequence[Figure]], size: str) -> None:
-    """Write the page of these figures, by benchmark, and its plot; `size` says how much was done."""
+    """Write the page of these figures, by benchmark, and its plot; `size` says how much was done. A benchmark without
+    figures was left out.
+    """
     text = "\n".join(_lines(path, figures, size)) + "\n"
     _plot(path.with_suffix(".svg"), [one for found in figures.values() for one in found])
     path.write_text(text, encoding="utf-8")
@@ -40,15 +45,29 @@ def _lines(path: Path, figures: Mapping[str, Sequence[Figure]], size: str) -> It
     yield _HOW_TO_READ
     yield ""
     yield f"![How many times better each measure is than its baseline]({path.with_suffix('.svg').name})"
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
     for name, found in figures.items():
         yield ""
         yield f"## {name}"
+        if not found:
+            yield from _kept(before, name)
+            continue
         yield ""
         yield f"    python -m bench {name}"
         yield ""
         yield "| what | statelog | CPU | peak | baseline | | CPU | better by |"
         yield "|---|---|---|---|---|---|---|---|"
         yield from map(_row, found)
+
+
+def _kept(before: str, name: str) -> Iterator[str]:
+    """What the page before has of a benchmark, and of which run that is."""
+    section = before.partition(f"\n## {name}\n")[2].partition("\n## ")[0].strip()
+    if section and not section.startswith(_LEFT_OUT):
+        told = re.search(r"^Written by `make bench`: (.*)\.$", before, re.MULTILINE)
+        section = f"{_LEFT_OUT} {told[1] if told else 'before'}.\n\n{section}"
+    yield ""
+    yield section or "Left out of this run."
 
 
 def _row(one: Figure) -> str:

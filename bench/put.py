@@ -1,4 +1,4 @@
-"""One change after the other: `put` of a Writer and of a Table, beside a plain producer's `produce` of the same.
+"""One change after the other: `put` of a Writer and of a Table, beside a plain producer's `produce_batch` of the same.
 
 The plain producer waits once, for its flush at the end. So does the first row. The others commit ten times: with the
 commit before under way while the loop goes on, or waiting for each. A table also keeps the state: what that costs by
@@ -36,7 +36,7 @@ from statelog.tables import Table
 
 __all__ = ["put"]
 
-_PLAIN = "produce, one flush"
+_PLAIN = "produce_batch, one flush"
 _COMMITS = 10
 _TURNS_EACH = 4
 """Of each round: what a take costs differs by a third."""

@@ -1,19 +1,15 @@
 """A store behind a simulated network: local files, where every request takes its time, and so does every byte."""
 
-import io
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
-from statelog.storage.store import FileInfo
+from statelog.storage.store import FileInfo, RangeReader
 from statelog.storage.store.local import LocalStore
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 __all__ = ["Link", "RemoteStore"]
 
@@ -37,38 +33,6 @@ class Link:
             self.requests += 1
             self.size_bytes += size_bytes
             time.sleep(size_bytes / self._bytes_s)
-
-
-class _SlowFile(io.RawIOBase):
-    """A file whose every read is a request."""
-
-    def __init__(self, file: BinaryIO, link: Link) -> None:
-        super().__init__()
-        self._file = file
-        self._link = link
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0, /) -> int:
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        with memoryview(buffer).cast("B") as view:
-            data = self._file.read(len(view))
-            view[: len(data)] = data
-        self._link.transfer(len(data))
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
 
 
 class RemoteStore(LocalStore):
@@ -107,7 +71,13 @@ class RemoteStore(LocalStore):
             self._link.transfer(min(_REQUEST_BYTES, size_bytes - start))
 
     def open(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """A reader of ranges."""
+        """Return a reader of ranges, each of which is one request, as an object store's is."""
+
+        def ask(read: Callable[[], bytes]) -> bytes:
+            data = read()
+            self._link.transfer(len(data))
+            return data
+
         with super().open(path):
             pass
-        return io.BufferedReader(_SlowFile((self._directory / path).open("rb", buffering=0), self._link))
+        return RangeReader.of((self._directory / path).open("rb", buffering=0), ask)

@@ -1,8 +1,9 @@
 """Restores, each beside its floor: the least that the work needs by the libraries that it uses.
 
 A table of a snapshot and a tail: pyarrow reads the snapshot's runs, checks nothing and merges nothing. A dict of a log:
-the client reads the same records, and two lists that are there already become a dict. Many small commits: the client
-reads the same records.
+the client reads the same records, and two lists that are there already become a dict. Small commits with no snapshot:
+the client reads the same records. A table is opened on these commits, too; and beside both is a plain program, which
+reads a record for each change into a dict.
 
 Each of these leaves out work that no restore can do without, so a second floor does that, too. It is told beforehand
 what takes the finding: which rows of the runs the tail replaces, which are the newest, where a chunk's batch begins.
@@ -11,8 +12,10 @@ A third one, of a dict, finds the newest rows itself, by pyarrow: it groups the 
 
 import gc
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,27 +26,34 @@ import xxhash
 
 from bench.figures import Figure, Took, rate, timed
 from bench.logs import bench_log, bulk_append, passed_over, read_records
+from bench.plain import plain_topic
 from bench.setting import Setting
-from bench.workload import batches, every_key
+from bench.tables import open_table
+from bench.workload import batches, every_key, pairs
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
-from statelog.producer import Writer
+from statelog.pending import Pending
 from statelog.recovery import recover
 from statelog.schemas.changes.chunk import decode_head
+from statelog.schemas.ledger.state import LastCommit
 from statelog.storage import Log
+from statelog.tables import TableSettings
 
 __all__ = ["restore"]
 
+_PLAIN = "one record per change, to a dict"
 _CHECKED = "client, hash, checked batch of each chunk, one new dict"
 _FOUND = "the same, its newest rows found by pyarrow"
 _LARGER = 10
-_SMALL = 100
+_SMALL = {100: 0.1, 5: 0.05}
+"""By the changes of a commit: the share of the workload that is committed so."""
+_UNDER_WAY = 50
 
 
 def restore(setting: Setting) -> list[Figure]:
-    """To Arrow from ten times the keys and a tail of a tenth of that; to a dict from W; from commits of 100 changes."""
-    return [*_to_arrow(setting), *_to_dict(setting), *_small_commits(setting)]
+    """Measure to Arrow, from ten times the keys and a tail of a tenth of that; to a dict, from W; and small commits."""
+    return [*_to_arrow(setting), *_to_dict(setting), *chain(*(_small_commits(setting, size) for size in _SMALL))]
 
 
 def _to_arrow(setting: Setting) -> list[Figure]:
@@ -107,26 +117,46 @@ def _to_dict(setting: Setting) -> list[Figure]:
     ]
 
 
-def _small_commits(setting: Setting) -> list[Figure]:
-    few = batches(setting.scaled(0.1), setting.keys, _SMALL)
-    with bench_log(setting.bootstrap, setting.root) as log:
-        with Writer(log, "bench") as writer:
-            for batch in few:
-                writer.append_batch(batch)
-                writer.commit()
-        ours, floor, checked, found = _in_turns(
+def _small_commits(setting: Setting, size: int) -> list[Figure]:
+    few = batches(setting.scaled(_SMALL[size]), setting.keys, size)
+    with plain_topic(setting.bootstrap) as topic, bench_log(setting.bootstrap, setting.root) as log:
+        topic.produce(pairs(few))
+        _commit_each(setting, log, few)
+        count = sum(batch.num_rows for batch in few)
+        ours, table, plain, floor, checked, found = _in_turns(
             setting,
             lambda: recover(log).to_dict(),
+            lambda: _open(setting, log),
+            lambda: topic.replay(count),
             lambda: passed_over(read_records(log)),
             _checked(log, _newest(log)),
             _found(log),
         )
-    work, count = "restore to a dict, commits of 100 changes", _SMALL * len(few)
+    commits = f"commits of {size} changes"
+    work = f"restore to a dict, {commits}"
     return [
+        *_rates(work, count, ours, _PLAIN, count, plain),
         *_rates(work, count, ours, _CHECKED, count, checked),
         *_rates(work, count, ours, _FOUND, count, found),
         *_rates(work, count, ours, "client alone", count, floor),
+        *_rates(f"open of a table, {commits}", count, table, _PLAIN, count, plain),
     ]
+
+
+def _commit_each(setting: Setting, log: Log, few: list[pa.RecordBatch]) -> None:
+    """Commit each batch by itself, with some commits under way."""
+    under_way: deque[Pending[LastCommit]] = deque()
+    with open_table(setting, log.name, "dict", setting.root) as state:
+        for number, batch in enumerate(few):
+            for key, value in pairs([batch]):
+                state.put(key, value)
+            under_way.append(state.commit_async({"offset": number}))
+            if len(under_way) > _UNDER_WAY:
+                under_way.popleft().result()
+
+
+def _open(setting: Setting, log: Log) -> None:
+    open_table(setting, log.name, "dict", setting.root, settings=TableSettings(loading="first")).close()
 
 
 def _newest(log: Log) -> list[pa.RecordBatch]:

@@ -4,7 +4,8 @@ The floor is what a round cannot do without: pyarrow sorts the tail, keeps the l
 as Parquet, in one thread, from memory. It reads nothing from Kafka, checks and merges nothing, and reads nothing back.
 The floor with both ends also reads the tail's records, by the client alone, and then its file: hashes and decodes it.
 The floor with merges has a file of its own for each of our runs: where a round merges runs, it reads its files of
-these, and sorts and writes them with the tail, as the round cut them. Without merges a reader has forty files.
+these, and merges and writes them with the tail, as the round cut them. Each of them is sorted by key, and the tail is
+sorted first, so numpy's stable sort, a timsort, only merges them. Without merges a reader has forty files.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -28,12 +30,13 @@ from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.recovery import recover
+from statelog.schemas.arrays import binary_column
 from statelog.schemas.key_groups import key_groups_of
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.storage import Log
 from statelog.storage.kafka import OffsetRange
 
-__all__ = ["rounds"]
+__all__ = ["merge_newest", "rounds", "write_newest"]
 
 _ROUNDS = 40
 _WINDOW = 10
@@ -43,6 +46,8 @@ _BOTH_ENDS = "the same, the records read by the client and the file read back"
 _MERGES = "the same, and the same runs merged"
 _STALL_S = 60
 _COLUMNS = ["key_group", "key", "value"]
+_KEY = "S16"
+"""Keys of the workload, which end in no zero byte: those numpy would leave out."""
 
 
 @dataclass(slots=True)
@@ -92,7 +97,7 @@ def _forty(setting: Setting, changes: int) -> tuple[_Takes, _Takes, _Takes, _Tak
             tail = batches(changes, setting.keys, seed=seed)
             bulk_append(log, tail, commits=2)
             file = Path(scratch) / "floor.parquet"
-            floor.took.append(timed(partial(_write_newest, pa.Table.from_batches(tail), file)))
+            floor.took.append(timed(partial(write_newest, pa.Table.from_batches(tail), file)))
             floor.written_bytes.append(file.stat().st_size)
             with recover(log) as recovery:
                 ranges = {p: OffsetRange(found[0][0], found[-1][1]) for p, found in recovery.plan.replay.ranges.items()}
@@ -132,13 +137,13 @@ class _FloorFiles:
         gone = sorted((one for one in self._files.values() if one[0].path not in paths), key=_begins_at)
         new = {run.path: (run, self._file_of(run)) for run in runs if run.path not in self._files}
         rows = [(run, pq.read_table(file)) for run, file in gone]
-        changes = pa.Table.from_batches([_with_key_groups(batch, self._key_groups) for batch in tail])
+        changes = _newest(pa.Table.from_batches([_with_key_groups(batch, self._key_groups) for batch in tail]))
         newest = max(run.end_position for run in runs)
         for run, file in new.values():
             covered = range(run.start_position, run.end_position)
             mine = [_of_key_groups(table, old, run) for old, table in rows if old.start_position in covered]
             mine += [_of_key_groups(changes, None, run)] * (run.end_position == newest)
-            _write_newest(pa.concat_tables(mine), file)
+            _write(merge_newest(mine), file)
         self._files = {path: one for path, one in (self._files | new).items() if path in paths}
         self.written = [file for _, file in new.values()]
 
@@ -164,12 +169,27 @@ def _of_key_groups(table: pa.Table, old: RunRef | None, run: RunRef) -> pa.Table
     return table.filter(pc.and_(pc.greater_equal(groups, first), pc.less(groups, end)))
 
 
-def _write_newest(changes: pa.Table, file: Path) -> None:
+def write_newest(changes: pa.Table, file: Path) -> None:
+    """Sort changes by key, and write the last one of each."""
+    _write(_newest(changes), file)
+
+
+def _newest(changes: pa.Table) -> pa.Table:
     table = changes.combine_chunks()
     order = pc.sort_indices(table, sort_keys=[("key", "ascending")])  # Stable.
     keys = table.column("key").take(order)
     is_last = pa.concat_arrays([*pc.not_equal(keys.slice(1), keys.slice(0, len(keys) - 1)).chunks, pa.array([True])])
-    _write(table.take(order.filter(is_last)), file)
+    return table.take(order.filter(is_last))
+
+
+def merge_newest(tables: Sequence[pa.Table]) -> pa.Table:
+    """Merge tables that are sorted by a key of 16 bytes: the last row of each key, of the last table that has it."""
+    table = pa.concat_tables(tables)
+    keys = np.concatenate([binary_column(chunk).data.view(_KEY) for chunk in table.column("key").chunks])
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    is_last = np.append(keys[1:] != keys[:-1], True)
+    return table.combine_chunks().take(pa.array(order[is_last]))
 
 
 def _write(table: pa.Table, file: Path) -> None:

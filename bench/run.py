@@ -1,18 +1,13 @@
 """The benchmarks, one function each. Baseline and ours take turns, so that a drifting machine hits both."""
 
-import gc
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 
-from bench.cost import in_turns
 from bench.figures import Figure, medians, rate, timed
-from bench.figures import latency as milliseconds
 from bench.logs import bench_log, bulk_append, least_chunks, passed_over, put_singly, read_records
 from bench.plain import plain_topic
 from bench.setting import Setting
@@ -24,7 +19,7 @@ from statelog.reading.replay import replay as replay_chunks
 from statelog.recovery import recover
 from statelog.storage import Log
 
-__all__ = ["BENCHMARKS", "commit_latencies", "without_garbage"]
+__all__ = ["BENCHMARKS"]
 
 
 def append(setting: Setting) -> list[Figure]:
@@ -67,53 +62,6 @@ def append(setting: Setting) -> list[Figure]:
 def _append_singly(log: Log, few: Pairs) -> None:
     with Writer(log, "bench") as writer:
         put_singly(writer, few, commits=10)
-
-
-def latency(setting: Setting) -> list[Figure]:
-    """Commit of 100 changes over eight partitions, beside a Kafka transaction of the same and a plain flush."""
-    few = pairs(batches(100_000, setting.keys))
-    sets = [few[i % 900 * 100 :][:100] for i in range(setting.commits)]
-    first = min(20, len(sets) // 2)
-    with plain_topic(setting.bootstrap) as topic, bench_log(setting.bootstrap, setting.root) as log:
-        ours, others = "ours", ("one Kafka transaction", "flush, not atomic")
-        ways: dict[str, Callable[[list[Pairs]], list[float]]] = {
-            ours: partial(_committed, log), others[0]: topic.transaction_latencies, others[1]: topic.flush_latencies,
-        }  # fmt: skip
-
-        def take(way: Callable[[list[Pairs]], list[float]]) -> list[float]:
-            without_garbage()
-            return way(sets)[first:]
-
-        takes = in_turns({name: partial(take, way) for name, way in ways.items()}, warm=1, turns=setting.rounds)
-    took = {name: [*chain(*seconds)] for name, seconds in takes.items()}
-    return [
-        milliseconds(f"commit of 100 changes, {label}", share, took[ours], name, took[name])
-        for share, label in ((0.5, "p50"), (0.99, "p99"))
-        for name in others
-    ]
-
-
-def _committed(log: Log, sets: list[Pairs]) -> list[float]:
-    with Writer(log, "bench") as writer:
-        return commit_latencies(writer, sets)
-
-
-def commit_latencies(writer: Writer, sets: list[Pairs]) -> list[float]:
-    """Seconds to put each set and commit it."""
-    found: list[float] = []
-    for changes in sets:
-        started_s = time.perf_counter()
-        for key, value in changes:
-            writer.put(key, value)
-        writer.commit({"offset": "42"})
-        found.append(time.perf_counter() - started_s)
-    return found
-
-
-def without_garbage() -> None:
-    """What was made until now is looked at no more: what is timed then pays for what it makes itself."""
-    gc.collect()
-    gc.freeze()
 
 
 def replay(setting: Setting) -> list[Figure]:
@@ -189,7 +137,7 @@ def _elsewhere(module: str, function: str) -> Callable[[Setting], list[Figure]]:
 BENCHMARKS: Mapping[str, Callable[[Setting], list[Figure]]] = {
     "append": append,
     "put": _elsewhere("put", "put"),
-    "latency": latency,
+    "latency": _elsewhere("latency", "latency"),
     "latency-far": _elsewhere("far", "latency_far"),
     "commits": _elsewhere("commits", "commits"),
     "opens": _elsewhere("opens", "opens"),
@@ -197,6 +145,7 @@ BENCHMARKS: Mapping[str, Callable[[Setting], list[Figure]]] = {
     "snapshot": snapshot,
     "rounds": _elsewhere("rounds", "rounds"),
     "shapes": _elsewhere("shapes", "shapes"),
+    "key-kinds": _elsewhere("key_kinds", "key_kinds"),
     "restore": _elsewhere("restore", "restore"),
     "rocksdb": _elsewhere("rocksdb", "rocksdb"),
     "cache": _elsewhere("cache", "cache"),

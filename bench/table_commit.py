@@ -2,15 +2,18 @@
 
 A commit's time is from its call to its outcome, for which the loop looks behind every hundred changes; its pause is
 what the call itself takes of the loop: turning changes into Arrow, sending them, and applying what has become history.
+Beside both is a Kafka transaction of the same changes, for which a plain loop waits.
 """
 
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from pathlib import Path
 
+from bench.commit_ways import latencies
 from bench.figures import Figure, latency
 from bench.logs import bench_log
+from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.tables import BACKENDS, open_table
 from bench.workload import Pairs, batches, pairs
@@ -22,23 +25,43 @@ __all__ = ["table_commit"]
 
 _CHANGES, _LOOK = 1000, 100
 _WARM = 20
+_TRANSACTION = "one Kafka transaction"
 
 
 def table_commit(setting: Setting) -> list[Figure]:
-    """Milliseconds, p50 and p99, of both backends."""
-    few = pairs(batches(setting.scaled(0.1), setting.keys))
-    figures: list[Figure] = []
-    for kind in BACKENDS:
-        with tempfile.TemporaryDirectory() as scratch, bench_log(setting.bootstrap, setting.root) as log:
-            home = Path(scratch) / "table"
-            with open_table(setting, log.name, kind, home) as state:
-                commits, pauses = _loop(state, few)
-        for label, found in (("commit under the loop", commits), ("pause of the loop", pauses)):
-            figures += [
-                latency(f"{label}, {_CHANGES:,} changes, {kind}, {name}", share, found[min(_WARM, len(found) // 5) :])
-                for name, share in (("p50", 0.5), ("p99", 0.99))
-            ]
-    return figures
+    """Measure milliseconds, p50 and p99, of both backends."""
+    few = pairs(batches(setting.scaled(0.25), setting.keys))
+    commits, pauses = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
+    transactions: list[float] = []
+    for _ in range(setting.rounds):
+        transactions += _warm(_transactions(setting, few))
+        for kind in BACKENDS:
+            for found, took in zip((commits, pauses), _table(setting, kind, few), strict=True):
+                found[kind] += _warm(took)
+    return [
+        latency(f"{label}, {_CHANGES:,} changes, {kind}, {name}", share, found[kind], _TRANSACTION, transactions)
+        for kind in BACKENDS
+        for label, found in (("commit under the loop", commits), ("pause of the loop", pauses))
+        for name, share in (("p50", 0.5), ("p99", 0.99))
+    ]
+
+
+def _warm(found: list[float]) -> list[float]:
+    return found[min(_WARM, len(found) // 5) :]
+
+
+def _transactions(setting: Setting, few: Pairs) -> list[float]:
+    with plain_topic(setting.bootstrap) as topic:
+        return latencies(topic.transaction(), [few[at : at + _CHANGES] for at in range(0, len(few), _CHANGES)])
+
+
+def _table(setting: Setting, kind: str, few: Pairs) -> tuple[list[float], list[float]]:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        bench_log(setting.bootstrap, setting.root) as log,
+        open_table(setting, log.name, kind, Path(scratch) / "table") as state,
+    ):
+        return _loop(state, few)
 
 
 def _loop(state: Table[bytes, bytes], few: Pairs) -> tuple[list[float], list[float]]:

@@ -254,7 +254,7 @@ def figures() -> list[Figure]:
     found: list[Figure] = []
     for work, ours, beside in re.findall(r"^\| (.*?) ?\| (.*?) ?\| ([\d.]+.*?) \|", text, re.MULTILINE):
         value, _, name = beside.partition(",")
-        baseline = (float(value.removesuffix(" ms")), name.strip())
+        baseline = (float(value.split()[0]), name.strip())
         if work:
             number, _, unit = ours.partition(" ")
             found.append(Figure(work, float(number), (baseline,), unit))
@@ -264,9 +264,11 @@ def figures() -> list[Figure]:
 
 
 def _plot() -> Drawing:
-    rates = [one for one in figures() if one.unit == "M changes/s"]
-    times = [one for one in figures() if one.unit == "ms"]
-    d = Drawing(78 + 34 * len(rates) + 42 + 68 * len(times))
+    found = figures()
+    rates = [one for one in found if one.unit == "M changes/s"]
+    times = [[one for one in found if one.unit == unit] for _, unit in _TIMES]
+    bars = [[len(one.baselines) + 1 for one in several] for several in times]
+    d = Drawing(64 + 34 * len(rates) + sum(44 + 19 * sum(some) + 10 * len(some) for some in bars))
     d.text(0, 18, "Millions of changes a second", "head")
     d.rect(0, 29, 12, 10, "bar")
     d.text(18, 38, "statelog", "small")
@@ -278,23 +280,37 @@ def _plot() -> Drawing:
         for number, value in enumerate((one.ours, one.baselines[0][0])):
             _bar(d, y + 13 * number, value / max(rate.ours for rate in rates), f"{value:g}", number == 0)
         y += 34
-    d.text(0, y + 30, "Milliseconds to commit 100 changes over 8 partitions", "head")
-    y += 44
-    longest = max(value for one in times for value, _ in one.baselines)
-    for one, share in zip(times, ("p50", "p99"), strict=True):
-        for number, (value, name) in enumerate(((one.ours, "statelog"), *one.baselines)):
-            d.text(0, y + 10, f"{share}, {name.replace('which is not', 'not')}", "small")
-            _bar(d, y, value / longest, f"{value:g} ms", number == 0)
-            y += 19
-        y += 10
+    for (heading, _), several in zip(_TIMES, times, strict=True):
+        d.text(0, y + 30, heading, "head")
+        y += 44
+        longest = max(value for one in several for value, _ in ((one.ours, ""), *one.baselines))
+        for one in several:
+            y = _bars(d, y, one, longest) + 10
     return d
 
 
+def _bars(d: Drawing, y: float, one: Figure, longest: float) -> float:
+    """Draw a bar for statelog and for each baseline, from `y` on; return where they end."""
+    for number, (value, name) in enumerate(((one.ours, "statelog"), *one.baselines)):
+        d.text(0, y + 10, f"{_SHORT[one.work]}, {name.replace('which is not', 'not')}", "small")
+        _bar(d, y, value / longest, f"{value:g} ms", number == 0)
+        y += 19
+    return y
+
+
+_TIMES = (("Milliseconds to commit over 8 partitions", "ms"), ("Milliseconds of the broker's processors", "CPU ms"))
+"""What is drawn below the rates: its heading, and its unit in the table."""
 _SHORT = {
     "append in batches, acknowledged and committed": "append in batches",
     "append change by change": "append one by one",
+    "commit of 100 changes over 8 partitions, p50": "100, p50",
+    "the same, p99": "100, p99",
+    "commit of 5 changes over 8 partitions, p50": "5, p50",
+    "the broker's CPU for a commit of 100 changes": "100",
     "replay of every change, into Arrow": "replay into Arrow",
     "replay of all into a dict": "replay into a dict",
+    "replay of commits of 100 changes, into a dict": "commits of 100 into a dict",
+    "replay of commits of 5 changes, into a dict": "commits of 5 into a dict",
     "recovery from snapshot and tail, into Arrow": "snapshot and tail into Arrow",
     "the same, into a dict": "snapshot and tail into a dict",
     "round of the materializer": "round of the materializer",

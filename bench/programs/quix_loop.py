@@ -52,7 +52,7 @@ def main(bootstrap: str, topic: str, records: int, warm: int, directory: str, wh
         commit_interval=1.0,
         loglevel="ERROR",
         producer_extra_config={"linger.ms": 10, "compression.type": "lz4"},
-        consumer_extra_config={"session.timeout.ms": 6000},
+        consumer_extra_config={"session.timeout.ms": 6000, "fetch.queue.backoff.ms": 2},
     )
     frame = app.dataframe(app.topic(topic, key_deserializer="bytes", value_deserializer="bytes"))
     clock = Clock(warm)

@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from bench.figures import Figure, rate, timed
 from bench.page import write_page
-from bench.quote import rewritten
+from bench.quote import quoted, rewritten
+from bench.quotes import QUOTES
 from bench.run import BENCHMARKS
 from tests.support.documents import DOCS, ROOT
 
@@ -38,11 +41,31 @@ def test_the_same_figures_make_the_same_plot(tmp_path: Path) -> None:
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
 
 
-def test_the_readme_quotes_the_page() -> None:
-    """Its figures, and where they were measured, are what `python -m bench.quote` makes of the page."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert rewritten(readme, (DOCS / "figures.md").read_text("utf-8")) == readme
-    assert rewritten(readme.replace("M changes/s", "times"), (DOCS / "figures.md").read_text("utf-8")) == readme
+def test_a_benchmark_that_was_left_out_keeps_its_rows(tmp_path: Path) -> None:
+    """They say of which run they are, also when it is left out once more."""
+    figure = Figure(name="a commit", unit="s", value=1.0, lowest=1.0, highest=1.0, baseline_name="b", baseline=0.5)
+    other = Figure(name="other", unit="s", value=1.0, lowest=1.0, highest=1.0)
+    page = tmp_path / "figures.md"
+    write_page(page, {"far": [figure], "near": [other]}, "7 changes")
+    for changes in (8, 9):
+        write_page(page, {"far": [], "near": [other]}, f"{changes} changes")
+        text = page.read_text("utf-8")
+        assert text.count("| a commit | 1 (1 to 1) s |") == 1
+        assert re.search(r"^Left out of this run. An earlier one had: 7 changes; ", text, re.MULTILINE)
+        assert f"`make bench`: {changes} changes; " in text
+    write_page(page, {"none": []}, "")
+    assert "Left out of this run." in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize("document", list(QUOTES))
+def test_a_document_quotes_the_page(document: str) -> None:
+    """Its tables of figures, and where they were measured, are what `python -m bench.quote` makes of the page."""
+    text, page = (ROOT / document).read_text("utf-8"), (DOCS / "figures.md").read_text("utf-8")
+    assert rewritten(document, text, page) == text
+    for quote in QUOTES[document]:
+        without = text.replace(quoted(quote, page), f"{quote.head}\n")
+        assert without != text
+        assert rewritten(document, without, page) == text
 
 
 def test_the_page_is_of_a_run_of_all() -> None:

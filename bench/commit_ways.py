@@ -1,0 +1,91 @@
+"""One commit, by each of its ways: a writer's, and its floor; and what many of them take, one after the other.
+
+The floor is what no commit can do without, by the client of a writer. Keys are hashed, and a chunk of each partition is
+made and sent; once all are acknowledged, so is a record of a commit's size in the ledger. Nothing is looked at, kept or
+decided.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
+from itertools import count
+
+from bench.workload import Pairs
+from statelog.producer import Writer
+from statelog.schemas.changes.chunk import encode_chunk
+from statelog.schemas.changes.few import FewChanges
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.ledger.place import ORIGIN
+from statelog.storage import Log
+from statelog.storage.kafka import Delivery
+
+__all__ = ["Commit", "Way", "commits_of", "latencies", "least_commits", "without_garbage"]
+
+Commit = Callable[[Pairs], object]
+"""Makes some changes, and commits them."""
+Way = Callable[[Sequence[int] | None], AbstractContextManager[Commit]]
+"""Gives the commits of some partitions; None: of all."""
+
+
+@contextmanager
+def commits_of(log: Log, partitions: Sequence[int] | None = None) -> Generator[Commit]:
+    """Give the commits of a new writer of these partitions; None: of all."""
+    with Writer(log, f"bench-{partitions[0] if partitions else ''}", partitions=partitions) as writer:
+
+        def commit(changes: Pairs) -> None:
+            for key, value in changes:
+                writer.put(key, value)
+            writer.commit({"offset": "42"})
+
+        yield commit
+
+
+@contextmanager
+def least_commits(log: Log, partitions: Sequence[int] | None = None) -> Generator[Commit]:
+    """Give the floor of those commits; nobody can read what it leaves in the log."""
+    of, numbers = log.descriptor, count()
+    entry = bytes(400 + 90 * (len(partitions) if partitions else of.partitions))  # As large as a commit of so many.
+    with closing(log.kafka.producer()) as producer:
+
+        def acknowledged(topic: str, records: list[tuple[int, bytes]]) -> None:
+            told: list[Delivery] = []
+            for partition, value in records:
+                producer.send(topic, partition, value, told.append)
+            while len(told) < len(records):
+                producer.poll(0.2)
+            assert all(one.offset >= 0 for one in told)
+
+        def commit(changes: Pairs) -> None:
+            acknowledged(log.data_topic, _chunks(of, next(numbers), changes))
+            acknowledged(log.ledger_topic, [(0, entry)])
+
+        yield commit
+
+
+def _chunks(of: Descriptor, number: int, changes: Pairs) -> list[tuple[int, bytes]]:
+    keys, values = zip(*changes, strict=True)
+    chunk = partial(
+        encode_chunk, epoch=0, nonce=bytes(16), sqn=number, index=0, value_schema_id=0, witness=ORIGIN, key=of.seal_key
+    )
+    return [
+        (partition, chunk(key_groups=few.groups, body=memoryview(few.serialize())).value)
+        for partition, few in FewChanges.of(keys, values, of.key_groups).split(of.partitions, of.key_groups)
+    ]
+
+
+def latencies(commit: Commit, sets: Sequence[Pairs]) -> list[float]:
+    """Return the seconds of each commit."""
+    found: list[float] = []
+    for changes in sets:
+        started_s = time.perf_counter()
+        commit(changes)
+        found.append(time.perf_counter() - started_s)
+    return found
+
+
+def without_garbage() -> None:
+    """Leave out of later collections all objects that exist: what is timed pays for its own alone."""
+    gc.collect()
+    gc.freeze()
