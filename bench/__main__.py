@@ -48,10 +48,8 @@ def main(names: tuple[str, ...], changes: int, keys: int, rounds: int, commits: 
             with console.status(name):
                 figures[name] = BENCHMARKS[name](setting)
             console.print(f"{name}: {time.perf_counter() - started_s:.0f} s")
-            if (
-                page is not None and not names
-            ):  # Each time, for a run takes an hour: what is measured is kept if it is broken off.
-                write_page(page, figures, size)
+            if page is not None and not names:  # Each time: what is measured is kept if a long run is broken off.
+                write_page(page, {one: figures.get(one, []) for one in BENCHMARKS}, size)
         show([one for found in figures.values() for one in found], console)
 
 

@@ -146,6 +146,13 @@ def _key_kinds(rows: Rows) -> Iterator[str]:
 _SHAPES = ((1, 1), (8, 1), (64, 1), (64, 20))
 
 
+def _far(rows: Rows) -> Iterator[str]:
+    for request_ms in (5, 20, 100):
+        name = f"commit of 100 changes, {request_ms} ms a request"
+        p50, p99 = (rows.row(f"{name}, {share}", _TRANSACTION) for share in ("p50", "p99"))
+        yield f"| {request_ms} ms more | {p50.value} ms | {p99.value} ms | {p50.beside} ms | {p99.beside} ms |"
+
+
 def _shapes(rows: Rows) -> Iterator[str]:
     for partitions, writers in _SHAPES:
         name = f"commit of 100 changes, {partitions} partitions, {writers} writer{'s' if writers > 1 else ''}"
@@ -227,7 +234,10 @@ QUOTES: Mapping[str, Sequence[Quote]] = {
         Quote("| commits of | into | changes/s | plain topic | on the clock | by CPU |", _small_commits),
         Quote(f"| keys | {' | '.join(_OF_KINDS)} |", _key_kinds),
     ],
-    "docs/kafka.md": [Quote("| partitions, writers | a commit | its floor | one Kafka transaction |", _shapes)],
+    "docs/kafka.md": [
+        Quote("| each request takes | p50 | p99 | one Kafka transaction, p50 | p99 |", _far),
+        Quote("| partitions, writers | a commit | its floor | one Kafka transaction |", _shapes),
+    ],
     "docs/guide/spark-speed.md": [Quote("| work | statelog | beside | | by CPU | on the clock |", _spark)],
 }
 """The tables of each document, by its path."""

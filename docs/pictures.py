@@ -298,7 +298,10 @@ def _bars(d: Drawing, y: float, one: Figure, longest: float) -> float:
     return y
 
 
-_TIMES = (("Milliseconds to commit over 8 partitions", "ms"), ("Milliseconds of the broker's processors", "CPU ms"))
+_TIMES = (
+    ("Milliseconds to commit 100 changes, or 5", "ms"),
+    ("Milliseconds of the broker's CPU for a commit", "CPU ms"),
+)
 """What is drawn below the rates: its heading, and its unit in the table."""
 _SHORT = {
     "append in batches, acknowledged and committed": "append in batches",
