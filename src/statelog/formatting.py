@@ -17,6 +17,11 @@ def show_count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def show_counted(number: float, what: str) -> str:
+    """Show a count with what is counted: one change, or several changes."""
+    return f"{show_count(number)} {what}{'s' * (number != 1)}"
+
+
 def show_bytes(number: float) -> str:
     """A size in the unit that suits it."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -23,9 +23,11 @@ stopped.
 
 A removed one holds nothing any more. Its reader is told when it asks next, and goes on only under another reader id."""
 _SHOWN = (
-    "position", "snapshot_bytes", "lag_commits", "lag_bytes", "lag_age_s", "restore_estimate_s", "truncation_held_by",
+    "verdict", "position", "snapshot_bytes", "lag_commits", "lag_bytes", "lag_age_s", "restore_estimate_s",
+    "truncation_held_by",
 )  # fmt: skip
-_LIST_HELP = """Show the logs below the root: their size, what is in no snapshot yet, how long a restore may take.
+_LIST_HELP = """Show the logs below the root: whether rounds keep up, their size, what is in no snapshot yet, how long a
+restore may take.
 
 A log that cannot be described has its error in the row, and the exit code is that of the first."""
 _WATCH_HELP = "Show how the log NAME goes on, a line every --interval, until Ctrl-C or SIGTERM."

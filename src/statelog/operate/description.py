@@ -14,7 +14,7 @@ from statelog.materializer import tail_now
 from statelog.materializer.schedule import Rates, estimate
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
-from statelog.operate.log_checks import lag_facts
+from statelog.operate.log_checks import lag_facts, of_rounds
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import Held, held
 from statelog.schemas.descriptor import Descriptor
@@ -44,7 +44,7 @@ def describe_log(log: Log, settings: MaterializerSettings, now_s: float | None =
     listings = (_partitions(found), _writers(found), values, _runs(found), losses, bounds.listing())
     return Report(
         found.descriptor.name,
-        {**_facts(found, tail), **truncation_facts(bounds)},
+        {**_facts(found, tail, settings), **truncation_facts(bounds)},
         (*listings, _leases(leases), subscriptions_listing(subscriptions)),
     )
 
@@ -54,7 +54,7 @@ def truncation_facts(bounds: Held) -> dict[str, object]:
     return {"truncation_held_by": bounds.held_by or None, "truncation_held_back": bounds.held_back or None}
 
 
-def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
+def _facts(found: LogDescription, tail: Tail, settings: MaterializerSettings) -> dict[str, object]:
     descriptor, identity, manifest = found.descriptor, found.descriptor.identity, found.manifest
     runs = manifest.runs if manifest else ()
     covered = manifest.next_offsets if manifest else {}
@@ -62,8 +62,12 @@ def _facts(found: LogDescription, tail: Tail) -> dict[str, object]:
     runs_bytes = sum(run.size_bytes for run in runs)
     # By rates that nothing was measured for: low ones.
     restore = estimate(Rates(), snapshot_bytes=runs_bytes, tail_bytes=tail.size_bytes, tail_changes=tail.changes)
+    verdict = of_rounds(tail, restore.total_s, settings)
     return {
         "log": descriptor.name,
+        "verdict": verdict.found,
+        "verdict_severity": verdict.severity.value,
+        "verdict_hint": verdict.hint or None,
         "url": found.url,
         "cluster": identity.cluster_id,
         "data_topic": data_topic(descriptor.name),

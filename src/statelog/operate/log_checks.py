@@ -10,6 +10,7 @@ from typing import NamedTuple
 from statelog.errors import Fact, StatelogError, UnsafeTopic
 from statelog.formatting import show_bytes, show_count, show_duration, show_time
 from statelog.materializer.cleanup import check_links
+from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
 from statelog.operate.finding import Explained, Severity, Verdict, severity_of
 from statelog.schemas.ledger.records import LossRange, given_up
@@ -288,6 +289,22 @@ def of_tail(tail: Tail, alarm_age_s: float) -> Verdict:
         return Verdict(Severity.OK, found if tail.commits else "nothing", facts=facts)
     hint = "Start the materializer, or look in its log why no round completes"
     return Verdict(Severity.REFUSED, found, hint, facts)
+
+
+def of_rounds(tail: Tail, restore_s: float, settings: MaterializerSettings) -> Verdict:
+    """Judge whether rounds keep up with a log: what `list`, `describe` and the page say of it, in a few words.
+
+    `restore_s`: the estimate of a restore. `settings`: the alarm age and the restore budget of its materializer.
+    """
+    age, budget_s = of_tail(tail, settings.alarm_age_s), settings.restore_budget_s
+    if age.severity is not Severity.OK:
+        return Verdict(age.severity, f"in no snapshot for {show_duration(tail.age_s)}", age.hint)
+    if budget_s is not None and restore_s >= budget_s:
+        hint = f"The budget is {show_duration(budget_s)}: run rounds more often, or restore parts in several workers"
+        return Verdict(Severity.NOTE, f"a restore takes {show_duration(restore_s)}", hint)
+    if tail.commits and not tail.number:
+        return Verdict(Severity.NOTE, "no round was seen", "Start a materializer for this log")
+    return Verdict(Severity.OK, "ok" if tail.number else "empty")
 
 
 def of_aging(need: AgingRecord | None, retention_s: float | None) -> Verdict:

@@ -11,6 +11,7 @@ from statelog.formatting import clean, in_text, show_bytes, show_count, show_dur
 
 _NO_COUNTS = ("pid", "offset", "key", "value")
 """Numbers that people see as they are."""
+_TIMES = ("manifest_time", "renewed", "created", "moved", "accepted")
 _PHRASES = {"held_by": "truncation held back by", "records_left": "records left in the log"}
 
 
@@ -43,12 +44,16 @@ def shown(name: str, value: object) -> str:
     """A value as people read it, in the unit that the end of its name tells."""
     if value is None:
         return "-"
+    if name in _TIMES and isinstance(value, str):
+        return f"{value[:19].replace('T', ' ')} UTC"
     if not isinstance(value, int | float) or isinstance(value, bool) or name in _NO_COUNTS:
         return clean(in_text(value))
     if name.endswith("_per_s"):
         return f"{shown(name.removesuffix('_per_s'), value)}/s"
     if name.endswith("bytes"):
         return show_bytes(value)
+    if name.endswith("estimate_s") and value < 1:
+        return "< 1 s"  # Opening alone takes longer than such an estimate says.
     return show_duration(value) if name.endswith("_s") else show_count(value)
 
 

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from statelog.errors import StatelogError, Unavailable
-from statelog.formatting import clean, show_count, show_duration, show_time
+from statelog.formatting import clean, show_count, show_counted, show_duration, show_time
 from statelog.operate.listening import Listening
 from statelog.operate.report import Report, shown, words
 from statelog.operate.rows import BytesText, json_column, shown_rows
@@ -231,10 +231,11 @@ def _templates() -> jinja2.Environment:
         loader=jinja2.PackageLoader("statelog.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    filters: dict[str, Callable[[Any], str]] = {
+    filters: dict[str, Callable[..., str]] = {
         "words": words,
         "clean": clean,
         "count": show_count,
+        "counted": show_counted,
         "duration": show_duration,
         "time": lambda time_s: f"{show_time(time_s)[:19].replace('T', ' ')} UTC",
         "clock": lambda time_s: show_time(time_s)[11:19],

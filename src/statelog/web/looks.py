@@ -12,12 +12,12 @@ Invariants:
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Generic, TypeVar
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import current_environment
-from statelog.errors import NotFound, OffsetGone, StatelogError
+from statelog.errors import CorruptManifest, Damaged, NotFound, StatelogError
 from statelog.materializer import MaterializerSettings
 from statelog.operate.description import describe_log
 from statelog.operate.finding import error_text
@@ -34,6 +34,7 @@ from statelog.operate.report import Report
 from statelog.operate.rows import BytesText, read_keys
 from statelog.reading import CommitFacts, commit_facts
 from statelog.recovery import RecoverySettings
+from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where, log_names, one_client, opened_store
 
@@ -166,6 +167,7 @@ class PageLooks(Closing):
         self._shared = ExitStack()
         self._where = self._shared.enter_context(one_client(where))
         self._settings_of = settings_of
+        self._environment = current_environment()
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="statelog-look")
         self._lock = threading.Lock()
         self._logs: dict[str, Fresh[LogLook]] = {}
@@ -185,7 +187,7 @@ class PageLooks(Closing):
         with self._lock:
             if name not in self._logs:
                 watched = _Watched(lambda: Log.open(name, self._where), lambda: self._settings_of(name))
-                self._logs[name] = Fresh(watched.look, self._executor)
+                self._logs[name] = Fresh(partial(self._environment.run, watched.look), self._executor)
             fresh = self._logs[name]
         return fresh.get(wait_s=wait_s, most_age_s=max(_FRESH_S, _EACH_S * beside))
 
@@ -216,21 +218,21 @@ class _Watched:
         self._recent: _Recent | None = None
 
     def look(self) -> LogLook:
-        settings = self._settings()
+        settings, now_s = self._settings(), current_environment().wall_clock
         with undone_by_errors(self._let_go):
             log = self._log = self._log or self._open()
-            report = describe_log(log, settings, time.time())
+            report = describe_log(log, settings, now_s())
             recent = self._recent = self._recent or _Recent(log)
             try:
                 recent.read()
-            except OffsetGone:  # A truncation has overtaken it.
+            except Damaged:  # Perhaps only below the newest snapshot, where a truncation may have overtaken it.
                 recent.close()
-                recent = self._recent = _Recent(log)
+                recent = self._recent = _Recent(log, newest=True)
                 recent.read()
         return LogLook(
             report=report,
             commits=tuple(reversed(recent.latest)),
-            commits_per_s=recent.rate(time.time()),
+            commits_per_s=recent.rate(now_s()),
             restore_budget_s=settings.restore_budget_s,
         )
 
@@ -242,11 +244,11 @@ class _Watched:
 
 
 class _Recent:
-    """The latest commits of a log, and when they came."""
+    """The latest commits of a log, and when they came. `newest`: not those below the newest snapshot."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, *, newest: bool = False) -> None:
         self._partitions = range(log.descriptor.partitions)
-        self._commits = log.ledger.client(log.manifests.newest())
+        self._commits = log.ledger.client(log.manifests.newest() if newest else _behind_some(log))
         self.latest: deque[CommitFacts] = deque(maxlen=_LATEST)
         self._times_s: deque[float] = deque(maxlen=_MOST_TIMES)
 
@@ -265,6 +267,22 @@ class _Recent:
 
     def close(self) -> None:
         self._commits.close()
+
+
+def _behind_some(log: Log) -> Manifest | None:
+    """Return the newest snapshot behind which enough commits lie to be shown, or the oldest one: right after a round
+    there are none behind the newest. Raises IdentityChanged, StoreUnavailable.
+    """
+    found = newest = log.manifests.newest()
+    for number in reversed(log.manifests.numbers()[:-1]):
+        if found is None or newest is None or newest.position - found.position >= _LATEST:
+            break
+        with suppress(CorruptManifest):
+            earlier = log.manifests.find(number)
+            if earlier is None or earlier.identity != newest.identity:
+                break
+            found = earlier
+    return found
 
 
 def is_no_log(seen: Seen[LogLook]) -> bool:

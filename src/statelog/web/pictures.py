@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from statelog.formatting import show_bytes, show_count
+from statelog.formatting import show_bytes, show_count, show_counted
 
 WIDTH = 1000.0
 _LANE = 16.0
@@ -65,12 +65,12 @@ def picture_of_topics(partitions: Sequence[Row]) -> Picture:
     open_records = sum(
         max(0, row["committed_position"] - max(row["log_start"], row["snapshot_next_offset"])) for row in partitions
     )
-    alt = f"{_counted(len(partitions), 'partition')} with {_counted(records, 'offset')}, {show_count(open_records)}"
+    held = f"{show_counted(len(partitions), 'partition')} with {show_counted(records, 'offset')}"
     return Picture(
         height=lane * len(partitions),
         shapes=tuple(shapes),
         labels=_numbered([str(row["partition"]) for row in partitions], lane),
-        alt=f"{alt} of them committed and in no snapshot yet",
+        alt=f"{held}, {show_count(open_records)} of them committed and in no snapshot yet",
     )
 
 
@@ -108,7 +108,7 @@ def picture_of_runs(runs: Sequence[Row], key_groups: int) -> Picture:
         height=lane * len(lanes),
         shapes=tuple(shapes),
         labels=_numbered([f"L{same[0]['level']}" for same in lanes], lane),
-        alt=f"{_counted(len(runs), 'run')} on {_counted(levels, 'level')} with {_counted(rows, 'row')} in "
+        alt=f"{show_counted(len(runs), 'run')} on {show_counted(levels, 'level')} with {show_counted(rows, 'row')} in "
         f"{show_bytes(size_bytes)}, over {key_groups} key groups",
     )
 
@@ -121,13 +121,9 @@ def _run(run: Row, y: float, lane: float, scale: float) -> Shape:
         width=max(_LEAST_WIDTH, (end - first) * scale - 1),
         height=lane * 0.8,
         kind=f"level{min(run['level'], 5)}",
-        title=f"level {run['level']}, key groups {first} to {end - 1}: {show_count(run['rows'])} rows, "
+        title=f"level {run['level']}, key groups {first} to {end - 1}: {show_counted(run['rows'], 'row')}, "
         f"{show_bytes(run['size_bytes'])}, positions {run['start_position']} to {run['end_position']}",
     )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{show_count(number)} {what}{'s' * (number != 1)}"
 
 
 def _lane(lanes: int) -> float:

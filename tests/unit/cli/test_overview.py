@@ -60,6 +60,24 @@ def test_all_logs_of_a_root_are_listed(twin: TwinLog) -> None:
     assert found[0]["restore_estimate_s"] > 0
 
 
+def test_list_and_describe_give_the_same_verdict(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the limits of the configuration, with what to do; estimates are shown no finer than they are."""
+
+    def told(*arguments: str) -> str:
+        return twin.environment.run(run, *arguments).stdout  # By the clock that the log was written by.
+
+    assert [one["verdict"] for one in json.loads(told("list", "--json"))["logs"]] == ["ok", "empty"]
+    lines = told("describe", "log").splitlines()
+    assert lines[:4] == ["log: log", "verdict: ok", "verdict severity: ok", "verdict hint: -"]
+    assert "restore estimate: < 1 s" in lines
+    monkeypatch.setenv("STATELOG_RESTORE_BUDGET_S", "0.000001s")
+    (slow, _) = json.loads(told("list", "--json"))["logs"]
+    described = json.loads(told("describe", "log", "--json"))
+    assert slow["verdict"] == described["verdict"]
+    assert described["verdict"].startswith("a restore takes")
+    assert (described["verdict_severity"], "run rounds more often" in described["verdict_hint"]) == ("note", True)
+
+
 @pytest.mark.usefixtures("at_once")
 def test_a_log_that_is_damaged_hides_no_other(twin: TwinLog) -> None:
     """Its error is in its row, and tells the exit code."""

@@ -94,8 +94,50 @@ def test_all_logs_are_listed_with_how_they_are(twin: Twin) -> None:
     with served(twin.where()) as url:
         answer = ask(url)
     assert re.findall(r'<a href="/logs/([a-z]+)">', answer.text) == ["odd", "visits"]
-    assert answer.text.count(">ok<") == 2
+    assert answer.text.count('good">ok<') == 2
     assert "somebody" not in answer.text
+
+
+def test_a_log_that_nobody_rolls_up_is_not_green(twin: Twin) -> None:
+    """One without a round is yellow, and red beyond the alarm age; one that is empty has no colour; a hint helps."""
+    for name in ("empty", "alone"):
+        statelog.open(name, twin.where(), create=True).close()
+    with statelog.open("alone", twin.where()) as log, statelog.Writer(log, "web") as writer:
+        writer.put(b"ann", b"one")
+        writer.commit()
+    with served(twin.where()) as url:
+        text = ask(url).text
+        assert re.findall(r'class="badge (\w*)">([^<]*)<', text) == [
+            ("warn", "no round was seen"), ("", "empty"), ("good", "ok"), ("good", "ok"),
+        ]  # fmt: skip
+        assert "1 change," in text
+        assert "1 changes" not in text
+        assert "Start a materializer" in ask(f"{url}/logs/alone").text
+    twin.clock.advance(3600)
+    with served(twin.where()) as url:
+        assert 'bad">in no snapshot for 1 h 0 min<' in ask(f"{url}/logs/alone").text
+
+
+def test_the_latest_commits_are_shown_right_after_a_round(twin: Twin) -> None:
+    """They lie below the newest snapshot then, where the ledger still has them."""
+    with statelog.open("visits", twin.where()) as log:
+        statelog.run_round(log)
+    with served(twin.where()) as url:
+        text = unescape(ask(f"{url}/logs/visits").text)
+    assert "0 changes" in text
+    assert re.findall(r'UTC</td><td class="text">web</td><td class="number">([0-9])</td>', text) == ["3", "2"]
+
+
+def test_damage_below_the_newest_snapshot_takes_no_page_away(twin: Twin) -> None:
+    """What describe does not need is left out."""
+    with statelog.open("visits", twin.where()) as log:
+        statelog.run_round(log)
+        position = log.manifests.read(1).position
+    twin.cluster.spoil("visits.ledger", 0, position, position + 1)
+    with served(twin.where()) as url:
+        text = ask(f"{url}/logs/visits").text
+    assert 'good">ok<' in text
+    assert "The ledger holds none any more" in text
 
 
 def test_one_log_shows_what_describe_says(twin: Twin) -> None:
@@ -105,8 +147,9 @@ def test_one_log_shows_what_describe_says(twin: Twin) -> None:
     assert "2 changes" in text
     assert "1 run on 1 level with 1 row" in text
     assert re.search(r"<dt>newest manifest</dt><dd>1</dd>", text)
-    assert re.findall(r'UTC</td><td>web</td><td class="number">([0-9])</td>', text) == ["3", "2"]
-    assert re.search(r'<meter min="0" max="60.0"', text)
+    assert re.findall(r'UTC</td><td class="text">web</td><td class="number">([0-9])</td>', text) == ["3", "2"]
+    assert re.search(r'<meter min="0" max="60.0" [^>]*>< 1 s</meter>', text)
+    assert re.search(r"<dt>verdict</dt><dd>ok</dd>", text)
 
 
 def test_a_key_is_looked_up_with_its_history(twin: Twin) -> None:
@@ -198,13 +241,13 @@ def test_a_page_is_live(twin: Twin) -> None:
         statelog.open("visits", twin.where()) as log,
     ):
         assert events.headers["content-type"].startswith("text/event-stream")
-        assert _next_event(events).count("<td>web</td>") == 3
+        assert _next_event(events).count(">web</td>") == 3
         with statelog.Writer(log, "another") as writer:
             writer.put(b"ann", b"new")
             writer.commit()
         for _ in range(10):  # What was already under way comes first.
             twin.clock.advance(60)
-            if "<td>another</td>" in _next_event(events):
+            if ">another</td>" in _next_event(events):
                 return
     pytest.fail("the commit was not shown")
 
