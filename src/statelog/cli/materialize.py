@@ -81,7 +81,7 @@ def _setting(name: str, text: str, metavar: str = "") -> Callable[[F], F]:
 @click.option("--all", "is_all", is_flag=True, help="All logs below the root, also those that are made meanwhile.")
 @_setting("drill_every_s", "Drill a restore each time that so long has passed; else never.")
 @_setting("rounds", "Of several logs, rounds at once. Default 2.")
-@listen_options(None, "Serve /livez, /readyz and /metrics there.")
+@listen_options(None, "Serve /livez, /readyz and /metrics there.", of_daemon=True)
 @click.option("--traces", is_flag=True, help="Make spans for OpenTelemetry, as its environment says.")
 @connected
 def command(
@@ -94,6 +94,7 @@ def command(
     claim_root: bool,
     log_format: str | None,
     listening: Listening | None,
+    probing: Listening | None,
     traces: bool,
 ) -> None:
     """Materialize logs."""
@@ -105,7 +106,7 @@ def command(
     are_many = is_all or bool(others)
     if are_many and (once or claim_root):
         raise Misuse("--once and --claim-root are for one log", hint="Name one log at a time")
-    watch = partial(observing, session, listening, traces=traces)
+    watch = partial(observing, session, listening, probing, traces=traces)
     with stopped_by_signals() as control:
         if now:
             control.trigger()

@@ -25,6 +25,8 @@ from statelog.operate import export_metrics, export_traces
 from statelog.operate.listening import Listening, listening_at
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from statelog.operate.health import Health
 
 _FOREVER_S = 3600.0
@@ -33,10 +35,20 @@ _HELP = """Serve a page that shows the logs below the root: topics, snapshots, c
 This machine alone is answered, unless a certificate and a token are given. Ctrl-C and SIGTERM end it."""
 
 
-def listen_options(default: str | None, text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a server of ours, and where it listens as `listening`: None if it does not."""
+def listen_options(
+    default: str | None, text: str, *, of_daemon: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a server of ours, and where it listens as `listening`: None if it does not; and a
+    daemon those of its probes, as `probing`, and of a network that is guarded.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        if of_daemon:
+            guarded = "Let --listen do without certificate and token: nobody else reaches it."
+            probes = "Serve /livez and /readyz there, too, in the clear, without reasons: for kubelet."
+            command = click.option("--guarded-network", is_flag=True, help=guarded)(command)
+            command = click.option("--probes", metavar="HOST:PORT", help=probes)(command)
+
         @click.option("--listen", metavar="HOST:PORT", default=default, show_default=True, help=text)
         @click.option(
             "--tls-certificate", "certificate", type=FILE, metavar="FILE",
@@ -47,6 +59,9 @@ def listen_options(default: str | None, text: str) -> Callable[[Callable[..., No
         @functools.wraps(command)
         def listening(*args: Any, listen: str | None, **options: Any) -> None:
             given = {name: options.pop(name) for name in ("certificate", "key", "token_file")}
+            if of_daemon:
+                given["is_guarded"], probes = options.pop("guarded_network"), options.pop("probes")
+                options["probing"] = None if probes is None else listening_at(probes, is_guarded=True)
             command(*args, listening=None if listen is None else listening_at(listen, **given), **options)
 
         return listening
@@ -84,6 +99,7 @@ def _wait(control: Control) -> None:
 def observing(
     session: Session,
     listening: Listening | None,
+    probing: Listening | None,
     health: "Callable[[], Health]",
     directories: Sequence[Path],
     *,
@@ -93,13 +109,16 @@ def observing(
     with ExitStack() as stack:
         if traces:
             stack.callback(export_traces())
+        registry: CollectorRegistry | None = None
         if listening is not None:
             stack.callback(export_metrics(directories=directories))
-            # Behind the check for the extra, which they need.
-            from statelog.operate.health import HealthServer
+            from prometheus_client import REGISTRY as registry  # noqa: N811 - behind the check for the extra
+        if listening or probing:
+            from statelog.operate.health import HealthServer  # Loaded if it is asked for.
 
-            server = stack.enter_context(HealthServer(listening, health))
-            session.output.notice(f"health and metrics are served at {server.url}")
+            server = stack.enter_context(HealthServer(listening, health, registry, probing))
+            what = "health and metrics are" if listening else "health is"
+            session.output.notice(f"{what} served at {', '.join(server.urls)}")
         yield
 
 

@@ -116,6 +116,11 @@ class Metrics(Collector):
             self._made = [one for one in self._made if one.of() is not None]
             self._made.append(_Made(weakref.ref(thing), log, name))
 
+    def open_things(self) -> list[tuple[object, str]]:
+        """Return what is open now, each with its log."""
+        with self._lock:
+            return [(thing, one.log) for one in self._made if (thing := one.of()) is not None and _is_open(thing)]
+
     # ---- as a collector
 
     def describe(self) -> Iterator[Family]:
@@ -162,8 +167,12 @@ class Metrics(Collector):
 
 def _of(made: _Made) -> Iterator[Sample]:
     thing = made.of()
-    if getattr(thing, "life", Life.OPEN) is Life.OPEN and not getattr(thing, "is_ended", False):
+    if _is_open(thing):
         yield from samples_of(thing, made.log, made.name)
+
+
+def _is_open(thing: object) -> bool:
+    return getattr(thing, "life", Life.OPEN) is Life.OPEN and not getattr(thing, "is_ended", False)
 
 
 def _family(name: str, metric: Metric, values: dict[tuple[str, ...], float]) -> Family:

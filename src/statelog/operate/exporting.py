@@ -1,4 +1,5 @@
-"""`export_metrics` and `export_traces`: tell Prometheus and OpenTelemetry what this process does with statelog.
+"""`export_metrics` and `export_traces`: tell Prometheus and OpenTelemetry what this process does with statelog, and who
+watches it how it is.
 
 Owns what needs the extras `metrics` and `otel`; both are loaded only when they are asked for. A trace has a span for
 each open, commit, round and recovery, below the span that is current when it begins.
@@ -6,7 +7,7 @@ each open, commit, round and recovery, below the span that is current when it be
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from os import PathLike
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING
 from statelog.environment import current_environment, watch
 from statelog.errors import ConfigError
 from statelog.observing import Request, TimedStep
+from statelog.operate.listening import listening_at
+from statelog.schemas.names import check_kind
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
@@ -22,7 +25,16 @@ if TYPE_CHECKING:
 
 
 def export_metrics(
-    registry: "CollectorRegistry | None" = None, *, directories: Sequence[str | PathLike[str]] = ()
+    registry: "CollectorRegistry | None" = None,
+    *,
+    directories: Sequence[str | PathLike[str]] = (),
+    listen: str | None = None,
+    probes: str | None = None,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    token_file: Path | None = None,
+    guarded_network: bool = False,
+    hang_s: float = 300.0,
 ) -> Callable[[], None]:
     """Show Prometheus what this process does with statelog from now on. Returns a function that ends it.
 
@@ -32,13 +44,23 @@ def export_metrics(
 
         >>> from prometheus_client import CollectorRegistry, generate_latest
         >>> registry = CollectorRegistry()
-        >>> end = export_metrics(registry, directories=["/"])
+        >>> end = export_metrics(registry, directories=["/"], listen="127.0.0.1:0")
         >>> b"statelog_disk_free_bytes" in generate_latest(registry)
         True
         >>> end()
 
-    Raises ConfigError without the extra, and if PROMETHEUS_MULTIPROC_DIR names no directory.
+    `listen`: an address that answers `/metrics`, `/livez` and `/readyz`. The process is live until the loop of a worker
+    asks for nothing for `hang_s` seconds. It is ready while something is open, and each partition of a worker has its
+    table. Beyond this machine `listen` takes a certificate and a token, unless the network is guarded. `probes`: an
+    address for kubelet, which answers the last two in the clear, without reasons.
+
+    Raises ConfigError without the extra, if PROMETHEUS_MULTIPROC_DIR names no directory, and for an address that cannot
+    be had, or may not be listened on.
     """
+    check_kind("hang_s", hang_s, int, float, example="a number of seconds")
+    options = {"certificate": certificate, "key": key, "token_file": token_file}
+    listening = None if listen is None else listening_at(listen, **options, is_guarded=guarded_network)
+    probing = None if probes is None else listening_at(probes, is_guarded=True)
     shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if shared is not None and not Path(shared).is_dir():
         hint = "Make it, empty, before the program starts; or unset the variable"
@@ -47,17 +69,18 @@ def export_metrics(
         from prometheus_client import REGISTRY  # An extra, and nothing that others should wait for.
 
         from statelog.operate.collector import Metrics
+        from statelog.operate.health import HealthServer, health_of_process
     except ImportError as error:
         raise ConfigError("metrics need prometheus_client", hint="pip install 'statelog[metrics]'") from error
     metrics, shown_in = Metrics(directories), REGISTRY if registry is None else registry
-    shown_in.register(metrics)
-    unwatch = watch(metrics)
-
-    def end() -> None:
-        unwatch()
-        shown_in.unregister(metrics)
-
-    return end
+    with ExitStack() as ending:
+        if listening or probing:
+            health = lambda: health_of_process(metrics.open_things(), hang_s)  # noqa: E731 - one expression
+            ending.enter_context(HealthServer(listening, health, shown_in, probing))
+        shown_in.register(metrics)
+        ending.callback(shown_in.unregister, metrics)
+        ending.callback(watch(metrics))
+        return ending.pop_all().close
 
 
 def export_from_worker() -> None:

@@ -1,37 +1,39 @@
-"""Whether a daemon lives, and whether it does what it is for, and why not, over the statistics of its rounds; and
-`HealthServer`, which says so over HTTP: `/livez`, `/readyz` and `/metrics`. Needs the extra `metrics`.
+"""Whether a process lives, and whether it does what it is for, and why not, over the statistics of its rounds or of its
+workers; and `HealthServer`, which says so over HTTP: `/livez`, `/readyz` and `/metrics`.
 
     live    its loop turns when it said that it would, and no round is silent for longer than a step may take. What is
             not live does not get better by itself: whoever watches it starts it anew, which is safe at any time
-    ready   its rounds succeed, and what is committed gets into snapshots
+    ready   of a daemon: its rounds succeed, and what is committed gets into snapshots; of a worker: its tables are open
 
 One thread listens, and each request has its own, few at a time, each for a few seconds at most: who holds connections
 open keeps others from asking, and never the daemon from working. 200 says yes, 503 no, with a line for each reason;
 `?log=NAME` asks for one log; one that is not there is not ready.
 
 Invariants: a daemon that fails is live: starting it anew would not help, and would hide what is wrong. What may be
-asked is only read, and answered from memory: no broker and no store is asked.
+asked is only read, and answered from memory: no broker and no store is asked. Probes are told whether, and not why.
 """
 
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.exposition import choose_encoder
-
 from statelog.closing import Closing, undone_by_errors
-from statelog.formatting import show_duration
+from statelog.formatting import show_counted, show_duration
 from statelog.materializer import MaterializerSettings
 from statelog.materializer.fleet import MemberState
 from statelog.materializer.statistics import MaterializerStatistics
 from statelog.operate.listening import Listening
+from statelog.tables import Worker
+from statelog.tables.group.schedule import PartitionStatistics
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 _REQUEST_S = 5.0
 _AT_ONCE = 16
@@ -101,40 +103,69 @@ def _hangs(now: MaterializerStatistics, hang_s: float) -> str:
 
 def _fails(now: MaterializerStatistics, settings: MaterializerSettings) -> Iterator[str]:
     if now.failures_in_a_row:
-        yield f"{now.failures_in_a_row} rounds in a row failed, the last one by: {now.error}"
+        yield f"{show_counted(now.failures_in_a_row, 'round')} in a row failed, the last one by: {now.error}"
     if now.hanging:
-        yield f"{now.hanging} rounds were given up, and hang"
+        yield f"{show_counted(now.hanging, 'round')} given up, still hanging"
     if now.age_s >= settings.alarm_age_s:
         yield f"no snapshot holds what was committed {show_duration(now.age_s)} ago"
+
+
+def health_of_process(things: Iterable[tuple[object, str]], hang_s: float) -> Health:
+    """Judge a process by what it has open, each with its log: by its workers, and that there is anything."""
+    there = list(things)
+    of = [health_of_worker(log, it.silent_s, it.statistics(), hang_s) for it, log in there if isinstance(it, Worker)]
+    return Health(logs=of, problem="" if there else "nothing is open yet")
+
+
+def health_of_worker(log: str, silent_s: float, found: Iterable[PartitionStatistics], hang_s: float) -> LogHealth:
+    """Judge a worker: by how long its loop has been silent, and by its partitions whose tables are not open."""
+    late = f"the loop hangs: it asked for its last message {show_duration(silent_s)} ago"
+    closed = [str(one.partition) for one in found if one.commit_age_s is None]
+    waiting = f"the table is not open yet of {show_counted(len(closed), 'partition')}: {', '.join(closed)}"
+    return LogHealth(log=log, not_live=late if silent_s >= hang_s else "", not_ready=(waiting,) if closed else ())
 
 
 AskHealth = Callable[[], Health]
 
 
 class HealthServer(Closing):
-    """Listens from its making on, until it is closed. `url` is where; port 0 takes a free one.
+    """Listens from its making on, until it is closed. `urls` are where, `url` the first; port 0 takes a free one.
 
-    Raises ConfigError if the address cannot be had.
+    Who asks at `listening` is told why, and the metrics of the `registry`; who asks at `probing`, only whether. Raises
+    ConfigError if an address cannot be had.
     """
 
-    def __init__(self, listening: Listening, health: AskHealth, registry: CollectorRegistry = REGISTRY) -> None:
-        self._server = _Server(listening, health, registry)
-        self.url = replace(listening, port=self._server.server_port).url
-        self._thread = threading.Thread(target=self._server.serve_forever, name="statelog-health", daemon=True)
-        self._thread.start()
+    def __init__(
+        self,
+        listening: Listening | None,
+        health: AskHealth,
+        registry: "CollectorRegistry | None",
+        probing: Listening | None = None,
+    ) -> None:
+        self._ends = ExitStack()
+        with undone_by_errors(self._ends.close):
+            places = ((listening, registry), (probing, None))
+            self.urls = [self._begin(place, _Server(place, health, of)) for place, of in places if place is not None]
+            self.url = self.urls[0]
+
+    def _begin(self, place: Listening, server: "_Server") -> str:
+        thread = threading.Thread(target=server.serve_forever, name="statelog-health", daemon=True)
+        with undone_by_errors(server.server_close):
+            thread.start()
+        for end in (thread.join, server.server_close, server.shutdown):  # The last one first.
+            self._ends.callback(end)
+        return replace(place, port=server.server_port).url
 
     def close(self) -> None:
         """Listen no more. Idempotent."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._ends.close()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, listening: Listening, health: AskHealth, registry: CollectorRegistry) -> None:
+    def __init__(self, listening: Listening, health: AskHealth, registry: "CollectorRegistry | None") -> None:
         self.listening, self.health, self.registry = listening, health, registry
         self._tls = listening.context()
         self._room = threading.BoundedSemaphore(_AT_ONCE)
@@ -191,11 +222,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self._judge(self._health(asked.query).why_not_live(), "live")
             case "/readyz":
                 self._judge(self._health(asked.query).why_not_ready(), "ready")
-            case "/metrics":
+            case "/metrics" if self.server.registry is not None:
+                from prometheus_client.exposition import choose_encoder  # An extra, which who has a registry has.
+
                 encode, kind = choose_encoder(self.headers.get("Accept", ""))
                 self._answer(HTTPStatus.OK, encode(self.server.registry), kind=kind)
             case _:
-                self._answer(HTTPStatus.NOT_FOUND, "there are /livez, /readyz and /metrics\n")
+                more = "" if self.server.registry is None else " and /metrics"
+                self._answer(HTTPStatus.NOT_FOUND, f"there are /livez, /readyz{more}\n")
 
     do_HEAD = do_GET  # noqa: N815 - its name in the standard library
 
@@ -204,11 +238,13 @@ class _Handler(BaseHTTPRequestHandler):
         if not wanted:
             return found
         known = {one.log: one for one in found.logs}
-        logs = [known.get(log) or LogHealth(log=log, not_ready=("nobody rolls it up here",)) for log in wanted]
+        logs = [known.get(log) or LogHealth(log=log, not_ready=("it is not open here",)) for log in wanted]
         return replace(found, logs=logs, problem="")
 
     def _judge(self, reasons: list[str], well: str) -> None:
         status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+        if reasons and self.server.registry is None:
+            reasons = [f"not {well}"]
         self._answer(status, "".join(f"{line}\n" for line in reasons or [well]))
 
     def _answer(self, status: HTTPStatus, body: str | bytes, *headers: tuple[str, str], kind: str = _TEXT) -> None:

@@ -1,7 +1,7 @@
 """`Listening`: where a server of ours listens, and who may ask it: this machine alone, or who has a token, over TLS.
 
-Owns the address, the certificate and the token. Invariants: beyond this machine nothing is served without both; a token
-is compared in constant time, and is in no repr and in no error.
+Owns the address, the certificate and the token. Invariants: beyond this machine nothing is served without both, unless
+the caller says that the address is guarded; a token is compared in constant time, and is in no repr and in no error.
 """
 
 import base64
@@ -75,9 +75,15 @@ class Listening:
 
 
 def listening_at(
-    address: str, *, certificate: Path | None = None, key: Path | None = None, token_file: Path | None = None
+    address: str,
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    token_file: Path | None = None,
+    is_guarded: bool = False,
 ) -> Listening:
-    """The place that is named, HOST:PORT; the token is what is in the file.
+    """The place that is named, HOST:PORT; the token is what is in the file. `is_guarded`: whoever reaches the address
+    may ask in the clear, because the network lets nobody else there, or nothing is told that is worth a guard.
 
     Raises ConfigError for an address that is none, half of a certificate, a token that is guessed easily, and for
     an address that others reach without a certificate and a token.
@@ -89,7 +95,7 @@ def listening_at(
     if token and len(token) < _LEAST_TOKEN_CHARS:
         hint = "Make one with: openssl rand -hex 32"
         raise ConfigError(f"the token has fewer than {_LEAST_TOKEN_CHARS} characters", hint=hint, file=str(token_file))
-    if not is_loopback(host) and not (certificate and token):
+    if not is_guarded and not is_loopback(host) and not (certificate and token):
         problem = "others than this machine reach this address, and it has no certificate, or no token"
         hint = "Listen on 127.0.0.1, or give a certificate, its key, and a file with a token"
         raise ConfigError(problem, hint=hint, listen=address)

@@ -231,17 +231,16 @@ def _templates() -> jinja2.Environment:
         loader=jinja2.PackageLoader("statelog.web"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    filters: dict[str, Callable[..., str]] = {
+    filters: dict[str, Callable[[Any], str]] = {
         "words": words,
         "clean": clean,
         "count": show_count,
-        "counted": show_counted,
         "duration": show_duration,
         "time": lambda time_s: f"{show_time(time_s)[:19].replace('T', ' ')} UTC",
         "clock": lambda time_s: show_time(time_s)[11:19],
         "url": quote,
     }
-    made.filters.update(filters)
+    cast("dict[str, Any]", made.filters).update(filters, counted=show_counted)
     cast("dict[str, Any]", made.globals).update({"shown": shown, "most_rows": _MOST_ROWS})
     return made
 

@@ -6,7 +6,7 @@ import ssl
 import threading
 import time
 from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +14,17 @@ import pytest
 import trustme
 from prometheus_client import CollectorRegistry
 
+import statelog
 from statelog.errors import ConfigError
 from statelog.materializer import MaterializerSettings
 from statelog.materializer.fleet import MemberState
 from statelog.materializer.statistics import MaterializerStatistics
-from statelog.operate.health import Health, HealthServer, LogHealth, health_of, health_of_all
+from statelog.operate import export_metrics
+from statelog.operate.health import Health, HealthServer, LogHealth, health_of, health_of_all, health_of_worker
 from statelog.operate.listening import Listening, listening_at
+from statelog.tables.group.schedule import PartitionStatistics
+from statelog.testing import Twin
+from statelog.testing.broker import free_port
 from tests.support.rigs.daemon import DaemonBench
 
 _WELL = MaterializerStatistics()
@@ -38,7 +43,7 @@ _SETTINGS = MaterializerSettings()
             "",
             ("2 rounds in a row failed, the last one by: no answer [BrokerUnavailable]",),
         ),
-        (replace(_WELL, hanging=1), "", ("1 rounds were given up, and hang",)),
+        (replace(_WELL, hanging=1), "", ("1 round given up, still hanging",)),
         (replace(_WELL, age_s=3600.0), "", ("no snapshot holds what was committed 1 h 0 min ago",)),
     ],
 )
@@ -105,7 +110,87 @@ def _settings(bench: DaemonBench) -> MaterializerSettings:
     return replace(_SETTINGS, hang_s=30.0)
 
 
+# ---- a program of one's own
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "tables", "health"),
+    [
+        (299.0, [True, True], LogHealth(log="words")),
+        (0.0, [], LogHealth(log="words")),
+        (300.0, [True], LogHealth(log="words", not_live="the loop hangs: it asked for its last message 5 min 0 s ago")),
+        (
+            0.0,
+            [False, True, False],
+            LogHealth(log="words", not_ready=("the table is not open yet of 2 partitions: 0, 2",)),
+        ),
+    ],
+)
+def test_what_speaks_against_a_worker(silent_s: float, tables: list[bool], health: LogHealth) -> None:
+    """A loop that asks for nothing is not live; one without a table of each partition that it has is not ready."""
+    found = [PartitionStatistics(number, commit_age_s=1.0 if one else None) for number, one in enumerate(tables)]
+    assert health_of_worker("words", silent_s, found, 300.0) == health
+
+
+def test_one_call_serves_a_worker_to_kubelet_and_prometheus() -> None:
+    """It is ready once its table is open, live until its loop hangs, and live again; it has the metrics of a worker."""
+    twin, port, probes = Twin(), free_port(), free_port()
+    twin.send("words", b"a", b"b")
+    ends = ExitStack()
+    ends.callback(export_metrics(CollectorRegistry(), listen=f"127.0.0.1:{port}", probes=f"0.0.0.0:{probes}"))
+
+    def ask(page: str) -> tuple[int, str, int, str]:
+        return *_asked(port, page), *_asked(probes, page)
+
+    metrics, seen = "", list[tuple[int, str, int, str]]()
+    with ends:
+        assert ask("/readyz") == (503, "all logs: nothing is open yet\n", 503, "not ready\n")
+        assert ask("/livez") == (200, "live\n", 200, "live\n")
+        with twin.environment(), statelog.worker("counts", twin.where(), topic="words", create=True) as worker:
+            twin.when_idle = worker.stop
+            for message, table in worker:
+                table[message.value() or b""] = b"1"
+                worker.commit()
+                seen += [ask("/readyz"), ask("/livez")]
+                twin.clock.advance(301)
+                seen.append(ask("/livez"))
+                metrics = _asked(port, "/metrics")[1]
+            hangs = "counts: the loop hangs: it asked for its last message 5 min 1 s ago\n"
+            well = [(200, "ready\n", 200, "ready\n"), (200, "live\n", 200, "live\n")]
+            assert seen == [*well, (503, hangs, 503, "not live\n")] * 2
+            for name in ("worker_partitions", "worker_tables", "worker_lag_records", "worker_commit_age_seconds"):
+                assert f'statelog_{name}{{log="counts"' in metrics
+            assert _asked(probes, "/metrics") == (404, "there are /livez, /readyz\n")
+        assert ask("/readyz")[0] == 503
+    with pytest.raises(OSError):
+        _asked(port, "/livez")
+
+
+def test_a_table_is_something_that_is_open() -> None:
+    """A program without a worker is ready while it has a table, or whatever else, open."""
+    twin, port = Twin(), free_port()
+    with ExitStack() as ends:
+        ends.callback(export_metrics(CollectorRegistry(), listen=f"127.0.0.1:{port}"))
+        with twin.environment(), statelog.table("visits", twin.where(), create=True):
+            assert _asked(port, "/readyz") == (200, "ready\n")
+        assert _asked(port, "/readyz")[0] == 503
+
+
+def test_metrics_are_in_the_clear_only_where_the_network_is_said_to_be_guarded() -> None:
+    """Beyond this machine a certificate and a token are asked for, unless the caller names the guard."""
+    with pytest.raises(ConfigError, match="others than this machine"):
+        export_metrics(CollectorRegistry(), listen="0.0.0.0:0")
+    export_metrics(CollectorRegistry(), listen="0.0.0.0:0", guarded_network=True)()
+
+
 # ---- the server
+
+
+def _asked(port: int, page: str) -> tuple[int, str]:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("GET", page)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
 
 
 @contextmanager
@@ -129,7 +214,7 @@ def test_it_says_whether_and_why_not() -> None:
         assert _ask(server, "/livez") == (200, "live\n")
         assert _ask(server, "/readyz") == (503, "a: it fails\na: it is old\n")
         assert _ask(server, "/readyz?log=b") == (200, "ready\n")
-        assert _ask(server, "/readyz?log=typo") == (503, "typo: nobody rolls it up here\n")
+        assert _ask(server, "/readyz?log=typo") == (503, "typo: it is not open here\n")
         assert _ask(server, "/livez?log=typo") == (200, "live\n")
         assert _ask(server, "/readyz", "HEAD") == (503, "")
         assert _ask(server, "/metrics")[0] == 200

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -52,8 +53,9 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 @pytest.mark.parametrize("address", ["0.0.0.0:9400", "[::]:9400", "10.1.2.3:9400", "example.test:9400"])
 def test_nothing_is_served_to_others_without_certificate_and_token(address: str, token_file: Path) -> None:
     """A name may be anybody's, too."""
-    half = {"certificate": token_file, "key": token_file}
-    for given in ({}, {"token_file": token_file}, half):
+    half: dict[str, Any] = {"certificate": token_file, "key": token_file}
+    wanting: list[dict[str, Any]] = [{}, {"token_file": token_file}, half]
+    for given in wanting:
         with pytest.raises(ConfigError, match="others than this machine") as refused:
             listening_at(address, **given)
         assert refused.value.facts["listen"] == address

@@ -62,8 +62,8 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         self._is_processed = False
         """Whether the loop has said so of this message."""
         self._interval_s = math.inf
-        self._committed_s = self._turn_s = self._clock()
-        """When was committed last; and until when there are only messages at hand to process."""
+        self._committed_s = self._turn_s = self._asked_s = self._clock()
+        """When was committed last; until when there are only messages at hand; and when more than these was seen to."""
         self._unsent, self._unsent_max = 0, context.unsent_max
         with undone_by_errors(self._guard.end):
             self._assignment = Assignment(context)
@@ -172,6 +172,11 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
         """Of every partition that the group gave, in their order: any thread may ask."""
         return self._assignment.statistics()
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the loop last waited for a message, asked for one, or committed: any thread may ask."""
+        return max(0.0, self._clock() - self._asked_s)
+
     # ---- commits
 
     def commit_every(self, interval_s: float) -> None:
@@ -221,7 +226,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     def _pace(self) -> None:
         """Commit if it is due, and hear of what is under way."""
-        now_s = self._clock()
+        now_s = self._asked_s = self._clock()
         if now_s - self._committed_s >= self._interval_s or self._unsent >= self._unsent_max:
             self._send()
         self._assignment.step()
