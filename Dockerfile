@@ -3,6 +3,9 @@
 #   docker build --tag statelog .
 #   docker run --rm statelog --help
 #
+# With other extras than those for S3, metrics and Amazon MSK with IAM, such as those of another store or the page:
+#   docker build --build-arg EXTRAS=gcs,metrics,web --tag statelog .
+#
 # Behind a package index or a proxy of your own, hand the settings of your environment in:
 #   docker build --build-arg PIP_INDEX_URL --build-arg HTTPS_PROXY .
 FROM python:3.11-slim-bookworm AS base
@@ -11,12 +14,14 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=igno
 # Only this stage asks an index. What it is told for that, perhaps a password, is not in the history of the image.
 FROM base AS build
 ARG PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_TRUSTED_HOST PIP_DEFAULT_TIMEOUT
+ARG EXTRAS=s3,metrics,msk
 WORKDIR /source
 # What statelog rests on is a layer of its own, which a change of the code leaves alone. No Spark.
 COPY pyproject.toml .
-RUN python3 -c "import tomllib; t = tomllib.load(open('pyproject.toml', 'rb')); p = t['project']; \
+RUN python3 -c "import os, tomllib; t = tomllib.load(open('pyproject.toml', 'rb')); p = t['project']; \
       print(*t['build-system']['requires'], sep='\n', file=open('/tmp/tools', 'w')); \
-      print(*p['dependencies'], *p['optional-dependencies']['s3'], *p['optional-dependencies']['metrics'], sep='\n', file=open('/tmp/needs', 'w'))" \
+      more = [one for extra in os.environ['EXTRAS'].split(',') if extra for one in p['optional-dependencies'][extra]]; \
+      print(*p['dependencies'], *more, sep='\n', file=open('/tmp/needs', 'w'))" \
     && python3 -m venv /opt/statelog && /opt/statelog/bin/pip install --requirement /tmp/needs \
     && python3 -m pip install --requirement /tmp/tools
 COPY . .

@@ -1,9 +1,12 @@
-"""The worker of `deploy/worker` on a real broker, as its image runs it: it counts, ends well, and goes on."""
+"""The worker of `deploy/worker` on a real broker, as its image runs it: it counts, tells how it is, and goes on."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 import statelog
 from examples.topic import Place
 from statelog.errors import NotFound, Unavailable
+from statelog.testing.broker import free_port
 from tests.support.documents import ROOT
 from tests.support.services.broker import Broker
 from tests.support.waiting import wait_for
@@ -21,9 +25,10 @@ pytestmark = pytest.mark.broker
 
 
 @contextmanager
-def _worker(place: Place, folder: Path) -> Generator["subprocess.Popen[bytes]"]:
+def _worker(place: Place, folder: Path, **more: str) -> Generator["subprocess.Popen[bytes]"]:
     environment = {
         **os.environ,
+        **more,
         "PYTHONPATH": os.pathsep.join(sys.path),
         "LOG": place.name,
         "TOPIC": place.topic,
@@ -48,6 +53,45 @@ def _counts(place: Place) -> dict[bytes, int]:
             return {key: int(value) for (_, key), value in statelog.recover(log).to_dict().items()}
     except (NotFound, Unavailable):  # not yet, or not for now
         return {}
+
+
+def _ask(port: int, page: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{page}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+def _wanted() -> set[str]:
+    """The series of workers and of commits that the dashboard and the alerts ask for."""
+    texts = [ROOT / "deploy" / "grafana" / "statelog.json", ROOT / "deploy" / "prometheus" / "statelog-alerts.yml"]
+    found = {name for text in texts for name in re.findall(r"statelog_(?:worker|commit)_\w+", text.read_text("utf-8"))}
+    assert len(found) > 5
+    return found
+
+
+def test_the_worker_tells_how_it_is(broker: Broker, log_name: str, tmp_path: Path) -> None:
+    """Kubelet hears that it is live and ready, Prometheus all that the dashboard and the alerts ask of a worker."""
+    (tmp_path / "root").mkdir()
+    place = Place(name=log_name, bootstrap=broker.bootstrap, root=str(tmp_path / "root"))
+    place.fill([(b"a", b"a"), (b"b", b"b"), (b"a", b"a")], partitions=2)
+    listen, probes = free_port(), free_port()
+    with _worker(place, tmp_path, LISTEN=f"127.0.0.1:{listen}", PROBES=f"0.0.0.0:{probes}") as process:
+        wait_for(lambda: sum(_counts(place).values()) == 3)
+        wait_for(lambda: _ask(probes, "/readyz") == (200, "ready\n"))
+        assert _ask(probes, "/livez") == _ask(listen, "/livez") == (200, "live\n")
+        assert _ask(probes, "/metrics")[0] == 404
+        _, metrics = _ask(listen, "/metrics")
+        told = set(re.findall(r"^(\w+)\{", metrics, re.MULTILINE))
+        assert _wanted() <= told
+        assert f'statelog_worker_tables{{log="{log_name}"}} 2.0' in metrics
+        assert f'statelog_disk_free_bytes{{path="{tmp_path / "state"}"}}' in metrics
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=120) == 0
+    place.clean()
 
 
 def test_the_worker_counts_and_ends_well(broker: Broker, log_name: str, tmp_path: Path) -> None:

@@ -1,28 +1,30 @@
 """The files of `deploy/` are what systemd, Kubernetes and the command itself take."""
 
+import http.client
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
-from prometheus_client import CollectorRegistry
 
+from statelog.cli.materialize import command as materialize
 from statelog.operate.health import Health, HealthServer, LogHealth
 from statelog.operate.listening import listening_at
 from statelog.storage.config import file_layer
-from tests.support.documents import ROOT
+from tests.support.documents import ROOT, programs
 
 _DEPLOY = ROOT / "deploy"
 _KUBERNETES = _DEPLOY / "kubernetes"
 _UNIT = _DEPLOY / "systemd" / "statelog-materializer@.service"
-_PATCH = _KUBERNETES / "scraped" / "materializer.yaml"
+_PATCHES = [_KUBERNETES / "scraped" / name for name in ("materializer.yaml", "worker.yaml")]
 _MANIFESTS = sorted(
-    path for path in _KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml" and path != _PATCH
+    path for path in _KUBERNETES.rglob("*.yaml") if path.name != "kustomization.yaml" and path not in _PATCHES
 )
 _OLDEST = "1.29"
 """The oldest Kubernetes whose schemas the manifests have to fit."""
@@ -68,92 +70,219 @@ def test_what_does_not_fit_is_noticed() -> None:
             validator.validate(document, _OLDEST, strict=True)
 
 
-@pytest.mark.parametrize("folder", ["base", "example"])
+@pytest.mark.parametrize("folder", ["base", "example", "all-logs"])
 def test_kustomize_builds_what_fits(folder: str) -> None:
-    """Base and example are built, and what comes out fits the schemas."""
+    """Base and overlays are built, and what comes out fits the schemas."""
     documents = _documents(_kustomize(_KUBERNETES / folder))
-    kinds = {document["kind"] for document in documents}
-    assert kinds >= {"ConfigMap", "Deployment", "Service", "ServiceAccount", "StatefulSet"}
+    assert {document["kind"] for document in documents} >= {"ConfigMap", "Deployment", "ServiceAccount"}
     _check(documents)
+
+
+def _of_kind(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {document["kind"]: document for document in documents}
+
+
+def _container(workload: dict[str, Any]) -> dict[str, Any]:
+    (found,) = workload["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def _variables(workload: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value") for entry in _container(workload)["env"]}
 
 
 def test_the_example_says_what_it_is_to_say() -> None:
-    """Its log, topic, images and configuration arrive where the programs look for them."""
-    documents = {document["kind"]: document for document in _documents(_kustomize(_KUBERNETES / "example"))}
-    daemon = documents["Deployment"]["spec"]
-    worker = documents["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]
-    (container,) = daemon["template"]["spec"]["containers"]
-    assert daemon["replicas"] == 2
-    assert container["image"] == "registry.example.com/statelog:0.1.0"
-    assert {entry["name"]: entry.get("value") for entry in container["env"]}["LOG"] == "orders"
-    assert {"name": "LOG", "value": "orders"} in worker["env"]
-    assert {"name": "TOPIC", "value": "clicks"} in worker["env"]
+    """Its log, topic, images, role and configuration arrive where the programs look for them."""
+    found = _documents(_kustomize(_KUBERNETES / "example"))
+    documents = _of_kind(found)
+    daemon, worker = documents["Deployment"], documents["StatefulSet"]
+    assert daemon["spec"]["replicas"] == 2
+    assert _container(daemon)["image"] == "registry.example.com/statelog:0.1.0"
+    assert _variables(daemon)["LOG"] == "orders"
+    assert (_variables(worker)["LOG"], _variables(worker)["TOPIC"]) == ("orders", "clicks")
     assert "orders-state" in documents["ConfigMap"]["data"]["statelog.toml"]
-    assert documents["PodDisruptionBudget"]["spec"]["minAvailable"] == 1
+    assert documents["ServiceAccount"]["metadata"]["annotations"]["eks.amazonaws.com/role-arn"].startswith(
+        "arn:aws:iam"
+    )
+    assert worker["spec"]["serviceName"] == documents["Service"]["metadata"]["name"] == "orders-statelog-worker"
+    budgets = {one["metadata"]["name"]: one["spec"] for one in found if one["kind"] == "PodDisruptionBudget"}
+    assert budgets["orders-statelog-materializer"]["minAvailable"] == 1
+    assert budgets["orders-statelog-worker"]["maxUnavailable"] == 1
+    assert worker["spec"]["template"]["spec"]["topologySpreadConstraints"]
+
+
+def _overlay(folder: Path, source: str, **replaced: str) -> list[dict[str, Any]]:
+    """What an overlay becomes, with words of its file replaced; the base lies beside it."""
+    if not folder.exists():
+        shutil.copytree(_KUBERNETES, folder)
+    file = folder / source / "kustomization.yaml"
+    text = file.read_text("utf-8")
+    for old, new in replaced.items():
+        assert old in text
+        text = text.replace(old, new)
+    file.write_text(text, "utf-8")
+    documents = _documents(_kustomize(file.parent))
+    _check(documents)
+    return documents
+
+
+def _selectors(documents: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Whatever picks pods by their labels: workloads, Services, budgets and spreads."""
+    found: list[dict[str, str]] = []
+    for document in documents:
+        spec = document.get("spec", {})
+        selector = spec.get("selector", {})
+        found += [selector.get("matchLabels", selector)] if selector else []
+        spreads = spec.get("template", {}).get("spec", {}).get("topologySpreadConstraints", [])
+        found += [one["labelSelector"]["matchLabels"] for one in spreads]
+    return found
+
+
+def _pods(documents: list[dict[str, Any]]) -> list[dict[str, str]]:
+    specs = [document.get("spec", {}) for document in documents]
+    return [spec["template"]["metadata"]["labels"] for spec in specs if "template" in spec]
+
+
+def test_overlays_in_one_namespace_leave_each_others_pods_alone(tmp_path: Path) -> None:
+    """No selector of one takes a pod of another, each of its own takes one, and no two objects have one name."""
+    overlays = [
+        _overlay(tmp_path / "a", "example"),
+        _overlay(tmp_path / "b", "example", **{"orders-\n": "visits-\n", "instance: orders": "instance: visits"}),
+        _overlay(tmp_path / "c", "all-logs"),
+    ]
+    for mine in overlays:
+        for selector in _selectors(mine):
+            takes = [[selector.items() <= pod.items() for pod in _pods(other)] for other in overlays]
+            assert [any(one) for one in takes] == [other is mine for other in overlays], selector
+    names = [(one["kind"], one["metadata"]["name"]) for overlay in overlays for one in overlay]
+    assert len(set(names)) == len(names) > 15
+
+
+def test_one_daemon_rolls_up_all_logs(tmp_path: Path) -> None:
+    """Its overlay has no worker, its arguments are those of the command, and a log may go without its own daemon."""
+    documents = _of_kind(_documents(_kustomize(_KUBERNETES / "all-logs")))
+    assert documents.keys() == {"ConfigMap", "Deployment", "ServiceAccount"}
+    args = [
+        one.replace("$(LOG)", _variables(documents["Deployment"])["LOG"])
+        for one in _container(documents["Deployment"])["args"]
+    ]
+    context = materialize.make_context("materialize", args[1:])
+    assert (context.params["is_all"], context.params["names"]) == (True, ())
+    (patch,) = [text for text in programs(ROOT / "docs" / "deploy.md", "yaml") if "$patch: delete" in text]
+    shutil.copytree(_KUBERNETES, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes" / "example" / "kustomization.yaml"
+    text = file.read_text("utf-8").replace("components:\n  - ../failover\n", "")
+    begin, end = (
+        text.index("  - patch: |-\n      apiVersion: apps/v1\n      kind: Deployment"),
+        text.index("  - patch: |-\n      apiVersion: apps/v1\n      kind: StatefulSet"),
+    )
+    file.write_text(text[:begin] + patch + text[end:], "utf-8")
+    kinds = _of_kind(_documents(_kustomize(file.parent))).keys()
+    assert "StatefulSet" in kinds
+    assert "Deployment" not in kinds
 
 
 @pytest.fixture
-def scraped(tmp_path: Path) -> dict[str, Any]:
-    """The Deployment of the example with its metrics opened."""
-    shutil.copytree(_KUBERNETES, tmp_path / "kubernetes")
-    file = tmp_path / "kubernetes" / "example" / "kustomization.yaml"
-    file.write_text(file.read_text("utf-8").replace("  - ../failover\n", "  - ../failover\n  - ../scraped\n"), "utf-8")
-    documents = _documents(_kustomize(file.parent))
-    _check(documents)
-    assert [document["spec"]["ports"][0]["port"] for document in documents if "ports" in document.get("spec", {})] == [
-        9400
-    ]
-    return next(document for document in documents if document["kind"] == "Deployment")
+def scraped(tmp_path: Path) -> list[dict[str, Any]]:
+    """The example with its metrics opened."""
+    return _overlay(tmp_path / "kubernetes", "example", **{"  - ../failover\n": "  - ../failover\n  - ../scraped\n"})
 
 
-def _container(deployment: dict[str, Any]) -> dict[str, Any]:
-    found: list[dict[str, Any]] = deployment["spec"]["template"]["spec"]["containers"]
-    assert len(found) == 1
-    return found[0]
-
-
-def _probes(container: dict[str, Any], replaced: dict[str, str]) -> list[int]:
-    """The exit codes of both probes, with places of this run in place of the container's."""
-    codes: list[int] = []
-    for name in ("livenessProbe", "readinessProbe"):
-        _, option, program = container[name]["exec"]["command"]
-        for printed, ours in replaced.items():
-            assert printed in program
-            program = program.replace(printed, ours)
-        ran = subprocess.run([sys.executable, option, program], capture_output=True, check=False, timeout=60)
-        codes.append(ran.returncode)
-    return codes
+def test_metrics_are_opened_beside_the_probes(scraped: list[dict[str, Any]]) -> None:
+    """Each workload has both ports, a Service for its metrics, and the probes that it has without."""
+    plain = _of_kind(_documents(_kustomize(_KUBERNETES / "example")))
+    for kind in ("Deployment", "StatefulSet"):
+        container, before = _container(_of_kind(scraped)[kind]), _container(plain[kind])
+        assert {port["name"]: port["containerPort"] for port in container["ports"]} == {"metrics": 9400, "probes": 9401}
+        assert [container[name] for name in _PROBES] == [before[name] for name in _PROBES]
+    services = [one for one in scraped if one["kind"] == "Service" and one["spec"].get("ports")]
+    assert [port["targetPort"] for one in services for port in one["spec"]["ports"]] == ["metrics", "metrics"]
+    assert _variables(_of_kind(scraped)["StatefulSet"])["LISTEN"] == "0.0.0.0:9400"
+    given = {"TLS_CERTIFICATE", "TLS_KEY", "TOKEN_FILE", "PROBES"}
+    assert given <= _variables(_of_kind(scraped)["StatefulSet"]).keys()
 
 
 @pytest.mark.parametrize(
     ("health", "codes"),
     [
-        (Health(), [0, 0]),
-        (Health(logs=[LogHealth(log="orders", not_ready=("it fails",))]), [0, 1]),
-        (Health(not_live="it hangs"), [1, 1]),
+        (Health(), [200, 200]),
+        (Health(logs=[LogHealth(log="orders", not_ready=("it fails",))]), [200, 503]),
+        (Health(not_live="it hangs"), [503, 503]),
     ],
 )
 def test_the_probes_ask_what_they_mean(health: Health, codes: list[int]) -> None:
-    """A daemon that is well passes both, one whose rounds fail is live and not ready, and one that hangs is neither."""
-    container = _container(_documents((_KUBERNETES / "base" / "materializer.yaml").read_text("utf-8"))[0])
-    assert "127.0.0.1:9400" in container["args"]
-    with HealthServer(listening_at("127.0.0.1:0"), lambda: health, CollectorRegistry()) as server:
-        assert _probes(container, {"http://127.0.0.1:9400": server.url}) == codes
+    """What is well passes both, what fails is live and not ready, and what hangs is neither, without TLS or a token."""
+    documents = _documents((_KUBERNETES / "base" / "materializer.yaml").read_text("utf-8"))
+    documents += _documents((_KUBERNETES / "base" / "worker.yaml").read_text("utf-8"))
+    probing = listening_at("0.0.0.0:0", is_guarded=True)
+    with HealthServer(None, lambda: health, None, probing) as server:
+        for document in documents:
+            if "template" in document["spec"]:
+                assert [_asked(_container(document)[name], server.url) for name in _PROBES] == codes
+                (port,) = _container(document)["ports"]
+                assert (port["name"], port["containerPort"]) == ("probes", 9401)
+                told = [*_container(document).get("args", []), *_variables(document).values()]
+                assert "0.0.0.0:9401" in told
 
 
-def test_the_probes_show_the_token(scraped: dict[str, Any], tmp_path: Path) -> None:
-    """Where the port is open, the probes ask by TLS, with the token of the mounted file."""
-    cert, token = tmp_path / "cert.pem", tmp_path / "token"
-    trustme.CA().issue_cert("statelog.example").private_key_and_cert_chain_pem.write_to_path(cert)
-    token.write_text("0123456789abcdef0123456789abcdef\n", "utf-8")
-    place = listening_at("0.0.0.0:0", certificate=cert, key=cert, token_file=token)
-    with HealthServer(place, Health, CollectorRegistry()) as server:
-        port = server.url.rpartition(":")[2]
-        places = {"127.0.0.1:9400": f"127.0.0.1:{port}", "/run/secrets/statelog/token": str(token)}
-        assert _probes(_container(scraped), places) == [0, 0]
-        token.with_name("other").write_text("f" * 32, "utf-8")
-        places["/run/secrets/statelog/token"] = str(token.with_name("other"))
-        assert _probes(_container(scraped), places) == [1, 1]
+_PROBES = ("livenessProbe", "readinessProbe")
+
+
+def _asked(probe: dict[str, Any], url: str) -> int:
+    """What kubelet hears of its question."""
+    assert probe["httpGet"]["port"] == "probes"
+    with closing(http.client.HTTPConnection("127.0.0.1", int(url.rpartition(":")[2]), timeout=30)) as connection:
+        connection.request("GET", probe["httpGet"]["path"])
+        return connection.getresponse().status
+
+
+@pytest.mark.parametrize(
+    ("extras", "there", "missing"),
+    [
+        (None, ("s3fs", "aws-msk-iam-sasl-signer", "prometheus_client"), "gcsfs"),
+        ("gcs,web", ("gcsfs", "jinja2"), "s3fs"),
+        ("", ("pyarrow",), "s3fs"),
+    ],
+)
+def test_the_image_has_the_extras_that_are_asked_for(
+    extras: str | None, there: tuple[str, ...], missing: str, tmp_path: Path
+) -> None:
+    """Those for S3, MSK and metrics without a word; any others by a build argument."""
+    text = (ROOT / "Dockerfile").read_text("utf-8")
+    (usual,) = re.findall(r"^ARG EXTRAS=(\S+)$", text, re.MULTILINE)
+    (program,) = re.findall(r'^RUN python3 -c "(.*?)" \\$', text, re.MULTILINE | re.DOTALL)
+    program = program.replace("\\\n", "").replace("/tmp/", f"{tmp_path}/")
+    environment = {**os.environ, "EXTRAS": usual if extras is None else extras}
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, check=True, timeout=60)
+    needs = (tmp_path / "needs").read_text("utf-8")
+    assert all(re.search(rf"^{one}\b", needs, re.MULTILINE) for one in there)
+    assert not re.search(rf"^{missing}\b", needs, re.MULTILINE)
+
+
+def test_the_policy_for_aws_allows_what_the_roles_need() -> None:
+    """A materializer and a worker by the table of actions, on log, ledger, input and groups, and no more."""
+    (text,) = programs(ROOT / "docs" / "deploy.md", "json")
+    allowed: dict[str, set[str]] = {}
+    for statement in json.loads(text)["Statement"]:
+        assert statement["Effect"] == "Allow"
+        for resource in _listed(statement["Resource"]):
+            allowed.setdefault(resource.rpartition(":")[2], set()).update(_listed(statement["Action"]))
+    table = (ROOT / "docs" / "security.md").read_text("utf-8").partition("## Rights under IAM")[2].partition("\n## ")[0]
+    rows = {row.split("|")[1].strip(): row.split("|")[2:6] for row in table.splitlines() if row.startswith("| ")}
+    actions = lambda cell: {f"kafka-cluster:{one}" for one in re.findall(r"`([A-Z]\w+)`", cell)}  # noqa: E731 - short
+    writer, worker, daemon = rows["writer, coordinator, Spark writing"], rows["worker"], rows["materializer"]
+    for topic in ("topic/CLUSTER/UUID/orders", "topic/CLUSTER/UUID/orders.ledger"):
+        assert allowed[topic] == actions(writer[0]) | actions(daemon[0])
+    assert allowed["topic/CLUSTER/UUID/clicks"] == actions(worker[0])
+    for group in ("orders", "statelog-reader", "statelog.orders.materializer"):
+        assert allowed[f"group/CLUSTER/UUID/{group}"] == actions(worker[2]) == actions(daemon[2])
+    assert allowed["cluster/CLUSTER/UUID"] == actions(worker[3]) | {"kafka-cluster:Connect"}
+    assert allowed["orders-state/logs/*"] >= {"s3:GetObject", "s3:PutObject", "s3:DeleteObject"}
+    assert allowed["orders-state"] == {"s3:ListBucket"}
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 def _options(words: list[str]) -> set[str]:
@@ -173,9 +302,9 @@ def test_the_command_knows_the_options() -> None:
     named = (
         _options(unit[1].split())
         | _options(args)
-        | _options(_container(_documents(_PATCH.read_text("utf-8"))[0])["args"])
+        | _options(_container(_documents(_PATCHES[0].read_text("utf-8"))[0])["args"])
     )
-    assert named >= {"--scratch", "--listen", "--token-file"}
+    assert named >= {"--scratch", "--listen", "--probes", "--token-file"}
     assert named <= known
 
 

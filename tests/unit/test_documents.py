@@ -22,7 +22,7 @@ _FOREIGN = {
     # The peers' words.
     "KeyValueStore", "StreamingDataFrame",
     # systemd's settings, and Kubernetes' kinds.
-    "ExecStart", "ServiceAccount", "StatefulSet",
+    "ExecStart", "NetworkPolicy", "PodDisruptionBudget", "ServiceAccount", "StatefulSet", "SystemCallFilter",
     # IAM's actions on Amazon MSK.
     "AlterGroup", "CreateTopic", "DeleteTopic", "DescribeGroup", "DescribeTopic", "DescribeTopicDynamicConfiguration",
     "ReadData", "WriteData", "WriteDataIdempotently",
