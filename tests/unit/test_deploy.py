@@ -269,7 +269,10 @@ def test_the_policy_for_aws_allows_what_the_roles_need() -> None:
             allowed.setdefault(resource.rpartition(":")[2], set()).update(_listed(statement["Action"]))
     table = (ROOT / "docs" / "security.md").read_text("utf-8").partition("## Rights under IAM")[2].partition("\n## ")[0]
     rows = {row.split("|")[1].strip(): row.split("|")[2:6] for row in table.splitlines() if row.startswith("| ")}
-    actions = lambda cell: {f"kafka-cluster:{one}" for one in re.findall(r"`([A-Z]\w+)`", cell)}  # noqa: E731 - short
+
+    def actions(cell: str) -> set[str]:
+        return {f"kafka-cluster:{one}" for one in re.findall(r"`([A-Z]\w+)`", cell)}
+
     writer, worker, daemon = rows["writer, coordinator, Spark writing"], rows["worker"], rows["materializer"]
     for topic in ("topic/CLUSTER/UUID/orders", "topic/CLUSTER/UUID/orders.ledger"):
         assert allowed[topic] == actions(writer[0]) | actions(daemon[0])

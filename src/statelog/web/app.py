@@ -240,8 +240,8 @@ def _templates() -> jinja2.Environment:
         "clock": lambda time_s: show_time(time_s)[11:19],
         "url": quote,
     }
-    cast("dict[str, Any]", made.filters).update(filters, counted=show_counted)
-    cast("dict[str, Any]", made.globals).update({"shown": shown, "most_rows": _MOST_ROWS})
+    made.filters.update(filters)
+    cast("dict[str, Any]", made.globals).update({"shown": shown, "counted": show_counted, "most_rows": _MOST_ROWS})
     return made
 
 
