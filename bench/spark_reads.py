@@ -40,7 +40,7 @@ def spark_state(setting: Setting) -> list[Figure]:
     """A state of all keys with the default slices, beside the Parquet of the same run, and the same rows as the state
     of a stateful query.
     """
-    found = every_key(setting.keys, batch_rows=min(100_000, (setting.keys + 1) // 2))  # Two batches or more.
+    found = every_key(setting.keys)
     with (
         spark_session() as spark,
         tempfile.TemporaryDirectory() as scratch,

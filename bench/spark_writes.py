@@ -80,8 +80,5 @@ def spark_writes(setting: Setting) -> list[Figure]:
 
 
 def _rows(setting: Setting, directory: Path) -> None:
-    found = every_key(setting.keys)
-    share = -(-len(found) // _FILES)
-    for number in range(_FILES):
-        part = found[number * share : (number + 1) * share]
-        pq.write_table(pa.Table.from_batches(part), directory / f"{uuid.uuid4().hex}-{number}.parquet")
+    for number, batch in enumerate(every_key(setting.keys, -(-setting.keys // _FILES))):
+        pq.write_table(pa.Table.from_batches([batch]), directory / f"{uuid.uuid4().hex}-{number}.parquet")

@@ -30,7 +30,8 @@ def batches(
 
 
 def every_key(keys: int, batch_rows: int = 100_000) -> list[pa.RecordBatch]:
-    """One put for every key, in random order."""
+    """Return one put for every key, in random order, in two batches or more."""
+    batch_rows = min(batch_rows, (keys + 1) // 2)
     rng = np.random.default_rng(_SEED + 1)
     ids = rng.permutation(keys)
     return [_batch(ids[start : start + batch_rows], rng, keys_of) for start in range(0, keys, batch_rows)]

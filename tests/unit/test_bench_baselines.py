@@ -65,6 +65,14 @@ def _sorted(batch: pa.RecordBatch, of: int) -> pa.Table:
     return pa.table({"key": pa.array(keys, pa.binary()), "of": [of] * len(keys)})
 
 
+@pytest.mark.parametrize("keys", [2, 101, 40_000])
+def test_few_keys_come_in_several_batches(keys: int) -> None:
+    """Benchmarks halve them, so that a run of any size reaches its end."""
+    found = every_key(keys)
+    assert len(found) > 1
+    assert sum(one.num_rows for one in found) == len({key for one in found for key in one.column("key").to_pylist()})
+
+
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_keys_of_each_kind_differ_and_come_again(kind: str) -> None:
     """A number has one key, which no other number has; all of a kind are as long."""
