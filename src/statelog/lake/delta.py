@@ -18,11 +18,14 @@ Invariants:
 import json
 import logging
 import os
+import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -67,6 +70,12 @@ _KEEPING_ROWS = (
     "UNSET TBLPROPERTIES",
 )
 """What others may do to the table between two exports: no row is another one after it."""
+_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+_FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))/+([^?#]*)", re.IGNORECASE)
+_BARRED = re.compile(r"[\x00-\x1f\x7f\\\[\]|^#?\ud800-\udfff]|%[0-9a-f]{2}", re.IGNORECASE)
+"""Parts of local paths that delta-rs panics at, takes for another character in some of its calls, or shows no history
+of the table for.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,24 +129,57 @@ def export(
     check_kind("storage_options", storage_options, Mapping, example="a dict of text")
     for name, value in storage_options.items():
         check_kind(f"storage_options[{name!r}]", value, str, example="text")
-    table = os.fspath(table)
+    url = _table_url(os.fspath(table))
     if find_spec("deltalake") is None:
         hint = "Install the extra: pip install 'statelog[delta]'"
         raise ConfigError("Delta Lake needs the package deltalake", hint=hint)
     job = _Export(log, include_key_group, chosen)
     for _ in range(_ATTEMPTS):
         try:
-            return job.run(DeltaTarget(log, table, storage_options), replace=replace)
+            with _typed_panics(url):
+                return job.run(DeltaTarget(log, url, storage_options), replace=replace)
         except (BeyondEnd, AnchorMismatch) as error:
             anew = "" if replace else ". For a table that has what was accepted as lost: export with replace=True"
             raise error.restated(hint=error.hint + anew) from error
         except Overtaken as other:
-            _LOG.warning("%s: %s; the export starts again", mask_url(table), other)
+            _LOG.warning("%s: %s; the export starts again", mask_url(url), other)
     raise StoreUnavailable(
         "other writers keep committing to the table",
-        url=mask_url(table),
+        url=mask_url(url),
         hint="Run one export at a time, and maintenance of the table between two of them",
     )
+
+
+def _table_url(table: str) -> str:
+    """Return the one URL that all calls of delta-rs get: of a local table absolute and percent-encoded, else as given.
+
+    Raises ConfigError for a local path that delta-rs cannot keep, or for what is none.
+    """
+    if _REMOTE.match(table):
+        return table
+    named = _FILE_URL.fullmatch(table)
+    if not table or (named is None and table.lower().startswith("file:")):
+        hint = "Give a path, or file:///absolute/path"
+        raise ConfigError(f"the table {table!r} is neither a path nor the URL of one", hint=hint)
+    path = str(Path(table).expanduser()) if table.startswith("~/") else table
+    path = "/" + unquote(named[1], errors="surrogateescape") if named else path
+    barred = _BARRED.search(path) or _BARRED.search(path := os.path.realpath(path))
+    if barred is not None:
+        hint = "Name a path without [ ] | ^ # ?, backslashes, control characters, and % before two hexadecimal digits"
+        raise ConfigError(f"delta-rs keeps no table in a path with {barred[0]!r}", hint=hint, table=ascii(path))
+    return Path(path).as_uri()
+
+
+@contextmanager
+def _typed_panics(url: str) -> Generator[None]:
+    """Raise StoreUnavailable where delta-rs panics: its PanicException is no Exception, so no caller would catch it."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        hint = "Nothing of this export counts; if it fails again, name another path, or take another deltalake"
+        raise StoreUnavailable(f"delta-rs panicked: {error}", url=mask_url(url), hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)

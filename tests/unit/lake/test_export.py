@@ -109,6 +109,72 @@ def test_a_schema_that_evolves_while_an_export_is_planned(
     assert _listed(table) == [{"key": b"k", "grade": "C"}]
 
 
+_NAMES = ["a b", "100%", "a%zz", "ü€", "a&b=c;d,e+f", "{a}`<*>'\"", "a:b", "..a", "~"]
+
+
+@pytest.mark.parametrize("given", ["path", "url", "local", "relative", "slash"])
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_local_table_lies_where_its_path_says(
+    name: str, given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever characters the name has, and however it is given: made, merged into and read in that directory."""
+    monkeypatch.chdir(tmp_path)
+    made, table = TwinLog(), tmp_path / name
+    slash, local = f"{table}/", table.as_uri().replace("///", "//localhost/")
+    text = {"path": str(table), "url": table.as_uri(), "local": local, "relative": f"./{name}", "slash": slash}[given]
+    for number in range(2):
+        made.write({b"a": b"%d" % number})
+        with made.open() as log:
+            assert export(log, text).is_rewritten == (number == 0)
+    assert (table / "_delta_log").is_dir()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert _rows(table) == made.model
+
+
+@pytest.mark.parametrize(
+    "name", ["a[1]", "a#b", "a?b", "a|b", "a^b", "a%20b", "a%23b", "a\\b", "a\nb", "a\x7fb", "a\udcffb"]
+)
+@pytest.mark.parametrize("is_url", [False, True])
+def test_a_path_that_the_library_cannot_keep_is_refused(name: str, is_url: bool, tmp_path: Path) -> None:
+    """Before anything is written, in its own directory or in that of another table."""
+    table = tmp_path / name / "table"
+    with TwinLog().open() as log, pytest.raises(ConfigError, match="delta-rs keeps no table") as refused:
+        export(log, table.as_uri() if is_url else table)
+    assert refused.value.facts["table"] == ascii(str(table))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "file:relative", "file://host/a", "file:///a#b", "file:///a?b"])
+def test_a_text_that_names_no_local_table_is_refused(text: str) -> None:
+    """A fragment or a query would be cut off, and the rows written to another table."""
+    with TwinLog().open() as log, pytest.raises(ConfigError, match="neither a path nor the URL"):
+        export(log, text)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/a b[1]", "abfss://c@a.dfs.core.windows.net/x%20y", "az://c/x", "memory:///a"]
+)
+def test_the_url_of_a_remote_table_is_used_as_it_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only local paths are made URLs."""
+    seen: list[str] = []
+
+    def opened(_self: DeltaTarget, _log: object, url: str, _options: object) -> None:
+        seen.append(url)
+        raise StoreUnavailable("seen")
+
+    monkeypatch.setattr(DeltaTarget, "__init__", opened)
+    with TwinLog().open() as log, pytest.raises(StoreUnavailable, match="seen"):
+        export(log, url)
+    assert seen == [url]
+
+
+def test_a_panic_of_the_library_is_an_error_of_ours() -> None:
+    """Its own exception is no Exception, and would end a daemon that catches those."""
+    with TwinLog().open() as log, pytest.raises(StoreUnavailable, match="delta-rs panicked") as told:
+        export(log, "memory:///a[1]")
+    assert not isinstance(told.value.__cause__, Exception)
+
+
 def test_an_idle_export_makes_no_version(tmp_path: Path) -> None:
     """Nothing was committed since the last one."""
     made, table = TwinLog(), str(tmp_path / "table")
