@@ -220,8 +220,9 @@ def _cut(tables: list[pa.Table], frame_bytes: int) -> Iterator[pa.RecordBatch]:
 
 SLICE_KEY_BYTES = 1 << 30
 """Keys compared at once: half of what one Arrow array can hold."""
-_SMALL_ROWS = 2048
-_JOINED_TABLES = 64  # With chunks of at most 16 MiB, they stay below what one Arrow array can hold.
+_SMALL_ROWS, _SMALL_BYTES = 2048, 1 << 20
+_JOINED_TABLES = 64
+_LARGE_ROW_BYTES, _LARGE_ROWS_BYTES = 4 << 10, 64 << 20
 
 
 def newest(tables: Sequence[pa.Table], *, keep_deletes: bool, max_key_bytes: int = SLICE_KEY_BYTES) -> list[pa.Table]:
@@ -248,9 +249,11 @@ def newest(tables: Sequence[pa.Table], *, keep_deletes: bool, max_key_bytes: int
 
 
 def _joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """The tables, neighbours that are small made one: every table costs its own calls, however few rows it has."""
+    """Join neighbours that are small: every table costs its own calls, however few rows it has. Few rows of large
+    values stay as they are, or each fold would copy them.
+    """
     joined: list[pa.Table] = []
-    for is_small, group in groupby(tables, lambda table: table.num_rows < _SMALL_ROWS):
+    for is_small, group in groupby(tables, _is_small):
         found = list(group)
         if is_small and len(found) > 1:
             joined += [
@@ -260,6 +263,10 @@ def _joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
         else:
             joined += found
     return joined
+
+
+def _is_small(table: pa.Table) -> bool:
+    return table.num_rows < _SMALL_ROWS and table.get_total_buffer_size() < _SMALL_BYTES
 
 
 def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Table], list[pa.Table]] | None:
@@ -319,11 +326,19 @@ class MemoryTail:
         return newest(self.tables(partition), keep_deletes=False)
 
     def sorted(self, partition: int, most_bytes: int = _MOST_BYTES) -> list[pa.Table]:
-        """The newest changes of a partition by (key group, key), of which `most_bytes` are sorted at once."""
+        """The newest changes of a partition by (key group, key), of which `most_bytes` are sorted at once; of large
+        rows less: they are few, and a sort copies them twice.
+        """
         tables = self.tables(partition)
-        if sum(table.nbytes for table in tables) > most_bytes:
+        size_bytes = sum(table.nbytes for table in tables)
+        if size_bytes > _LARGE_ROW_BYTES * sum(table.num_rows for table in tables):
+            most_bytes = min(most_bytes, _LARGE_ROWS_BYTES)
+        if size_bytes > most_bytes:
             tables = newest(tables, keep_deletes=True)
-        sizes = np.cumsum([table.nbytes for table in tables])
-        piles = groupby(range(len(tables)), lambda number: int(sizes[number]) // most_bytes)
-        piled = [[tables[number] for number in numbers] for _, numbers in piles]
-        return list(merge_streams([[newest_sorted(pa.concat_tables(pile))] for pile in piled], drop_deletes=False))
+        ends = np.cumsum([table.nbytes for table in tables])
+        piles = [[tables[i] for i in pile] for _, pile in groupby(range(len(tables)), lambda i: ends[i] // most_bytes)]
+        frame_bytes, streams = max(1, most_bytes // max(1, len(piles))), list[Iterator[pa.Table]]()
+        del tables
+        while piles:  # Each is released once it is sorted.
+            streams.append(cut_by_bytes(newest_sorted(pa.concat_tables(piles.pop(0))), frame_bytes))
+        return list(merge_streams(streams, drop_deletes=False))

@@ -1,0 +1,93 @@
+"""A tail of large values: more than one Arrow array holds, and not copied more often than it has to be."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from statelog.producer.writer import Writer
+from statelog.reading.sorted_tail import MemoryTail, newest
+from statelog.recovery.recover import recover
+from statelog.schemas.changes.changes import change_schema
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.values.schema import parse_value_schema
+from tests.support.rigs.history import history_rig
+
+_AVSC = """{"type": "record", "name": "V", "fields": [{"name": "t", "type": "string"}, {"name": "n", "type": "int"}]}"""
+_MIB = 1 << 20
+_VALUES = pa.array(["x" * _MIB] * 64)
+"""All tables share them, so that gigabytes of text take 64 MiB."""
+
+
+def _table(number: int) -> pa.Table:
+    numbers = np.arange(64, dtype=np.int32) + 64 * number
+    value = pa.StructArray.from_arrays([_VALUES, pa.array(numbers)], ["t", "n"])
+    keys = pa.array([b"%06d" % one for one in numbers])
+    groups, ops = pa.array(np.zeros(64, np.uint16)), pa.array(np.zeros(64, np.uint8))
+    schema = change_schema(KeyType.BYTES, parse_value_schema(_AVSC, 1).arrow_type)
+    return pa.table([groups, ops, keys, value], schema=schema)
+
+
+def test_rows_of_more_text_than_an_array_holds_are_not_joined() -> None:
+    """However few they are: of one key group, and 2.5 GiB."""
+    tables = [_table(number) for number in range(40)]
+    before = pa.total_allocated_bytes()
+    kept = newest([*tables, _table(0)], keep_deletes=False)
+    assert pa.total_allocated_bytes() - before < 16 * _MIB
+    assert sum(table.num_rows for table in kept) == 40 * 64
+    assert sum(table.nbytes for table in kept) > 1 << 31
+
+
+@pytest.fixture
+def pool() -> Iterator[pa.MemoryPool]:
+    """Counts what this test has of Arrow: the usual pool knows the most of the whole process."""
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(counted := pa.proxy_memory_pool(usual))
+    yield counted
+    pa.set_memory_pool(usual)
+
+
+def test_large_rows_are_sorted_a_few_at_a_time(pool: pa.MemoryPool) -> None:
+    """There are the rows and a sorted copy of them, and no third copy while they are sorted."""
+    tail, texts = MemoryTail(fold_bytes=1 << 30), np.random.default_rng(7)
+    for number in range(96):
+        text = pa.array([texts.bytes(_MIB).hex()])
+        value = pa.StructArray.from_arrays([text, pa.array([number], pa.int32())], ["t", "n"])
+        columns = [
+            pa.array([0], pa.uint16()),
+            pa.array([0], pa.uint8()),
+            pa.array([b"%06d" % (number * 59 % 96)]),
+            value,
+        ]
+        tail.add(0, pa.RecordBatch.from_arrays(columns, ["key_group", "op", "key", "value"]))
+        del text, value, columns
+    held = pool.bytes_allocated()
+    assert held > 96 * 2 * _MIB
+    found = tail.sorted(0)
+    keys = [key for table in found for key in table.column("key").to_pylist()]
+    assert keys == [b"%06d" % number for number in range(96)]
+    assert pool.max_memory() < held * 2.2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("is_behind", [False, True], ids=["tail", "behind a snapshot"])
+def test_two_gigabytes_of_text_in_the_tail(is_behind: bool) -> None:
+    """Every target in memory has it, in one key group, without a snapshot and behind one."""
+    rig = history_rig(key_groups=1, partitions=1, value_schema=_AVSC)
+    with Writer(rig.log, "w") as writer:
+        if is_behind:
+            rig.commit(writer, 1, [(b"old", {"t": "", "n": 1})])
+            rig.snapshot()
+        for number in range(2200):
+            writer.put(b"%06d" % number, {"t": f"{number:06}" + "x" * _MIB, "n": number})
+            if number % 100 == 99:
+                writer.commit()
+    rows = 2200 + is_behind
+    table = recover(rig.log).to_arrow()
+    assert (table.num_rows, table.nbytes > 1 << 31) == (rows, True)
+    del table
+    assert recover(rig.log).digest().rows == rows
+    state = recover(rig.log).to_dict()
+    assert len(state) == rows
+    assert all(state[b"%06d" % number]["t"].startswith(f"{number:06}x") for number in range(2200))
