@@ -3,7 +3,7 @@
     StatelogError
     ├── Misuse           InvalidName, InvalidChange, InvalidMetadata, KeyGroupMismatch, ValueTooLarge, LogInUse,
     │   │                IncompatibleSchema, CheckpointMismatch, SequenceTruncated, SequenceAhead, ReaderInUse,
-    │   │                ClosedError, NestedCall, OverlappingTasks
+    │   │                ClosedError, NestedCall, OverlappingTasks, NoSuchYear
     │   └── ConfigError  StoreRefused
     ├── NotFound, AlreadyExists
     ├── Unsafe           UnsafeTopic, UnsafeStore
@@ -128,6 +128,12 @@ class OverlappingTasks(Misuse):
     """Two tasks of one commit wrote the same key group, so the order of their changes is arbitrary."""
 
     default_hint = "Repartition by statelog's key-group expression, or declare that keys are unique per batch"
+
+
+class NoSuchYear(Misuse):
+    """A value holds a time whose year Python does not have: only the years 1 to 9999. `key` and `field` are facts."""
+
+    default_hint = "Read it as a column: to_arrow, to_parquet or a stream of `recover`, or overwrite or delete its key"
 
 
 class NotFound(StatelogError):

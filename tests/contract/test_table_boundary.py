@@ -5,7 +5,8 @@ import copy
 import enum
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from statelog.errors import InvalidMetadata, Misuse, ValueTooLarge
+from statelog.errors import InvalidMetadata, Misuse, NoSuchYear, ValueTooLarge
 from statelog.producer import Writer
 from statelog.producer.guard import Life
 from statelog.tables import Table, TableSettings
@@ -279,17 +280,37 @@ def test_equal_and_not_the_same(tables: TableRig) -> None:
 
 
 def test_a_time_that_python_lacks(tables: TableRig) -> None:
-    """Columns may have it. Who would read it as a value is told."""
+    """Columns may have it. The table opens, and only reading its value raises, with key and field; the rest is read
+    around it, and it is deleted, or overwritten.
+    """
     tables.open(value_schema=TIME).close()
+    rows = {
+        "key": [b"far", b"long ago", b"near"],
+        "at": pa.array([1 << 60, -(1 << 60), 0]).cast(pa.timestamp("us", "UTC")),
+    }
     with tables.rig.open() as log, Writer(log, "table") as writer:
-        writer.append_batch(pa.table({"key": [b"far"], "at": pa.array([1 << 60]).cast(pa.timestamp("us", "UTC"))}))
+        writer.append_batch(pa.table(rows))
         writer.commit()
 
-    reads: list[Callable[[Table[Any, Any]], object]] = [
+    reads: list[Callable[[Mapping[Any, Any]], object]] = [
         lambda table: table[b"far"],
+        lambda table: table.get(b"far"),
         content,
-        lambda table: list(table.range()),
+        lambda table: list(table.values()),
+        lambda table: list(cast("Any", table).range(b"far", b"fas")),
     ]
-    for read in reads:
-        with pytest.raises(Misuse, match="whose year Python does not have"), tables.open() as table:
-            read(table)
+    with tables.standby() as standby, tables.open() as table:
+        for one in (table, standby):
+            for read in reads:
+                with pytest.raises(NoSuchYear, match="whose year Python does not have") as told:
+                    read(one)
+                assert told.value.facts["field"] == "value.at"
+                assert told.value.facts["key"] in ("b'far'", "b'long ago'")
+            assert (len(one), sorted(one), b"far" in one, b"gone" in one) == (3, sorted(rows["key"]), True, False)
+            assert one[b"near"] == {"at": datetime.fromtimestamp(0, UTC)}
+        del table[b"far"]
+        table[b"long ago"] = {"at": datetime.fromtimestamp(1, UTC)}
+        table.commit()
+        assert sorted(content(table)) == [b"long ago", b"near"]
+    with TableRig(tables.rig, None).open() as table:
+        assert table[b"long ago"] == {"at": datetime.fromtimestamp(1, UTC)}

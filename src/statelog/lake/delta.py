@@ -70,7 +70,7 @@ _KEEPING_ROWS = (
     "UNSET TBLPROPERTIES",
 )
 """What others may do to the table between two exports: no row is another one after it."""
-_REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
+_SCHEME = re.compile(r"(file(?=:)|[a-z][a-z0-9+.-]+(?=:/))", re.IGNORECASE)
 _FILE_URL = re.compile(r"file:(?://(?:localhost)?(?=/)|(?!//))/+([^?#]*)", re.IGNORECASE)
 _BARRED = re.compile(r"[\x00-\x1f\x7f\\\[\]|^#?\ud800-\udfff]|%[0-9a-f]{2}", re.IGNORECASE)
 """Parts of local paths that delta-rs panics at, takes for another character in some of its calls, or shows no history
@@ -155,10 +155,10 @@ def _table_url(table: str) -> str:
 
     Raises ConfigError for a local path that delta-rs cannot keep, or for what is none.
     """
-    if _REMOTE.match(table):
+    scheme, named = _SCHEME.match(table), _FILE_URL.fullmatch(table)
+    if scheme and scheme[1].lower() != "file":
         return table
-    named = _FILE_URL.fullmatch(table)
-    if not table or (named is None and table.lower().startswith("file:")):
+    if not table or (scheme and not named):
         hint = "Give a path, or file:///absolute/path"
         raise ConfigError(f"the table {table!r} is neither a path nor the URL of one", hint=hint)
     path = str(Path(table).expanduser()) if table.startswith("~/") else table

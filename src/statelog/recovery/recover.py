@@ -35,7 +35,7 @@ from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.recovery.runs import RunOpener
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.recovery.stream import ReadAhead, Stream
-from statelog.recovery.targets import Target, fill_dict, fill_digest, fill_parquet, fill_table
+from statelog.recovery.targets import Target, ValuesOf, fill_dict, fill_digest, fill_parquet, fill_table, values_of
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Place
@@ -161,9 +161,15 @@ class Recovery(Closing):
 
             recover(log).to_dict()[b"alice"]
 
-        In a log whose callers name the key groups, the dict's keys are (key group, key). Raises Damaged, Unavailable.
+        In a log whose callers name the key groups, the dict's keys are (key group, key). Raises Damaged, Unavailable,
+        and NoSuchYear for a time that Python does not have: read such a state with `to_arrow`.
         """
-        return self._fill(partial(fill_dict, with_group=self.descriptor.hash_rule is HashRule.CALLER))
+        return self.dict_of(values_of)
+
+    def dict_of(self, values_of: ValuesOf) -> dict[Any, Any]:
+        """As `to_dict`, with the values that `values_of` makes of a value column and its keys."""
+        with_group = self.descriptor.hash_rule is HashRule.CALLER
+        return self._fill(partial(fill_dict, with_group=with_group, values_of=values_of))
 
     def to_arrow(self, *, ordered: bool = False) -> pa.Table:
         """A table of key_group (uint16), key, value (binary, or a struct), one row per key, in many chunks.

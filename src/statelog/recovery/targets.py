@@ -5,7 +5,7 @@ Invariants:
   is swept by the next one of that name.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.environment import DiskHook
-from statelog.errors import Misuse
+from statelog.errors import NoSuchYear
 from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.digest import StateDigest
@@ -34,8 +34,12 @@ and leases; whatever reading raises passes through it.
 # ---- in memory
 
 
-def fill_dict(reader: PlanReader, *, with_group: bool) -> tuple[dict[Any, Any], int]:
-    """Key to value: bytes, or a dict of the fields of the value schema.
+ValuesOf = Callable[[pa.Array, Sequence[Any]], list[Any]]
+"""Makes values of a value column, whose rows have these keys."""
+
+
+def fill_dict(reader: PlanReader, *, with_group: bool, values_of: ValuesOf) -> tuple[dict[Any, Any], int]:
+    """Key to what `values_of` makes of its value.
 
     `with_group` makes (key group, key) the key, for logs whose callers name the key groups: there one key may be in
     several of them.
@@ -46,13 +50,14 @@ def fill_dict(reader: PlanReader, *, with_group: bool) -> tuple[dict[Any, Any], 
             keys = batch.column("key").to_pylist()
             if with_group:
                 keys = list(zip(batch.column("key_group").to_pylist(), keys, strict=True))
-            state.update(zip(keys, values_of(batch.column("value")), strict=True))
+            state.update(zip(keys, values_of(batch.column("value"), keys), strict=True))
     return state, len(state)
 
 
-def values_of(column: pa.Array) -> list[Any]:
-    """Structs become dicts by column, which is several times faster than asking Arrow for row after row. Raises Misuse
-    for a time that Python does not have.
+def values_of(column: pa.Array, keys: Sequence[Any]) -> list[Any]:
+    """Return bytes, or a dict of the fields of the value schema, for each row. Raises NoSuchYear.
+
+    Structs become dicts by column, which is several times faster than asking Arrow for row after row.
     """
     if not pa.types.is_struct(column.type):
         return column.to_pylist()
@@ -60,15 +65,24 @@ def values_of(column: pa.Array) -> list[Any]:
     names = fields.schema.names
     try:
         columns = [one.to_pylist() for one in fields.columns]
-    except (OverflowError, ValueError) as error:
-        raise no_such_year() from error
+    except (OverflowError, ValueError):
+        raise _first_lacking(fields, keys) from None
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def no_such_year() -> Misuse:
-    """What tells that a value cannot be one of Python's own."""
-    hint = "Read them as columns: to_arrow, to_parquet or a stream"
-    return Misuse("values hold a time whose year Python does not have", hint=hint)
+def _first_lacking(fields: pa.RecordBatch, keys: Sequence[Any]) -> NoSuchYear:
+    for name, column in zip(fields.schema.names, fields.columns, strict=True):
+        for key, item in zip(keys, column, strict=True):
+            try:
+                item.as_py()
+            except (OverflowError, ValueError):
+                return no_such_year(f"value.{name}", key)
+    raise AssertionError("a column that Arrow reads by row, and not as a whole")
+
+
+def no_such_year(field: str, key: object) -> NoSuchYear:
+    """Return the error of a value that cannot be one of Python's own."""
+    return NoSuchYear("a value holds a time whose year Python does not have", key=ascii(key)[:200], field=field)
 
 
 def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:

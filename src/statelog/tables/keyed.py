@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from typing import Any, cast
 
+from statelog.errors import NoSuchYear
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.options import K, V
@@ -71,7 +72,8 @@ class Keyed(Mapping[K, V]):
         """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys."""
 
     @abstractmethod
-    def _scan(self, key_groups: Sequence[int] | None) -> Iterator[tuple[K, V]]: ...
+    def _scan(self, key_groups: Sequence[int] | None, *, keys_only: bool = False) -> Iterator[tuple[K, V]]:
+        """Yield keys and copies of their values; with `keys_only` the values are not to be looked at."""
 
     def __getitem__(self, key: K) -> V:
         value = self.get(key)
@@ -80,14 +82,17 @@ class Keyed(Mapping[K, V]):
         return cast("V", value)
 
     def __contains__(self, key: object) -> bool:
-        return self.get(cast("K", key)) is not None
+        try:
+            return self.get(cast("K", key)) is not None
+        except NoSuchYear:
+            return True
 
     def __bool__(self) -> bool:
         """Whether there is a key. Looks for one, and counts none."""
         return next(iter(self), None) is not None
 
     def __iter__(self) -> Iterator[K]:
-        return (key for key, _ in self._scan(None))
+        return (key for key, _ in self._scan(None, keys_only=True))
 
     def items(self, key_groups: Sequence[int] | None = None) -> TableItems[K, V]:
         """Keys and values, of all key groups or of these, in no order. Raises KeyGroupMismatch."""

@@ -147,7 +147,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             self._active[key] = None
 
     def __delitem__(self, key: K) -> None:
-        if self.get(key) is None:
+        if key not in self:
             raise KeyError(key)
         self.delete(key)
 
@@ -187,11 +187,11 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
                 return count
 
     @Guarded.turn
-    def _scan(self, key_groups: Sequence[int] | None) -> Iterator[tuple[K, V]]:
+    def _scan(self, key_groups: Sequence[int] | None, *, keys_only: bool = False) -> Iterator[tuple[K, V]]:
         wanted = None if key_groups is None else frozenset(key_groups)
         committed = self._state.items(key_groups)
         found = self._layers.over(committed, lambda key: wanted is None or self._keys.group(key) in wanted)
-        return self._unchanged(found, self._count + self._commits.applied)
+        return self._unchanged(found, self._count + self._commits.applied, keys_only=keys_only)
 
     @Guarded.turn
     def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
@@ -208,11 +208,13 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         for key in list(self):
             self.delete(key)
 
-    def _unchanged(self, found: Iterator[tuple[Any, Any]], count: int) -> Iterator[tuple[K, V]]:
+    def _unchanged(
+        self, found: Iterator[tuple[Any, Any]], count: int, *, keys_only: bool = False
+    ) -> Iterator[tuple[K, V]]:
         """Copies of what is found, as long as nothing changes the table, which was changed so often when it was asked:
         the state is read as the items are taken.
         """
-        copy, turn, nobody = self._values.copy, self._guard, NOBODY
+        copy, turn, nobody = self._values.copier(keys_only=keys_only), self._guard, NOBODY
         while True:
             user = get_ident()
             if user != turn.user:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import ConfigError, KeyGroupMismatch, Misuse, NotFound, StorageFull
+from statelog.errors import ConfigError, KeyGroupMismatch, Misuse, NoSuchYear, NotFound, StorageFull
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
 from statelog.recovery.changes import read_changes, split_changes
@@ -60,8 +60,9 @@ def test_a_time_that_python_lacks_is_told() -> None:
         writer.append_batch(pa.table({"key": pa.array([b"a"]), "at": far}))
         writer.commit()
     assert recover(rig.log).to_arrow().num_rows == 1
-    with pytest.raises(Misuse, match="whose year Python does not have") as refused:
+    with pytest.raises(NoSuchYear, match="whose year Python does not have") as refused:
         recover(rig.log).to_dict()
+    assert refused.value.facts == {"key": "b'a'", "field": "value.at"}
     assert "to_arrow" in refused.value.hint
 
 

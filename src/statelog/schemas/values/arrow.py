@@ -38,7 +38,7 @@ _ACCEPTED: Mapping[str, tuple[type, ...]] = {
 _LISTS = ("list", "large_list", "fixed_size_list")
 _VIEWED = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 """What Arrow has not written its functions for, and what is as large."""
-_FIRST_US, _LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
+FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The first and the last datetime, in microseconds since 1970."""
 _UUID_PATTERN = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 MAP_KEY = ValueType(kind="string", arrow=pa.string())
@@ -291,7 +291,7 @@ def _check_times(rows: Sequence[datetime.datetime | datetime.time | None], kind:
 def _check_years(column: pa.Array, kind: ValueType, path: str) -> None:
     """A year before the first of UTC, or behind the last: whoever reads it could not make a datetime of it again."""
     numbers = numbers_or_zeros(column.view(pa.int64()))
-    if len(numbers) and not _FIRST_US <= int(numbers.min()) <= int(numbers.max()) <= _LAST_US:
+    if len(numbers) and not FIRST_US <= int(numbers.min()) <= int(numbers.max()) <= LAST_US:
         raise _refused(f"a datetime that in UTC has a year of no datetime, where the schema has {kind}", path)
 
 

@@ -86,7 +86,9 @@ class FollowedState:
             finally:
                 self._is_read = was
 
-    def scan(self, items: Callable[[State], Iterator[tuple[Any, Any]]]) -> Generator[tuple[Any, Any]]:
+    def scan(
+        self, items: Callable[[State], Iterator[tuple[Any, Any]]], *, keys_only: bool
+    ) -> Generator[tuple[Any, Any]]:
         """Copies of what `items` gives of one position, which the state keeps until the end of the scan."""
         scan = _RunningScan(get_ident())
         try:
@@ -95,7 +97,7 @@ class FollowedState:
                 scan.is_over = self._is_barred
                 self.check(scan)
                 self._scans.add(scan)
-                found, copy = items(self.view.state), self.view.state.values.copy
+                found, copy = items(self.view.state), self.view.state.values.copier(keys_only=keys_only)
             while True:
                 with self._lock:
                     self.check(scan)

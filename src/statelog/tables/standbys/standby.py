@@ -200,12 +200,14 @@ class Standby(Closing, Keyed[K, V]):
         first, behind = self._keys.bound(start), self._keys.bound(end)
         return self._scanned(lambda state: state.range(first, behind))
 
-    def _scan(self, key_groups: Sequence[int] | None) -> Iterator[tuple[K, V]]:
-        return self._scanned(lambda state: state.items(key_groups))
+    def _scan(self, key_groups: Sequence[int] | None, *, keys_only: bool = False) -> Iterator[tuple[K, V]]:
+        return self._scanned(lambda state: state.items(key_groups), keys_only=keys_only)
 
-    def _scanned(self, items: Callable[[State], Iterator[tuple[Any, Any]]]) -> Iterator[tuple[K, V]]:
+    def _scanned(
+        self, items: Callable[[State], Iterator[tuple[Any, Any]]], *, keys_only: bool = False
+    ) -> Iterator[tuple[K, V]]:
         self._owner.check()
-        return self._state.scan(items)
+        return self._state.scan(items, keys_only=keys_only)
 
     # ---- moves
 

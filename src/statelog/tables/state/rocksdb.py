@@ -180,7 +180,7 @@ class RocksdbStore:
             data = self._database.get(self._raw(key))
         except Exception as error:
             raise self._translated(error) from error
-        return data if data is None or self._decode is None else self._decode(data)
+        return data if data is None or self._decode is None else self._decode(data, key)
 
     def is_gone(self, key_group: int, key: Any) -> bool:  # noqa: ARG002 - the raw key begins with it
         """Whether it is remembered as deleted. Raises Corrupt."""
@@ -222,7 +222,8 @@ class RocksdbStore:
                     raw = rows.key()
                     if end is not None and raw >= end:
                         return
-                    yield of_raw(raw), decode(rows.value())
+                    key = of_raw(raw)
+                    yield key, decode(rows.value(), key)
                     rows.next()
                 rows.status()  # It raises if the rows ended before their end; the library's `items` hides that.
             finally:

@@ -105,7 +105,7 @@ class State:
             if self._closed.is_set() or group in self.store.missing:
                 raise
             return self._near(key)  # All came in between, and the snapshot was let go.
-        return None if found is None else self.values.of_column(found)[0]
+        return None if found is None else self.values.of_column(found, [key])[0]
 
     def __len__(self) -> int:
         """How many keys there are: from one pass over all that is not local. Counted once, and kept as long as runs can
@@ -281,7 +281,8 @@ class State:
 
     def _shown(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
         for rows in self.store.unchanged(table).to_batches():
-            yield from zip(self._keys.of_columns(rows), self.values.of_column(rows.column("value")), strict=True)
+            keys = self._keys.of_columns(rows)
+            yield from zip(keys, self.values.of_column(rows.column("value"), keys), strict=True)
 
 
 def _steps(

@@ -223,10 +223,9 @@ class DictStore:
     @classmethod
     def recovered(cls, recovery: Recovery, keys: KeyRule, values: ValueRule) -> "DictStore":
         """With all of a recovered state. Raises Damaged, Unavailable."""
-        state = recovery.to_dict()
+        state = recovery.dict_of(values.of_column)
         if keys.one is not None:
             state = {key: value for (_, key), value in state.items()}
-        values.mend(state)
         return cls(keys, values, state)
 
     # ---- reads
@@ -295,8 +294,8 @@ class DictStore:
         for rows in changes.to_batches(max_chunksize=_BATCH_ROWS):
             gone, puts = gone_and_live(rows)
             deque(map(self._state.pop, self._keys.of_columns(gone), repeat(None)), maxlen=0)
-            values = self._values.of_column(puts.column("value"))
-            self._state.update(zip(self._keys.of_columns(puts), values, strict=True))
+            keys = self._keys.of_columns(puts)
+            self._state.update(zip(keys, self._values.of_column(puts.column("value"), keys), strict=True))
 
     def _remember(self, group: int, key: Any) -> None:
         if group in self.missing:

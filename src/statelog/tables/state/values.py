@@ -6,21 +6,24 @@ has its default), and handed out as a copy, so that changing it in place changes
 
 Invariants:
 - A value that was admitted can be logged.
+- A value with a time whose year Python lacks, which columns may have, is held as a `NoValue`: only reading it raises.
 - Bytes of one value are Avro's plain binary form, as in every RocksDB database of this log.
 """
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
 
 import fastavro
 import pyarrow as pa
 
-from statelog.errors import InvalidChange
+from statelog.errors import InvalidChange, NoSuchYear
 from statelog.producer.buffer import Unquick, hint_for_value
 from statelog.recovery.targets import no_such_year, values_of
 from statelog.schemas.arrays import column_of_rows
+from statelog.schemas.values.arrow import FIRST_US, LAST_US
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema, rows_to_struct
 from statelog.schemas.values.types import ValueType
@@ -30,6 +33,12 @@ _SCALAR_BYTES = 16
 _OFFSET_BYTES = 4
 _MOST_UTF8 = 4
 _INT_MAX = {"int": (1 << 31) - 1, "long": (1 << 63) - 1}
+_MICROSECONDS = {
+    "date": 86_400_000_000,
+    **dict.fromkeys(("timestamp-millis", "local-timestamp-millis"), 1_000),
+    **dict.fromkeys(("timestamp-micros", "local-timestamp-micros"), 1),
+}
+"""The units of the types that have years."""
 _SCALARS: Mapping[str, type] = {
     "boolean": bool,
     "int": int,
@@ -38,6 +47,20 @@ _SCALARS: Mapping[str, type] = {
     "string": str,
     "bytes": bytes,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class NoValue:
+    """Stands for a value that Python cannot have. To copy it, as a dict, raises NoSuchYear."""
+
+    field: str
+    key: object
+
+    def keys(self) -> NoReturn:
+        """Raise NoSuchYear."""
+        raise no_such_year(self.field, self.key)
+
+    items = keys
 
 
 class ValueRule:
@@ -50,10 +73,15 @@ class ValueRule:
         root = schema.root
         self._fields: dict[str, ValueType] = {} if root is None else {one.name: one.type for one in root.fields}
         self._mended = _mender(root) if root is not None else None
-        self._parsed = None if root is None else fastavro.parse_schema(_without_uuid(json.loads(schema.avsc)))
+        self._parsed = None if root is None else _parsed(schema.avsc, frozenset(["uuid"]))
+        self._numbers = None if root is None else _parsed(schema.avsc, frozenset(["uuid", *_MICROSECONDS]))
         self._null_bytes = 0 if root is None else max(_null_sizes(root))
         self.copy: Callable[[Any], Any] = _copier(root)
         """What is handed out for a value that is held."""
+
+    def copier(self, *, keys_only: bool) -> Callable[[Any], Any]:
+        """Return `copy`, or for an iteration of keys a function that looks at no value: it may be a `NoValue`."""
+        return _same if keys_only else self.copy
 
     def admit(self, value: object) -> Any:
         """The value as the table holds it. Raises InvalidChange."""
@@ -68,7 +96,7 @@ class ValueRule:
         is_plain = given.keys() == self._fields.keys() and all(
             _is_plain(given[name], kind) for name, kind in self._fields.items()
         )
-        return dict(given) if is_plain else self.of_column(rows_to_struct([given], self.schema))[0]
+        return dict(given) if is_plain else self.of_column(rows_to_struct([given], self.schema), [None])[0]
 
     def size(self, value: Any) -> int:
         """At most how many bytes an admitted value has in the log, as `row_sizes` counts them; and about as many."""
@@ -92,16 +120,13 @@ class ValueRule:
         """Admitted values as a column of the log; None, a delete's, is null. Raises InvalidChange."""
         return column_of_rows(values, pa.binary()) if self.is_opaque else rows_to_struct(values, self.schema)
 
-    def of_column(self, column: pa.Array) -> list[Any]:
-        """The values of a column of the log, without deletes, as the table holds them."""
-        values = values_of(column)
+    def of_column(self, column: pa.Array, keys: Sequence[Any]) -> list[Any]:
+        """The values of a column of the log, without deletes, of these keys, as the table holds them."""
+        try:
+            values = values_of(column, keys)
+        except NoSuchYear:
+            return list(map(self.decode, avro_values(column, self.schema).to_pylist(), keys))
         return values if self._mended is None else list(map(self._mended, values))
-
-    def mend(self, state: dict[Any, Any]) -> None:
-        """Make a state that `Recovery.to_dict` gave one that the table may hold, in place."""
-        if self._mended is not None:
-            for value in state.values():
-                self._mended(value)
 
     def encode(self, values: Sequence[Any]) -> list[bytes]:
         """The bytes of many admitted values. None of them is None."""
@@ -110,12 +135,14 @@ class ValueRule:
         encoded: list[bytes] = avro_values(self.column(values), self.schema).to_pylist()
         return encoded
 
-    def decode(self, data: bytes) -> Any:
-        """The value of `encode`'s bytes. Raises Misuse for a time that Python does not have."""
+    def decode(self, data: bytes, key: object) -> Any:
+        """The value of `encode`'s bytes, which is the key's, as the table holds it."""
         try:
             return data if self._parsed is None else fastavro.schemaless_reader(io.BytesIO(data), self._parsed, None)
-        except (OverflowError, ValueError) as error:
-            raise no_such_year() from error
+        except (OverflowError, ValueError):
+            numbers = cast("dict[str, Any]", fastavro.schemaless_reader(io.BytesIO(data), self._numbers or {}, None))
+            lacking = (name for name, kind in self._fields.items() if _lacks_year(numbers[name], kind))
+            return NoValue(".".join(["value", *list(lacking)[:1]]), key)
 
     def is_same(self, value: Any, other: Any) -> bool:
         """Whether two admitted values, or None, have the same bytes. Equal they may be without: 0.0 and -0.0."""
@@ -143,6 +170,19 @@ def _is_plain(value: object, kind: ValueType) -> bool:
             return True
 
 
+def _lacks_year(item: Any, kind: ValueType) -> bool:
+    """Whether Python lacks the year of a time in a value whose times are numbers."""
+    if item is None:
+        return False
+    if kind.logical in _MICROSECONDS:
+        return not FIRST_US <= item * _MICROSECONDS[kind.logical] <= LAST_US
+    inner: Iterable[tuple[Any, ValueType]] = ((item[one.name], one.type) for one in kind.fields)
+    if kind.items is not None:
+        items = cast("Iterable[Any]", item.values() if kind.kind == "map" else item)
+        inner = ((one, kind.inner) for one in items)
+    return any(_lacks_year(*one) for one in inner)
+
+
 def _null_sizes(kind: ValueType) -> Iterator[int]:
     """How many bytes a null takes of this type, and of those inside: that of a record has all of its fields."""
     yield _null_bytes(kind)
@@ -157,16 +197,20 @@ def _null_bytes(kind: ValueType) -> int:
 def _copier(root: ValueType | None) -> Callable[[Any], Any]:
     if root is None:
         return _same
-    return _deep_copy if any(one.type.kind in ("record", "array", "map") for one in root.fields) else dict
+    return _deep_dict if any(one.type.kind in ("record", "array", "map") for one in root.fields) else dict
 
 
 def _same(value: Any) -> Any:
     return value
 
 
+def _deep_dict(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _deep_copy(item) for name, item in value.items()}
+
+
 def _deep_copy(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _deep_copy(item) for name, item in cast("dict[str, Any]", value).items()}
+        return _deep_dict(cast("dict[str, Any]", value))
     return [_deep_copy(item) for item in cast("Sequence[Any]", value)] if isinstance(value, list) else value
 
 
@@ -198,16 +242,20 @@ def _mended_record(value: dict[str, Any], menders: Mapping[str, _Mender]) -> dic
     return value
 
 
-def _without_uuid(schema: Any) -> Any:
-    """The schema without the logical type that fastavro would make objects of, where Arrow has text."""
+def _parsed(avsc: str, dropped: frozenset[str]) -> Any:
+    return fastavro.parse_schema(_without(json.loads(avsc), dropped))
+
+
+def _without(schema: Any, dropped: frozenset[str]) -> Any:
+    """The schema without these logical types: fastavro makes objects of a UUID, where Arrow has text."""
     if isinstance(schema, list):
-        return [_without_uuid(one) for one in cast("Sequence[Any]", schema)]
+        return [_without(one, dropped) for one in cast("Sequence[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
     kept = cast("dict[str, Any]", schema)
-    drop = kept.get("logicalType") == "uuid"
+    drop = kept.get("logicalType") in dropped
     return {
-        name: value if name in ("default", "symbols") else _without_uuid(value)
+        name: value if name in ("default", "symbols") else _without(value, dropped)
         for name, value in kept.items()
         if not (drop and name == "logicalType")
     }
