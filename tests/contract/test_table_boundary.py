@@ -284,12 +284,9 @@ def test_a_time_that_python_lacks(tables: TableRig) -> None:
     around it, and it is deleted, or overwritten.
     """
     tables.open(value_schema=TIME).close()
-    rows = {
-        "key": [b"far", b"long ago", b"near"],
-        "at": pa.array([1 << 60, -(1 << 60), 0]).cast(pa.timestamp("us", "UTC")),
-    }
+    keys, times = [b"far", b"long ago", b"near"], pa.array([1 << 60, -(1 << 60), 0]).cast(pa.timestamp("us", "UTC"))
     with tables.rig.open() as log, Writer(log, "table") as writer:
-        writer.append_batch(pa.table(rows))
+        writer.append_batch(pa.table({"key": keys, "at": times}))
         writer.commit()
 
     reads: list[Callable[[Mapping[Any, Any]], object]] = [
@@ -306,7 +303,7 @@ def test_a_time_that_python_lacks(tables: TableRig) -> None:
                     read(one)
                 assert told.value.facts["field"] == "value.at"
                 assert told.value.facts["key"] in ("b'far'", "b'long ago'")
-            assert (len(one), sorted(one), b"far" in one, b"gone" in one) == (3, sorted(rows["key"]), True, False)
+            assert (len(one), sorted(one), b"far" in one, b"gone" in one) == (3, keys, True, False)
             assert one[b"near"] == {"at": datetime.fromtimestamp(0, UTC)}
         del table[b"far"]
         table[b"long ago"] = {"at": datetime.fromtimestamp(1, UTC)}

@@ -13,7 +13,7 @@ from statelog.recovery.changes import CommitFeed
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.recovery.targets import fill_dict
+from statelog.recovery.targets import fill_dict, values_of
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
@@ -73,7 +73,7 @@ def test_a_tail_goes_on_where_its_broker_broke_off(after: int) -> None:
     plan = recover(rig.log).plan
     rig.log.kafka = BreakingKafka(cluster, after, BrokerUnavailable("the test's broker broke off"))
     reading = PlanReader(rig.log, plan, RecoverySettings(), lambda _: None)
-    assert fill_dict(reading, with_group=False)[0] == rig.state_at(rig.end())
+    assert fill_dict(reading, with_group=False, values_of=values_of)[0] == rig.state_at(rig.end())
     assert reading.tail_read.changes == 8
 
 

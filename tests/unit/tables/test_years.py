@@ -24,7 +24,7 @@ _FAR_US = 253_402_300_800 * 10**6
 
 
 def _times(numbers: list[int], kind: pa.DataType) -> pa.Array:
-    width = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+    width = pa.int32() if kind == pa.date32() else pa.int64()
     return pa.array(numbers, width).view(kind)
 
 
@@ -40,11 +40,13 @@ _CASES: dict[str, tuple[Any, pa.Array]] = {
     "record": (_RECORD, pa.StructArray.from_arrays([_times([0, 2_932_897], pa.date32())], ["day"])),
     "list": (
         {"type": "array", "items": _MICROS},
-        pa.ListArray.from_arrays([0, 1, 3], _times([0, 0, _FAR_US], _MICROS_ARROW)),
+        pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), _times([0, 0, _FAR_US], _MICROS_ARROW)),
     ),
     "map": (
         {"type": "map", "values": _MICROS},
-        pa.MapArray.from_arrays([0, 1, 2], ["a", "b"], _times([0, _FAR_US], _MICROS_ARROW)),
+        pa.MapArray.from_arrays(
+            pa.array([0, 1, 2], pa.int32()), pa.array(["a", "b"]), _times([0, _FAR_US], _MICROS_ARROW)
+        ),
     ),
 }
 

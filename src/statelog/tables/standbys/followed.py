@@ -87,7 +87,7 @@ class FollowedState:
                 self._is_read = was
 
     def scan(
-        self, items: Callable[[State], Iterator[tuple[Any, Any]]], *, keys_only: bool
+        self, items: Callable[[State], Iterator[tuple[Any, Any]]], *, keys_only: bool = False
     ) -> Generator[tuple[Any, Any]]:
         """Copies of what `items` gives of one position, which the state keeps until the end of the scan."""
         scan = _RunningScan(get_ident())
