@@ -24,7 +24,8 @@ from typing import Any, cast
 import pyarrow as pa
 
 from statelog.errors import InvalidChange, KeyGroupMismatch, ValueTooLarge
-from statelog.producer.change_maker import ChangeMaker, Key, Value, cut
+from statelog.producer.change_maker import ChangeMaker, Key, Value
+from statelog.producer.intake import take_in
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.arrays import about_bytes
 from statelog.schemas.changes.few import FEW_BYTES, ROW_BYTES, Changes, FewChanges
@@ -172,7 +173,8 @@ class ChangeBuffer:
 
     def extend(self, table: object) -> Iterator[bool]:
         """Buffer the many changes of an Arrow table or record batch, piece by piece; after each whether the caller
-        takes them: the buffer is full, or the piece is large enough that to join it with the next one would not pay.
+        takes them: the buffer is full, the piece is large enough that to join it with the next one would not pay, or
+        its memory is not ours.
 
         Columns: `key`, optional `op` (0 or "put", 1 or "delete"), `key_group` if the caller places keys, and the
         value: one column `value`, or for typed values the fields themselves.
@@ -185,10 +187,12 @@ class ChangeBuffer:
                 hint="From pandas, pa.Table.from_pandas(frame, preserve_index=False); from Polars, frame.to_arrow()",
             )
         self._roll_lists()
-        ready = deque(self._maker.of_batch(piece) for piece in cut(table, self._settings.roll_bytes))
+        pieces = take_in(table, self._settings.roll_bytes)
+        ready = deque((self._maker.of_batch(piece.rows), piece.is_ours) for piece in pieces)
         while ready:
-            size = self._keep(ready.popleft())
-            yield self.full or size >= self._settings.roll_bytes // 2
+            changes, is_ours = ready.popleft()
+            size = self._keep(changes)
+            yield self.full or size >= self._settings.roll_bytes // 2 or not is_ours
 
     def take(self) -> Changes | None:
         """Empty the buffer: all changes in order, or None if there are none."""

@@ -9,7 +9,7 @@ Invariants:
 - Input that cannot be made so is refused as a whole, with the reason.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -37,7 +37,6 @@ _KEY_KINDS: Mapping[KeyType, tuple[str, ...]] = {
 }
 """How the names of the Arrow types begin that a column of keys may have; a null key is refused on its own."""
 _OURS = ("key", "op", "key_group")
-_MOST_PIECE_BYTES = 64 << 20
 
 
 class ChangeMaker:
@@ -184,30 +183,6 @@ class ChangeMaker:
         if named is not None and not np.array_equal(named.to_numpy(zero_copy_only=False), own):
             raise KeyGroupMismatch("column key_group differs from the keys' own groups", hint="Leave it out")
         return own
-
-
-def cut(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The rows in order, in equal pieces of at most about `piece_bytes`, without copying and without empty ones.
-
-    Larger pieces cost a writer more: what is made of one is then more than the allocator keeps, and is mapped anew for
-    each. Where large values lie close together a piece is halved until it is far from Arrow's 2 GiB.
-    """
-    for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
-        pieces = max(1, -(-batch.nbytes // piece_bytes))
-        rows = -(-batch.num_rows // pieces)
-        for start in range(0, batch.num_rows, max(1, rows)):
-            yield from _halved(batch.slice(start, rows), max(piece_bytes, _MOST_PIECE_BYTES))
-
-
-def _halved(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
-    # A slice counts its whole dictionary.
-    shared = any(isinstance(kind, pa.DictionaryType) for kind in batch.schema.types)
-    if shared or batch.num_rows < 2 or batch.nbytes <= most_bytes:
-        yield batch
-        return
-    half = batch.num_rows // 2
-    yield from _halved(batch.slice(0, half), most_bytes)
-    yield from _halved(batch.slice(half), most_bytes)
 
 
 def _ops_of(batch: pa.RecordBatch) -> NDArray[np.uint8] | None:

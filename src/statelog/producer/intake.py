@@ -1,0 +1,162 @@
+"""`take_in`: a caller's Arrow table as pieces that are valid, and that nobody changes behind the writer's back.
+
+Arrow believes what a buffer says, and validates nothing by itself: text may be no UTF-8, and an offset may point
+anywhere. Readers validate every chunk, so one such cell would bar the whole log. No I/O.
+
+Invariants:
+- A piece that may be kept beyond the call is a copy, which was made before it was validated or hashed.
+- Any other piece is the caller's memory still, and has to be sent within the call.
+- Nothing is computed from a column before it was validated: a bad offset would kill the process.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from statelog.errors import InvalidChange
+
+_MOST_PIECE_BYTES = 64 << 20
+_OWN_NAMES = ("key", "op", "key_group", "value")
+_HINT = "Make it with Arrow's own builders; nothing of this table was appended"
+
+
+class Piece(NamedTuple):
+    """Some rows. `is_ours`: nobody else holds their memory."""
+
+    rows: pa.RecordBatch
+    is_ours: bool
+
+
+def take_in(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[Piece]:
+    """Yield the rows in order, in pieces of at most about `piece_bytes`, without empty ones.
+
+    Raises InvalidChange with the path of the field and the row, from 0, of the first cell that is not valid.
+    """
+    first_row = 0
+    for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
+        rows, is_ours = batch, False
+        try:
+            batch.validate()
+            size = batch.nbytes
+            # The validation of a slice looks at all of what is nested in it.
+            is_nested = any(kind.num_fields for kind in batch.schema.types)
+            if size < piece_bytes // 2 or (is_nested and batch.get_total_buffer_size() > 2 * size):
+                rows, is_ours = copied(batch), True
+            rows.validate(full=True)
+        except pa.ArrowException as error:
+            raise _refused(batch, first_row, error) from error
+        for piece in _cut(rows, piece_bytes, size):
+            yield Piece(piece, is_ours)
+        first_row += batch.num_rows
+
+
+def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a deep copy, of a slice only its own rows."""
+    if not any(map(_has_dictionary, batch.schema.types)):
+        return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.ExtensionType):
+        kind = kind.storage_type
+    return isinstance(kind, pa.DictionaryType) or any(
+        _has_dictionary(kind.field(number).type) for number in range(kind.num_fields)
+    )
+
+
+def _cut(batch: pa.RecordBatch, piece_bytes: int, size: int) -> Iterator[pa.RecordBatch]:
+    """Cut the batch into equal pieces, without copying.
+
+    Larger pieces cost a writer more: what is made of one is then more than the allocator keeps, and is mapped anew for
+    each. Where large values lie close together a piece is halved until it is far from Arrow's 2 GiB.
+    """
+    pieces = max(1, -(-size // piece_bytes))
+    rows = -(-batch.num_rows // pieces)
+    for start in range(0, batch.num_rows, max(1, rows)):
+        yield from _halved(batch.slice(start, rows), max(piece_bytes, _MOST_PIECE_BYTES))
+
+
+def _halved(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
+    # A slice counts its whole dictionary.
+    shared = any(isinstance(kind, pa.DictionaryType) for kind in batch.schema.types)
+    if shared or batch.num_rows < 2 or batch.nbytes <= most_bytes:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _halved(batch.slice(0, half), most_bytes)
+    yield from _halved(batch.slice(half), most_bytes)
+
+
+# ---- what is wrong, and where
+
+
+def _refused(batch: pa.RecordBatch, first_row: int, error: pa.ArrowException) -> InvalidChange:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if _problem(column):
+            row = _first_bad(column)
+            path, text = _located(column.slice(row, 1), name if name in _OWN_NAMES else f"value.{name}")
+            if "UTF8" in text:
+                hint = "Decode it as what it is, such as latin-1; or keep such bytes in a column of bytes"
+                return InvalidChange("a text is not UTF-8", hint=hint, field=path, row=first_row + row)
+            return InvalidChange(f"a column is not valid Arrow: {text}", hint=_HINT, field=path, row=first_row + row)
+    return InvalidChange(f"the table is not valid Arrow: {error}", hint=_HINT, row=first_row)
+
+
+def _problem(column: pa.Array) -> str:
+    """What is wrong with its rows; nothing if it is valid."""
+    try:
+        column.validate()
+        _alone(column).validate(full=True)
+    except pa.ArrowException as error:
+        return str(error)
+    return ""
+
+
+def _alone(column: pa.Array) -> pa.Array:
+    """A copy without what other rows have: the children of a slice are whole."""
+    return copied(pa.RecordBatch.from_arrays([column], names=["column"])).column(0)
+
+
+def _first_bad(column: pa.Array) -> int:
+    """The first row that is not valid, of a column that has one; 0 if all may be."""
+    if isinstance(column, pa.DictionaryArray) and _problem(column.dictionary):
+        bad = pa.scalar(_first_bad(column.dictionary), column.indices.type)
+        return max(0, cast("int", pc.index(column.indices, bad).as_py()))
+    row, end = 0, len(column)
+    while end - row > 1:
+        middle = (row + end) // 2
+        if _problem(column.slice(row, middle - row)):
+            end = middle
+        else:
+            row = middle
+    return row
+
+
+def _located(row: pa.Array, path: str) -> tuple[str, str]:
+    """The path of the innermost part of one row that is not valid, and what is wrong with it."""
+    problem = _problem(row)
+    try:
+        row.validate()
+    except pa.ArrowException:
+        return path, problem
+    for end, part in _parts(_alone(row)):
+        if _problem(part):
+            return _located(part, path + end)
+    return path, problem
+
+
+def _parts(column: pa.Array) -> list[tuple[str, pa.Array]]:
+    """What a nested column is made of, by the end of the path."""
+    if isinstance(column, pa.StructArray):
+        return [(f".{field.name}", column.field(number)) for number, field in enumerate(column.type)]
+    if isinstance(column, pa.MapArray):
+        return [("{}", column.keys), ("{}", column.items)]
+    if isinstance(column, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+        return [("[]", column.values)]
+    return []
