@@ -127,7 +127,7 @@ class Committer:
         self._under_way = _UnderWay(
             commit=commit,
             handles=handles,
-            metadata=metadata,
+            metadata=dict(metadata),
             sent_s=sent_s,
             position=self.opened.ledger.position,
             appended=self._send(commit),
@@ -159,7 +159,7 @@ class Committer:
                 offset, is_overtaken = self._settle(sent, error)
             self._tell()
             self._environment.crash("committed")
-            self.last = LastCommit(sent.commit.checkpoint, offset, dict(sent.metadata))
+            self.last = LastCommit(sent.commit.checkpoint, offset, sent.metadata)
             self._end = _End.FINAL if sent.commit.final else _End.OVERTAKEN if is_overtaken else None
             return self.last
 

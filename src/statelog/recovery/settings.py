@@ -70,6 +70,7 @@ class RecoverySettings:
         if self.value_schema_id is not None:
             check_whole("value_schema_id", self.value_schema_id, 0)
         check_kind("spill_directories", self.spill_directories, tuple, list, example='("/mnt/a", "/mnt/b")')
+        object.__setattr__(self, "spill_directories", tuple(self.spill_directories))
         check_kind("progress_interval_s", self.progress_interval_s, Real, example="seconds")
         if self.cache is not None:
             check_kind("cache", self.cache, CacheSettings, example="CacheSettings(directory=...)")

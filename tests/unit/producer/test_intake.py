@@ -202,7 +202,13 @@ def _kinds() -> dict[str, pa.Array]:
     words = pa.array(["a", "b", None, "long enough to be no part of a view"])
     lists, structs = pa.array([["a"], [], None, ["b", "c"]]), pa.array([{"x": "a"}, {"x": None}, None, {"x": "b"}])
     kinds = [words.cast(kind) for kind in (pa.large_string(), pa.binary(), pa.string_view(), pa.binary_view())]
-    kinds += [words, words.dictionary_encode(), pa.array([1, None, 3, 4]), lists, lists.cast(pa.large_list(pa.string()))]
+    kinds += [
+        words,
+        words.dictionary_encode(),
+        pa.array([1, None, 3, 4]),
+        lists,
+        lists.cast(pa.large_list(pa.string())),
+    ]
     kinds += [structs, pa.StructArray.from_arrays([words.dictionary_encode()], names=["x"])]
     kinds += [pa.array([[("k", "v")], [], None, [("l", "w")]], pa.map_(pa.string(), pa.string()))]
     kinds += [pa.array([["a"], ["b"], None, ["c"]], pa.list_(pa.string(), 1)), pa.nulls(4)]

@@ -82,7 +82,7 @@ class Where:
         check_kind("storage_options", self.storage_options, Mapping, example='{"key": "...", "secret": "..."}')
         for name in self.storage_options:
             check_kind("a name in storage_options", name, str, example='{"key": "...", "secret": "..."}')
-        object.__setattr__(self, "storage_options", MappingProxyType(dict(self.storage_options)))
+        object.__setattr__(self, "storage_options", MappingProxyType(_own(self.storage_options)))
         object.__setattr__(self, "allow_unsafe", tuple(self.allow_unsafe))
 
     @staticmethod
@@ -140,6 +140,13 @@ class Where:
 def check_where(where: object) -> None:
     """Raise ConfigError for what is no `Where`: an address or a root alone, say."""
     check_kind("where", where, Where, example=_EXAMPLE)
+
+
+def _own(options: Any) -> Any:
+    """A copy of options, nested ones included; sessions and other objects are shared."""
+    if isinstance(options, Mapping):
+        return {name: _own(value) for name, value in options.items()}
+    return [_own(value) for value in options] if isinstance(options, list) else options
 
 
 def _checked_root(root: object) -> StoreSource:

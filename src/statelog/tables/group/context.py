@@ -58,6 +58,7 @@ class InputTopic:
     def __post_init__(self) -> None:
         check_kind("the input topic", self.name, str, example='InputTopic("words"), one topic for each worker')
         check_kind("consumer", self.consumer, Mapping, example='consumer={"group.id": "counts"}')
+        object.__setattr__(self, "consumer", dict(self.consumer))
         check_kind("accept_loss", self.accept_loss, bool, example="True, and what is lost is passed over, or False")
         object.__setattr__(self, "start", parse_enum(InputStart, "start", self.start))
 
