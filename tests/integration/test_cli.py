@@ -299,6 +299,18 @@ def test_a_value_that_the_log_cannot_hold_is_named(shell: Shell, tmp_path: Path)
     assert shell.state() == {}
 
 
+def test_text_in_another_encoding_is_named(shell: Shell, tmp_path: Path) -> None:
+    """A text of a Parquet file that is no UTF-8, as other programs write it, is refused with its row in the file."""
+    keys = pa.array([b"a", b"b", b"caf\xe9"])
+    text = pa.Array.from_buffers(pa.string(), 3, keys.buffers())
+    pq.write_table(pa.table({"key": text, "value": [b"1", b"2", b"3"]}), tmp_path / "in.parquet", use_dictionary=False)
+
+    error = shell.json("append", shell.name, tmp_path / "in.parquet", "--checkpoint-every", 2, code=2)
+
+    assert (error["error"], error["facts"]["field"], error["facts"]["row"]) == ("InvalidChange", "key", 3)
+    assert shell.state() == {key: {"value": value} for key, value in (("a", "1"), ("b", "2"))}
+
+
 def test_a_checkpoint_field_cuts_where_it_changes(shell: Shell, tmp_path: Path) -> None:
     """One commit for each run of rows with one value of the field."""
     days = [1, 1, 2, 2, 2, 3]

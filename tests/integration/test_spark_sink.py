@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 from pyspark.sql.streaming.query import StreamingQuery
@@ -12,6 +12,7 @@ from statelog.errors import ConfigError, Fenced, InvalidChange, KeyGroupMismatch
 from statelog.producer.writer import Writer
 from statelog.spark.columns import key_group_column, repartition_by_key_group
 from statelog.spark.reported import error_of
+from statelog.spark.sink import upsert
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import (
     Row,
@@ -280,3 +281,34 @@ def test_a_batch_write_is_one_commit(spark: SparkSession, rig: SparkLog) -> None
     assert last is not None
     assert last.checkpoint.id == 6
     assert rig.numbers() == {key: key * 2 for key in range(20)}
+
+
+@pytest.mark.parametrize("way", ["write", "write of unique keys", "stream", "upsert"])
+def test_text_that_is_none_is_refused(
+    spark: SparkSession, broker: Broker, log_name: str, tmp_path: Path, way: str
+) -> None:
+    """Spark casts any bytes to a string. As a key or in a field they fail the batch with InvalidChange, field and row;
+    nothing of it is committed, and the log can be read.
+    """
+    write_batches(tmp_path / "input", [[(1, 1)]])
+    text = "cast(x'61ff62' as string)"
+    for field, key, note in (("key", text, "'fine'"), ("value.note", "'k'", text)):
+        rig = SparkLog.create(f"{log_name}-{field}", broker.bootstrap, tmp_path / field, key_type="string")
+        options = {**rig.options, "writerId": "job", "uniqueKeys": "false" if way == "write" else "true"}
+        columns = (f"{key} as key", "cast(1 as long) as n", f"{note} as note")
+        streamed = read_stream(spark, tmp_path / "input").selectExpr(*columns).coalesce(1)
+        checkpoint = tmp_path / f"checkpoint-{field}"
+        with pytest.raises(PySparkException) as failed:
+            if way == "stream":
+                run_stream(streamed, "statelog", options, checkpoint)
+            elif way == "upsert":
+                function = upsert(rig.log.name, rig.where, writer="job", unique_keys=True)
+                start = streamed.writeStream.foreachBatch(function).trigger(availableNow=True)
+                start.option("checkpointLocation", str(checkpoint)).start().awaitTermination(120)
+            else:
+                rows = spark.range(1).selectExpr(*columns)
+                rows.write.format("statelog").options(**options).mode("append").save()
+        error = error_of(failed.value)
+        assert isinstance(error, InvalidChange)
+        assert (error.message, error.facts["field"], error.facts["row"]) == ("a text is not UTF-8", field, 0)
+        assert rig.state() == {}

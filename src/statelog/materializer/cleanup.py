@@ -23,7 +23,7 @@ from functools import partial
 from itertools import pairwise
 
 from statelog.environment import CrashPoint
-from statelog.errors import CorruptManifest, CorruptRun, NotFound
+from statelog.errors import Corrupt, CorruptManifest, CorruptRun, NotFound
 from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.side_by_side import side_by_side
@@ -116,7 +116,7 @@ class VerifiedRuns:
                 unread.append(run)
 
         def verify(run: RunRef, _: object) -> None:
-            read_back(store, run)
+            read_back(store, run, work.log.descriptor)
             self.add([run])
 
         side_by_side([partial(verify, run) for run in unread], work.threads, work.go_on, work.environment.start)
@@ -308,7 +308,7 @@ def _check_oldest(work: RoundWork, own: Manifest, kept: list[Manifest], verified
         return _OUTRUN
     try:
         verified.check(work, kept[0].runs)
-    except (NotFound, CorruptRun) as error:
+    except (NotFound, Corrupt) as error:
         if work.log.manifests.numbers()[-1:] != [own.number]:
             return _OUTRUN
         path = str(error.facts.get("path"))

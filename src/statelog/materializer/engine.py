@@ -128,7 +128,7 @@ class LocalEngine:
 
         def timed(run: RunRef, _: object) -> float:
             started_s = self._clock()
-            read_back(self._log.store, run)
+            read_back(self._log.store, run, self._log.descriptor)
             return self._clock() - started_s
 
         self._in_threads(lambda run, _: upload_run(self._log.store, self._local.pop(run.path)), mine)

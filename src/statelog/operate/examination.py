@@ -15,7 +15,16 @@ from contextlib import closing
 from functools import cached_property
 
 from statelog.environment import current_environment
-from statelog.errors import CorruptDescriptor, CorruptRun, Fact, IdentityChanged, NotFound, OffsetGone, StatelogError
+from statelog.errors import (
+    Corrupt,
+    CorruptChunk,
+    CorruptDescriptor,
+    Fact,
+    IdentityChanged,
+    NotFound,
+    OffsetGone,
+    StatelogError,
+)
 from statelog.formatting import show_bytes, show_count
 from statelog.materializer.cleanup import VerifiedRuns, aging_need
 from statelog.materializer.copy import is_closed_copy
@@ -169,8 +178,8 @@ class _Examination:
             return BadRun(run.path, "is gone" if is_gone else f"has {size_bytes} bytes, not {run.size_bytes}")
         try:
             if self._is_deep:
-                read_back(self._store, run)
-        except (CorruptRun, NotFound) as error:
+                read_back(self._store, run, self._log.descriptor)
+        except (Corrupt, NotFound) as error:
             return BadRun(run.path, error.message)
         return None
 
@@ -241,8 +250,11 @@ class _Examination:
             return Verdict(Severity.OK, f"commits: {show_count(commits)}, {size} (--deep reads them)")
         changes = 0
         clock = self._environment.clock
-        with closing(committed_chunks(log, plan, Converter(log), RecoverySettings(), clock=clock)) as chunks:
+        alone = committed_chunks(log, plan, Converter(log), RecoverySettings(), clock=clock, together=False)
+        with closing(alone) as chunks:
             for chunk in chunks:
+                place = {"topic": log.data_topic, "partition": chunk.partition, "offset": chunk.offset}
+                log.descriptor.check_key_groups(chunk.changes, damage=CorruptChunk, **place)
                 changes += chunk.changes.num_rows
         facts = {"commits": commits, "changes": changes}
         return Verdict(Severity.OK, f"commits: {show_count(commits)}, {size}, all read and compared", facts=facts)

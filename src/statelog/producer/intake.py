@@ -76,9 +76,12 @@ def _cut(batch: pa.RecordBatch, piece_bytes: int, size: int) -> Iterator[pa.Reco
     Larger pieces cost a writer more: what is made of one is then more than the allocator keeps, and is mapped anew for
     each. Where large values lie close together a piece is halved until it is far from Arrow's 2 GiB.
     """
-    pieces = max(1, -(-size // piece_bytes))
-    rows = -(-batch.num_rows // pieces)
-    for start in range(0, batch.num_rows, max(1, rows)):
+    if size <= piece_bytes:
+        if batch.num_rows:
+            yield batch
+        return
+    rows = -(-batch.num_rows // -(-size // piece_bytes))
+    for start in range(0, batch.num_rows, rows):
         yield from _halved(batch.slice(start, rows), max(piece_bytes, _MOST_PIECE_BYTES))
 
 

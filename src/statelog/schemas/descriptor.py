@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from statelog.errors import ConfigError, CorruptDescriptor, IdentityChanged, Misuse
+from statelog.errors import ConfigError, Corrupt, CorruptDescriptor, Fact, IdentityChanged, Misuse
+from statelog.schemas.arrays import numbers_of
 from statelog.schemas.avro import Datum, FileCodec, datum_of
 from statelog.schemas.key_groups import (
     KeyType,
@@ -114,6 +115,23 @@ class Descriptor:
         """Those of a column of keys of the log's type. Raises Misuse where callers name them."""
         self._check_hashed()
         return key_groups_of(keys, self.key_groups, self.prefix_bytes)
+
+    def check_key_groups(
+        self, changes: pa.Table | pa.RecordBatch, *, damage: type[Corrupt] = Corrupt, **facts: Fact
+    ) -> None:
+        """Raise `damage` for a change in a key group that is not its key's; never where callers name them."""
+        if self.hash_rule is HashRule.CALLER:
+            return
+        for batch in changes.to_batches() if isinstance(changes, pa.Table) else [changes]:
+            keys, found = batch.column("key"), numbers_of(batch.column("key_group"))
+            own = self.key_groups_of(keys)
+            strays = np.flatnonzero(found != own)
+            if len(strays):
+                row = int(strays[0])
+                facts |= {"key": ascii(keys[row].as_py())[:200], "key_group": int(found[row])}
+                message = "a key lies in a key group that is not its own, where no lookup and no delete finds it"
+                hint = f"`statelog doctor {self.name} --deep` shows where; docs/troubleshooting.md says what to do"
+                raise damage(message, hint=hint, own_key_group=int(own[row]), changes=len(strays), **facts)
 
     def _check_hashed(self) -> None:
         if self.hash_rule is HashRule.CALLER:

@@ -109,7 +109,7 @@ class TaskWork:
         uploaded_s = time.monotonic()
         for one in found:
             try:
-                read_back(log.store, one.run)
+                read_back(log.store, one.run, log.descriptor)
             except (CorruptRun, NotFound) as error:
                 raise not_whole(error) from error
         runs = tuple(one.run for one in found)

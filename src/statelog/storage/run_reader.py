@@ -27,6 +27,7 @@ import xxhash
 from statelog.closing import Closing, undone_by_errors
 from statelog.errors import ClosedError, CorruptRun, Fact, NotFound, StoreUnavailable
 from statelog.schemas.changes.chunk import DECODING_ERRORS
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, first_unsorted, key_groups_of, only_key_groups
 from statelog.storage.store import RangeReader, Store
 
@@ -123,8 +124,10 @@ class RunReader(Closing):
             table = self._decode(number, data, checks_pages=self._checks_pages)
             yield table if wanted is None else only_key_groups(table, wanted)
 
-    def verify(self) -> None:
-        """Read and decode the whole file, and compare its sha256."""
+    def verify(self, descriptor: Descriptor) -> None:
+        """Read and decode the whole file, compare its sha256, and keys with their key groups: Corrupt if those differ,
+        for the file is what was written.
+        """
         digest = hashlib.sha256()
         last: pa.Table | None = None
         digest.update(self._read(0, self._data_start()))
@@ -134,6 +137,7 @@ class RunReader(Closing):
             joined = table if last is None else pa.concat_tables([last, table])
             if first_unsorted(joined) is not None:
                 raise self._corrupt("changes out of order", row_group=number)
+            descriptor.check_key_groups(table, path=self.run.path)
             last = table.slice(table.num_rows - 1)
         footer = self.run.index.footer_offset
         digest.update(self._read(footer, self.run.size_bytes - footer))
@@ -256,11 +260,13 @@ def stored(store: Store) -> OpenRun:
     return lambda run: store.open(run.path)
 
 
-def read_back(store: Store, run: RunFile) -> None:
-    """Read a whole run once more and check everything. Raises CorruptRun, NotFound, StoreUnavailable."""
+def read_back(store: Store, run: RunFile, descriptor: Descriptor) -> None:
+    """Read a whole run once more and check everything. Raises CorruptRun, Corrupt if a key lies in a key group that is
+    not its own, NotFound, StoreUnavailable.
+    """
     is_small = run.size_bytes <= _VERIFIED_PIECE_BYTES
     with RunReader(io.BytesIO(store.read(run.path)) if is_small else store.open(run.path), run) as reader:
-        reader.verify()
+        reader.verify(descriptor)
 
 
 # ---- by several threads
