@@ -81,7 +81,7 @@ def _cut(batch: pa.RecordBatch, piece_bytes: int, size: int) -> Iterator[pa.Reco
             yield batch
         return
     rows = -(-batch.num_rows // -(-size // piece_bytes))
-    for start in range(0, batch.num_rows, rows):
+    for start in range(0, batch.num_rows, max(1, rows)):
         yield from _halved(batch.slice(start, rows), max(piece_bytes, _MOST_PIECE_BYTES))
 
 

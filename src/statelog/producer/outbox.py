@@ -59,6 +59,8 @@ class Outbox:
         self._limit = settings.in_flight_bytes_max
         self._stall_s = min(settings.stall_timeout_s, producer.delivery_timeout_s + _GRACE_S)
         self._reports = 0
+        self._given_up = 0
+        """How many of the chunks in flight count as failed already."""
         self._clock = clock
 
     @property
@@ -104,6 +106,8 @@ class Outbox:
             if self._reports != reports:
                 heard_s = now_s
             elif now_s >= stalled_s:
+                self.meter.failed_chunks += self.in_flight_chunks - self._given_up
+                self._given_up = self.in_flight_chunks
                 self.fail(sqn, f"no delivery report within {self._stall_s:g} s")
                 return done()
             if timeout_s is not None and now_s >= started_s + timeout_s:
@@ -141,11 +145,13 @@ class Outbox:
             self.in_flight_chunks -= 1
             self.in_flight_bytes -= size
             self._reports += 1
+            is_counted = self._given_up > 0
+            self._given_up -= is_counted
             if delivery.status is DeliveryStatus.OK:
                 self.meter.chunk_s = self.meter.chunk_s.with_value(delivery.latency_s)
                 landed(delivery.offset)
             else:
-                self.meter.failed_chunks += 1
+                self.meter.failed_chunks += not is_counted
                 reason = f"{delivery.status.value}: {delivery.reason}"
                 self.fail(sqn, reason, with_remedy(delivery, _AGAIN))
 

@@ -15,8 +15,9 @@ import ctypes
 import errno
 import json
 import os
+import shutil
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -193,6 +194,7 @@ def read_rocksdb_state(path: str | PathLike[str]) -> RocksdbState:
     return RocksdbState.from_json(found or b"")
 
 
+_LEAST_FREE_BYTES = 1 << 20  # About what RocksDB writes at once.
 _TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EACCES)  # RocksDB tells them in words only.
 
 
@@ -209,6 +211,13 @@ def rocksdb_disk(path: Path, step: str, disk: DiskHook) -> Generator[None]:
 
 
 def rocksdb_error(error: Exception, path: Path) -> StatelogError:
-    """A failure that RocksDB tells in words only, as StorageFull or StoreUnavailable."""
+    """Return StorageFull or StoreUnavailable for a failure that RocksDB tells in words only.
+
+    A full disk fails a write, and RocksDB may tell of a later one alone, which it did not even try: the disk says more.
+    """
     number = next((number for number in _TOLD if os.strerror(number) in str(error)), errno.EIO)
+    if number == errno.EIO:
+        with suppress(OSError):
+            there = next(one for one in (path, *path.parents) if one.exists())
+            number = errno.ENOSPC if shutil.disk_usage(there).free < _LEAST_FREE_BYTES else number
     return local_disk_error(OSError(number, str(error)), path)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import statelog
 from statelog.errors import InvalidChange
 from statelog.producer import Coordinator, TaskWriter
 from statelog.producer.change_writer import ChangeWriter
@@ -196,6 +197,18 @@ def test_what_is_nested_is_looked_at_once() -> None:
         assert _refused(writer, whole.slice(990)) == {"field": "value.inner.label", "row": 10}
         writer.commit()
         assert recover(log).to_arrow().num_rows == 1000
+
+
+def test_a_map_with_one_key_twice() -> None:
+    """Arrow's maps may have one: columns keep both pairs, and a table, whose values are dicts, shows the last."""
+    rig = twin_rig("t")
+    column = pa.array([[("a", "1"), ("b", "2"), ("a", "3")]], pa.map_(pa.string(), pa.string()))
+    with rig.create(value_schema=_schema("named")) as log, Writer(log, "w") as writer:
+        writer.append_batch(pa.table({"key": [b"k"], "named": column}))
+        writer.commit()
+        assert recover(log).to_dict() == {b"k": {"named": [("a", "1"), ("b", "2"), ("a", "3")]}}
+    with statelog.table("t", rig.where()) as table:
+        assert table[b"k"] == {"named": {"a": "3", "b": "2"}}
 
 
 # ---- whose memory it is

@@ -57,6 +57,11 @@ class SlowProducer:
         self._waiting.popleft()(Delivery(DeliveryStatus.OK, 0, ""))
         return 1
 
+    def fail_all(self) -> None:
+        """Report that the rest may not be in the log, as the client does in the end."""
+        while self._waiting:
+            self._waiting.popleft()(Delivery(DeliveryStatus.UNKNOWN, -1, "timed out"))
+
     def close(self) -> None:
         """Nothing to release."""
 
@@ -90,6 +95,9 @@ def test_silence_fails_at_the_limit() -> None:
         with pytest.raises(PersistFailed, match="no delivery report within 30 s"):
             outbox.check()
         assert 30 <= producer.now_s < 31
+        assert outbox.meter.failed_chunks == CHUNKS, "whoever alarms on it need not wait for the client"
+        producer.fail_all()
+        assert (outbox.meter.failed_chunks, outbox.in_flight_chunks) == (CHUNKS, 0), "each counts once"
 
 
 def test_a_time_out_of_the_caller_fails_nothing() -> None:

@@ -18,11 +18,14 @@ from statelog.errors import (
     InvalidChange,
     KeyGroupMismatch,
     NotFound,
+    StorageFull,
     StoreUnavailable,
+    Unavailable,
     UnknownFormat,
 )
 from statelog.producer.writer import Writer
 from statelog.recovery import Progress, RecoverySettings, RocksdbState, read_rocksdb_state, recover
+from statelog.recovery.rocksdb_state import rocksdb_error
 from statelog.schemas import Place
 from tests.support.rigs.history import HistoryRig, history_rig
 
@@ -233,3 +236,14 @@ def test_other_databases_say_nothing(tmp_path: Path) -> None:
             RocksdbState.from_json(data)
     with pytest.raises(UnknownFormat):
         RocksdbState.from_json(b'{"format": 2}')
+
+
+@pytest.mark.parametrize(("free_bytes", "kind"), [(100 << 10, StorageFull), (1 << 30, StoreUnavailable)])
+def test_a_full_disk_is_told_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, kind: type[Unavailable]
+) -> None:
+    """RocksDB may tell of the write behind the one that failed, and of that without a reason: the disk is asked."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, free_bytes))  # type: ignore[attr-defined]  # what it returns
+    error = rocksdb_error(Exception("IO error: Writer has previous error."), tmp_path / "not" / "made")
+    assert type(error) is kind
+    assert error.facts["code"] == ("ENOSPC" if kind is StorageFull else "EIO")
