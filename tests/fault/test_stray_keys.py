@@ -98,7 +98,6 @@ def test_a_stray_key_of_a_snapshot_is_damage(rig: LogRig, tmp_path: Path) -> Non
         _write(log, b"good")
         with pytest.raises(CorruptRun, match=WHAT):
             run_round(log, settings_for(tmp_path))
-        assert log.kafka.offsets(log.data_topic, range(log.descriptor.partitions)).keys()
         assert all(one.start == 0 for one in log.data_offsets().values())
 
 

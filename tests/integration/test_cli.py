@@ -303,7 +303,7 @@ def test_text_in_another_encoding_is_named(shell: Shell, tmp_path: Path) -> None
     """A text of a Parquet file that is no UTF-8, as other programs write it, is refused with its row in the file."""
     keys = pa.array([b"a", b"b", b"caf\xe9"])
     text = pa.Array.from_buffers(pa.string(), 3, keys.buffers())
-    pq.write_table(pa.table({"key": text, "value": [b"1", b"2", b"3"]}), tmp_path / "in.parquet", use_dictionary=False)
+    pq.write_table(pa.table({"key": text, "value": [b"1", b"2", b"3"]}), tmp_path / "in.parquet")
 
     error = shell.json("append", shell.name, tmp_path / "in.parquet", "--checkpoint-every", 2, code=2)
 

@@ -20,9 +20,10 @@ from tests.support.rigs.log import TwinRig, twin_rig
 
 VALUE = """{"type": "record", "name": "V", "fields": [{"name": "n", "type": "long"},
     {"name": "tags", "type": {"type": "array", "items": "string"}, "default": []}]}"""
-Door = Callable[[Log], Iterator[object]]
+Door = Callable[[Log], Iterator[tuple[object, object]]]
 """Hands something in, and yields; changes it, and yields what became of what was handed in, and what it was."""
 
+HANDED_IN = None, None
 _ROWS = 1000
 
 
@@ -41,119 +42,119 @@ def _expected() -> dict[int, object]:
     return {key: {"n": key, "tags": ["t"]} for key in range(_ROWS)}
 
 
-def _writer_append_batch(log: Log) -> Iterator[object]:
+def _writer_append_batch(log: Log) -> Iterator[tuple[object, object]]:
     with Writer(log, "w") as writer:
         keys = _batch(writer.append_batch)
-        yield None
+        yield HANDED_IN
         keys[:] = -1
         writer.commit()
         yield _state(log), _expected()
 
 
-def _writer_append_batch_at_once(log: Log) -> Iterator[object]:
+def _writer_append_batch_at_once(log: Log) -> Iterator[tuple[object, object]]:
     """The same of a table that is too large to be copied."""
     with Writer(log, "w", settings=WriterSettings(roll_bytes=4 << 10)) as writer:
         keys = _batch(writer.append_batch)
-        yield None
+        yield HANDED_IN
         keys[:] = -1
         writer.commit()
         yield _state(log), _expected()
 
 
-def _task_append_batch(log: Log) -> Iterator[object]:
+def _task_append_batch(log: Log) -> Iterator[tuple[object, object]]:
     with Coordinator(log, "c") as coordinator, closing(log.kafka.producer()) as producer:
         with TaskWriter(producer, coordinator.task(), slot=0) as task:
             keys = _batch(task.append_batch)
-            yield None
+            yield HANDED_IN
             keys[:] = -1
             coordinator.commit([task.finish()])
         yield _state(log), _expected()
 
 
-def _writer_put(log: Log) -> Iterator[object]:
+def _writer_put(log: Log) -> Iterator[tuple[object, object]]:
     with Writer(log, "w") as writer:
         tags = ["t"]
         value = {"n": 1, "tags": tags}
         writer.put(1, value)
-        yield None
+        yield HANDED_IN
         tags.append("late")
         value["n"] = 2
         writer.commit()
         yield _state(log), {1: {"n": 1, "tags": ["t"]}}
 
 
-def _confirm_async(log: Log) -> Iterator[object]:
+def _confirm_async(log: Log) -> Iterator[tuple[object, object]]:
     with Writer(log, "w") as writer:
         metadata = {"offset": 1}
         pending = writer.confirm_async(writer.persist().result(), metadata)
-        yield None
+        yield HANDED_IN
         metadata["offset"] = 99
         made = pending.result()
         assert writer.last_commit is not None
         yield (made.metadata, writer.last_commit.metadata, log.commits()["w"].metadata), ({"offset": 1},) * 3
 
 
-def _commit(log: Log) -> Iterator[object]:
+def _commit(log: Log) -> Iterator[tuple[object, object]]:
     with Writer(log, "w") as writer:
         metadata = {"offset": 1}
         made = writer.commit(metadata)
-        yield None
+        yield HANDED_IN
         metadata["offset"] = 99
         yield made.metadata, {"offset": 1}
 
 
-def _coordinator_commit(log: Log) -> Iterator[object]:
+def _coordinator_commit(log: Log) -> Iterator[tuple[object, object]]:
     with Coordinator(log, "c") as coordinator:
         handles, metadata = list[Any](), {"offset": 1}
         coordinator.commit(handles, metadata)
-        yield None
+        yield HANDED_IN
         metadata["offset"] = 99
         handles.append(None)
         assert coordinator.last_commit is not None
         yield coordinator.last_commit.metadata, {"offset": 1}
 
 
-def _writer_partitions(log: Log) -> Iterator[object]:
+def _writer_partitions(log: Log) -> Iterator[tuple[object, object]]:
     partitions = [0, 1]
     with Writer(log, "w", partitions=partitions) as writer:
-        yield None
+        yield HANDED_IN
         partitions.append(2)
         yield writer.grant.partitions, (0, 1)
 
 
-def _recover_key_groups(log: Log) -> Iterator[object]:
+def _recover_key_groups(log: Log) -> Iterator[tuple[object, object]]:
     with Writer(log, "w") as writer:
         _batch(writer.append_batch)
         writer.commit()
     wanted = [0]
     recovery = recover(log, key_groups=wanted)
-    yield None
+    yield HANDED_IN
     wanted[:] = range(log.descriptor.key_groups)
     yield set(recovery.to_arrow(ordered=True).column("key_group").to_pylist()), {0}
 
 
-def _spill_directories(log: Log) -> Iterator[object]:
+def _spill_directories(log: Log) -> Iterator[tuple[object, object]]:
     directories = ["/tmp"]
     settings = RecoverySettings(spill_directories=directories)  # type: ignore[arg-type]  # a list is taken, too
-    yield None
+    yield HANDED_IN
     directories[0] = "/nowhere"
     yield settings.directories, (Path("/tmp"),)
 
 
-def _input_consumer(log: Log) -> Iterator[object]:
+def _input_consumer(log: Log) -> Iterator[tuple[object, object]]:
     consumer = {"group.id": "g"}
     topic = InputTopic("words", consumer)
-    yield None
+    yield HANDED_IN
     consumer["group.id"] = "another"
     yield topic.consumer, {"group.id": "g"}
 
 
-def _where(log: Log) -> Iterator[object]:
+def _where(log: Log) -> Iterator[tuple[object, object]]:
     kafka, options = {"bootstrap.servers": "b:9092"}, {"key": "k", "client_kwargs": {"hosts": ["h"]}}
     waived = ["replication"]
     where = Where(kafka, "s3://bucket/logs", storage_options=options, allow_unsafe=waived)
     before = repr(where)
-    yield None
+    yield HANDED_IN
     kafka["bootstrap.servers"] = "other:9092"
     options["client_kwargs"]["hosts"].append("other")  # type: ignore[index]  # a dict
     options["key"] = "other"
@@ -192,11 +193,7 @@ def rig() -> TwinRig:
 def test_what_is_handed_in_may_be_changed_afterwards(rig: TwinRig, name: str) -> None:
     """Whatever its caller does with it after the call, what was handed in at the time of the call counts."""
     with rig.create(key_type="long", value_schema=VALUE) as log:
-        door = DOORS[name](log)
-        next(door)
-        found, expected = next(door)  # type: ignore[misc]  # the second one is a pair
-        assert found == expected
-        door.close()  # type: ignore[attr-defined]  # a generator
+        assert [found for found, expected in DOORS[name](log) if found != expected] == []
 
 
 @pytest.mark.parametrize("call", TABLE_CALLS)

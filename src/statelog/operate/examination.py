@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 
+import pyarrow as pa
+
 from statelog.environment import current_environment
 from statelog.errors import (
     Corrupt,
@@ -253,8 +255,8 @@ class _Examination:
         alone = committed_chunks(log, plan, Converter(log), RecoverySettings(), clock=clock, together=False)
         with closing(alone) as chunks:
             for chunk in chunks:
-                place = {"topic": log.data_topic, "partition": chunk.partition, "offset": chunk.offset}
-                log.descriptor.check_key_groups(chunk.changes, damage=CorruptChunk, **place)
+                place: dict[str, Fact] = {"topic": log.data_topic, "partition": chunk.partition, "offset": chunk.offset}
+                log.descriptor.check_key_groups(pa.Table.from_batches([chunk.changes]), CorruptChunk, **place)
                 changes += chunk.changes.num_rows
         facts = {"commits": commits, "changes": changes}
         return Verdict(Severity.OK, f"commits: {show_count(commits)}, {size}, all read and compared", facts=facts)

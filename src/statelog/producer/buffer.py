@@ -188,7 +188,7 @@ class ChangeBuffer:
             )
         self._roll_lists()
         pieces = take_in(table, self._settings.roll_bytes)
-        ready = deque((self._maker.of_batch(piece.rows), piece.is_ours) for piece in pieces)
+        ready = deque((self._maker.of_batch(piece), is_ours) for piece, is_ours in pieces)
         while ready:
             changes, is_ours = ready.popleft()
             size = self._keep(changes)

@@ -10,27 +10,22 @@ Invariants:
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import InvalidChange
+from statelog.schemas.values.arrow import is_list
 
 _MOST_PIECE_BYTES = 64 << 20
 _OWN_NAMES = ("key", "op", "key_group", "value")
-_HINT = "Make it with Arrow's own builders; nothing of this table was appended"
+_HINT = "Decode text as what it is, or keep it as bytes; make columns with Arrow's own builders"
 
 
-class Piece(NamedTuple):
-    """Some rows. `is_ours`: nobody else holds their memory."""
-
-    rows: pa.RecordBatch
-    is_ours: bool
-
-
-def take_in(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[Piece]:
-    """Yield the rows in order, in pieces of at most about `piece_bytes`, without empty ones.
+def take_in(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[tuple[pa.RecordBatch, bool]]:
+    """Yield the rows in order, in pieces of at most about `piece_bytes`, without empty ones; with each whether nobody
+    else holds its memory.
 
     Raises InvalidChange with the path of the field and the row, from 0, of the first cell that is not valid.
     """
@@ -48,7 +43,7 @@ def take_in(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[Piec
         except pa.ArrowException as error:
             raise _refused(batch, first_row, error) from error
         for piece in _cut(rows, piece_bytes, size):
-            yield Piece(piece, is_ours)
+            yield piece, is_ours
         first_row += batch.num_rows
 
 
@@ -104,10 +99,8 @@ def _refused(batch: pa.RecordBatch, first_row: int, error: pa.ArrowException) ->
         if _problem(column):
             row = _first_bad(column)
             path, text = _located(column.slice(row, 1), name if name in _OWN_NAMES else f"value.{name}")
-            if "UTF8" in text:
-                hint = "Decode it as what it is, such as latin-1; or keep such bytes in a column of bytes"
-                return InvalidChange("a text is not UTF-8", hint=hint, field=path, row=first_row + row)
-            return InvalidChange(f"a column is not valid Arrow: {text}", hint=_HINT, field=path, row=first_row + row)
+            what = "a text is not UTF-8" if "UTF8" in text else f"a column is not valid Arrow: {text}"
+            return InvalidChange(what, hint=_HINT, field=path, row=first_row + row)
     return InvalidChange(f"the table is not valid Arrow: {error}", hint=_HINT, row=first_row)
 
 
@@ -157,9 +150,8 @@ def _located(row: pa.Array, path: str) -> tuple[str, str]:
 def _parts(column: pa.Array) -> list[tuple[str, pa.Array]]:
     """What a nested column is made of, by the end of the path."""
     if isinstance(column, pa.StructArray):
-        return [(f".{field.name}", column.field(number)) for number, field in enumerate(column.type)]
+        names = cast("pa.StructType", column.type).names
+        return [(f".{name}", column.field(number)) for number, name in enumerate(names)]
     if isinstance(column, pa.MapArray):
         return [("{}", column.keys), ("{}", column.items)]
-    if isinstance(column, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
-        return [("[]", column.values)]
-    return []
+    return [("[]", cast("pa.ListArray", column).values)] if is_list(column.type) else []

@@ -95,12 +95,8 @@ def fill_table(reader: PlanReader, *, ordered: bool) -> tuple[pa.Table, int]:
 
 def fill_digest(reader: PlanReader) -> tuple[StateDigest, int]:
     """Nothing is kept of the rows but their digest. Raises Corrupt for a key in another's key group."""
-
-    def checked(table: pa.Table) -> pa.Table:
-        reader.log.descriptor.check_key_groups(table)
-        return table
-
-    digest = StateDigest.of(map(checked, reader.sorted_tables()), reader.converter.target)
+    tables = map(reader.log.descriptor.check_key_groups, reader.sorted_tables())
+    digest = StateDigest.of(tables, reader.converter.target)
     return digest, digest.rows
 
 

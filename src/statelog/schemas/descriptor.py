@@ -116,22 +116,18 @@ class Descriptor:
         self._check_hashed()
         return key_groups_of(keys, self.key_groups, self.prefix_bytes)
 
-    def check_key_groups(
-        self, changes: pa.Table | pa.RecordBatch, *, damage: type[Corrupt] = Corrupt, **facts: Fact
-    ) -> None:
-        """Raise `damage` for a change in a key group that is not its key's; never where callers name them."""
-        if self.hash_rule is HashRule.CALLER:
-            return
-        for batch in changes.to_batches() if isinstance(changes, pa.Table) else [changes]:
+    def check_key_groups(self, changes: pa.Table, damage: type[Corrupt] = Corrupt, **facts: Fact) -> pa.Table:
+        """Return the changes. Raise `damage` for one in a key group that is not its key's, if not callers name them."""
+        for batch in changes.to_batches() if self.hash_rule is not HashRule.CALLER else ():
             keys, found = batch.column("key"), numbers_of(batch.column("key_group"))
-            own = self.key_groups_of(keys)
-            strays = np.flatnonzero(found != own)
+            strays = np.flatnonzero(found != (own := self.key_groups_of(keys)))
             if len(strays):
                 row = int(strays[0])
-                facts |= {"key": ascii(keys[row].as_py())[:200], "key_group": int(found[row])}
                 message = "a key lies in a key group that is not its own, where no lookup and no delete finds it"
                 hint = f"`statelog doctor {self.name} --deep` shows where; docs/troubleshooting.md says what to do"
+                facts |= {"key": ascii(keys[row].as_py())[:200], "key_group": int(found[row])}
                 raise damage(message, hint=hint, own_key_group=int(own[row]), changes=len(strays), **facts)
+        return changes
 
     def _check_hashed(self) -> None:
         if self.hash_rule is HashRule.CALLER:

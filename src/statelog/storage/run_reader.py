@@ -124,9 +124,9 @@ class RunReader(Closing):
             table = self._decode(number, data, checks_pages=self._checks_pages)
             yield table if wanted is None else only_key_groups(table, wanted)
 
-    def verify(self, descriptor: Descriptor) -> None:
-        """Read and decode the whole file, compare its sha256, and keys with their key groups: Corrupt if those differ,
-        for the file is what was written.
+    def verify(self, descriptor: Descriptor | None = None) -> None:
+        """Read and decode the whole file, and compare its sha256; and by the log's descriptor keys with key groups:
+        Corrupt if those differ, for the file is what was written.
         """
         digest = hashlib.sha256()
         last: pa.Table | None = None
@@ -137,7 +137,8 @@ class RunReader(Closing):
             joined = table if last is None else pa.concat_tables([last, table])
             if first_unsorted(joined) is not None:
                 raise self._corrupt("changes out of order", row_group=number)
-            descriptor.check_key_groups(table, path=self.run.path)
+            if descriptor is not None:
+                descriptor.check_key_groups(table, path=self.run.path)
             last = table.slice(table.num_rows - 1)
         footer = self.run.index.footer_offset
         digest.update(self._read(footer, self.run.size_bytes - footer))
@@ -260,10 +261,8 @@ def stored(store: Store) -> OpenRun:
     return lambda run: store.open(run.path)
 
 
-def read_back(store: Store, run: RunFile, descriptor: Descriptor) -> None:
-    """Read a whole run once more and check everything. Raises CorruptRun, Corrupt if a key lies in a key group that is
-    not its own, NotFound, StoreUnavailable.
-    """
+def read_back(store: Store, run: RunFile, descriptor: Descriptor | None = None) -> None:
+    """Read a whole run once more and check everything, as `verify`. Raises Corrupt, NotFound, StoreUnavailable."""
     is_small = run.size_bytes <= _VERIFIED_PIECE_BYTES
     with RunReader(io.BytesIO(store.read(run.path)) if is_small else store.open(run.path), run) as reader:
         reader.verify(descriptor)

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fastavro
@@ -243,7 +244,7 @@ def test_a_full_disk_is_told_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, kind: type[Unavailable]
 ) -> None:
     """RocksDB may tell of the write behind the one that failed, and of that without a reason: the disk is asked."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, free_bytes))  # type: ignore[attr-defined]  # what it returns
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_bytes))
     error = rocksdb_error(Exception("IO error: Writer has previous error."), tmp_path / "not" / "made")
     assert type(error) is kind
     assert error.facts["code"] == ("ENOSPC" if kind is StorageFull else "EIO")
