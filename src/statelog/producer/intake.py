@@ -49,20 +49,12 @@ def take_in(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[tupl
 
 def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a deep copy, of a slice only its own rows."""
-    if not any(map(_has_dictionary, batch.schema.types)):
+    if not any("dictionary<" in str(kind) for kind in batch.schema.types):
         return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
     return pa.ipc.open_stream(sink.getvalue()).read_next_batch()
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    if isinstance(kind, pa.ExtensionType):
-        kind = kind.storage_type
-    return isinstance(kind, pa.DictionaryType) or any(
-        _has_dictionary(kind.field(number).type) for number in range(kind.num_fields)
-    )
 
 
 def _cut(batch: pa.RecordBatch, piece_bytes: int, size: int) -> Iterator[pa.RecordBatch]:

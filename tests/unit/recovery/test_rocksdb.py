@@ -244,7 +244,11 @@ def test_a_full_disk_is_told_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_bytes: int, kind: type[Unavailable]
 ) -> None:
     """RocksDB may tell of the write behind the one that failed, and of that without a reason: the disk is asked."""
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free_bytes))
+
+    def usage(_: object) -> SimpleNamespace:
+        return SimpleNamespace(free=free_bytes)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
     error = rocksdb_error(Exception("IO error: Writer has previous error."), tmp_path / "not" / "made")
     assert type(error) is kind
     assert error.facts["code"] == ("ENOSPC" if kind is StorageFull else "EIO")

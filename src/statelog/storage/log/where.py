@@ -142,11 +142,11 @@ def check_where(where: object) -> None:
     check_kind("where", where, Where, example=_EXAMPLE)
 
 
-def _own(options: Any) -> Any:
-    """A copy of options, nested ones included; sessions and other objects are shared."""
+def _own(options: object) -> Any:
+    """Return a copy of options, nested ones included; sessions and other objects are shared."""
     if isinstance(options, Mapping):
-        return {name: _own(value) for name, value in options.items()}
-    return [_own(value) for value in options] if isinstance(options, list) else options
+        return {name: _own(value) for name, value in cast("Mapping[str, object]", options).items()}
+    return list(map(_own, cast("list[object]", options))) if isinstance(options, list) else options
 
 
 def _checked_root(root: object) -> StoreSource:
