@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from io import BufferedReader
 from itertools import chain
+from os import fsencode
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, cast
+from zlib import crc32
 
 import click
 import numpy as np
@@ -363,13 +365,16 @@ def _row_reader(lines_as: str, fields: Fields) -> RowReader:
 
 
 def writer_name(given: str | None, source: str) -> str:
-    """The writer's name: the one given, or the input's own in the letters that names may have.
+    """Return the writer's name: the one given, or the input's own in the letters that names may have, with a checksum
+    behind where it has others than ASCII has.
 
     Raises ConfigError for standard input without a name, InvalidName.
     """
     if given is None and source == _STDIN:
         raise ConfigError("standard input has no name", hint="Name the writer: --writer NAME, the same for every run")
-    made = given if given is not None else _NO_NAME.sub("-", Path(source).stem).strip("._-")[:128]
+    made = given if given is not None else _NO_NAME.sub("-", stem := Path(source).stem).strip("._-")[:128]
+    if made and given is None and not stem.isascii():
+        made = f"{made[:119]}-{crc32(fsencode(stem)):08x}"  # Else Größe and Gräße would be one.
     if not made:
         hint = "Name it: --writer NAME"
         raise ConfigError("no writer's name can be made of the input's name", input=source, hint=hint)

@@ -10,6 +10,7 @@ Invariants:
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import cast
 
 import pyarrow as pa
@@ -31,20 +32,27 @@ def take_in(table: pa.Table | pa.RecordBatch, piece_bytes: int) -> Iterator[tupl
     """
     first_row = 0
     for batch in table.to_batches() if isinstance(table, pa.Table) else [table]:
-        rows, is_ours = batch, False
         try:
             batch.validate()
             size = batch.nbytes
-            # The validation of a slice looks at all of what is nested in it.
-            is_nested = any(kind.num_fields for kind in batch.schema.types)
-            if size < piece_bytes // 2 or (is_nested and batch.get_total_buffer_size() > 2 * size):
-                rows, is_ours = copied(batch), True
-            rows.validate(full=True)
+            is_slice = any(kind.num_fields for kind in batch.schema.types) and batch.get_total_buffer_size() > 2 * size
+            rows, is_ours = _validated(batch, size < piece_bytes // 2 or is_slice)
         except pa.ArrowException as error:
             raise _refused(batch, first_row, error) from error
         for piece in _cut(rows, piece_bytes, size):
             yield piece, is_ours
         first_row += batch.num_rows
+
+
+def _validated(batch: pa.RecordBatch, is_copied: bool) -> tuple[pa.RecordBatch, bool]:
+    rows = copied(batch) if is_copied else batch
+    try:
+        rows.validate(full=True)
+    except pa.ArrowException:
+        if is_copied:
+            raise
+        return _validated(batch, True)  # What is nested in a slice is whole, and its own rows may be valid.
+    return rows, is_copied
 
 
 def copied(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -63,12 +71,11 @@ def _cut(batch: pa.RecordBatch, piece_bytes: int, size: int) -> Iterator[pa.Reco
     Larger pieces cost a writer more: what is made of one is then more than the allocator keeps, and is mapped anew for
     each. Where large values lie close together a piece is halved until it is far from Arrow's 2 GiB.
     """
-    if size <= piece_bytes:
-        if batch.num_rows:
-            yield batch
+    if size <= piece_bytes and batch.num_rows:
+        yield batch
         return
-    rows = -(-batch.num_rows // -(-size // piece_bytes))
-    for start in range(0, batch.num_rows, max(1, rows)):
+    rows = max(1, -(-batch.num_rows // -(-size // piece_bytes))) if size else 1
+    for start in range(0, batch.num_rows, rows):
         yield from _halved(batch.slice(start, rows), max(piece_bytes, _MOST_PIECE_BYTES))
 
 
@@ -99,7 +106,6 @@ def _refused(batch: pa.RecordBatch, first_row: int, error: pa.ArrowException) ->
 def _problem(column: pa.Array) -> str:
     """What is wrong with its rows; nothing if it is valid."""
     try:
-        column.validate()
         _alone(column).validate(full=True)
     except pa.ArrowException as error:
         return str(error)
@@ -107,7 +113,8 @@ def _problem(column: pa.Array) -> str:
 
 
 def _alone(column: pa.Array) -> pa.Array:
-    """A copy without what other rows have: the children of a slice are whole."""
+    """A copy without what other rows have. Raises pa.ArrowException."""
+    column.validate()
     return copied(pa.RecordBatch.from_arrays([column], names=["column"])).column(0)
 
 
@@ -128,15 +135,11 @@ def _first_bad(column: pa.Array) -> int:
 
 def _located(row: pa.Array, path: str) -> tuple[str, str]:
     """The path of the innermost part of one row that is not valid, and what is wrong with it."""
-    problem = _problem(row)
-    try:
-        row.validate()
-    except pa.ArrowException:
-        return path, problem
-    for end, part in _parts(_alone(row)):
-        if _problem(part):
-            return _located(part, path + end)
-    return path, problem
+    with suppress(pa.ArrowException):
+        for end, part in _parts(_alone(row)):
+            if _problem(part):
+                return _located(part, path + end)
+    return path, _problem(row)
 
 
 def _parts(column: pa.Array) -> list[tuple[str, pa.Array]]:

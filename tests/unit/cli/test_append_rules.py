@@ -212,6 +212,22 @@ def test_the_writer_is_named_after_the_input() -> None:
             writer_name(None, nameless)
 
 
+def test_names_in_any_letters_stay_apart() -> None:
+    """Inputs whose names differ in letters that writers' names lack have writers of their own, in every run."""
+    inputs = [
+        "Größe.csv",
+        "Gräße.csv",
+        "Gr-e.csv",
+        "日報 2026-01-02.csv",
+        "月報 2026-01-02.csv",
+        f"{'ä' * 40}{'x' * 200}.csv",
+    ]
+    names = [writer_name(None, source) for source in inputs]
+    assert len(set(names)) == len(inputs)
+    assert names == [writer_name(None, f"/elsewhere/{source}") for source in inputs]
+    assert names[0].startswith("Gr-e-") and names[2] == "Gr-e"
+
+
 def test_a_mark_of_others_is_refused() -> None:
     """A commit that another program made, or `append` with other fields, does not say how far an input was read."""
     with pytest.raises(CheckpointMismatch, match="does not come from"):

@@ -191,15 +191,16 @@ def test_a_bad_row_is_found_in_a_large_table(bad: int) -> None:
         assert writer.statistics().changes == 0
 
 
-def test_what_is_nested_is_looked_at_once() -> None:
+@pytest.mark.parametrize("rows", [1000, 300_000])
+def test_what_is_nested_is_looked_at_once(rows: int) -> None:
     """Of a slice of nested values only its own rows are copied and validated: a bad row elsewhere is none of its."""
-    column = pa.StructArray.from_arrays([_text(*[b"fine"] * 1000, LATIN)], names=["label"])
-    whole = pa.table({"key": pa.array(range(1001)), "inner": column})
+    column = pa.StructArray.from_arrays([_text(*[b"fine"] * rows, LATIN)], names=["label"])
+    whole = pa.table({"key": pa.array(range(rows + 1)), "inner": column})
     with twin_rig("t").create(key_type="long", value_schema=_schema("inner")) as log, Writer(log, "w") as writer:
-        writer.append_batch(whole.slice(0, 1000))
-        assert _refused(writer, whole.slice(990)) == {"field": "value.inner.label", "row": 10}
+        writer.append_batch(whole.slice(0, rows))
+        assert _refused(writer, whole.slice(rows - 10)) == {"field": "value.inner.label", "row": 10}
         writer.commit()
-        assert recover(log).to_arrow().num_rows == 1000
+        assert recover(log).to_arrow().num_rows == rows
 
 
 def test_a_map_with_one_key_twice() -> None:
