@@ -372,7 +372,8 @@ def writer_name(given: str | None, source: str) -> str:
     """
     if given is None and source == _STDIN:
         raise ConfigError("standard input has no name", hint="Name the writer: --writer NAME, the same for every run")
-    made = given if given is not None else _NO_NAME.sub("-", stem := Path(source).stem).strip("._-")[:128]
+    stem = Path(source).stem
+    made = given if given is not None else _NO_NAME.sub("-", stem).strip("._-")[:128]
     if made and given is None and not stem.isascii():
         made = f"{made[:119]}-{crc32(fsencode(stem)):08x}"  # Else Größe and Gräße would be one.
     if not made:
