@@ -1,11 +1,16 @@
-"""`statelog copy` from one real broker to another, killed as it goes: state and writers' progress arrive whole."""
+"""`statelog copy` from one real broker to another, killed as it goes or beside a writer: state and writers' progress
+arrive whole.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from statelog.cli.output import DAMAGED, NOT_FOUND
+from statelog.errors import Fenced
+from statelog.producer.writer import Writer
 from statelog.testing.broker import EmbeddedBroker
 from tests.support.rigs.log import UNSAFE
 from tests.support.rigs.shell import Shell, write_lines, writer_row
@@ -75,3 +80,44 @@ def test_a_copy_that_is_killed_goes_on(shell: Shell, there: Shell, tmp_path: Pat
     assert (appended["rows_before"], appended["rows"]) == (ROWS + 500, 1)
     assert there.run("materialize", there.name, "--once").exit_code == 0
     assert there.state() == {**shell.state(), "last": {"value": "x"}}
+
+
+@pytest.mark.parametrize("turn", range(3))
+def test_what_a_living_writer_was_told_is_in_the_finished_copy(shell: Shell, turn: int) -> None:
+    """A writer commits all the time: the copy on the same broker has all that it was ever told, and it is Fenced."""
+    copy = f"{shell.name}-{turn}"
+    told: list[int] = []
+    ends: list[Fenced] = []
+    is_over: list[bool] = []
+
+    def write() -> None:
+        with shell.open_log() as log, Writer(log, "w") as writer:
+            while not is_over:
+                number = len(told) + 1
+                writer.put(f"k{number % 50}", f"{number}".encode())
+                try:
+                    writer.commit({"n": number})
+                except Fenced as fenced:
+                    ends.append(fenced)
+                    return
+                told.append(number)
+
+    thread = Thread(target=write)
+    thread.start()
+    try:
+        wait_for(lambda: len(told) > 20)
+        options = ("--replication-factor", 1) if turn else ()
+        environment = {"STATELOG_REPLICATION_FACTOR": ""} if turn else {}
+        assert shell.json("copy", shell.name, copy, *options, **environment)["is_finished"] is False
+        wait_for(lambda: len(told) > 100)
+        assert shell.json("copy", shell.name, copy, "--finish")["is_finished"] is True
+        wait_for(lambda: bool(ends))
+    finally:
+        is_over.append(True)
+        thread.join()
+    there = Shell(shell.bootstrap, shell.root, copy)
+    row = writer_row(there, "w")
+    assert row is not None
+    assert row["metadata"] == {"n": len(told)}
+    assert there.state() == {f"k{number % 50}": {"value": str(number)} for number in told}
+    assert there.run("delete", copy, "--yes").exit_code == 0

@@ -17,8 +17,8 @@ from statelog.storage.log.log import open_snapshots
 
 _HELP = """Copy the log NAME into the new log COPY: its state and its writers' progress, and no history.
 
-Run it again and again: each run copies what was committed since. COPY is closed to everybody until --finish, for which
-the writers of NAME have to be stopped; they go on in COPY, each at its last checkpoint.
+Run it again and again: each run copies what was committed since. COPY is closed to everybody until --finish. Stop the
+writers of NAME before that: --finish fences those that are left. They go on in COPY, each at its last checkpoint.
 
 COPY may lie on another cluster and below another root: --to-config names a configuration file for it, and what none of
 the --to options says is as for NAME."""
@@ -30,6 +30,9 @@ the --to options says is as for NAME."""
 @click.option("--to-config", type=FILE, metavar="FILE", help="Configuration file of COPY's place.")
 @click.option("--to-bootstrap", metavar="HOST:PORT", help="Kafka brokers of COPY.")
 @click.option("--to-root", metavar="URL", help="URL below which COPY has its directory.")
+@click.option(
+    "--replication-factor", "to_replication_factor", type=int, help="Replicas of each topic of COPY. Default 3."
+)
 @click.option("--finish", is_flag=True, help="Copy the rest and open COPY: from now on it is a log of its own.")
 @click.option("--snapshot", is_flag=True, help="Copy the newest snapshot alone, because NAME's cluster is gone.")
 @click.option("--as-copied", is_flag=True, help="With --finish: open it as it is, because NAME is gone.")
@@ -78,9 +81,17 @@ def _copied(
         )
 
 
-def _there(session: Session, *, to_config: Path | None, to_bootstrap: str | None, to_root: str | None) -> Session:
+def _there(
+    session: Session,
+    *,
+    to_config: Path | None,
+    to_bootstrap: str | None,
+    to_root: str | None,
+    to_replication_factor: int | None,
+) -> Session:
     config = session.config
     if to_config is not None:
         config = merge([file_layer(read_text(to_config, "configuration file"), str(to_config))])
     bootstrap, root = to_bootstrap or config.bootstrap, to_root or config.root
-    return replace(session, config=replace(config, bootstrap=bootstrap, root=root))
+    factor = config.replication_factor if to_replication_factor is None else to_replication_factor
+    return replace(session, config=replace(config, bootstrap=bootstrap, root=root, replication_factor=factor))

@@ -1,7 +1,7 @@
 """`copy_log`: copies a log into a new one, on another cluster or below another root; `finish_copy` opens the copy.
 
     copy_log(log, "visits", there)                  # again and again: each time what is new
-    copy_log(log, "visits", there, finish=True)     # the writers have stopped: from now on the copy is a log
+    copy_log(log, "visits", there, finish=True)     # the writers are fenced: from now on the copy is a log
 
 A copy is a round of the new log whose changes come from another one: the first has the whole state, a later one what
 was committed since, or the whole state again where that was truncated. `docs/move.md` numbers the steps, and
@@ -15,6 +15,8 @@ Invariants:
 - State, writers' progress, and the place in the other ledger stand in one manifest: they are of one moment.
 - The place is compared before what is new is read: of a log that lost what the copy has nothing is copied, and its
   loss is reported.
+- A finishing copy opens every partition of the log before it plans, so what it copies is all that was committed. It
+  looks for a later Open right before its put, and behind it.
 """
 
 import logging
@@ -57,6 +59,7 @@ from statelog.storage import LogOptions, Where
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import append_restarts
 from statelog.storage.log.making import make_log
+from statelog.storage.log.opening import fence_writers
 from statelog.storage.log.topics import record_at
 from statelog.storage.log.where import opened_ports
 
@@ -67,6 +70,7 @@ _ALL = range(MAX_KEY_GROUPS)
 
 CRASH_POINTS = (
     "after-create",  # the new log is there, and closed
+    "after-fence",  # the log's writers are fenced, if this run finishes
     "after-plan",  # what to copy is known, and held
     "after-close",  # the Restart of this round is there
     "after-verify",  # both states have one digest
@@ -110,14 +114,15 @@ def copy_log(
     """Copy what is committed now into the log `name`, which is made if it is not there, and is closed until `finish`.
 
     Run again, it goes on where it ended, or died. With `verify` both whole states are read and compared before the copy
-    counts. `on_progress` is called with the share of the changes that was read. `finish` needs a source whose writers
-    have stopped: they go on in the copy, each with its last checkpoint, metadata and meta records. A source that
-    `is_alone` is one of `open_snapshots`: its newest snapshot is copied, and nothing is asked of its cluster.
+    counts. `on_progress` is called with the share of the changes that was read. `finish` fences the writers of the
+    source, which takes the right to write its ledger: they go on in the copy, each with its last checkpoint, metadata
+    and meta records. A source that `is_alone` is one of `open_snapshots`: its newest snapshot is copied, and nothing is
+    asked of its cluster.
     `truncation` and `retention_days` are those of `LogOptions`, for the new log.
 
     Raises AlreadyExists for a log that is no copy, or one that is finished; IdentityChanged for a copy of another log;
-    LogInUse if the source is still written to, or moved on too far before both were compared, or another copy was
-    faster; ConfigError, Damaged, Unavailable.
+    LogInUse if somebody opened the source behind the fence, or it moved on too far before both were compared, or
+    another copy was faster; ConfigError, OutcomeUnknown, Damaged, Unavailable.
     """
     options = replace(_options_of(source), truncation=truncation, retention_days=retention_days)
     with _opened(name, where, options, _reason(source.name, name)) as log:
@@ -182,6 +187,8 @@ class LogCopy(Round):
         self._on_progress = on_progress
         self._origin: Origin | None = None
         self._plan: Plan | None = None
+        self._fence: int | None = None
+        """The epoch in which this copy owns all partitions of the source, so that nobody else commits."""
         self._held = ExitStack()
         self._verified_rows: int | None = None
 
@@ -190,12 +197,16 @@ class LogCopy(Round):
         self._environment.crash("after-create")
         with self._held:
             self._origin = self._copied_so_far(self._log.manifests.newest())
+            if self._finishes and self._source is not None and not self._is_alone:
+                self._fence = fence_writers(self._source)
+            self._environment.crash("after-fence")
             if self._source is not None:
                 self._plan = self._planned(self._source, self._origin)
             self._environment.crash("after-plan")
             outcome = self.run()
         if isinstance(outcome, LostRound):
             raise self._overtaken()
+        self._check_quiet(is_put=True)
         done = outcome if isinstance(outcome, CompletedRound) else None
         newest = self._log.manifests.newest()
         assert newest is not None, "a round that did not lose leaves a manifest"
@@ -357,8 +368,7 @@ class LogCopy(Round):
             if self._verifies:
                 self._compare(self._source, self._plan.position)
             self._environment.crash("after-verify")
-            if self._finishes and not self._is_alone:
-                self._check_quiet(self._source, self._plan)
+            self._check_quiet()
         return super()._put(target, read)
 
     def _compare(self, source: Log, position: int) -> None:
@@ -390,11 +400,25 @@ class LogCopy(Round):
             )
         self._verified_rows = found.rows
 
-    def _check_quiet(self, source: Log, plan: Plan) -> None:
+    def _check_quiet(self, *, is_put: bool = False) -> None:
+        """Raise LogInUse if anybody has opened the source behind this copy's Open. `is_put`: the copy is finished."""
+        source, fence, plan = self._source, self._fence, self._plan
+        if source is None or fence is None or plan is None:
+            return
         with closing(source.checked_ledger()) as ledger:
-            if ledger.fold.freeze().commits != plan.state.commits:
-                hint = "Stop its writers, and run it again: what they commit would be in neither log"
-                raise LogInUse(f"the log {source.name} is still written to", log=source.name, hint=hint)
+            if ledger.fold.live_epoch(fence) is not None:
+                return
+            state = ledger.fold.freeze()
+        missing = [f"{name}: {last.checkpoint.id}" for name, last in state.commits.items() if last.offset > fence]
+        opened = [row.name for row in state.writers if row.newest_epoch > fence]
+        what = f"the log {source.name} is still written to"
+        hint = "Stop its writers, and run it again: what they commit would be in neither log"
+        if is_put:
+            what = f"the copy {self._log.name} is finished, and the log {source.name} is written to behind that"
+            hint = "Stop those writers: what they commit, and the missing checkpoints, are in the old log alone"
+        raise LogInUse(
+            what, log=source.name, writers=", ".join(opened), missing_checkpoints=", ".join(missing), hint=hint
+        )
 
 
 def _reason(source: str, name: str) -> str:

@@ -16,6 +16,7 @@ Invariants:
 - On success the fold ends right behind our Open, and only we can change the state of our partitions from there.
 """
 
+import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,9 +36,9 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerBase, LedgerFold
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
-from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, given_up, not_given_up
-from statelog.schemas.ledger.state import LiveEpoch
-from statelog.schemas.names import check_writer_name, whole_numbers
+from statelog.schemas.ledger.records import VOID_VALUE, LossRange, given_up, not_given_up
+from statelog.schemas.ledger.state import NO_EPOCH, LiveEpoch
+from statelog.schemas.names import COPIER, check_writer_name, whole_numbers
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
@@ -45,11 +46,15 @@ from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.evidence import check_data_anchors, check_ledger
 from statelog.storage.log.log import Log, check_log
+from statelog.storage.log.opening import OPENS, append_open
 from statelog.storage.log.producers import append_all
 
+_LOG = logging.getLogger("statelog.storage")
 _ATTEMPTS = 8
-_OPENS = 32
-"""How many Opens a producer sends before everything is checked again."""
+_MOVED = (
+    "%s: `statelog copy --finish` took this log over at ledger offset %d. What is committed here from now on is in no"
+    " copy, unless that is finished again"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +243,7 @@ def _attempt(
         there = _check_data(log, ledger.fold, partitions)
         check_data_anchors(log, newest, partitions, ledger.fold.accepted, there)
         check_ledger(log, ledger, there=there)
-        for _ in range(_OPENS):
+        for _ in range(OPENS):
             grant = _open(log, ledger, producer, writer, partitions, next_nonce())
             if grant is not None:
                 return EpochClients(grant, ledger, producer)
@@ -253,22 +258,12 @@ def _open(
     log: Log, ledger: LedgerClient, producer: Producer, writer: str, partitions: tuple[int, ...], nonce: bytes
 ) -> Grant | None:
     """One Open; None if it is void because another record came in between."""
-    fold = ledger.fold
-    record = Open(
-        writer=writer,
-        partitions=partitions,
-        nonce=nonce,
-        prior=fold.prior(writer, partitions),
-        last=fold.last_checkpoint(writer),
-        identity=log.descriptor.identity,
-        witness=ledger.place,
-    )
-    epoch = ledger.send(producer, record).result()
-    void = ledger.verdict(epoch, record, verify=log.verify_anew)
-    fold = ledger.fold
-    live = fold.live_epoch(epoch)
-    if void is not None or live is None or live.nonce != nonce:
+    live = append_open(log, ledger, producer, writer, partitions, nonce)
+    if live is None:
         return None
+    fold = ledger.fold
+    if (moved := fold.newest_epoch(COPIER)) != NO_EPOCH:
+        _LOG.warning(_MOVED, log.name, moved)
     _fill_given_up(log, fold, producer, partitions)
     grant = replace(grant_of(log, fold, live), witness=ledger.place)
     log.saw(ledger.place)

@@ -103,9 +103,13 @@ class LedgerFold:
 
     def prior(self, writer: str, partitions: Iterable[int]) -> int:
         """The newest epoch on any of the partitions or of the writer's name: what an Open has to name now."""
-        row = self._rows.get(writer)
-        mine = row.newest_epoch if row else NO_EPOCH
+        mine = self.newest_epoch(writer)
         return max([self.restarted, mine, *(self._newest.get(partition, NO_EPOCH) for partition in partitions)])
+
+    def newest_epoch(self, writer: str) -> int:
+        """Return the writer's newest valid Open, fenced or not; -1 if it has none."""
+        row = self._rows.get(writer)
+        return row.newest_epoch if row else NO_EPOCH
 
     def live_epoch(self, epoch: int) -> LiveEpoch | None:
         """The Open at that offset, if it is valid and not fenced."""
@@ -222,7 +226,9 @@ class LedgerFold:
         newest = [self.restarted, *(self._newest.get(partition, NO_EPOCH) for partition, _, _ in record.extents)]
         by_epoch = max([*newest, *(row.newest_epoch for row in self._rows.values())], default=NO_EPOCH)
         if by_epoch > record.epoch:
-            return Void(VoidReason.FENCED, f"epoch {record.epoch} is not live, the newest is {by_epoch}")
+            live = self._live.get(by_epoch)
+            by = f", of {live.writer}" if live else ""
+            return Void(VoidReason.FENCED, f"epoch {record.epoch} is not live, the newest is {by_epoch}{by}")
         return Void(VoidReason.UNKNOWN_EPOCH, f"epoch {record.epoch}")
 
     def _open(self, offset: int, record: Open) -> None:
