@@ -106,9 +106,8 @@ def test_what_a_living_writer_was_told_is_in_the_finished_copy(shell: Shell, tur
     thread.start()
     try:
         wait_for(lambda: len(told) > 20)
-        options = ("--replication-factor", 1) if turn else ()
-        environment = {"STATELOG_REPLICATION_FACTOR": ""} if turn else {}
-        assert shell.json("copy", shell.name, copy, *options, **environment)["is_finished"] is False
+        begun = shell.json("copy", shell.name, copy, "--replication-factor", 1, STATELOG_REPLICATION_FACTOR="")
+        assert begun["is_finished"] is False
         wait_for(lambda: len(told) > 100)
         assert shell.json("copy", shell.name, copy, "--finish")["is_finished"] is True
         wait_for(lambda: bool(ends))

@@ -9,7 +9,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from statelog.environment import Environment
-from statelog.errors import IdentityChanged, OffsetGone, UnsafeTopic
+from statelog.errors import IdentityChanged, OffsetGone
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
@@ -19,6 +19,7 @@ from statelog.storage.log.log import Log
 from tests.support.rigs.log import settings_for, state_of, where_at
 from tests.support.samples.folds import apply_all, put_all
 from tests.support.services.broker import Broker
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
 State = dict[object, object]
@@ -129,16 +130,31 @@ def test_two_materializers_at_once_are_only_wasteful(broker: Broker, log: Log, r
     assert log.manifests.numbers()[-1] == 4
 
 
-def test_a_topic_that_would_lose_data_stops_the_round(broker: Broker, log: Log, scratch: Path) -> None:
-    """An operator sets a retention time: the next round refuses before it reads or removes anything."""
-    _write(log, {}, 0)
+def test_a_round_saves_what_kafka_is_about_to_delete(
+    broker: Broker, log: Log, scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator sets a retention time: the next round says so, loudly, and has what Kafka deletes afterwards."""
+    model: State = {}
+    _write(log, model, 0)
+    before = log.kafka.describe_topic(log.data_topic)
+    assert before is not None
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     entry = ConfigEntry("retention.ms", "86400000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, log.data_topic, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(30)
-    with pytest.raises(UnsafeTopic, match=r"retention\.ms"):
-        run_round(log, settings_for(scratch))
+    wait_for(lambda: log.kafka.describe_topic(log.data_topic) != before)
+    outcome = run_round(log, settings_for(scratch))
+    assert isinstance(outcome, CompletedRound)
+    assert "retention.ms is 86400000" in outcome.deletions
+    assert [line.levelname for line in caplog.records if "Kafka deletes what is committed" in line.message] == ["ERROR"]
+    log.kafka.delete_records(log.data_topic, {partition: end for partition, (_, end) in log.data_offsets().items()})
+    entry = ConfigEntry("retention.ms", "-1", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, log.data_topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+    wait_for(lambda: log.kafka.describe_topic(log.data_topic) == before)
+    assert state_of(log) == model
 
 
 def test_a_recreated_topic_stops_the_round(log: Log, scratch: Path) -> None:

@@ -25,6 +25,7 @@ from statelog.materializer.fleet import Fleet, FleetSettings, Kit
 from statelog.materializer.outcome import RoundOutcome
 from statelog.operate.listening import Listening
 from statelog.operate.report import Report
+from statelog.schemas.topic_policy import ROUND
 from statelog.storage.config import Config
 from statelog.storage.config_keys import KEYS, MATERIALIZER
 from statelog.storage.log.log import Log
@@ -135,7 +136,7 @@ def _materialize(
         if wait and not _wait_for_log(session, name, control):
             return
         since_s = clock()
-        with session.open_log(name) as log:
+        with session.open_log(name, ROUND) as log:
             engine = engine_for(session.config, name)
             if claim_root:
                 claim(log)
@@ -167,7 +168,7 @@ def _materialize_all(session: Session, names: Sequence[str], control: Control, w
 
     def kit(name: str) -> Kit:
         config = session.config.of_log(name)
-        return Kit(lambda: Log.open(name, shared), materializer_settings(config), engine_for(config, name))
+        return Kit(lambda: Log.open(name, shared, ROUND), materializer_settings(config), engine_for(config, name))
 
     fleet: Fleet | None = None
 
@@ -212,7 +213,7 @@ def _wait_for_log(session: Session, name: str, control: Control) -> bool:
     is_told = False
     while not control.is_stopped:
         try:
-            with session.open_log(name):
+            with session.open_log(name, ROUND):
                 return True
         except NotFound:
             if not is_told:

@@ -18,6 +18,7 @@ from statelog.materializer.control import Control, install_signal_handlers
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
+from statelog.schemas.topic_policy import NO_RIGHTS, Rights
 from statelog.storage.config import Config, config_layers, flag_layer, merge
 from statelog.storage.config_keys import read_names
 from statelog.storage.log.log import Log
@@ -37,9 +38,9 @@ class Session:
     output: Output
 
     @contextmanager
-    def open_log(self, name: str) -> Generator[Log]:
+    def open_log(self, name: str, rights: Rights = NO_RIGHTS) -> Generator[Log]:
         """Open and close it; warnings become lines. Raises NotFound, ConfigError, UnsafeTopic, Damaged, Unavailable."""
-        with self.warnings_shown(), Log.open(name, self.where()) as log:
+        with self.warnings_shown(), Log.open(name, self.where(), rights) as log:
             yield log
 
     def where(self) -> Where:

@@ -6,6 +6,7 @@ from statelog.errors import Damaged, IdentityChanged, NotFound, StatelogError
 from statelog.materializer.schedule import first_delay_s
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import DESCRIPTOR_PATH
+from statelog.schemas.topic_policy import ROUND
 from statelog.storage.log.log import Log
 
 _DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
@@ -32,7 +33,7 @@ def after_all(log: Log, error: StatelogError, wait: Callable[[float], object]) -
     """
     for _ in range(_DELETE_LOOKS if isinstance(error, Damaged) else 0):
         try:
-            log.verify_anew()
+            log.verify_anew(ROUND)
         except NotFound as gone:
             return gone
         except IdentityChanged:

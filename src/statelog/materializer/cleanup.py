@@ -42,6 +42,7 @@ from statelog.schemas.snapshot.retention import (
     truncation_floor,
 )
 from statelog.schemas.snapshot.run_ref import RunRef
+from statelog.schemas.topic_policy import ROUND
 from statelog.storage.claims import (
     StoredSubscriptions,
     claims_of,
@@ -348,6 +349,6 @@ def _truncate_topic(log: Log, topic: str, floor: Mapping[int, int]) -> int:
     before = {p: to for p, offset in floor.items() if (to := min(offset, there[p].end)) > there[p].start}
     if not before:
         return 0
-    log.verify_anew()  # A name is all that a broker asks for, and since the round began it may be another log's.
+    log.verify_anew(ROUND)  # A name is all that a broker asks for, and since the round began it may be another log's.
     starts = log.kafka.delete_records(topic, before)
     return sum(start - there[p].start for p, start in starts.items())

@@ -5,7 +5,8 @@ must be quick and must not raise. A daemon logs its events under `statelog.mater
 
     info     a round started, completed, was skipped or lost; the daemon started or stopped
     warning  a round failed, or what it did is not all that it should
-    error    an alarm: changes stay out of every snapshot for too long; a reader's subscription was ended
+    error    an alarm: changes stay out of every snapshot for too long; Kafka deletes what is committed; a reader's
+             subscription was ended
 """
 
 import logging
@@ -16,7 +17,7 @@ from typing import Any
 
 from statelog.errors import StatelogError
 from statelog.formatting import show_bytes, show_count, show_duration
-from statelog.materializer.outcome import CompletedRound, RoundOutcome
+from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome
 
 _LOG = logging.getLogger("statelog.materializer")
 
@@ -51,6 +52,10 @@ class EventKind(StrEnum):
     NEED_AGING = "need-aging"
     """Kafka deletes the records of the log's topics after `retention_s`, and one that `held_by` still needs is `age_s`
     old, which is more than half of that, or `is_gone`. The facts have its `topic`, `partition` and `offset`, too.
+    """
+    TOPICS_DELETE = "topics-delete"
+    """Kafka deletes what is committed, by settings of the topics that this `reason` names: somebody changed them. The
+    round went on; writers that are open warn, and none can be opened.
     """
     LOG_AGE_ALARM = "log-age-alarm"
     """Changes committed `age_s` seconds ago are in no snapshot, or the log has been unreachable for that long.
@@ -104,6 +109,7 @@ _SHOWN = {
         logging.ERROR,
         "{held_by} needs a record of {topic}[{partition}] that is {how}, and Kafka deletes records after {retention_s}",
     ),
+    EventKind.TOPICS_DELETE: (logging.ERROR, "Kafka deletes what is committed, correct the topics at once: {reason}"),
     EventKind.LOG_AGE_ALARM: (logging.ERROR, "no snapshot holds what was committed {age_s} ago"),
     EventKind.RESTORE_BUDGET_OUT_OF_REACH: (
         logging.WARNING,
@@ -179,6 +185,8 @@ def shown_error(error: StatelogError) -> str:
 
 def shortfalls(log: str, outcome: RoundOutcome, at_s: float) -> Iterator[Event]:
     """What a round of the log that ended well could not do beside its snapshot, or had to."""
+    if not isinstance(outcome, LostRound) and outcome.deletions:
+        yield Event(kind=EventKind.TOPICS_DELETE, log=log, at_s=at_s, facts={"reason": outcome.deletions})
     if isinstance(outcome, CompletedRound):
         if reason := outcome.cleanup.held_back:
             yield Event(kind=EventKind.CLEANUP_HELD_BACK, log=log, at_s=at_s, facts={"reason": reason})

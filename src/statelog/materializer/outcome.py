@@ -44,7 +44,8 @@ class CompletedRound:
     replayed in `replay_s`. `runs_merged` runs went into others, the delta among them also where it
     was merged before it was written. The snapshot's runs have `snapshot_bytes`. `behind`: the budget ended the round,
     and there are commits left to roll up. `unpublished` says why the group offset for Kafka's lag tools could not be
-    published, and is empty if it was.
+    published, and is empty if it was. `deletions` names the settings of the topics by which Kafka deletes what is
+    committed; writers refuse them, and it is empty if there are none, or they are waived.
     """
 
     number: int
@@ -62,14 +63,16 @@ class CompletedRound:
     behind: bool
     cleanup: Cleanup
     unpublished: str = ""
+    deletions: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedRound:
-    """There was nothing new beyond `position`, that of manifest `number` (0: none yet)."""
+    """There was nothing new beyond `position`, that of manifest `number` (0: none yet). `deletions`: as in another."""
 
     number: int
     position: int
+    deletions: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

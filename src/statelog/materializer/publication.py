@@ -11,6 +11,7 @@ from statelog.errors import StatelogError
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Publication, why_not_ours
+from statelog.schemas.topic_policy import ROUND
 from statelog.storage.log.log import Log, check_log
 from statelog.storage.store import FileInfo
 
@@ -22,7 +23,7 @@ def claim_root(log: Log) -> None:
     Raises ConfigError without the right to, Damaged, Unavailable.
     """
     check_log(log)
-    log.verify()
+    log.verify(ROUND)
     _publish(log, log.manifests.newest())
 
 

@@ -10,6 +10,7 @@ Invariants:
   takes back its own.
 - What is missing is believed only while the manifest that needs it is still the newest (else the round is lost), and
   damage only while the directory is the log's.
+- No round refuses settings by which Kafka deletes what is committed: its snapshot saves that. The outcome names them.
 - The budget never ends a round between a loss and the ledger record with which a person accepted it.
 - A round that was given up stops at its next step, unless that lies after the put: then it counts, and is finished.
 """
@@ -50,7 +51,7 @@ from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, settings_or
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import Cuts, RunRef
-from statelog.schemas.topic_policy import READING, ROLLING_UP
+from statelog.schemas.topic_policy import ROLLING_UP, ROUND
 from statelog.storage.log.aging import RENEW_SHARE
 from statelog.storage.log.evidence import take_anchors
 from statelog.storage.log.log import Log, check_log
@@ -175,7 +176,7 @@ class Round:
         return self._base.number if self._base else 0
 
     def _roll_up_newest(self) -> RoundOutcome:
-        if not self._log.verify_anew(READING).is_by_kafka:
+        if not self._log.verify_anew(ROUND).is_by_kafka:
             self._check_may_truncate()
         self._base = self._log.manifests.newest()
         self._passed("after-newest")
@@ -211,7 +212,8 @@ class Round:
         self._passed("after-fold")
         if not self._has_news(target):
             check_data(self._log, self._base, target)
-            return SkippedRound(number=self._number, position=self._base.position if self._base else 0)
+            position = self._base.position if self._base else 0
+            return SkippedRound(number=self._number, position=position, deletions=self._log.deletions)
         try:
             return self._roll_up_to(target)
         except Damaged as error:
@@ -301,6 +303,7 @@ class Round:
             behind=target.behind,
             cleanup=removed,
             unpublished=unpublished,
+            deletions=self._log.deletions,
         )
 
     def _choose_target(self, end_position: int) -> RoundTarget:

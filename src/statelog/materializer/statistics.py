@@ -16,8 +16,9 @@ class MaterializerStatistics:
     ended yet. `unpublished` rounds completed without publishing their group offset. `last_duration_s` is that of the
     last round that ended well, None before the first.
 
-    `error` is what the last round failed with, empty once one has ended well. `late_s`: that long ago the daemon's loop
-    should have turned; `silent_s`: that long ago the round in flight reached its last step. Both are 0 if all is well.
+    `error` is what the last round failed with, empty once one has ended well. `deletions` is that of the last round
+    that did. `late_s`: that long ago the daemon's loop should have turned; `silent_s`: that long ago the round in
+    flight reached its last step. Both are 0 if all is well.
 
     `tail` is what stood in no snapshot at the last look, None before the first. `age_s`: that old, at this moment, is
     the oldest committed change that is in no snapshot; without one, that long ago was the last look. It grows from
@@ -41,6 +42,7 @@ class MaterializerStatistics:
     position: int = 0
     last_duration_s: float | None = None
     cleanup: Cleanup | None = None
+    deletions: str = ""
     tail: Tail | None = None
     rates: Rates = field(default_factory=Rates)
     since_s: float = 0.0
@@ -88,11 +90,13 @@ def with_outcome(counts: MaterializerStatistics, outcome: RoundOutcome, *, durat
                 size_bytes=counts.size_bytes + outcome.size_bytes,
                 position=max(counts.position, outcome.position),
                 cleanup=outcome.cleanup,
+                deletions=outcome.deletions,
                 unpublished=counts.unpublished + bool(outcome.unpublished),
                 rates=rates.after_replay(outcome.replayed_bytes, outcome.changes, outcome.replay_s),
             )
         case SkippedRound():
-            return replace(counts, skipped=counts.skipped + 1, position=max(counts.position, outcome.position))
+            position = max(counts.position, outcome.position)
+            return replace(counts, skipped=counts.skipped + 1, position=position, deletions=outcome.deletions)
         case LostRound():
             return replace(counts, lost=counts.lost + 1)
 

@@ -24,7 +24,7 @@ from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.schemas.topic_policy import READING
+from statelog.schemas.topic_policy import ROUND
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log, check_log
@@ -144,7 +144,7 @@ def tail_now(log: Log) -> Tail:
         0
     """
     check_log(log)
-    log.verify(READING)
+    log.verify(ROUND)
     end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
     with closing(TailGauge(log, clock=current_environment().wall_clock)) as gauge:
         while (tail := gauge.look()).position < end_position:

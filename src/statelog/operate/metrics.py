@@ -139,6 +139,7 @@ OF_ROUNDS = _asked(
         ),
         "truncation_held": ("1 for the manifest, lease or subscription that holds truncation back", _held, "by"),
         "cleanup_held_back": ("1 if the last round removed nothing because something is wrong", "cleanup.held_back"),
+        "topics_delete": ("1 if Kafka deletes what is committed, by settings that somebody changed", "deletions"),
         "records_left": ("Offsets of the data topic between log start and log end", "cleanup.records_left"),
         "records_overdue": ("Offsets of those that should have been truncated", "cleanup.records_overdue"),
         "oldest_need_age_seconds": (

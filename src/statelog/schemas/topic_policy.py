@@ -141,9 +141,15 @@ class TopicDescription(TopicSpec):
     in_sync: tuple[int, ...] = ()
 
 
-def check_topic(topic: TopicSpec, role: TopicRole, waived: Collection[Waiver], needs: TopicNeeds = LEAST_NEEDS) -> None:
-    """Raise UnsafeTopic, naming every finding at once, if the topic must not be used."""
-    found = objections(topic, role, needs)
+def check_topic(
+    topic: TopicSpec,
+    role: TopicRole,
+    waived: Collection[Waiver],
+    needs: TopicNeeds = LEAST_NEEDS,
+    spared: Collection[Objection] = (),
+) -> None:
+    """Raise UnsafeTopic, naming every finding at once but the `spared` ones, if the topic must not be used."""
+    found = [one for one in objections(topic, role, needs) if one not in spared]
     refused = [(text, waiver) for text, waiver in found if waiver is None or waiver not in waived]
     if not refused:
         return
@@ -162,12 +168,7 @@ def objections(topic: TopicSpec, role: TopicRole, needs: TopicNeeds = LEAST_NEED
     policy = config.get("cleanup.policy", "delete")
     if policy != "delete":
         yield f"cleanup.policy is {policy!r} and must be 'delete'", None
-    for key, waiver, least in ((_AGE, Waiver.FINITE_RETENTION, needs.retention_ms), ("retention.bytes", None, -1)):
-        found = int(config.get(key, "-1"))
-        if found != -1 and least == -1:
-            yield f"{key} is {found} and must be -1: Kafka would delete committed changes", waiver
-        elif -1 < found < least:
-            yield f"{key} is {found} and must be at least {least}, what this log was told, or -1", waiver
+    yield from deletions(topic, needs)
     for key, early in EARLY.items():
         if config.get(key, "").lower() == early:
             yield f"{key} is {early}: records are acknowledged before their place in the log is known", None
@@ -175,6 +176,19 @@ def objections(topic: TopicSpec, role: TopicRole, needs: TopicNeeds = LEAST_NEED
     if size < needs.record_bytes_max:
         yield f"{_SIZE} is {size} and must be at least {needs.record_bytes_max}, this log's largest record", None
     yield from _unsafe(topic)
+
+
+def deletions(topic: TopicSpec, needs: TopicNeeds = LEAST_NEEDS) -> Iterator[Objection]:
+    """Yield those of the objections by which Kafka deletes what is committed, sooner or later.
+
+    Writers refuse such a topic. A round goes on: its snapshot saves what is still there.
+    """
+    for key, waiver, least in ((_AGE, Waiver.FINITE_RETENTION, needs.retention_ms), ("retention.bytes", None, -1)):
+        found = int(topic.config.get(key, "-1"))
+        if found != -1 and least == -1:
+            yield f"{key} is {found} and must be -1: Kafka would delete committed changes", waiver
+        elif -1 < found < least:
+            yield f"{key} is {found} and must be at least {least}, what this log was told, or -1", waiver
 
 
 def _unsafe(topic: TopicSpec) -> Iterator[Objection]:
@@ -202,10 +216,11 @@ def retention_s(*configs: Mapping[str, str]) -> float | None:
 
 
 class Rights(NamedTuple):
-    """Operations on the data topic and on the ledger topic."""
+    """Operations on the data topic and on the ledger topic. A client that `saves` goes on in spite of `deletions`."""
 
     data: frozenset[str]
     ledger: frozenset[str]
+    saves: bool = False
 
     def check(self, data: TopicDescription, ledger: TopicDescription) -> None:
         """Raise ConfigError for rights that this client lacks."""
@@ -218,7 +233,9 @@ READING = Rights(frozenset({"READ"}), frozenset({"READ"}))
 LEDGER_WRITING = Rights(READING.data, frozenset({"READ", "WRITE"}))
 """For a reader that appends to the ledger alone: a barrier, the acceptance of a loss."""
 WRITING = Rights(frozenset({"READ", "WRITE"}), frozenset({"READ", "WRITE"}))
-ROLLING_UP = Rights(frozenset({"READ", "DELETE"}), frozenset({"READ", "DELETE"}))
+ROUND = READING._replace(saves=True)
+"""For a round, which need not delete records."""
+ROLLING_UP = Rights(frozenset({"READ", "DELETE"}), frozenset({"READ", "DELETE"}), saves=True)
 
 
 def check_rights(topic: TopicDescription, needed: frozenset[str]) -> None:

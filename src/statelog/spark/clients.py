@@ -22,6 +22,7 @@ from statelog.closing import undone_by_errors
 from statelog.errors import IdentityChanged
 from statelog.operate.exporting import export_from_worker
 from statelog.schemas.ledger.place import LogIdentity, shown_id
+from statelog.schemas.topic_policy import ROUND
 from statelog.spark.option_texts import LogAddress
 from statelog.storage.kafka import Producer
 from statelog.storage.kafka.client import ConfluentKafka
@@ -152,9 +153,12 @@ def task_producer(where: LogAddress) -> Generator[Producer]:
 
 
 def open_log(where: LogAddress) -> Log:
-    """The log, opened for the caller alone. Raises NotFound, ConfigError, Damaged, UnsafeTopic, Unavailable."""
+    """Open the log, for the caller alone. It may be for a round; all others are refused what they have to be later.
+
+    Raises NotFound, ConfigError, Damaged, UnsafeTopic, Unavailable.
+    """
     export_from_worker()
-    return Log.open(*where)
+    return Log.open(*where, ROUND)
 
 
 _frozen_modules = 0

@@ -36,6 +36,7 @@ from statelog.materializer.tasks import Task
 from statelog.materializer.work import RoundWork, scratch_directory
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.run_ref import RunRef
+from statelog.schemas.topic_policy import ROUND
 from statelog.spark.clients import cached_log
 from statelog.spark.option_texts import LogAddress, address_options, log_address
 from statelog.spark.reported import error_of, reported
@@ -139,7 +140,7 @@ def materialize(
         1
     """
     make_engine = spark_engine(spark, name, where, most_tasks=most_tasks, task_bytes=task_bytes)
-    with Log.open(name, where) as log:
+    with Log.open(name, where, ROUND) as log:
         return run_round(log, settings, make_engine=make_engine)
 
 

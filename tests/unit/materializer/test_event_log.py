@@ -46,6 +46,7 @@ _EVENTS: tuple[tuple[Event, int, str], ...] = (
         logging.WARNING,
         "about 9.0 s of 8.0 s",
     ),
+    (_event(EventKind.TOPICS_DELETE, reason="a setting"), logging.ERROR, "correct the topics at once: a setting"),
     (_event(EventKind.SUBSCRIPTION_CAPPED, reader="r", reason="idle"), logging.ERROR, "of reader r was ended: idle"),
     (
         _event(

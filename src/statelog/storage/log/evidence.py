@@ -267,11 +267,17 @@ class Verified(NamedTuple):
 
 
 class Looks:
-    """The newest answer to `identify`. Thread-safe."""
+    """The newest answer to `identify`. Thread-safe. `judge` is shown each answer that was asked for ahead."""
 
-    def __init__(self, identify: Callable[[], IdentifiedTopics], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        identify: Callable[[], IdentifiedTopics],
+        clock: Callable[[], float],
+        judge: Callable[[Verified], object] = lambda _: None,
+    ) -> None:
         self._identify = identify
         self._clock = clock
+        self._judge = judge
         self._asking = Lock()
         self.newest: Verified | None = None
 
@@ -301,11 +307,14 @@ class Looks:
                 self._asking.release()
 
     def _ask_quietly(self) -> None:
+        found: Verified | None = None
         try:
             with suppress(StatelogError):  # Who needs an answer asks again, and is told.
-                self._ask()
+                found = self._ask()
         finally:
             self._asking.release()
+        if found is not None:
+            self._judge(found)
 
     def _ask(self) -> Verified:
         asked_s = self._clock()

@@ -10,6 +10,7 @@ Invariants:
 """
 
 import logging
+import math
 import time
 from collections.abc import Collection, Generator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import Start, current_environment
-from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, Unavailable
+from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, StatelogError, Unavailable
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, Place
@@ -54,6 +55,8 @@ from statelog.storage.log.where import Where, no_kafka, opened_ports, opened_sto
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.storage")
+_JUDGE_AGAIN_S = 60.0
+"""How often an open writer's topics are judged by their settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +113,12 @@ class Log(Closing):
         self._place = ORIGIN
         self._uncompared: set[Place] = set()
         self._noting = Lock()
-        self._looks = Looks(lambda: identify(kafka, store, descriptor), current_environment().clock)
+        clock = current_environment().clock
+        self._looks = Looks(lambda: identify(kafka, store, descriptor), clock, self._warn_of_deletions)
+        self.deletions = ""
+        """The topics' settings by which Kafka deletes what is committed, as a round or an open writer saw them last; or
+        an empty text."""
+        self._judged_s = -math.inf
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
 
@@ -127,8 +135,8 @@ class Log(Closing):
         return cls(made, ports.kafka, ports.store, waived=ports.waived)
 
     @classmethod
-    def open(cls, name: str, where: Where) -> "Log":
-        """Open a log, verified against cluster and store.
+    def open(cls, name: str, where: Where, rights: Rights = NO_RIGHTS) -> "Log":
+        """Open a log, verified against cluster and store. `rights`: those that the caller is going to need.
 
         Raises NotFound, IdentityChanged, UnsafeTopic, CorruptDescriptor, UnknownFormat, Unavailable, ConfigError.
         """
@@ -136,13 +144,13 @@ class Log(Closing):
             descriptor = descriptor_of(store, name, hint="Pass create=True, or make it with `statelog init`")
             log = cls(descriptor, client, store, waived=waived)
             try:
-                log.verify()
+                log.verify(rights)
             except IdentityChanged:
                 accepted = topics_in_force(client, store, descriptor)
                 if accepted == descriptor:
                     raise
                 log = cls(accepted, client, store, waived=waived)
-                log.verify()
+                log.verify(rights)
             check_owner(client, log.descriptor, log.manifests, store.url)
         return log
 
@@ -172,15 +180,33 @@ class Log(Closing):
             if truncation is None:
                 if warning:
                     _LOG.warning(warning)
-                is_kept = retention_s(data.config, ledger.config) is None
-                truncation = Truncation() if is_kept else self.truncation()
-                verified.topics.check_made(self.descriptor, truncation, self._waived)
+                truncation = self._truncation_of(verified)
+                self.deletions = verified.topics.check_made(
+                    self.descriptor, truncation, self._waived, saves=rights.saves
+                )
             rights.check(data, ledger)
         except BaseException:
             self._looks.newest = None  # What is refused here is asked anew.
             raise
-        self._looks.newest = verified._replace(truncation=truncation)
+        # What only a round goes on with is checked again by the next one who asks, and may be refused.
+        self._looks.newest = verified._replace(truncation=None if self.deletions else truncation)
         return truncation
+
+    def _truncation_of(self, verified: Verified) -> Truncation:
+        """Return who truncates, asked of the store only where Kafka deletes by age."""
+        is_kept = retention_s(*(one.config for one in verified.topics[:2])) is None
+        return Truncation() if is_kept else self.truncation()
+
+    def _warn_of_deletions(self, verified: Verified) -> None:
+        """Warn, once a minute at most, if Kafka has come to delete what an open writer commits. The writer goes on."""
+        if verified.asked_s < self._judged_s + _JUDGE_AGAIN_S:
+            return
+        self._judged_s = verified.asked_s
+        with suppress(StatelogError):  # All else that may be wrong is for an open to refuse.
+            truncation = self._truncation_of(verified)
+            self.deletions = verified.topics.check_made(self.descriptor, truncation, self._waived, saves=True)
+            if self.deletions:
+                _LOG.warning("%s: %s: correct the settings with Kafka's own tools, at once", self.name, self.deletions)
 
     def verify_anew(self, rights: Rights = NO_RIGHTS) -> Truncation:
         """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""

@@ -37,6 +37,7 @@ from statelog.schemas.topic_policy import (
     Truncation,
     Waiver,
     check_topic,
+    deletions,
     topic_config,
     without_refused,
 )
@@ -59,11 +60,20 @@ class IdentifiedTopics(NamedTuple):
     ledger: TopicDescription
     warning: str | None
 
-    def check_made(self, descriptor: Descriptor, truncation: Truncation, waived: frozenset[Waiver]) -> None:
-        """Raises UnsafeTopic unless both are made as a log so described and truncated needs them."""
+    def check_made(
+        self, descriptor: Descriptor, truncation: Truncation, waived: frozenset[Waiver], *, saves: bool = False
+    ) -> str:
+        """Raise UnsafeTopic unless both are made as a log so described and truncated needs them.
+
+        Return what would be refused if the caller did not save what Kafka is about to delete; mostly nothing.
+        """
         needs = TopicNeeds(descriptor.record_bytes_max, truncation.retention_ms)
+        spared: list[str] = []
         for role, topic in ((TopicRole.DATA, self.data), (TopicRole.LEDGER, self.ledger)):
-            check_topic(topic, role, waived, needs)
+            found = [one for one in deletions(topic, needs) if saves and one[1] not in waived]
+            check_topic(topic, role, waived, needs, found)
+            spared += [f"{topic.name}: {text}" for text, _ in found]
+        return "; ".join(spared)
 
 
 def make_topic(
