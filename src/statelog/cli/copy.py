@@ -81,17 +81,9 @@ def _copied(
         )
 
 
-def _there(
-    session: Session,
-    *,
-    to_config: Path | None,
-    to_bootstrap: str | None,
-    to_root: str | None,
-    to_replication_factor: int | None,
-) -> Session:
+def _there(session: Session, *, to_config: Path | None, **said: Any) -> Session:
     config = session.config
     if to_config is not None:
         config = merge([file_layer(read_text(to_config, "configuration file"), str(to_config))])
-    bootstrap, root = to_bootstrap or config.bootstrap, to_root or config.root
-    factor = config.replication_factor if to_replication_factor is None else to_replication_factor
-    return replace(session, config=replace(config, bootstrap=bootstrap, root=root, replication_factor=factor))
+    given = {name.removeprefix("to_"): value for name, value in said.items() if value not in (None, "")}
+    return replace(session, config=replace(config, **given))

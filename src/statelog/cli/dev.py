@@ -27,14 +27,15 @@ def command() -> None:
 
 @command.command("start", help="Start the broker unless it runs, and print how to reach it.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Its port; 0 for any free one. Default 9092.")
+@click.option("--root", metavar="URL", help="The root to print; default: a directory beside the broker's data.")
 @click.option("--heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java heap in MiB.")
 @_directory_option
 @_json_option
-def start_command(port: int | None, heap_mb: int, directory: Path, as_json: bool) -> None:
+def start_command(port: int | None, root: str | None, heap_mb: int, directory: Path, as_json: bool) -> None:
     """Start the broker."""
     output = Output(as_json=as_json)
     broker = start(directory, port, heap_mb=heap_mb, on_step=lambda step: output.notice(f"{step} ..."))
-    root = f"file://{directory / 'logs'}"
+    root = root or f"file://{directory / 'logs'}"
     facts = {
         "bootstrap": broker.bootstrap,
         "root": root,

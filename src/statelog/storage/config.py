@@ -308,7 +308,7 @@ def read_text(path: Path, what: str, *, is_own: bool = False) -> str:
     not, or cannot be read.
     """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:  # Windows editors begin a file with a byte order mark.
             if is_own:  # Of the very file that is read: another may have its name in a moment.
                 there = os.fstat(file.fileno())
                 check_owner(str(path), there.st_uid, there.st_mode, os.getuid())

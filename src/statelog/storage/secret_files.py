@@ -39,7 +39,7 @@ def read_secrets(given: Mapping[str, V], secret_of: SecretOf) -> dict[str, V | s
 def read_secret(name: str, path: object) -> str:
     """What is in the file that the setting of this name says. Raises ConfigError if that is no secret."""
     try:
-        secret = Path(str(path)).read_text(encoding="utf-8").rstrip("\r\n")
+        secret = Path(str(path)).read_text(encoding="utf-8-sig").rstrip("\r\n")
         problem = "" if secret else "it is empty"
     except OSError as error:
         secret, problem = "", error.strerror or type(error).__name__

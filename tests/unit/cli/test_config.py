@@ -28,6 +28,7 @@ from statelog.storage.config import (
 )
 from statelog.storage.config_keys import KEYS, duration_s, size_bytes
 from statelog.storage.log.where import Where
+from statelog.storage.secret_files import read_secret
 from statelog.testing.broker import cache_directory
 from tests.support.rigs.log import TwinLog
 from tests.support.rigs.shell import commands_open
@@ -270,6 +271,14 @@ def test_settings_of_the_materializer_follow() -> None:
     assert settings.alarm_age_s > settings.interval_s
     with pytest.raises(ConfigError, match="alarm_age_s"):
         materializer_settings(made("[materializer]\ninterval_s = '2h'\nalarm_age_s = '1h'"))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    """Windows editors begin a file with one, a configuration as well as a secret."""
+    (tmp_path / "a.toml").write_text('root = "/r"\n', encoding="utf-8-sig")
+    assert merge(config_layers(str(tmp_path / "a.toml"), {}, ConfigLayer(origin="x"))).root == "/r"
+    (tmp_path / "secret").write_text("s\r\n", encoding="utf-8-sig")
+    assert read_secret("sasl.password.file", str(tmp_path / "secret")) == "s"
 
 
 def test_the_file_is_the_named_one_or_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

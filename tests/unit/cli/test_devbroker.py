@@ -320,8 +320,11 @@ def test_the_cache_directory_follows_the_environment(tmp_path: Path, monkeypatch
     assert cache_directory() == Path("/h/.cache/statelog/dev")
 
 
-def test_what_start_prints_is_where_the_broker_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `statelog dev start` prints to paste, variables or file, is the `Where` of its broker."""
+@pytest.mark.parametrize("given", [None, "/tmp/statelog"])
+def test_what_start_prints_is_where_the_broker_is(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `statelog dev start` prints to paste, variables or file, is the `Where` of its broker, and of a root."""
     started = DevBroker(
         bootstrap="127.0.0.1:4001",
         pid=1,
@@ -333,11 +336,13 @@ def test_what_start_prints_is_where_the_broker_is(tmp_path: Path, monkeypatch: p
         return started
 
     monkeypatch.setattr(dev_commands, "start", start)
-    printed = CliRunner().invoke(dev_commands.command, ["start", "--directory", str(tmp_path)]).output
+    root = f"file://{tmp_path / 'logs'}" if given is None else given
+    options = [] if given is None else ["--root", given]
+    printed = CliRunner().invoke(dev_commands.command, ["start", "--directory", str(tmp_path), *options]).output
     exports, settings = printed.partition("For this shell:\n")[2].split("Or in ./statelog.toml:\n")
     variables = dict(word.split("=", 1) for line in exports.splitlines() for word in line.split()[1:])
     file = tmp_path / "statelog.toml"
     file.write_text(settings, encoding="utf-8")
-    where = Where.local(f"file://{tmp_path / 'logs'}", "127.0.0.1:4001")
+    where = Where.local(root, "127.0.0.1:4001")
     assert Where.from_env(variables) == where
     assert Where.from_env({"STATELOG_CONFIG": str(file)}) == where

@@ -162,6 +162,26 @@ def test_unknown_and_missing_fields_are_refused() -> None:
         rows_to_struct([{"g": 1}], OPAQUE)
 
 
+@pytest.mark.parametrize("kind", ["double", "float", ["double", "null"]])
+@pytest.mark.parametrize(("text", "value"), [("NaN", math.nan), ("Infinity", math.inf), ("-Infinity", -math.inf)])
+def test_defaults_that_json_has_no_number_for(kind: object, text: str, value: float) -> None:
+    """They are spelled as registries have them; and of other types the same text is no default."""
+    schema = parse_value_schema(schema_of(field("int"), field(kind, "g", default=text)).avsc, 1)
+    assert rows_to_struct([{"f": 1}], schema).to_pylist() == [{"f": 1, "g": pytest.approx(value, nan_ok=True)}]
+    for other in ("int", "long", logical("long", "timestamp-micros")):
+        with pytest.raises(ConfigError, match="default"):
+            schema_of(field(other, default=text))
+    with pytest.raises(ConfigError, match="default"):
+        schema_of(field(kind, default="nan"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_byte_order_mark_is_no_part_of_a_schema(encoding: str) -> None:
+    """Windows editors begin a file with one."""
+    schema = schema_of(field("int"))
+    assert parse_value_schema(schema.avsc.encode(encoding).decode(), schema.id) == schema
+
+
 def test_columns_of_kindred_types_fit() -> None:
     """Large strings, dictionaries, narrower integers, other list types and missing columns with defaults are taken."""
     schema = schema_of(

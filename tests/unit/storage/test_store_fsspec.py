@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
@@ -22,6 +24,7 @@ from statelog.errors import (
     StoreUnavailable,
     UnsafeStore,
 )
+from statelog.storage.store.errors import translate
 from statelog.storage.store.fsspec import FsspecStore, client_options, open_store
 from statelog.storage.store.local import LocalStore
 from statelog.storage.store.url import parse_root
@@ -308,3 +311,22 @@ def test_the_proof_refuses_a_store_that_ignores_the_condition() -> None:
     with pytest.raises(UnsafeStore):
         store.check()
     assert not [path for path in CarelessFileSystem.store if path.startswith(base)]
+
+
+def test_a_failure_without_a_code_shows_none() -> None:
+    """What the store does not say is no fact."""
+    said = translate(OSError("away"), action="read", url="gs://b", path="x", reading=True)
+    assert (said.facts, "None" in str(said)) == ({"store": "gs://b", "path": "x"}, False)
+    numbered = translate(OSError(errno.EIO, "away"), action="read", url="file:///b", path="x", reading=True)
+    assert numbered.facts["code"] == "EIO"
+
+
+def test_a_client_that_logs_what_it_raises_is_not_shown() -> None:
+    """Python shows the records of a logger that nobody listens to; those of gcsfs reach whoever does."""
+    code = "import statelog.storage.store.fsspec, logging; logging.getLogger('gcsfs').error('traceback')"
+    listening = "import logging; logging.basicConfig(); "
+    shown = [
+        subprocess.run([sys.executable, "-c", one], capture_output=True, check=True, text=True).stderr
+        for one in (code, listening + code)
+    ]
+    assert [text.count("traceback") for text in shown] == [0, 1]

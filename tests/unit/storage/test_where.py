@@ -57,6 +57,9 @@ def test_what_is_refused_is_refused_at_once() -> None:
     """A setting, a waiver that there is not, an empty address: with what to write."""
     with pytest.raises(ConfigError, match=r"enable\.auto\.commit"):
         Where({"bootstrap.servers": "kafka:9092", "enable.auto.commit": "true"}, "/logs")
+    for root, said in (("ftp://host/logs", "unsupported protocol 'ftp'"), ("hdfs://name/logs", "HDFS' own protocol")):
+        with pytest.raises(ConfigError, match=said):
+            Where(None, root)
     with pytest.raises(ConfigError, match="allow_unsafe is 'everything'"):
         Where(_KAFKA, "/logs", allow_unsafe=["everything"])
     with pytest.raises(ConfigError, match=r"bootstrap\.servers is missing"):

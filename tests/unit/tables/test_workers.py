@@ -150,6 +150,18 @@ def test_an_input_without_an_id() -> None:
         statelog.worker("counts", twin.where(), topic="words", create=True)
 
 
+@pytest.mark.parametrize(("name", "topic"), [("words", "words"), ("words", "words.ledger")])
+@pytest.mark.parametrize("records", [0, 1])
+def test_a_log_of_the_name_of_its_input(name: str, topic: str, records: int) -> None:
+    """The error says so, whatever is in the input: to delete it, or to change its settings, helps nobody."""
+    twin = Twin()
+    twin.create_topic(topic, partitions=1)
+    twin.send(topic, *[b"v"] * records)
+    with pytest.raises(ConfigError, match="the name of its own input") as refused:
+        statelog.worker(name, twin.where(), topic=topic, create=True)
+    assert f"{topic}-counts" in refused.value.hint
+
+
 def test_an_input_that_is_another_one_now() -> None:
     """Made anew, or grown since it was read: either is loud, and says what to do."""
     INPUT.check_is(INPUT)

@@ -40,6 +40,8 @@ _VIEWED = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
 """What Arrow has not written its functions for, and what is as large."""
 FIRST_US, LAST_US = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The first and the last datetime, in microseconds since 1970."""
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
+"""How Jackson, and so a registry, spells the defaults that JSON has no number for."""
 _UUID_PATTERN = r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
 MAP_KEY = ValueType(kind="string", arrow=pa.string())
 """The keys of every map."""
@@ -337,6 +339,8 @@ def _from_json(default: object, kind: ValueType) -> object:
             return data
         unscaled, scale = int.from_bytes(data, "big", signed=True), cast("pa.Decimal128Type", kind.arrow).scale
         return decimal.Decimal(unscaled).scaleb(-scale, decimal.Context(prec=80))
+    if kind.kind in ("float", "double") and default in _NOT_FINITE:
+        return float(cast("str", default))
     if kind.kind == "float" and isinstance(default, float):
         return pa.array([default], kind.arrow)[0].as_py()  # Infinite if it is too large, as it always was read.
     if kind.logical and kind.kind in ("int", "long"):

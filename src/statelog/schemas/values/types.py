@@ -119,7 +119,7 @@ def _loads(avsc: str) -> object:
     if len(avsc) > _MAX_TEXT:
         raise _refused(f"a value schema of more than {_MAX_TEXT} characters", "value", "Shorten it")
     try:
-        return json.loads(avsc, parse_constant=_number, parse_float=_number)
+        return json.loads(avsc.removeprefix("\ufeff"), parse_constant=_number, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise _refused(f"the schema is not JSON: {error}", "value", "Give the text of an .avsc file") from error
 

@@ -8,7 +8,7 @@ Invariants:
 from contextlib import closing
 
 from statelog.environment import current_environment
-from statelog.errors import LogInUse, OutcomeUnknown
+from statelog.errors import LogInUse
 from statelog.schemas.ledger.records import Open
 from statelog.schemas.ledger.state import LiveEpoch
 from statelog.schemas.names import COPIER
@@ -54,10 +54,7 @@ def fence_writers(log: Log) -> int:
     partitions, environment = tuple(range(log.descriptor.partitions)), current_environment()
     with closing(log.checked_ledger()) as ledger, closing(log.kafka.producer()) as producer:
         for _ in range(OPENS):
-            try:
-                live = append_open(log, ledger, producer, COPIER, partitions, environment.nonce())
-            except OutcomeUnknown as error:
-                raise error.restated(hint="Run it again: a second Open settles what became of this one") from error
+            live = append_open(log, ledger, producer, COPIER, partitions, environment.nonce())
             if live is not None:
                 log.saw(ledger.place)
                 return live.epoch

@@ -28,7 +28,7 @@ from statelog.storage.kafka.token import TokenFunction, check_travels
 from statelog.storage.measured import MeasuredKafka, MeasuredStore
 from statelog.storage.store import Store
 from statelog.storage.store.fsspec import open_store
-from statelog.storage.store.url import mask_options, mask_url
+from statelog.storage.store.url import check_scheme, mask_options, mask_url
 
 KafkaSource = Kafka | Mapping[str, str]
 """A port, or librdkafka's settings for one."""
@@ -155,6 +155,8 @@ def _checked_root(root: object) -> StoreSource:
     if not isinstance(root, str | Store) and not callable(root):
         hint = 'Where(kafka, "/path"), or Where(kafka, "s3://bucket/logs")'
         raise ConfigError(f"root is of type {type(root).__name__}, and not a path or a URL", hint=hint)
+    if isinstance(root, str):
+        check_scheme(root)
     return cast("StoreSource", root)
 
 

@@ -119,9 +119,10 @@ def translate(error: Exception, *, action: str, url: str, path: str, reading: bo
         answer = _Answer("NoSuchBucket", answer.status)
     # Azure's texts go on with the answer's headers and its XML.
     reason = mask_url(f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0]}")
-    code = answer.code or (errno.errorcode.get(number, "") if isinstance(number, int) else "") or None
+    code = answer.code or (errno.errorcode.get(number, "") if isinstance(number, int) else "")
     kind, hint = _kind_and_hint(error, answer, url)
-    return kind(f"Cannot {action} {path}: {reason}", hint=hint, store=url, path=path, code=code)
+    facts = {"code": code} if code else {}
+    return kind(f"Cannot {action} {path}: {reason}", hint=hint, store=url, path=path, **facts)
 
 
 REPEAT_DELAYS_S = (0.1, 0.3, 1.0, 3.0)

@@ -7,6 +7,7 @@ Invariants: the file system is made in the process that uses it, once per proces
 fork); a listing comes from the store, whole, or is an error; no secret is in `repr` or in an error.
 """
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,6 +47,8 @@ T = TypeVar("T")
 
 _MODIFIED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "modificationTime", "created")
 _CREATE_TRIES = 4
+# It logs the traceback of each failure that it also raises, which goes to stderr where nobody listens to its logger.
+logging.getLogger("gcsfs").addHandler(logging.NullHandler())
 _PACKAGES = {"s3": "statelog[s3]", "gs": "statelog[gcs]", "abfs": "statelog[azure]", "webhdfs": "statelog[hdfs]"}
 # fsspec's memory file system checks and writes in two steps and is shared by the whole process.
 _MEMORY_LOCK = RLock()

@@ -55,10 +55,9 @@ def parse_root(url: str, *, cwd: Path) -> RootUrl:
         raise ConfigError(f"Root URL {shown!r} is empty, or contains control characters or backslashes")
     if "::" in url:
         raise ConfigError(f"Root URL {shown!r} is a chain of file systems", hint="Name the one store itself")
-    match = _SCHEME.match(url)
+    match, protocol = _SCHEME.match(url), check_scheme(url)
     if match is None:
         return _local_root(url, shown, cwd)
-    protocol = _protocol(match.group(1).lower(), shown)
     rest = url[match.end() + 2 :]
     if protocol != "file":
         return _remote_root(protocol, rest, shown)
@@ -67,7 +66,10 @@ def parse_root(url: str, *, cwd: Path) -> RootUrl:
     return _local_root("/" + unquote(rest).strip("/"), shown, Path("/"))
 
 
-def _protocol(scheme: str, shown: str) -> str:
+def check_scheme(url: str) -> str:
+    """Return the protocol of a root URL, `file` for a path. Raises ConfigError for one that is none of `PROTOCOLS`."""
+    match, shown = _SCHEME.match(url), mask_url(url)
+    scheme = match.group(1).lower() if match else "file"
     protocol = _ALIASES.get(scheme, scheme)
     if protocol not in PROTOCOLS:
         allowed = ", ".join((*PROTOCOLS, *_ALIASES))

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound
 from statelog.schemas.descriptor import Descriptor, HashRule
-from statelog.schemas.names import check_kind, settings_or, whole_numbers
+from statelog.schemas.names import check_kind, data_topic, ledger_topic, settings_or, whole_numbers
 from statelog.schemas.topic_policy import parse_waivers
 from statelog.storage import Kafka, Log, LogOptions, Where
 from statelog.storage import open as open_log
@@ -90,6 +90,9 @@ def worker(
     check_kind("topic", topic, str, InputTopic, example='topic="words", one topic for each worker')
     check_kind("hooks", hooks or WorkerHooks(), WorkerHooks, example="WorkerHooks(on_tick=function, tick_s=10.0)")
     source = InputTopic(topic) if isinstance(topic, str) else topic
+    if source.name in (data_topic(name), ledger_topic(name)) and "bootstrap.servers" not in source.consumer:
+        hint = f"Name the log after what it keeps, {source.name}-counts say: it has topics of its own"
+        raise ConfigError("the log has the name of its own input", log=name, topic=source.name, hint=hint)
     chosen, machine = settings_or(settings, TableSettings()), current_environment()
     with ExitStack() as failing:
         cluster, join = _input(name, where, source, failing)
