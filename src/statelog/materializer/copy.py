@@ -56,10 +56,10 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import in_order
 from statelog.schemas.topic_policy import LEDGER_WRITING
 from statelog.storage import LogOptions, Where
+from statelog.storage.log.ledger import fence_writers
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import append_restarts
 from statelog.storage.log.making import make_log
-from statelog.storage.log.opening import fence_writers
 from statelog.storage.log.topics import record_at
 from statelog.storage.log.where import opened_ports
 

@@ -45,8 +45,8 @@ from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import OffsetRange, Producer
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.evidence import check_data_anchors, check_ledger
+from statelog.storage.log.ledger import OPENS, append_open
 from statelog.storage.log.log import Log, check_log
-from statelog.storage.log.opening import OPENS, append_open
 from statelog.storage.log.producers import append_all
 
 _LOG = logging.getLogger("statelog.storage")

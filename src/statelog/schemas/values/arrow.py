@@ -340,7 +340,7 @@ def _from_json(default: object, kind: ValueType) -> object:
         unscaled, scale = int.from_bytes(data, "big", signed=True), cast("pa.Decimal128Type", kind.arrow).scale
         return decimal.Decimal(unscaled).scaleb(-scale, decimal.Context(prec=80))
     if kind.kind in ("float", "double") and default in _NOT_FINITE:
-        return float(cast("str", default))
+        return float(default)
     if kind.kind == "float" and isinstance(default, float):
         return pa.array([default], kind.arrow)[0].as_py()  # Infinite if it is too large, as it always was read.
     if kind.logical and kind.kind in ("int", "long"):
