@@ -2,8 +2,6 @@
 
 import json
 import signal
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -11,20 +9,11 @@ import pytest
 from statelog.testing.broker import free_port
 from tests.support.rigs.shell import Shell, shell, write_lines
 from tests.support.services.broker import OwnBroker
+from tests.support.services.http import asked
 from tests.support.waiting import wait_for
 
 __all__ = ["shell"]
 pytestmark = pytest.mark.broker
-
-
-def _ask(port: int, page: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{page}", timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except OSError as error:
-        return 0, str(error)
 
 
 def test_a_daemon_tells_how_it_is(shell: Shell, tmp_path: Path) -> None:
@@ -36,10 +25,10 @@ def test_a_daemon_tells_how_it_is(shell: Shell, tmp_path: Path) -> None:
     process = shell.start("materialize", shell.name, *options)
     try:
         completed = f'statelog_rounds_total{{log="{shell.name}",outcome="completed"}} 1.0'
-        wait_for(lambda: completed in _ask(port, "/metrics")[1], "no round was seen to complete")
-        assert _ask(port, "/livez") == (200, "live\n")
-        assert _ask(port, "/readyz") == (200, "ready\n")
-        _, metrics = _ask(port, "/metrics")
+        wait_for(lambda: completed in asked(port, "/metrics")[1], "no round was seen to complete")
+        assert asked(port, "/livez") == (200, "live\n")
+        assert asked(port, "/readyz") == (200, "ready\n")
+        _, metrics = asked(port, "/metrics")
         for wanted in (
             'statelog_request_seconds_count{operation="upload",port="store"} 1.0',
             f'statelog_rolled_up_changes_total{{log="{shell.name}"}} 1.0',
@@ -70,16 +59,16 @@ def test_a_daemon_without_its_broker_is_live_and_not_ready(
     options += ["--probes", f"0.0.0.0:{probes}"]
     process = shell.start("materialize", log_name, "--listen", f"127.0.0.1:{port}", *options)
     try:
-        wait_for(lambda: _ask(port, "/readyz")[0] == 200, "it is never ready")
+        wait_for(lambda: asked(port, "/readyz")[0] == 200, "it is never ready")
         own_broker.pause()
-        wait_for(lambda: _ask(port, "/readyz")[0] == 503, "it stays ready without its broker")
-        _, why = _ask(port, "/readyz")
+        wait_for(lambda: asked(port, "/readyz")[0] == 503, "it stays ready without its broker")
+        _, why = asked(port, "/readyz")
         assert "in a row failed" in why
         assert "BrokerUnavailable" in why
-        assert _ask(probes, "/readyz") == (503, "not ready\n"), "kubelet is told whether, and not why"
-        assert _ask(port, "/livez") == (200, "live\n")
+        assert asked(probes, "/readyz") == (503, "not ready\n"), "kubelet is told whether, and not why"
+        assert asked(port, "/livez") == (200, "live\n")
         own_broker.resume()
-        wait_for(lambda: _ask(port, "/readyz")[0] == 200, "it never gets ready again")
+        wait_for(lambda: asked(port, "/readyz")[0] == 200, "it never gets ready again")
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
@@ -106,7 +95,7 @@ def test_one_daemon_rolls_up_all_logs_below_a_root(shell: Shell, tmp_path: Path)
         assert shell.run("append", name, rows).exit_code == 0
 
     def is_rolled_up(name: str) -> bool:
-        return f'statelog_rounds_total{{log="{name}",outcome="completed"}} 1.0' in _ask(port, "/metrics")[1]
+        return f'statelog_rounds_total{{log="{name}",outcome="completed"}} 1.0' in asked(port, "/metrics")[1]
 
     make(names[0])
     make(names[1])
@@ -118,16 +107,16 @@ def test_one_daemon_rolls_up_all_logs_below_a_root(shell: Shell, tmp_path: Path)
     process = shell.start("materialize", "--all", *paced)
     try:
         wait_for(lambda: is_rolled_up(names[0]), "the whole log is not rolled up")
-        wait_for(lambda: f"{names[1]}: " in _ask(port, "/readyz")[1], "the damaged log is not named")
-        assert _ask(port, "/livez") == (200, "live\n")
-        assert _ask(port, f"/readyz?log={names[0]}") == (200, "ready\n")
+        wait_for(lambda: f"{names[1]}: " in asked(port, "/readyz")[1], "the damaged log is not named")
+        assert asked(port, "/livez") == (200, "live\n")
+        assert asked(port, f"/readyz?log={names[0]}") == (200, "ready\n")
         make(names[2])
         wait_for(lambda: is_rolled_up(names[2]), "a log that was made meanwhile is not rolled up")
         descriptor.write_bytes(whole)
         wait_for(lambda: is_rolled_up(names[1]), "the mended log is not rolled up")
         assert shell.run("delete", names[0], "--yes").exit_code == 0
         wait_for(
-            lambda: f'age_seconds{{log="{names[0]}"' not in _ask(port, "/metrics")[1], "the deleted log is still there"
+            lambda: f'age_seconds{{log="{names[0]}"' not in asked(port, "/metrics")[1], "the deleted log is still there"
         )
     finally:
         process.send_signal(signal.SIGTERM)

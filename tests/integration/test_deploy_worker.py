@@ -5,8 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from statelog.errors import NotFound, Unavailable
 from statelog.testing.broker import free_port
 from tests.support.documents import ROOT
 from tests.support.services.broker import Broker
+from tests.support.services.http import asked
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.broker
@@ -55,16 +54,6 @@ def _counts(place: Place) -> dict[bytes, int]:
         return {}
 
 
-def _ask(port: int, page: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{page}", timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except OSError as error:
-        return 0, str(error)
-
-
 def _wanted() -> set[str]:
     """The series of workers and of commits that the dashboard and the alerts ask for."""
     texts = [ROOT / "deploy" / "grafana" / "statelog.json", ROOT / "deploy" / "prometheus" / "statelog-alerts.yml"]
@@ -81,10 +70,10 @@ def test_the_worker_tells_how_it_is(broker: Broker, log_name: str, tmp_path: Pat
     listen, probes = free_port(), free_port()
     with _worker(place, tmp_path, LISTEN=f"127.0.0.1:{listen}", PROBES=f"0.0.0.0:{probes}") as process:
         wait_for(lambda: sum(_counts(place).values()) == 3)
-        wait_for(lambda: _ask(probes, "/readyz") == (200, "ready\n"))
-        assert _ask(probes, "/livez") == _ask(listen, "/livez") == (200, "live\n")
-        assert _ask(probes, "/metrics")[0] == 404
-        _, metrics = _ask(listen, "/metrics")
+        wait_for(lambda: asked(probes, "/readyz") == (200, "ready\n"))
+        assert asked(probes, "/livez") == asked(listen, "/livez") == (200, "live\n")
+        assert asked(probes, "/metrics")[0] == 404
+        _, metrics = asked(listen, "/metrics")
         told = set(re.findall(r"^(\w+)\{", metrics, re.MULTILINE))
         assert _wanted() <= told
         assert f'statelog_worker_tables{{log="{log_name}"}} 2.0' in metrics

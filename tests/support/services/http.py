@@ -1,14 +1,16 @@
-"""A small HTTP server on loopback, inside the test's process, for the services that tests play."""
+"""A small HTTP server on loopback, inside the test's process, for services that tests play; and a question to one."""
 
 import sys
 import threading
+import urllib.error
+import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["Answering", "serving"]
+__all__ = ["Answering", "asked", "serving"]
 
 _POLL_S = 0.05
 
@@ -42,6 +44,18 @@ class Answering(ABC, BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is http.server's
         """Keep quiet."""
+
+
+def asked(port: int, page: str) -> tuple[int, str]:
+    """The status and the text that a server of this machine answers with; 0, and why, if none does."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{page}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
 
 
 class _Server(ThreadingHTTPServer):
