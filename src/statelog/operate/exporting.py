@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 from statelog.environment import current_environment, watch
 from statelog.errors import ConfigError
 from statelog.observing import Request, TimedStep
-from statelog.operate.listening import listening_at
-from statelog.schemas.names import check_kind
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
@@ -57,6 +55,9 @@ def export_metrics(
     Raises ConfigError without the extra, if PROMETHEUS_MULTIPROC_DIR names no directory, and for an address that cannot
     be had, or may not be listened on.
     """
+    from statelog.operate.listening import listening_at  # These take rooms that a short command goes without.
+    from statelog.schemas.names import check_kind
+
     check_kind("hang_s", hang_s, int, float, example="a number of seconds")
     options = {"certificate": certificate, "key": key, "token_file": token_file}
     listening = None if listen is None else listening_at(listen, **options, is_guarded=guarded_network)
