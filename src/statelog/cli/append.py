@@ -33,7 +33,7 @@ from statelog.cli.lines import Lines
 from statelog.cli.output import INTERRUPTED
 from statelog.cli.progress import open_bar
 from statelog.cli.row_readers import CsvRows, JsonRows, RowReader
-from statelog.cli.session import Session, connected
+from statelog.cli.session import Session, connected, log_argument
 from statelog.cli.which_state import bytes_option
 from statelog.errors import (
     CheckpointMismatch,
@@ -67,7 +67,7 @@ _BATCH_ROWS = 65_536
 
 
 @click.command("append", help=_HELP)
-@click.argument("name")
+@log_argument
 @click.argument("source", metavar="INPUT")
 @click.option("--writer", help="The writer's name; default: the input's.")
 @click.option("--format", "lines_as", type=click.Choice(_FORMATS), help="Of lines; default: by the name, else json.")

@@ -8,7 +8,7 @@ import click
 
 from statelog.cli.log import TRUNCATION_MODES
 from statelog.cli.progress import open_bar
-from statelog.cli.session import FILE, Session, connected, materializer_settings
+from statelog.cli.session import FILE, Session, connected, log_argument, materializer_settings
 from statelog.errors import ConfigError
 from statelog.materializer.copy import Copied, copy_log, finish_copy
 from statelog.operate.report import Report
@@ -25,7 +25,7 @@ the --to options says is as for NAME."""
 
 
 @click.command("copy", help=_HELP)
-@click.argument("name")
+@log_argument
 @click.argument("copy")
 @click.option("--to-config", type=FILE, metavar="FILE", help="Configuration file of COPY's place.")
 @click.option("--to-bootstrap", metavar="HOST:PORT", help="Kafka brokers of COPY.")

@@ -8,7 +8,7 @@ import sys
 import click
 
 from statelog.cli.output import confirm, exit_code
-from statelog.cli.session import Session, connected, materializer_settings, stopped_by_signals
+from statelog.cli.session import Session, connected, log_argument, materializer_settings, stopped_by_signals
 from statelog.environment import current_environment
 from statelog.errors import NotFound, StatelogError
 from statelog.operate.description import describe_log, subscriptions_listing
@@ -52,14 +52,14 @@ def list_logs(session: Session) -> None:
                 rows.append((name, *[None] * len(_SHOWN), f"{type(error).__name__}: {error.message}"))
             else:
                 rows.append((name, *[facts[one] for one in _SHOWN], None))
-    listing = Listing("logs", ("log", *_SHOWN, "problem"), rows)
+    listing = Listing("logs", ("log", *_SHOWN, "problem"), rows, ("position", "lag_bytes", "truncation_held_by"))
     session.output.report(Report("logs", {"root": session.config.root_url()}, (listing,)))
     if errors:
         sys.exit(exit_code(errors[0]))
 
 
 @click.command("watch", help=_WATCH_HELP)
-@click.argument("name")
+@log_argument
 @click.option("--interval", default="5s", show_default=True, metavar="TIME", help="From a line to the next.")
 @click.option("--times", type=click.IntRange(1), metavar="N", help="End after so many lines.")
 @connected
@@ -83,7 +83,7 @@ def watch(session: Session, name: str, interval: str, times: int | None) -> None
 
 
 @click.command("describe", help="Show what the log NAME is, and its current status.")
-@click.argument("name")
+@log_argument
 @connected
 def command(session: Session, name: str) -> None:
     """Show a log."""
@@ -92,7 +92,7 @@ def command(session: Session, name: str) -> None:
 
 
 @click.command("subscriptions", help=_SUBSCRIPTIONS_HELP)
-@click.argument("name")
+@log_argument
 @click.option("--remove", "reader", metavar="READER", help="End the subscription of this reader.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="With --remove: show that subscription, and remove nothing.")

@@ -15,7 +15,7 @@ from types import FrameType
 import click
 
 from statelog.cli.output import DAMAGED, MISUSE, OK, UNAVAILABLE, as_typed
-from statelog.cli.session import Session, connected, materializer_settings
+from statelog.cli.session import Session, complete_log, connected, materializer_settings
 from statelog.environment import current_environment
 from statelog.errors import ConfigError
 from statelog.operate.examination import examine
@@ -60,7 +60,7 @@ class _Doctor(click.Command):
 
 
 @click.command("doctor", cls=_Doctor, help=_HELP)
-@click.argument("log", metavar="[NAME]", required=False)
+@click.argument("log", metavar="[NAME]", required=False, shell_complete=complete_log)
 @click.option("--deep", is_flag=True, help="Read and compare every run, and what is in none yet.")
 @click.option("--prove-store", is_flag=True, help="Try put-if-absent, by two files that are removed.")
 @click.option("--topics", "named", metavar="NAME", help="Use the empty topics NAME and NAME.ledger.")

@@ -13,7 +13,7 @@ import click
 import pyarrow as pa
 
 from statelog.cli.output import Output
-from statelog.cli.session import Session, connected, stopped_by_signals
+from statelog.cli.session import Session, connected, log_argument, stopped_by_signals
 from statelog.cli.streams import check_stdout
 from statelog.cli.which_state import From, Start, bytes_option, lease_option, parse_from, parse_key_groups
 from statelog.formatting import as_json, clean, in_text, show_time
@@ -37,7 +37,7 @@ change is an object with the commit that it is part of; the commit's own, "event
 
 
 @click.command("follow", help=_HELP)
-@click.argument("name")
+@log_argument
 @click.argument("keys", metavar="[KEY]...", nargs=-1)
 @click.option(
     "--from",

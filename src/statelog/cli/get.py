@@ -9,7 +9,7 @@ import click
 import pyarrow as pa
 
 from statelog.cli.output import ABSENT
-from statelog.cli.session import Session, connected
+from statelog.cli.session import Session, connected, log_argument
 from statelog.cli.which_state import From, at_options, bytes_option, lease_option, parse_from
 from statelog.errors import ConfigError
 from statelog.formatting import as_json, clean, in_text
@@ -35,7 +35,7 @@ _SIGNS = {"added": "+", "removed": "-", "changed": "~"}
 
 
 @click.command("get", help=_HELP)
-@click.argument("name")
+@log_argument
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 @bytes_option
 @click.option("--key-group", type=int, metavar="N", help="Of all keys, where the log's callers name it.")
@@ -108,7 +108,7 @@ def _print_value(found: pa.Table, bytes_text: BytesText, *, on_terminal: bool) -
 
 
 @click.command("diff", help=_DIFF_HELP)
-@click.argument("name")
+@log_argument
 @click.argument("start", metavar="FROM")
 @click.argument("end", metavar="[TO]", required=False)
 @bytes_option

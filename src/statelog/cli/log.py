@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from statelog.cli.output import Output, confirm
-from statelog.cli.session import FILE, Session, connected, materializer_settings
+from statelog.cli.session import FILE, Session, connected, log_argument, materializer_settings
 from statelog.errors import ConfigError, IdentityChanged
 from statelog.operate.description import missing, shape_of, shown_range, taken_along, truncation_facts
 from statelog.operate.report import Listing, Report
@@ -78,7 +78,7 @@ def init(session: Session, /, name: str, value_schema: Path | None, **options: A
 
 
 @click.command("evolve", help=_EVOLVE_HELP)
-@click.argument("name")
+@log_argument
 @click.option("--value-schema", type=FILE, metavar="FILE.avsc", required=True, help="Avro record.")
 @connected
 def evolve(session: Session, name: str, value_schema: Path) -> None:
@@ -99,7 +99,7 @@ def evolve(session: Session, name: str, value_schema: Path) -> None:
 
 
 @click.command("truncate", help=_TRUNCATE_HELP)
-@click.argument("name")
+@log_argument
 @click.option("--explain", is_flag=True, help="Show what holds each partition, too.")
 @click.option("--truncation", "mode", type=TRUNCATION_MODES, help="Who deletes records from now on.")
 @click.option("--retention-days", type=int, help="With retention: after how many days. Default 7.")
@@ -128,7 +128,7 @@ def truncate(session: Session, name: str, explain: bool, mode: str | None, reten
 
 
 @click.command("delete", help="Delete the log NAME for good: topics, snapshots, everything.")
-@click.argument("name")
+@log_argument
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
 @connected
@@ -157,7 +157,7 @@ def delete(session: Session, name: str, yes: bool, dry_run: bool) -> None:
 
 
 @click.command("accept-loss", help="Accept what the log NAME has lost, so that it can go on. What is gone stays gone.")
-@click.argument("name")
+@log_argument
 @click.option("--range", "ranges", metavar="PARTITION:START-END", multiple=True, help="Offsets of the data topic.")
 @click.option(
     "--ledger", "is_ledger", is_flag=True,

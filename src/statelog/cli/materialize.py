@@ -14,7 +14,7 @@ import click
 
 from statelog.cli.output import OTHER, Output
 from statelog.cli.serve import JsonLogLines, listen_options, observing, one_health
-from statelog.cli.session import Session, connected, materializer_settings, stopped_by_signals
+from statelog.cli.session import Session, complete_log, connected, materializer_settings, stopped_by_signals
 from statelog.cli.streams import give_up_stdout
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse, NotFound
@@ -54,7 +54,7 @@ def _setting(name: str, text: str, metavar: str = "") -> Callable[[F], F]:
 
 
 @click.command("materialize", help=_HELP)
-@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_log)
 @click.option("--once", is_flag=True, help="Run one round now, print its outcome, and exit.")
 @click.option("--now", is_flag=True, help="Start with a round at once, without the initial delay.")
 @click.option("--wait", is_flag=True, help="Wait for the log if it does not exist yet.")

@@ -7,7 +7,8 @@ is shown with its control characters escaped, so that no log can play with a ter
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import click
 
@@ -26,7 +27,7 @@ from statelog.errors import (
     Unsafe,
 )
 from statelog.formatting import as_json, clean
-from statelog.operate.report import Report, shown, words
+from statelog.operate.report import Listing, Report, shown, words
 
 _OPTIONS = {
     "replication_factor": "--replication-factor",
@@ -39,6 +40,8 @@ _OPTIONS = {
     "retention_days": "--retention-days",
 }
 _NAMED = re.compile(rf'\b(?!truncation(?!=))({"|".join(_OPTIONS)})\b(?:=(\[[^]]*\]|"[\w,.-]+"|[\w,.-]+))?')
+_HEX, _EASY = re.compile(r"[0-9a-f]{32,}"), 16
+"""Names that nobody reads whole; and the characters that a cell keeps in one line."""
 _MADE_BY_OPENING = re.compile(r"Pass create=True(?:, or (\w))?")
 
 # Scripts may rely on these; docs/cli.md has the same table.
@@ -121,8 +124,8 @@ class Output:
 
 def _plain_lines(report: Report) -> list[str]:
     lines = [f"{words(name)}: {_in_line(name, value)}" for name, value in report.facts.items()]
-    for one in report.listings:
-        lines += ["", f"{words(one.name)}:", "\t".join(one.columns)]
+    for one in report.told:
+        lines += ["", f"{words(one.name)}:", "\t".join(map(words, one.columns))]
         lines += ["\t".join(map(_in_line, one.columns, row)) for row in one.rows]
     return lines
 
@@ -132,27 +135,81 @@ def _in_line(name: str, value: object) -> str:
     return shown(name, value).replace("\n", "\\n").replace("\t", "\\t")
 
 
+_Cells = Mapping[str, Sequence[str]]
+
+
 def _show_rich(report: Report, *, to_stderr: bool) -> None:
     # Loaded only for a terminal: it costs more than most short commands.
     from rich.console import Console
-    from rich.table import Table as RichTable
+    from rich.table import Table
     from rich.text import Text
 
     console = Console(stderr=to_stderr, highlight=False, markup=False)
-    facts = RichTable(title=Text(clean(report.title)), show_header=False, title_justify="left")
-    facts.add_column(style="bold", overflow="fold")
-    facts.add_column(overflow="fold")
-    for name, value in report.facts.items():
-        facts.add_row(words(name), Text(shown(name, value)))
-    console.print(facts)
-    for one in report.listings:
-        table = RichTable(title=words(one.name), title_justify="left")
-        for name, *values in zip(one.columns, *one.rows, strict=True):
-            is_text = any(isinstance(value, str | dict) for value in values)
-            table.add_column(words(name), justify="left" if is_text else "right", overflow="fold")
-        for row in one.rows:
-            table.add_row(*[Text(cell) for cell in map(shown, one.columns, row)])
+
+    def show_pairs(title: str, pairs: Iterable[tuple[str, str]]) -> None:
+        table = Table(title=Text(title), show_header=False, title_justify="left")
+        table.add_column(style="bold", overflow="fold")
+        table.add_column(overflow="fold")
+        for name, value in pairs:
+            table.add_row(words(name), Text(value))
         console.print(table)
+
+    facts = [(name, shown(name, value)) for name, value in report.facts.items()]
+    if len(facts) == 1 and report.told:
+        console.print(f"{words(facts[0][0])}: {facts[0][1]}")
+    elif facts:
+        show_pairs(clean(report.title), facts)
+    for one in report.told:
+        cells, widths = _fitting(one, console.width)
+        rows, table = list(zip(*cells.values(), strict=True)), Table(title=words(one.name), title_justify="left")
+        if not widths:  # A record for each row.
+            for row in rows:
+                show_pairs(words(one.name), zip(cells, row, strict=True))
+            continue
+        for name, width in zip(cells, widths, strict=True):
+            is_text = any(isinstance(row[one.columns.index(name)], str | dict) for row in one.rows)
+            table.add_column(words(name), justify="left" if is_text else "right", overflow="fold", width=width)
+        for row in rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+        if left_out := [words(name) for name in one.optional if name not in cells]:
+            console.print(f"a wider terminal shows {', '.join(left_out)}, too")
+
+
+def _fitting(one: Listing, width: int) -> tuple[_Cells, list[int]]:
+    """Return the cells that fit, whole, with short names in hex, or without optional columns, and the widths of their
+    columns. If nothing fits there are no widths. A column without any value is left out.
+    """
+    cells: _Cells = {
+        name: [shown(name, value) for value in column]
+        for name, *column in zip(one.columns, *one.rows, strict=True)
+        if not column or any(value is not None for value in column)
+    }
+    names = {found for column in cells.values() for cell in column for found in _HEX.findall(cell)}
+    length = next(n for n in range(8, sys.maxsize) if len({name[:n] for name in names}) == len(names))
+    cut = partial(_HEX.sub, lambda found: f"{found[0][:length]}\N{HORIZONTAL ELLIPSIS}")
+    short = {name: [cut(cell) for cell in column] for name, column in cells.items()}
+    few = {name: column for name, column in short.items() if name not in one.optional}
+    for some in (cells, short, few):
+        if widths := _widths(some, width):
+            return some, widths
+    return short, []
+
+
+def _widths(cells: _Cells, width: int) -> list[int]:
+    """Return the widths of columns side by side, each as wide as its longest word at least; none if they do not fit."""
+    widths, wanted = list[int](), list[int]()
+    for name, column in cells.items():
+        longest = max(map(len, column), default=0)
+        breakable = (len(word) for text in (words(name), *column) for word in text.split())
+        widths.append(max(min(longest, _EASY), *breakable))
+        wanted.append(max(longest, len(words(name))))
+    left = width - sum(widths) - 3 * len(widths) - 1
+    for number, most in enumerate(wanted):
+        more = max(0, min(most - widths[number], left))
+        widths[number] += more
+        left -= more
+    return widths if left >= 0 else []
 
 
 def as_typed(hint: str) -> str:

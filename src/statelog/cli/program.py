@@ -44,6 +44,14 @@ COMMANDS: Mapping[str, str] = {
     "version": "Print the versions of statelog and its dependencies.",
 }
 """Name to what the overview says about it."""
+SECTIONS: Mapping[str, str] = {
+    "Start": "dev init append",
+    "Look": "list describe get follow diff watch recover serve",
+    "Run": "materialize evolve truncate subscriptions drill",
+    "Check and repair": "doctor verify copy accept-loss delete",
+    "The command itself": "completion man version",
+}
+"""The sections of the overview, and the commands in each."""
 _HOMES = {
     "init": "log",
     "evolve": "log",
@@ -110,8 +118,10 @@ class Program(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         """The overview, without loading any command."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name]) for name in names.split()])
 
     def main(
         self,

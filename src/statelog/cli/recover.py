@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from statelog.cli.output import Output
 from statelog.cli.progress import PlainBar, open_bar
-from statelog.cli.session import FILE, Session, connected
+from statelog.cli.session import FILE, Session, connected, log_argument
 from statelog.cli.which_state import at_options, bytes_option, lease_option, parse_key_groups
 from statelog.errors import ConfigError
 from statelog.formatting import show_bytes, show_duration
@@ -41,7 +41,7 @@ Equal digests mean equal states, of a log and its copy, say, where the same vers
 
 
 @click.command("recover", help=_HELP)
-@click.argument("name")
+@log_argument
 @click.option("--to-parquet", type=FILE, metavar="FILE", help="Write a Parquet file.")
 @click.option("--to-rocksdb", type=FILE, metavar="DIR", help="Write a RocksDB database.")
 @click.option("--to-json", metavar="FILE", help="Write JSON lines; - for standard output.")
@@ -141,7 +141,7 @@ def _report(name: str, recovery: Recovery, listings: tuple[Listing, ...]) -> Rep
 
 
 @click.command("drill", help=_DRILL_HELP)
-@click.argument("name")
+@log_argument
 @lease_option
 @connected
 def drilled(session: Session, name: str, lease: bool) -> None:
@@ -165,7 +165,7 @@ def drilled(session: Session, name: str, lease: bool) -> None:
 
 
 @click.command("verify", help=_VERIFY_HELP)
-@click.argument("name")
+@log_argument
 @at_options
 @lease_option
 @connected

@@ -5,14 +5,17 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from concurrent.futures import wait
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, cast
 
 import click
 
 from statelog.cli.output import Output
+from statelog.environment import begin, start_thread
 from statelog.errors import ConfigError
 from statelog.materializer.control import Control, install_signal_handlers
 from statelog.materializer.settings import MaterializerSettings
@@ -22,11 +25,13 @@ from statelog.schemas.topic_policy import NO_RIGHTS, Rights
 from statelog.storage.config import Config, config_layers, flag_layer, merge
 from statelog.storage.config_keys import read_names
 from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where, configured_where
+from statelog.storage.log.where import Where, configured_where, log_names
 
 FILE = click.Path(path_type=Path)
 P = ParamSpec("P")
 _INTERVALS_BEFORE_ALARM = 6
+_COMPLETION_S = 2.0
+"""How long a person who pressed Tab waits for the root."""
 _SHOWN = (logging.getLogger("statelog.storage"), logging.getLogger("statelog.recovery"))
 
 
@@ -77,6 +82,25 @@ class Session:
 
     def _show_warning(self, message: Warning | str, *_place: object, **_options: object) -> None:
         self.output.warning(str(message))
+
+
+def complete_log(context: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
+    """Return the names of logs that begin so, for a shell; none if the root does not answer at once."""
+    given = context.params
+
+    def names() -> list[str]:
+        flags = flag_layer({"root": given.get("root")}, (), given.get("storage") or ())
+        config = merge(config_layers(given.get("config_file"), os.environ, flags))
+        return log_names(Session(config=config, output=Output(as_json=True)).where_without_kafka())
+
+    with redirect_stderr(StringIO()):  # Of libraries: it would land in the line that the person types.
+        asked = begin(start_thread, names)
+        is_sound = wait([asked], _COMPLETION_S).done and asked.exception() is None
+    return [name for name in asked.result() if name.startswith(begun)] if is_sound else []
+
+
+log_argument = click.argument("name", shell_complete=complete_log)
+"""The NAME of a log that there is."""
 
 
 @contextmanager

@@ -117,7 +117,8 @@ def _runs(found: LogDescription) -> Listing:
     head = ("path", "level", "start_position", "end_position", "first_key_group", "end_key_group")
     columns = (*head, "value_schema_id", "rows", "size_bytes")
     shown = [replace(run, end_key_group=min(run.end_key_group, found.descriptor.key_groups)) for run in runs]
-    return Listing("runs", columns, list(map(attrgetter(*columns), shown)))
+    optional = ("first_key_group", "end_key_group", "value_schema_id")
+    return Listing("runs", columns, list(map(attrgetter(*columns), shown)), optional)
 
 
 def _leases(leases: Sequence[HeldLease]) -> Listing:

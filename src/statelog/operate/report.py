@@ -17,11 +17,12 @@ _PHRASES = {"held_by": "truncation held back by", "records_left": "records left 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A table: the names of its columns, and its rows."""
+    """A table: the names of its columns, and its rows; `optional` columns are left out where a terminal is narrow."""
 
     name: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[object, ...]]
+    optional: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Report:
     title: str
     facts: Mapping[str, object]
     listings: tuple[Listing, ...] = ()
+
+    @property
+    def told(self) -> tuple[Listing, ...]:
+        """The listings for people: those with rows, and one that is alone, which says that there is nothing."""
+        return tuple(one for one in self.listings if one.rows or len(self.listings) == 1)
 
     def to_json(self) -> dict[str, object]:
         """For programs: facts by name, listings as lists of objects."""

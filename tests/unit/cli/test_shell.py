@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from statelog.cli.program import COMMANDS, MEANT, program
+from statelog.cli.program import COMMANDS, MEANT, SECTIONS, program
+from tests.support.waiting import wait_for
 
 CALL = "import sys; from statelog.cli import main; sys.argv[0] = 'statelog'; main()"
 
@@ -32,14 +34,42 @@ def test_bash_reads_it() -> None:
     assert _completed("statelog", "doctor", "--d") == {"--deep"}
 
 
-def _completed(*words: str) -> set[str]:
+def test_the_overview_has_every_command_in_one_section() -> None:
+    """By what a person wants to do."""
+    named = [name for names in SECTIONS.values() for name in names.split()]
+    assert sorted(named) == sorted(COMMANDS)
+    told = CliRunner().invoke(program, ["--help"]).stdout
+    assert re.findall(r"(?m)^([A-Z][a-z ]+):$", told) == ["Options", *SECTIONS]
+    assert re.findall(r"(?m)^  ([a-z][a-z-]*) {2,}", told) == named
+
+
+def test_the_names_of_logs_are_completed(tmp_path: Path) -> None:
+    """By the root that the words or the environment name. A root that is none, or does not answer, completes nothing,
+    in silence.
+    """
+    for name in ("visits", "visitors", "orders"):
+        (tmp_path / name).mkdir()
+    at = str(tmp_path)
+    for command in ("get", "describe", "materialize", "doctor"):
+        wait_for(lambda: _completed("statelog", command, "vis", STATELOG_ROOT=at) == {"visits", "visitors"})  # noqa: B023 - it is called here alone
+    wait_for(lambda: _completed("statelog", "get", "--root", at, "or") == {"orders"})
+    assert _completed("statelog", "init", "vis", STATELOG_ROOT=at) == set()
+    assert _completed("statelog", "get", "vis", STATELOG_ROOT="nosuch://a/b") == set()
+    silent = "s3://bucket/logs"
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        options = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{deaf.getsockname()[1]}", "AWS_ACCESS_KEY_ID": "x"}
+        assert _completed("statelog", "get", "vis", STATELOG_ROOT=silent, AWS_SECRET_ACCESS_KEY="x", **options) == set()
+
+
+def _completed(*words: str, **variables: str) -> set[str]:
     """What the last word may become."""
     environment = {
-        **os.environ, "_STATELOG_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words),
+        **os.environ, **variables, "_STATELOG_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(words),
         "COMP_CWORD": str(len(words) - 1), "PYTHONPATH": os.pathsep.join(sys.path),
     }  # fmt: skip
     told = subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, check=True)
-    return {line.partition(",")[2] for line in told.stdout.splitlines()}
+    assert not told.stderr
+    return {line.partition(",")[2] for line in told.stdout.splitlines() if line}
 
 
 def test_every_command_and_option_has_its_page(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_an_error_after_a_swallowed_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatc
 def test_version_and_help_are_where_people_look() -> None:
     """`--version` and `-h` do what they do everywhere."""
     assert CliRunner().invoke(program, ["--version"]).output.startswith("statelog ")
-    assert "Commands:" in CliRunner().invoke(program, ["-h"]).output
+    assert "Look:" in CliRunner().invoke(program, ["-h"]).output
     assert "--at-position" in CliRunner().invoke(program, ["recover", "-h"]).output
 
 

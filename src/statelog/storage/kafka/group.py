@@ -120,7 +120,7 @@ _REFUSED = {
     "auto.offset.reset": "a place that is gone is an error; start=... says where a table without progress begins",
     "offset.store.method": "nothing is stored in the group",
 }
-_STRATEGY = "partition.assignment.strategy"
+STRATEGY = "partition.assignment.strategy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,12 +138,8 @@ class GroupSettings:
     @property
     def is_cooperative(self) -> bool:
         """Whether the group takes single partitions from a member, and not all of them at every change."""
-        return self.is_decided_by_broker or "cooperative" in self.properties.get(_STRATEGY, "")
-
-    @property
-    def is_decided_by_broker(self) -> bool:
-        """Whether the broker shares the partitions out (KIP-848), and no member does."""
-        return self.properties.get("group.protocol", "classic").lower() == "consumer"
+        strategy = self.properties.get(STRATEGY, "")
+        return self.properties.get("group.protocol", "classic").lower() == "consumer" or "cooperative" in strategy
 
     @property
     def is_static(self) -> bool:
@@ -169,7 +165,7 @@ def group_settings(
     if not group["group.id"].strip():
         raise ConfigError("group.id is empty", hint="Name the group, or leave it out: then it has the log's name")
     if group.get("group.protocol", "classic").lower() != "consumer":
-        group.setdefault(_STRATEGY, "cooperative-sticky")
+        group.setdefault(STRATEGY, "cooperative-sticky")
     others = {name: value for name, value in given.items() if name not in group and name not in _OFF}
     is_other = "bootstrap.servers" in given
     merged = merge_secrets(connection, others, secret_of)

@@ -39,7 +39,7 @@ from statelog.errors import BrokerUnavailable, Fact, Fenced, NotFound, StatelogE
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.kafka.config import admin_properties
 from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, UNPACKING, client_error, unreadable
-from statelog.storage.kafka.group import GroupListener, GroupSettings, Taken
+from statelog.storage.kafka.group import STRATEGY, GroupListener, GroupSettings, Taken
 from statelog.storage.kafka.native import ProcessGuard, kafka_error, make_client, native
 
 _END = "_PARTITION_EOF"
@@ -73,7 +73,7 @@ class ConfluentMember:
         self._places: dict[int, int] = {}
         self._given: set[int] = set()
         self._heard = 0
-        self._inherits = settings.is_static and settings.is_cooperative and not settings.is_decided_by_broker
+        self._inherits = settings.is_static and "cooperative" in settings.properties.get(STRATEGY, "")
         self._raised: BaseException | None = None
         self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
         properties, config = dict(settings.properties), settings.config
