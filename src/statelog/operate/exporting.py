@@ -59,6 +59,8 @@ def export_metrics(
     from statelog.schemas.names import check_kind
 
     check_kind("hang_s", hang_s, int, float, example="a number of seconds")
+    if not hang_s > 0:
+        raise ConfigError(f"hang_s is {hang_s} and must be positive", hint="Give seconds, as 300.0", setting="hang_s")
     options = {"certificate": certificate, "key": key, "token_file": token_file}
     listening = None if listen is None else listening_at(listen, **options, is_guarded=guarded_network)
     probing = None if probes is None else listening_at(probes, is_guarded=True)

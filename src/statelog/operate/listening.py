@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statelog.errors import ConfigError
-from statelog.schemas.names import whole_in
+from statelog.schemas.names import check_kind, whole_in
 from statelog.storage.kafka.config import is_loopback
 from statelog.storage.secret_files import read_secret
 
@@ -88,6 +88,7 @@ def listening_at(
     Raises ConfigError for an address that is none, half of a certificate, a token that is guessed easily, and for
     an address that others reach without a certificate and a token.
     """
+    check_kind("an address to listen on", address, str, example="127.0.0.1:9400")
     host, port = _address(address)
     if (certificate is None) != (key is None):
         raise ConfigError("a certificate and its key belong together", hint="Give both, or none")

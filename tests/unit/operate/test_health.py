@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -174,6 +175,13 @@ def test_a_table_is_something_that_is_open() -> None:
         with twin.environment(), statelog.table("visits", twin.where(), create=True):
             assert asked(port, "/readyz") == (200, "ready\n")
         assert asked(port, "/readyz")[0] == 503
+
+
+@pytest.mark.parametrize("given", [{"listen": 9400}, {"probes": 9401}, {"hang_s": 0.0}, {"hang_s": "5min"}])
+def test_what_says_nothing_is_refused(given: dict[str, Any]) -> None:
+    """A port alone is no address, and a limit that everything exceeds is none."""
+    with pytest.raises(ConfigError, match=r"an address to listen on is of type int|hang_s is"):
+        export_metrics(CollectorRegistry(), **given)
 
 
 def test_metrics_are_in_the_clear_only_where_the_network_is_said_to_be_guarded() -> None:
