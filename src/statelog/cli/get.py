@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 import click
+import numpy as np
 import pyarrow as pa
 
 from statelog.cli.output import ABSENT
@@ -18,6 +19,7 @@ from statelog.operate.report import Report
 from statelog.operate.rows import BytesText, json_column, json_lines, read_keys
 from statelog.reading import At
 from statelog.recovery import AtPosition, AtTime, RecoverySettings
+from statelog.schemas.arrays import gathered
 from statelog.schemas.descriptor import HashRule
 
 _HELP = """Read the committed values of the KEYs of the log NAME.
@@ -89,7 +91,7 @@ def _found(rows: pa.Table, texts: tuple[str, ...], keys: pa.Array) -> tuple[pa.T
     wanted: list[Any] = keys.to_pylist()
     missing = [text for text, key in zip(texts, wanted, strict=True) if key not in rows_by_key]
     chosen = [row for key in wanted for row in rows_by_key.get(key, ())]
-    return rows.take(pa.array(chosen, pa.int64())), missing
+    return gathered(rows, np.array(chosen, np.int64)), missing
 
 
 def _print_value(found: pa.Table, bytes_text: BytesText, *, on_terminal: bool) -> None:

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,6 +20,7 @@ from statelog.operate.rows import rows_of
 from statelog.reading import At, AtPosition
 from statelog.recovery import RecoverySettings, plan_changes, read_changes, recover
 from statelog.recovery.changes import newest_changes
+from statelog.schemas.arrays import gathered
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.values.avro import avro_values
@@ -138,8 +140,11 @@ def difference(log: Log, start: At, end: At | None, settings: RecoverySettings) 
     old, new = _texts(earlier, schema), _texts(changed.filter(pc.not_equal(changed.column("op"), DELETE)), schema)
     numbers = {row: number for number, row in enumerate(_rows(earlier))}
     differing = [(place, row) for place, row in enumerate(_rows(changed)) if old.get(row) != new.get(row)]
-    after = changed.take(pa.array([place for place, _ in differing], pa.int64())).select([*_ROW, "value"])
-    values = earlier.column("value").take(pa.array([numbers.get(row) for _, row in differing], pa.int64()))
+    after = gathered(changed, np.array([place for place, _ in differing], np.int64)).select([*_ROW, "value"])
+    known = earlier.select(["value"])
+    known = pa.concat_tables([known, pa.table([pa.nulls(1, known.schema.types[0])], schema=known.schema)])
+    wanted = np.array([numbers.get(row, earlier.num_rows) for _, row in differing], np.int64)
+    values = gathered(known, wanted).column("value")
     return Difference(at.position, plan.position, after.set_column(2, "value", values), after)
 
 

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 from statelog.closing import Closing
 from statelog.environment import OpenSpillFile
 from statelog.errors import ClosedError
-from statelog.schemas.arrays import column_of, numbers_of
+from statelog.schemas.arrays import column_of, column_of_rows, numbers_of
 from statelog.schemas.changes.changes import DELETE, chunk_slices, cut_by_bytes, newest_sorted
 from statelog.schemas.changes.key_order import is_last_row
 from statelog.schemas.snapshot.runs import key_groups_of
@@ -221,7 +221,7 @@ def _cut(tables: list[pa.Table], frame_bytes: int) -> Iterator[pa.RecordBatch]:
 SLICE_KEY_BYTES = 1 << 30
 """Keys compared at once: half of what one Arrow array can hold."""
 _SMALL_ROWS, _SMALL_BYTES = 2048, 1 << 20
-_JOINED_TABLES = 64
+_JOINED_TABLES = _KEY_SAMPLES = 64
 _LARGE_ROW_BYTES, _LARGE_ROWS_BYTES = 4 << 10, 64 << 20
 
 
@@ -270,15 +270,18 @@ def _is_small(table: pa.Table) -> bool:
 
 
 def _halves(tables: Sequence[pa.Table], max_key_bytes: int) -> tuple[list[pa.Table], list[pa.Table]] | None:
-    """The tables cut in two by key group if their keys are too large to compare at once and there are two groups."""
+    """The tables cut in two by key group, or within one by key, if their keys are too large to compare at once."""
     if sum(table.column("key").nbytes for table in tables) <= max_key_bytes:
         return None
-    groups = np.unique(np.concatenate([np.unique(key_groups_of(table)) for table in tables]))
-    if len(groups) < 2:
+    name, places = "key_group", sorted({int(one) for table in tables for one in np.unique(key_groups_of(table))})
+    if len(places) < 2:
+        steps = [(table.column("key"), max(1, table.num_rows // _KEY_SAMPLES)) for table in tables]
+        name, places = "key", sorted({keys[row].as_py() for keys, step in steps for row in range(0, len(keys), step)})
+    if len(places) < 2:
         return None
-    middle = column_of(groups[len(groups) // 2 :][:1])[0]
-    lower = [table.filter(pc.less(table.column("key_group"), middle)) for table in tables]
-    upper = [table.filter(pc.greater_equal(table.column("key_group"), middle)) for table in tables]
+    middle = column_of_rows([places[len(places) // 2]], tables[0].schema.field(name).type)[0]
+    lower = [table.filter(pc.less(table.column(name), middle)) for table in tables]
+    upper = [table.filter(pc.greater_equal(table.column(name), middle)) for table in tables]
     return lower, upper
 
 

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from statelog.closing import Closing
-from statelog.errors import InvalidChange
+from statelog.errors import InvalidChange, ValueTooLarge
 from statelog.schemas.arrays import Fingerprints, column_of, fingerprints, numbers_of, taken
 from statelog.storage.local.spill import SpillSegment
 
@@ -55,17 +55,24 @@ class NewestRows:
         self._held.append(rows)
         self._held_bytes += rows.nbytes
         if self._held_bytes > self._budget_bytes:
-            held = pa.concat_batches(self._held)
+            held = self._joined()
             ranking = _rank(held, self._sequence)
             newest = taken(held, ranking.rows[ranking.is_newest])
             self._held, self._held_bytes = [newest], newest.nbytes
             self._budget_bytes = max(self._budget_bytes, 2 * newest.nbytes)
 
+    def _joined(self) -> pa.RecordBatch:
+        try:
+            return pa.concat_batches(self._held)
+        except pa.ArrowInvalid as error:
+            hint = "Repartition into more tasks"
+            raise ValueTooLarge("the newest rows of one task have a column of more than 2 GiB", hint=hint) from error
+
     def take(self) -> pa.RecordBatch | None:
         """One row for every key, None if there was none. Raises InvalidChange for a tie of different rows."""
         if not self._held:
             return None
-        held, self._held, self._held_bytes = pa.concat_batches(self._held), [], 0
+        held, self._held, self._held_bytes = self._joined(), [], 0
         ranking = _rank(held, self._sequence)
         tied = np.flatnonzero(ranking.is_newest & ~ranking.is_last)
         one, other = ranking.rows[tied], ranking.rows[ranking.last[tied]]

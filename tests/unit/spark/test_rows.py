@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from statelog.errors import ConfigError, InvalidChange
+from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
 from statelog.spark.options import WriteOptions, write_options
@@ -357,3 +357,15 @@ def test_a_job_takes_the_partitions_that_it_names() -> None:
     for wrong in ("3/3", "/2", "0/2,1", "x"):
         with pytest.raises(ConfigError, match="the option partitions is"):
             options(partitions=wrong)
+
+
+def test_newest_rows_of_more_than_an_array_holds_are_refused() -> None:
+    """One task keeps the newest row of each key in one piece: from 2 GiB of a column on it says what to do."""
+    texts = pa.array(["x" * (1 << 20)] * 64)  # Shared, so that it takes little memory.
+    newest = NewestRows("seq", budget_bytes=1 << 40)
+    for number in range(40):
+        keys = pa.array([b"%d-%d" % (number, row) for row in range(64)])
+        newest.add(pa.record_batch({"key": keys, "seq": pa.array(range(64)), "t": texts}))
+    with pytest.raises(ValueTooLarge, match="more than 2 GiB") as refused:
+        newest.take()
+    assert "more tasks" in refused.value.hint

@@ -89,7 +89,10 @@ def fit(column: pa.Array, kind: ValueType, path: str) -> pa.Array:
     Nulls at the top are kept, for they are deletes. Raises InvalidChange.
     """
     if pa.types.is_dictionary(column.type):
-        column = column.cast(cast("pa.DictionaryType", column.type).value_type)
+        try:
+            column = column.cast(cast("pa.DictionaryType", column.type).value_type)
+        except pa.ArrowInvalid as error:
+            raise _too_much(path) from error
     if pa.types.is_null(column.type):
         return pa.nulls(len(column), kind.arrow)
     if kind.kind == "record":
@@ -156,6 +159,12 @@ def _offsets(lengths: np.ndarray[Any, np.dtype[np.int64]], is_null: np.ndarray[A
 
 def _refused(message: str, path: str) -> InvalidChange:
     return InvalidChange(message, hint="Give values of the log's value schema", field=path)
+
+
+def _too_much(path: str) -> InvalidChange:
+    return InvalidChange(
+        "a field of more than 2 GiB", hint="Give fewer rows at a time, or commit more often", field=path
+    )
 
 
 def _expect(holds: bool, column: pa.Array, kind: ValueType, path: str) -> None:
@@ -274,6 +283,8 @@ def _plain(rows: Sequence[object], kind: ValueType, path: str) -> pa.Array:
             column = pa.array(rows, pa.time64("us"))
         else:
             column = pa.array(rows, kind.arrow, from_pandas=False)
+            if isinstance(column, pa.ChunkedArray):
+                raise _too_much(path)
         if kind.kind == "float" and _infinite(column):
             _check_finite(column, sum(map(math.isinf, filter(None, cast("Sequence[float]", rows)))), kind, path)
         return _checked_text(column.cast(kind.arrow, safe=True), kind, path)
