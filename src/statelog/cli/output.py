@@ -40,8 +40,8 @@ _OPTIONS = {
     "retention_days": "--retention-days",
 }
 _NAMED = re.compile(rf'\b(?!truncation(?!=))({"|".join(_OPTIONS)})\b(?:=(\[[^]]*\]|"[\w,.-]+"|[\w,.-]+))?')
-_HEX, _EASY = re.compile(r"[0-9a-f]{32,}"), 16
-"""Names that nobody reads whole; and the characters that a cell keeps in one line."""
+_HEX, _EASY, _DATA = re.compile(r"[0-9a-f]{32,}"), 16, ("key", "value")
+"""Names that nobody reads whole; the characters that a cell keeps in one line; columns with the user's data."""
 _MADE_BY_OPENING = re.compile(r"Pass create=True(?:, or (\w))?")
 
 # Scripts may rely on these; docs/cli.md has the same table.
@@ -160,7 +160,7 @@ def _show_rich(report: Report, *, to_stderr: bool) -> None:
     elif facts:
         show_pairs(clean(report.title), facts)
     for one in report.told:
-        cells, widths = _fitting(one, console.width)
+        cells, widths, left_out = _fitting(one, console.width)
         rows, table = list(zip(*cells.values(), strict=True)), Table(title=words(one.name), title_justify="left")
         if not widths:  # A record for each row.
             for row in rows:
@@ -172,28 +172,31 @@ def _show_rich(report: Report, *, to_stderr: bool) -> None:
         for row in rows:
             table.add_row(*map(Text, row))
         console.print(table)
-        if left_out := [words(name) for name in one.optional if name not in cells]:
+        if left_out:
             console.print(f"a wider terminal shows {', '.join(left_out)}, too")
 
 
-def _fitting(one: Listing, width: int) -> tuple[_Cells, list[int]]:
-    """Return the cells that fit, whole, with short names in hex, or without optional columns, and the widths of their
-    columns. If nothing fits there are no widths. A column without any value is left out.
+def _fitting(one: Listing, width: int) -> tuple[_Cells, list[int], list[str]]:
+    """Return the cells that fit, the widths of their columns, and which columns do not fit.
+
+    Names in hex are cut first, then optional columns go. If nothing fits there are no widths. A column without any
+    value is none.
     """
     cells: _Cells = {
         name: [shown(name, value) for value in column]
         for name, *column in zip(one.columns, *one.rows, strict=True)
         if not column or any(value is not None for value in column)
     }
-    names = {found for column in cells.values() for cell in column for found in _HEX.findall(cell)}
+    told = {name: column for name, column in cells.items() if name not in _DATA}
+    names = {found for column in told.values() for cell in column for found in _HEX.findall(cell)}
     length = next(n for n in range(8, sys.maxsize) if len({name[:n] for name in names}) == len(names))
     cut = partial(_HEX.sub, lambda found: f"{found[0][:length]}\N{HORIZONTAL ELLIPSIS}")
-    short = {name: [cut(cell) for cell in column] for name, column in cells.items()}
+    short = {**cells, **{name: [cut(cell) for cell in column] for name, column in told.items()}}
     few = {name: column for name, column in short.items() if name not in one.optional}
     for some in (cells, short, few):
         if widths := _widths(some, width):
-            return some, widths
-    return short, []
+            return some, widths, [words(name) for name in cells if name not in some]
+    return short, [], []
 
 
 def _widths(cells: _Cells, width: int) -> list[int]:

@@ -37,6 +37,13 @@ def test_a_name_in_hex_is_cut_where_it_does_not_fit(shown: Shown) -> None:
         assert [line.split()[1] for line in shown(report, columns) if ".parquet" in line] == names
 
 
+def test_data_is_never_cut(shown: Shown) -> None:
+    """A key that looks like a name in hex is the user's."""
+    rows = [(NAMES[0], "fedcba9876543210" * 3)]
+    text = "".join(shown(Report("state", {}, (Listing("rows", ("path", "key"), rows),)), NARROW))
+    assert (NAMES[0] in text, rows[0][1] in text) == (False, True)
+
+
 def test_optional_columns_go_first_and_are_named(shown: Shown) -> None:
     """A log is a line as long as it may be; no word of a heading, and no short cell, is broken."""
     columns = ("log", *(f"number_{number}_of_something" for number in range(8)))
@@ -49,6 +56,8 @@ def test_optional_columns_go_first_and_are_named(shown: Shown) -> None:
     ]
     assert "number 4 of something" in " ".join(narrow[-2:])
     assert not any("wider" in line for line in shown(report, WIDE))
+    without = Listing("logs", (*columns, "empty"), [(*row, None) for row in rows], ("empty",))
+    assert not any("wider" in line for line in shown(Report("logs", {}, (without,)), WIDE))
 
 
 def test_what_does_not_fit_is_a_record(shown: Shown) -> None:
