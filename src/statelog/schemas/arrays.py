@@ -54,7 +54,10 @@ class BinaryColumn(NamedTuple):
         if len(self.data) == width * len(lengths):
             return self.data.reshape(len(lengths), width)
         matrix, places = np.zeros((len(lengths), width), np.uint8), np.arange(width, dtype=np.int32)
-        matrix[places >= (width - lengths)[:, None] if at_the_start else places < lengths[:, None]] = self.data
+        if not at_the_start and bool((lengths == lengths[0]).all()):
+            matrix[:, : lengths[0]] = self.data.reshape(len(lengths), lengths[0])  # A third of the time.
+        else:
+            matrix[places >= (width - lengths)[:, None] if at_the_start else places < lengths[:, None]] = self.data
         return matrix
 
     def rows(self) -> list[bytes]:
@@ -237,14 +240,17 @@ _ENDS = (np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53))
 _HALF, _THIRD = np.uint64(32), np.uint64(29)
 
 
-def fingerprints(keys: pa.Array) -> Fingerprints:
-    """The fingerprints of a column of keys without nulls, of a key type of ours. About 10 ns for a key of 16 bytes."""
+def fingerprints(keys: pa.Array, halves: int = 2) -> Fingerprints:
+    """Return the fingerprints of a column of keys without nulls, of a key type of ours. About 10 ns for a key of 16
+    bytes. With one of the `halves` alone, the second is the first.
+    """
     if len(keys) == 0:
         return np.zeros(0, np.uint64), np.zeros(0, np.uint64)
     if pa.types.is_int64(keys.type):
         longs = numbers_of(keys).view(np.uint64)
         return longs, longs  # Exact already.
-    blocks = [_of_block(block) for block in binary_column(keys).blocks()]
+    pieces = (keys.slice(start, _BLOCK_ROWS) for start in range(0, len(keys), _BLOCK_ROWS))  # Near the cache.
+    blocks = [_of_block(block, halves) for piece in pieces for block in binary_column(piece).blocks()]
     return np.concatenate([one for one, _ in blocks]), np.concatenate([two for _, two in blocks])
 
 
@@ -254,35 +260,36 @@ def mixed_with(state: NDArray[np.uint64], words: NDArray[np.uint64], half: int) 
     return mixed ^ (mixed >> _HALF)
 
 
-def _of_block(block: BinaryColumn) -> Fingerprints:
+def _of_block(block: BinaryColumn, halves: int) -> Fingerprints:
     lengths = block.lengths
     is_wide = lengths > _WIDEST
     if not bool(is_wide.any()):
-        return _of_narrow(block)
+        return _of_narrow(block, halves)
     one, two = np.empty(len(lengths), np.uint64), np.empty(len(lengths), np.uint64)
     narrow = np.concatenate(([0], np.cumsum(lengths[~is_wide], dtype=np.int32)))
-    one[~is_wide], two[~is_wide] = _of_narrow(BinaryColumn(narrow, block.data[np.repeat(~is_wide, lengths)]))
+    one[~is_wide], two[~is_wide] = _of_narrow(BinaryColumn(narrow, block.data[np.repeat(~is_wide, lengths)]), halves)
     digests = b"".join(xxhash.xxh3_128_digest(row) for row in block.rows() if len(row) > _WIDEST)
-    halves = np.frombuffer(digests, np.uint64).reshape(-1, 2)
-    one[is_wide], two[is_wide] = halves[:, 0], halves[:, 1]
+    wide = np.frombuffer(digests, np.uint64).reshape(-1, 2)
+    one[is_wide], two[is_wide] = wide[:, 0], wide[:, 1]
     return one, two
 
 
-def _of_narrow(block: BinaryColumn) -> Fingerprints:
+def _of_narrow(block: BinaryColumn, halves: int) -> Fingerprints:
     """Of keys of at most 256 bytes, padded with zeros to whole words; padding counts for nothing."""
     lengths = block.lengths
     width = int(lengths.max(initial=1))
     words = np.ascontiguousarray(block.padded(width + -width % 8)).view(np.uint64)
-    return _mixed(words, lengths, 0), _mixed(words, lengths, 1)
+    first = _mixed(words, lengths, 0)
+    return first, _mixed(words, lengths, 1) if halves == 2 else first
 
 
 def _mixed(words: NDArray[np.uint64], lengths: NDArray[np.int32], half: int) -> NDArray[np.uint64]:
     """One half of the fingerprint. Each step is a bijection of the word that comes in, and of what went before."""
     mix, end = _MIXES[half], _ENDS[half]
-    state = lengths.astype(np.uint64) * end
+    state, shortest = lengths.astype(np.uint64) * end, int(lengths.min(initial=_WIDEST))
     for column in range(words.shape[1]):
-        used = lengths > 8 * column  # A word of padding alone is not there for a shorter key.
         mixed = ((state ^ (state >> _THIRD)) * mix) ^ words[:, column]
-        state = mixed if bool(used.all()) else np.where(used, mixed, state)
+        # A word of padding alone is not there for a shorter key.
+        state = mixed if shortest > 8 * column else np.where(lengths > 8 * column, mixed, state)
     state = (state ^ (state >> _HALF)) * end
     return state ^ (state >> _THIRD)

@@ -59,6 +59,50 @@ def test_other_rows_have_another_digest(other: list[Row]) -> None:
     assert found.second != whole.second
 
 
+def test_deletes_count_and_other_versions_are_told() -> None:
+    """A delete is no put of nothing; and what is stored says of which version it is, whose digests never change: by the
+    one here a batch is compared with what an earlier statelog has committed.
+    """
+    rows = {"key_group": [1, 1, 2], "op": [0, 1, 1], "key": [b"a", b"b", b"c"], "value": [b"v" * 300, None, None]}
+    changes = pa.RecordBatch.from_pydict(rows, schema=change_schema(KeyType.BYTES))
+    found = StateDigest().of_changes(changes, OPAQUE)
+    assert found == StateDigest().of_changes(changes.slice(2), OPAQUE).of_changes(changes.slice(0, 2), OPAQUE)
+    put = {**rows, "op": [0, 0, 1], "value": [b"v" * 300, b"", None]}
+    assert found != StateDigest().of_changes(pa.RecordBatch.from_pydict(put, schema=changes.schema), OPAQUE)
+    assert found.to_text(OPAQUE) == "1.0.3.909d732884992407"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ['"long"', '{"type": "array", "items": "long"}'],
+    ids=["of plain values", "with an array"],
+)
+def test_typed_changes_count_by_field(kind: str) -> None:
+    """A null, a zero and an empty text are different, in a record within the value, too; so is a field from another."""
+    record = '{"type": "record", "name": "r", "fields": [{"name": "x", "type": ["null", "double"]}]}'
+    fields = [
+        f'{{"name": "{name}", "type": {text}}}'
+        for name, text in (
+            ("a", '["null", "string"]'),
+            ("b", '["null", "string"]'),
+            ("r", record),
+            ("t", '["null", "boolean"]'),
+        )
+    ]
+    avsc = f'{{"type": "record", "name": "v", "fields": [{", ".join(fields)}, {{"name": "k", "type": {kind}}}]}}'
+    schema = parse_value_schema(avsc, 1)
+    base: dict[str, object] = {"a": "x", "b": "", "r": {"x": 0.0}, "t": False, "k": [1] if "array" in kind else 1}
+    others = ({"b": None}, {"a": "", "b": "x"}, {"r": {"x": None}}, {"r": {"x": 0.5}}, {"t": None}, {"t": True})
+    more = {"k": [1, 0] if "array" in kind else 0}
+    found: set[StateDigest] = set()
+    for other in ({}, *others, more):
+        row = {"key_group": [1], "op": [0], "key": [5], "value": [{**base, **other}]}
+        changes = pa.RecordBatch.from_pydict(row, schema=change_schema(KeyType.LONG, schema.arrow_type))
+        found.add(StateDigest().of_changes(changes, schema))
+        assert StateDigest().of_changes(changes, schema) in found
+    assert len(found) == 2 + len(others)
+
+
 def test_typed_values_count_by_field() -> None:
     """Null and empty, and the same text in another field, are different values."""
     schema = parse_value_schema(
