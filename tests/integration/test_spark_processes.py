@@ -37,7 +37,7 @@ from statelog.spark import clients, epochs, query_run, sink
 from statelog.spark.clients import task_producer
 from statelog.spark.epochs import plan_batch
 from statelog.spark.options import WriteOptions, write_options
-from statelog.spark.ownership import RECENT_S
+from statelog.spark.ownership import NO_QUERY, RECENT_S
 from statelog.spark.query_run import (
     _space,  # pyright: ignore[reportPrivateUsage] # names marks as it does
     sibling_nonce,
@@ -400,8 +400,10 @@ def test_a_plain_write_bars_others_until_it_has_ended(rig: SparkLog) -> None:
     replayed = BatchWriter({**rig.options, "writerId": "other", "checkpointId": "7"}, schema, overwrite=False)
     pickle.dumps(replayed)
     assert replayed.task is not None
-    replayed.commit([run_task(replayed.task, other, 4, {5: 5}, query="")])
-    assert commit_write(load, [run_task(plan_batch(load), load, 5, {6: 6}, query="")])
+    with pytest.raises(CheckpointMismatch, match="not those that were committed"):
+        replayed.commit([run_task(replayed.task, other, 4, {5: 5}, query="")])
+    replayed.commit([run_task(replayed.task, other, 5, {4: 4}, query="")])
+    assert commit_write(load, [run_task(plan_batch(load), load, 6, {6: 6}, query="")])
     assert rig.numbers() == {1: 1, 2: 2, 4: 4, 6: 6}
 
 
@@ -461,7 +463,8 @@ def test_a_commit_by_a_sibling_is_noticed(rig: SparkLog) -> None:
 def test_refusals_leave_the_ledger_alone(rig: SparkLog) -> None:
     """Overlapping tasks, a query that nobody names, an older batch are refused; the next good one goes through."""
     options = stream_options(rig)
-    assert commit_batch(options, [run_task(plan_batch(options), options, 0, {1: 1})], 4)
+    first = replace(options, take_over_from=NO_QUERY)
+    assert commit_batch(first, [run_task(plan_batch(options), options, 0, {1: 1})], 4)
     end = rig.ledger_end()
     task = plan_batch(options)
     both = [run_task(task, options, 1, {1: 2}), run_task(task, options, 2, {1: 3})]
@@ -471,7 +474,10 @@ def test_refusals_leave_the_ledger_alone(rig: SparkLog) -> None:
         commit_batch(options, [run_task(task, options, 3, {1: 4}, query="")], 5)
     with pytest.raises(CheckpointMismatch, match="older"):
         commit_batch(options, [run_task(task, options, 4, {1: 5})], 3)
-    assert commit_batch(options, [], 5), "no task, no change, no commit"
+    with pytest.raises(CheckpointMismatch, match="batches 5 to 5"):
+        commit_batch(options, [run_task(task, options, 8, {1: 5})], 6)
+    with pytest.raises(Misuse, match="no task"):
+        commit_batch(options, [], 5)
     good = run_task(task, options, 6, {1: 7})
     stale = replace(run_task(task, options, 7, {9: 7}), base=Checkpoint(0, b""))
     for messages in (
@@ -481,7 +487,7 @@ def test_refusals_leave_the_ledger_alone(rig: SparkLog) -> None:
         [good, stale],
     ):
         with pytest.raises(Misuse, match="did not all return a handle"):
-            commit_batch(options, messages, 6)
+            commit_batch(options, messages, 5)
     assert rig.ledger_end() == end
-    assert commit_batch(options, [run_task(task, options, 5, {1: 6})], 6)
+    assert commit_batch(options, [run_task(task, options, 5, {1: 6})], 5)
     assert rig.numbers() == {1: 6}

@@ -117,7 +117,7 @@ def test_tasks_that_share_a_key_group_are_refused(spark: SparkSession, rig: Spar
     write_batches(tmp_path / "input", [[(key, key) for key in range(100)]])
     rows = read_stream(spark, tmp_path / "input")
     options = {**rig.options, "writerId": "job"}
-    with pytest.raises(StreamingQueryException, match=r"OverlappingTasks.*Repartition by statelog's key-group"):
+    with pytest.raises(StreamingQueryException, match=r"OverlappingTasks.*repartition_by_key_group"):
         run_stream(scattered(rows), "statelog", options, tmp_path / "checkpoint")
     assert rig.state() == {}
     arranged = repartition_by_key_group(scattered(rows), rig.log, 3)

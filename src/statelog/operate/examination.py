@@ -292,7 +292,9 @@ class _Examination:
         if self._plan is None:
             return None
         tail = Tail.behind(self._newest).with_commits(self._commits, self._plan.position, self._now_s)
-        return log_checks.of_tail(tail, self._settings.alarm_age_s)
+        largest = max((one.commit for one in self._commits), key=lambda one: one.size_bytes, default=None)
+        pieces = sum(len(handle.entries) for handle in largest.read_body().handles) if largest is not None else 0
+        return log_checks.of_tail(tail, self._settings.alarm_age_s, pieces)
 
     def aging(self) -> Verdict | None:
         log, newest = self._log, self._newest

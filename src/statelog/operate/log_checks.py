@@ -13,6 +13,7 @@ from statelog.materializer.cleanup import check_links
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
 from statelog.operate.finding import Explained, Severity, Verdict, severity_of
+from statelog.schemas.ledger.handle import MANY_PIECES
 from statelog.schemas.ledger.records import LossRange, given_up
 from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, is_run_path
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap
@@ -281,10 +282,15 @@ def lag_facts(tail: Tail) -> dict[str, Fact]:
     }
 
 
-def of_tail(tail: Tail, alarm_age_s: float) -> Verdict:
-    """How old what no snapshot has may get is the materializer's own alarm."""
-    facts = lag_facts(tail)
+def of_tail(tail: Tail, alarm_age_s: float, pieces: int = 0) -> Verdict:
+    """Judge what no snapshot has. How old that may get is the materializer's own alarm; `pieces`: the most change sets
+    that one of its commits has, counted by partition.
+    """
+    facts = {**lag_facts(tail), "commit_pieces": pieces}
     found = f"commits: {show_count(tail.commits)}, the oldest {show_duration(tail.age_s)} old"
+    if tail.age_s < alarm_age_s and pieces >= MANY_PIECES:
+        hint = "Write from fewer tasks, or behind statelog.spark.repartition_by_key_group(df, log)"
+        return Verdict(Severity.NOTE, f"{found}; one has {show_count(pieces)} pieces", hint, facts)
     if tail.age_s < alarm_age_s:
         return Verdict(Severity.OK, found if tail.commits else "nothing", facts=facts)
     hint = "Start the materializer, or look in its log why no round completes"

@@ -196,7 +196,8 @@ def _ops_of(batch: pa.RecordBatch) -> NDArray[np.uint8] | None:
     if str(column.type) in ("string", "large_string", "string_view"):
         found = pc.index_in(column.cast(pa.string()), column_of_rows(["put", "delete"], pa.string()))
         if found.null_count:
-            raise InvalidChange("an op is neither put nor delete")
+            other = column.filter(found.is_null())[0].as_py()
+            raise InvalidChange(f"an op is {other!r}", hint="Write put or delete, in lower case, or 0 or 1")
         return numbers_of(found).astype(np.uint8)
     return _small_ints(column, DELETE + 1).astype(np.uint8)
 

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from numbers import Integral
 
+import pyarrow as pa
+
 from statelog.environment import current_environment
 from statelog.errors import ConfigError
 from statelog.producer.buffer import ChangeBuffer
@@ -29,6 +31,7 @@ from statelog.producer.guard import Guard, Guarded, Life
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
 from statelog.reading import verify_handle
+from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.ledger.handle import Checkpoint, Handle, Step, next_checkpoint_id, refuse_overlaps
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.state import LastCommit
@@ -154,13 +157,21 @@ class TaskWriter(ChangeWriter):
 
     `slot` is unique among all attempts of all tasks under the grant's epoch, for example Spark's task attempt id.
     `producer` is the caller's: the tasks of a process may use it one after another. It is not closed here.
+    `is_digested` has it keep a `digest` of the batches that are appended, to compare a repetition with.
 
     Raises ConfigError for a slot below 0 or from 2^31 on.
     """
 
     def __init__(
-        self, producer: Producer, task: TaskGrant, *, slot: int, settings: WriterSettings | None = None
+        self,
+        producer: Producer,
+        task: TaskGrant,
+        *,
+        slot: int,
+        settings: WriterSettings | None = None,
+        is_digested: bool = False,
     ) -> None:
+        self.digest = StateDigest() if is_digested else None
         check_kind("task", task, TaskGrant, example="coordinator.task()")
         check_kind("slot", slot, Integral, example="slot=0, for the first attempt of the first task")
         if not 0 <= slot < _SLOTS:
@@ -198,6 +209,8 @@ class TaskWriter(ChangeWriter):
         with self._guard:
             changes = self._buffer.take()
             if changes is not None:
+                if self.digest is not None and isinstance(changes, pa.RecordBatch):
+                    self.digest = self.digest.of_changes(changes, self._task.grant.value_schema)
                 self._change_set.hold(changes)
                 self._change_set.send(self._outbox)
 

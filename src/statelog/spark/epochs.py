@@ -33,7 +33,7 @@ from statelog.spark.clients import ProcessCache, cached_log, planned, task_produ
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.options import WriteOptions
 from statelog.spark.ownership import Rival, check_ownership, find_rivals, has_begun, under_way
-from statelog.spark.query_run import run_of, same_run, sibling_nonce, voided_nonce
+from statelog.spark.query_run import note_given_up, run_of, same_run, sibling_nonce, voided_nonce
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.evidence import read_on
 from statelog.storage.log.log import Log
@@ -188,8 +188,10 @@ class _Planning:
 
 
 def give_up(options: WriteOptions, grant: Grant) -> None:
-    """End the epoch of a plain write that failed, so that it bars nobody: by an Open that is nobody's. It ends one that
-    was to settle the write's commit, too, whatever became of that. Never raises.
+    """End the epoch of a write that failed, by an Open that is nobody's, so that it bars nobody. Never raise.
+
+    It ends one that was to settle a plain write's commit, too, whatever became of that. The epoch of a query ends only
+    while it has committed nothing.
     """
     voided = replace(current_environment(), nonce=voided_nonce)
     try:
@@ -197,7 +199,11 @@ def give_up(options: WriteOptions, grant: Grant) -> None:
         with log.ledger.newest_client() as ledger:
             ledger.fold_end()
             newest = ledger.fold.live_epoch(ledger.fold.prior(grant.writer, grant.partitions))
+            last = ledger.fold.last_commit(grant.writer)
+        if options.serves_query and last is not None and last.offset > grant.epoch:
+            return
         if newest is not None and same_run(newest.nonce, grant.nonce):
+            note_given_up(grant.nonce)
             voided.run(open_epoch, log, grant.writer, partitions=grant.partitions, judged=newest.epoch).close()
     except (Fenced, IdentityChanged):
         pass  # Another one has ended it, or its log is gone, with all that the epoch barred.

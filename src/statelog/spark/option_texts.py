@@ -41,6 +41,10 @@ def refuse_unknown(given: Mapping[str, str], known: Collection[str], what: str, 
     unknown = sorted(name for name in given if name not in names and not name.startswith((_KAFKA, _STORAGE)))
     if unknown:
         hint = f"Known are {', '.join(known)}, kafka.* and storage.*"
+        if any(word in name for name in unknown for word in ("offsets", "timestamp", "subscribe", "dataloss")):
+            hint = (
+                f"What Spark's Kafka source has as startingOffsets is startingPosition, for streams and changes. {hint}"
+            )
         raise ConfigError(f"unknown option {', '.join(unknown)} for a {what}", hint=hint)
 
 

@@ -31,6 +31,7 @@ COMMON = ("log", "path", "root", "allowUnsafe")
 LEASE_S = 300
 """How long a planned read is held, by default, for tasks that have not started."""
 _STREAM_LEASE_S = 3600
+_CLOCKS_APART_S = 60
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _READ = (*COMMON, "read", "keyGroups", "minPartitions", "columns", "leaseSeconds")
 _STATE = (*_READ, "atPosition", "atWriter", "atCheckpoint", "atTime", "keys", "includeKeyGroup")
@@ -40,9 +41,10 @@ _CHANGES = (*_READ, *_STARTS, *_ENDS)
 _STREAM_ONLY = ("maxChangesPerTrigger", "maxBytesPerTrigger", "readerId", "onTruncation")
 _STREAM = (*_READ, *_STARTS, *_STREAM_ONLY)
 _WRITE = (
-    *("writerId", "partitions", "takeOver", "takeOverFrom", "queryId", "runId", "checkpointId", "batchId"),
-    *("uniqueKeys", "sequenceBy", "nullDeletes"),
+    *("writerId", "partitions", "takeOver", "takeOverFrom", "checkpointId", "uniqueKeys", "sequenceBy", "nullDeletes"),
+    *("allowGaps", "allowChangedReplay"),
 )
+_UPSERT = ("queryId", "runId", "batchId")  # Those that `upsert` sets, and nobody else.
 _SPARK = ("checkpointLocation", "queryName")  # Spark adds its own to those of a streaming sink.
 _CATALOG = ("provider", "owner", "option.log")  # What Spark hands over of a table in its catalog, instead of OPTIONS.
 
@@ -117,7 +119,8 @@ class StreamOptions(ReadOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """A write. `batch_id` is the micro-batch that a batch write stands for, `run_id` the run of its query.
+    """A write. `allow_gaps` takes batches that do not follow the last one, `allow_changed_replay` skips one that has
+    other rows than it had. `batch_id` is the micro-batch that a batch write stands for, `run_id` the run of its query.
     `checkpoint_location` is '' if Spark's configuration names it, or there is none. `share` is a worker's number, from
     0, and the number of workers.
     """
@@ -131,6 +134,8 @@ class WriteOptions:
     null_deletes: bool = False
     take_over: bool = False
     take_over_from: str | None = None
+    allow_gaps: bool = False
+    allow_changed_replay: bool = False
     query_id: str | None = None
     run_id: str | None = None
     checkpoint_id: int | None = None
@@ -193,6 +198,16 @@ def change_options(options: Mapping[str, str]) -> ChangeOptions:
         start=_at(given, "starting", "earliest"),
         end=_at(given, "ending", "latest"),
     )
+
+
+def refuse_future(start: At | None, now_s: float) -> None:
+    """Raise ConfigError for a time that is still to come: what is committed until then would be left out silently."""
+    if isinstance(start, AtTime) and start.timestamp_ms / 1000 > now_s + _CLOCKS_APART_S:
+        raise ConfigError(
+            f"the option startingTime lies in the future: {start}",
+            hint="Give milliseconds since 1970, or ISO 8601 with an offset; filter the column timestamp to leave out"
+            " what is committed until then. A stream with startingPosition=latest begins with what comes from now on",
+        )
 
 
 def view_options(options: Mapping[str, str]) -> LogAddress:
@@ -307,13 +322,14 @@ def _start(given: Mapping[str, str]) -> Beginning | At:
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     """The options of a write. Raises ConfigError that names the option, InvalidName."""
     given = lowered(options)
-    refuse_unknown(given, (*COMMON, *_WRITE), "write", own=_SPARK if streaming else ())
+    refuse_unknown(given, (*COMMON, *_WRITE), "write", own=(*_UPSERT, *_SPARK) if streaming else _UPSERT)
     writer = given.get("writerid")
     if not writer:
         raise ConfigError(
             "the option writerId is missing",
-            hint="Name this job's writer: a job keeps its name for life, and no two jobs share one. SQL's INSERT cannot"
-            " name it, so write a DataFrame: spark.table(...).write.format('statelog').option('writerId', ...)",
+            hint="Name this job's writer: a job keeps its name for life, and no two jobs share one. In SQL all options"
+            " go into INSERT INTO t WITH (log = 'flights', writerId = 'load', ...): of a table's OPTIONS Spark hands"
+            " over none",
         )
     checkpoint, batch = number(given, "checkpointId", least=1), number(given, "batchId")
     if streaming and (checkpoint is not None or batch is not None):
@@ -335,11 +351,13 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         null_deletes=flag(given, "nullDeletes"),
         take_over=flag(given, "takeOver"),
         take_over_from=given.get("takeoverfrom") or None,
+        allow_gaps=flag(given, "allowGaps"),
+        allow_changed_replay=flag(given, "allowChangedReplay"),
         query_id=given.get("queryid") or None,
         run_id=given.get("runid") or None,
         checkpoint_id=checkpoint,
         batch_id=batch,
-        checkpoint_location=given.get("checkpointlocation", ""),
+        checkpoint_location=given.get("checkpointlocation", "").rstrip("/"),  # Spark takes both for one place.
         is_stream=streaming,
     )
 

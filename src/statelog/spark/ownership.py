@@ -9,23 +9,28 @@ that opened or committed not long ago, a plain write that began not long ago and
 up. Epochs that no Spark job opened are not judged here: the last to open owns the log.
 
 Invariants:
-- A batch is skipped only if its query and its id are those of the writer's last commit, and its run is not, as far as
-  runs are known. A lower id, or another query, is a refusal that names the way out. Nothing is guessed.
+- A batch is skipped only if its query and its id are those of the writer's last commit, its run is not, as far as runs
+  are known, and its rows are those that were committed. Other rows, another query, and any batch but the next one are
+  refusals that name the way out. Nothing is guessed.
 - The same query, started again, takes over at once, from another session too.
-- Another query, and a plain write beside a query, fence nothing without the option takeOver or takeOverFrom.
+- Another query, and a plain write beside a query, fence nothing without the option takeOver or takeOverFrom; but of a
+  writer that has never committed there is nothing to protect, and its next query takes over.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from statelog.errors import CheckpointMismatch, LogInUse, Misuse, OffsetGone
-from statelog.schemas.key_groups import ranges_text
+from statelog.schemas.changes.digest import StateDigest
+from statelog.schemas.key_groups import merge_bitmaps, ranges_text
 from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import Metadata
-from statelog.schemas.ledger.records import VOID_VALUE, Open, decode
+from statelog.schemas.ledger.records import VOID_VALUE, Commit, Open, decode
 from statelog.schemas.ledger.state import LastCommit, LiveEpoch
+from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.options import WriteOptions
 from statelog.spark.query_run import OF_PLAIN, OF_QUERY, query_of, same_run
 from statelog.storage.kafka import OffsetRange, Record
@@ -37,7 +42,13 @@ RECENT_S = 2 * 3600.0
 """A rival that neither opened nor committed for so long is taken for dead: above the interval of an hourly trigger."""
 _READ_TIMEOUT_S = 10.0
 _MOST_TAKEOVERS = 64
-_QUERY, _BATCH, _SHIFT, _RUN = "queryId", "batchId", "checkpointShift", "runId"
+_QUERY, _BATCH, _SHIFT, _RUN, _DIGEST = "queryId", "batchId", "checkpointShift", "runId", "digest"
+_REPEATED = (
+    "The repetition was not committed. If the query's rows differ each time, as sums of fractions behind a shuffle may"
+    " in the last bit, set allowChangedReplay=true: what was committed stands. New rows want a new checkpointId, or a"
+    " new query_id for a new checkpoint location. A checkpoint location that was restored from a copy goes on with a"
+    " new writerId and takeOverFrom=none"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +61,19 @@ class BatchDecision:
 
 
 def decide_batch(last: LastCommit | None, options: WriteOptions, query_id: str, batch_id: int) -> BatchDecision:
-    """What to do with a micro-batch. Its checkpoint is `batch_id + 1`, shifted if the query took the writer over.
-    Raises CheckpointMismatch for a batch older than the last one, and for another query's writer; Misuse for one that
-    this run of the query has written already.
+    """Decide about a micro-batch. Its checkpoint is `batch_id + 1`, shifted if the query took the writer over. Raise
+    CheckpointMismatch for any batch but the last one and the next one, and for another query's writer; Misuse for one
+    that this run of the query has written already.
     """
     run_id = options.run_id
     if last is None:
+        _check_next(0, NO_QUERY, options, query_id, batch_id)
         return _committed_as(query_id, batch_id, 0, run_id)
     if _owner_of(last) != query_id:
         _check_take_over(last, options, query_id)
         return _committed_as(query_id, batch_id, last.checkpoint.id - batch_id, run_id)
     shift = int(last.metadata.get(_SHIFT, 0))
+    _check_next(last.checkpoint.id - shift, query_id, options, query_id, batch_id)
     decision = _committed_as(query_id, batch_id, shift, run_id)
     if decision.checkpoint_id < last.checkpoint.id:
         raise CheckpointMismatch(
@@ -77,14 +90,15 @@ def decide_batch(last: LastCommit | None, options: WriteOptions, query_id: str, 
                 writer=options.writer,
                 query_id=query_id,
                 hint="Write a batch in one call, with puts and deletes by the column op; or give each write a writer of"
-                " its own, with partitions of its own. This batch counts as written: add what is missing by hand",
+                " its own, with partitions of its own. This batch counts as written: add what is missing by hand, and"
+                " go on with allowChangedReplay=true for one run",
             )
         return BatchDecision(checkpoint_id=last.checkpoint.id, is_replay=True)
     return decision
 
 
 def decide_write(last: LastCommit | None, options: WriteOptions) -> BatchDecision:
-    """What to do with a plain batch write. Without a checkpoint id it is the next one, whatever that is. Raises
+    """Decide about a plain batch write. Without a checkpoint id it is the next one, whatever that is. Raise
     CheckpointMismatch for an id below the last one, and for a query's writer.
     """
     checkpoint_id, last_id = options.checkpoint_id, last.checkpoint.id if last is not None else 0
@@ -100,6 +114,73 @@ def decide_write(last: LastCommit | None, options: WriteOptions) -> BatchDecisio
             hint="Checkpoint ids of a writer must grow; only the last one may be written again, and is skipped",
         )
     return BatchDecision(checkpoint_id=last_id + 1 if checkpoint_id is None else checkpoint_id)
+
+
+def _check_next(due: int, owner: str, options: WriteOptions, query_id: str, batch_id: int) -> None:
+    """Raise CheckpointMismatch for a batch behind the one that is `due`, unless an option allows for the gap."""
+    if batch_id <= due or options.allow_gaps or options.take_over_from == owner:
+        return
+    raise CheckpointMismatch(
+        f"batch {batch_id} of the query came, and this log lacks its batches {due} to {batch_id - 1}",
+        writer=options.writer,
+        query_id=query_id,
+        hint="They may be in another log, or were in one that was deleted or restored: write to that one, or start with"
+        " a new checkpoint location. If nothing is missing, as the sink or its writerId is new in the query,"
+        f" set takeOverFrom={owner} for one run; if its foreachBatch leaves batches out, set allowGaps=true",
+    )
+
+
+def told_of(digests: Sequence[StateDigest | None], value_schema: ValueSchema) -> Metadata:
+    """Return what a commit says of the rows of its tasks, for `check_replay`; nothing if a task says nothing."""
+    known = [digest for digest in digests if digest is not None]
+    return {_DIGEST: sum(known, StateDigest()).to_text(value_schema)} if len(known) == len(digests) else {}
+
+
+def check_replay(
+    last: LastCommit,
+    options: WriteOptions,
+    told: Metadata,
+    handles: Sequence[Handle],
+    read: Callable[[], Sequence[Handle] | None],
+) -> None:
+    """Raise CheckpointMismatch if a repetition of the writer's last commit has other rows than that.
+
+    `told` and `handles` are those of the repetition. `read` reads the handles that were committed, for a commit whose
+    digest does not compare, as those of earlier versions have none; it gives None if that commit is truncated.
+    """
+    one, other = (str(found.get(_DIGEST, "")).split(".") for found in (last.metadata, told))
+    if len(one) > 1 and one[:2] == other[:2]:
+        is_same, rows = one == other, int(one[2])
+    else:
+        committed = read()
+        is_same = committed is None or _spread(committed) == _spread(handles)
+        rows = sum(handle.changes for handle in committed or ())
+    if is_same or options.allow_changed_replay:
+        return
+    raise CheckpointMismatch(
+        "this is a repetition of the writer's last commit, but its rows are not those that were committed",
+        writer=options.writer,
+        checkpoint=last.checkpoint.id,
+        rows=sum(handle.changes for handle in handles),
+        committed_rows=rows,
+        hint=_REPEATED,
+    )
+
+
+def committed_handles(log: Log, last: LastCommit) -> Sequence[Handle] | None:
+    """Read the handles of a commit from the ledger; return None if it is truncated."""
+    found = _find(log, OffsetRange(last.offset, last.offset + 1), lambda _: True)
+    commit = decode(found.value) if found is not None else None
+    return commit.read_body().handles if isinstance(commit, Commit) else None
+
+
+def _spread(handles: Sequence[Handle]) -> Mapping[int, tuple[int, bytes]]:
+    """By partition, how many changes and which key groups."""
+    spread: dict[int, tuple[int, bytes]] = {}
+    for entry in (entry for handle in handles for entry in handle.entries):
+        changes, key_groups = spread.get(entry.partition, (0, b""))
+        spread[entry.partition] = changes + entry.changes, merge_bitmaps(key_groups, entry.key_groups)
+    return spread
 
 
 def _committed_as(query_id: str, batch_id: int, shift: int, run_id: str | None) -> BatchDecision:
@@ -180,6 +261,8 @@ def _is_ours(rival: Rival, options: WriteOptions, ours: str | None, tag: bytes) 
     """Whether the rival is an earlier life of ours, or one that takeOverFrom names."""
     if rival.live.writer != options.writer:
         return False
+    if rival.last is None and options.serves_query and rival.live.nonce.startswith(OF_QUERY):
+        return True  # A query that died in its first batch, and was corrected.
     owner = _owner_of(rival.last) if rival.last is not None else None
     if owner is not None and owner == options.take_over_from:
         return True

@@ -100,12 +100,19 @@ class QueryRun(NamedTuple):
             self.mark.touch(mode=0o600)
 
 
+def note_given_up(nonce: bytes) -> None:
+    """Note that the run of this nonce ended its epoch itself: started again it may open. Nothing if it has no mark."""
+    with suppress(OSError):
+        for mark in _directory().glob(f"*-{nonce[:_TAG_BYTES].hex()}"):
+            mark.write_text("told", "ascii")
+
+
 def run_of(options: WriteOptions, log: LogIdentity) -> QueryRun:
     """The run that this process plans for, on the log with this identity. Raises ConfigError if the directory for marks
     is not the user's own.
     """
     tag, (parent, started) = run_tag(options, log), _session()
-    directory = Path(tempfile.gettempdir()) / f"statelog-spark-{os.getuid()}"
+    directory = _directory()
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         if directory.is_symlink() or directory.stat().st_uid != os.getuid():
@@ -113,6 +120,10 @@ def run_of(options: WriteOptions, log: LogIdentity) -> QueryRun:
     except OSError as error:
         raise _unusable(directory, str(error)) from error
     return QueryRun(tag, directory / f"{_space()}-{parent}-{started}-{tag.hex()}")
+
+
+def _directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"statelog-spark-{os.getuid()}"
 
 
 def _unusable(directory: Path, problem: str) -> ConfigError:

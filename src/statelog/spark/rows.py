@@ -57,10 +57,12 @@ class Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMapping:
-    """How rows become changes. `advice` is what to write for values that do not fit, by the path of their field."""
+    """How rows become changes. `advice` is what to write for values that do not fit, by the path of their field, and by
+    whether it is a null that does not.
+    """
 
     names: Names
-    advice: Mapping[str, str]
+    advice: Mapping[tuple[str, bool], str]
     key_type: KeyType
     is_grouped: bool
     unique_keys: bool
@@ -102,7 +104,7 @@ def write_rows(
         for changes in _changes(batches, mapping):
             append(changes)
     except InvalidChange as error:
-        advice = mapping.advice.get(str(error.facts.get("field")))
+        advice = mapping.advice.get((str(error.facts.get("field")), error.message.startswith("a null")))
         if advice is None:
             raise
         raise error.restated(hint=advice) from error
@@ -219,8 +221,10 @@ def _sequence(given: Sequence[str], wanted: str) -> int:
     return given.index(found)
 
 
-def _check_types(names: Names, schema: StructType, descriptor: Descriptor, value: ValueSchema) -> dict[str, str]:
-    """What to write for values that may not fit, by the path of their field. Raises InvalidChange for what never fits,
+def _check_types(
+    names: Names, schema: StructType, descriptor: Descriptor, value: ValueSchema
+) -> dict[tuple[str, bool], str]:
+    """Return the advice of a `RowMapping` for values that may not fit. Raise InvalidChange for what never fits,
     with the column, both types and the cast.
     """
     given = dict(zip(names.columns, schema.fields, strict=True))
@@ -246,11 +250,11 @@ def _check_one(kinds: Mapping[str, DataType], name: str, fitting: tuple[str, ...
         raise _refused(name, kind.simpleString(), wanted, f"Write {cast_text.format(name)}")
 
 
-def _check_value(columns: StructType, root: ValueType, column: str | None) -> dict[str, str]:
-    """Advice by path; `column` is None where every field is a column of its own. Raises InvalidChange for the first
+def _check_value(columns: StructType, root: ValueType, column: str | None) -> dict[tuple[str, bool], str]:
+    """Return the advice; `column` is None where every field is a column of its own. Raise InvalidChange for the first
     one that never fits.
     """
-    advice: dict[str, list[str]] = {}
+    advice: dict[tuple[str, bool], str] = {}
     for misfit in misfits(_arrow_of(columns), root, _ROOT, nullable=False):
         name = column or misfit.path.split(".")[1].rstrip("[]{}")
         whole = root if column else {one.name: one.type for one in root.fields}.get(name)
@@ -259,8 +263,8 @@ def _check_value(columns: StructType, root: ValueType, column: str | None) -> di
             given = "nothing" if misfit.given is None else _spark_name(misfit.given)
             wanted = "nothing" if misfit.wanted is None else _spark_name(misfit.wanted.arrow)
             raise _refused(name, given, wanted, text, field=misfit.path)
-        advice.setdefault(misfit.path, []).append(text)
-    return {path: "; ".join(texts) for path, texts in advice.items()}
+        advice[misfit.path, misfit.reason is Reason.NULL] = text
+    return advice
 
 
 def _advice(misfit: Misfit, column: str, whole: ValueType | None) -> str:
@@ -276,6 +280,9 @@ def _advice(misfit: Misfit, column: str, whole: ValueType | None) -> str:
         return f"Write one of {symbols} into {column}" if symbols else f"Write UUIDs into {column}"
     if misfit.reason is Reason.NARROW and isinstance(misfit.wanted.arrow, pa.TimestampType):
         return f"Write date_trunc('millisecond', {column})"
+    if misfit.reason is Reason.NARROW:
+        cast = f"try_cast({column} as {_spark_name(whole.arrow)})"
+        return f"Evolve the field to a wider type, or write {cast}, which makes null what is more"
     return f"Write cast({column} as {_spark_name(whole.arrow)})"
 
 

@@ -7,6 +7,7 @@ Invariant: a Spark that is too old is refused before anything is imported that i
 """
 
 import re
+from typing import Any
 
 import pyspark
 from pyspark.sql import SparkSession
@@ -23,10 +24,23 @@ def register(spark: SparkSession) -> None:
         >>> register(spark)
 
     Planning and tasks then run in the Python that `PYSPARK_PYTHON`, or the setting `spark.pyspark.python`, names, as
-    functions in Python do. Idempotent; also for Spark Connect.
+    functions in Python do. A thread of the driver that writes calls it, too. Idempotent; also for Spark Connect.
     """
     require_spark()
     spark.dataSource.register(DefaultSource)
+    activate(spark)
+
+
+def activate(spark: SparkSession) -> None:
+    """Have Spark find data sources in this thread: to write it looks for them in the thread's active session, and a new
+    thread has none. Nothing with Spark Connect.
+    """
+    classic: Any = spark
+    jvm = getattr(classic, "_jvm", None)
+    if jvm is not None:
+        sessions = getattr(jvm, "org.apache.spark.sql.classic.SparkSession")
+        if not sessions.getActiveSession().isDefined():
+            sessions.setActiveSession(classic._jsparkSession)
 
 
 def require_spark(version: str | None = None) -> None:

@@ -21,34 +21,44 @@ Invariants:
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from statelog.closing import undone_by_errors
 from statelog.environment import current_environment
-from statelog.errors import ConfigError, InvalidChange, Misuse, StatelogError
+from statelog.errors import ConfigError, InvalidChange, Misuse, OverlappingTasks, StatelogError, ValueTooLarge
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.epoch import Grant, TaskGrant
+from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import ranges_text
-from statelog.schemas.ledger.handle import Checkpoint, Handle
+from statelog.schemas.ledger.handle import MANY_PIECES, Checkpoint, Handle
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import whole_numbers
 from statelog.spark.clients import ProcessCache, cached_log, task_producer
 from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.option_texts import address_options
 from statelog.spark.options import WriteOptions, write_options
-from statelog.spark.ownership import BatchDecision, decide_batch, decide_write
+from statelog.spark.ownership import (
+    BatchDecision,
+    check_replay,
+    committed_handles,
+    decide_batch,
+    decide_write,
+    told_of,
+)
 from statelog.spark.query_run import sibling_nonce
 from statelog.spark.reported import reported, unpicklable
 from statelog.spark.rows import TASK_SETTINGS, RowMapping, row_mapping, write_rows
+from statelog.spark.session import activate
 from statelog.storage import Where
 from statelog.storage.log.log import Log
 
@@ -58,6 +68,11 @@ _RUN_PROPERTY = "spark.jobGroup.id"  # The run of a query is its job group, unle
 _CASE_PROPERTY = "spark.sql.caseSensitive"  # As all settings of a session, a property of its jobs.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PROCESS = str(uuid.uuid4())
+_REPORT = "Nothing was committed: run the batch again, and report this"
+_FEWER = (
+    "Write statelog.spark.repartition_by_key_group(df, log): each task then has key groups of its own, in few"
+    f" partitions. Else keep tasks times partitions below {MANY_PIECES:,} a commit"
+)
 
 _coordinators: ProcessCache[tuple[Log, bytes], Coordinator] = ProcessCache()
 """By the opened log, which may rest for less time than what was made of it: one that was closed is found no more."""
@@ -69,13 +84,14 @@ _coordinators: ProcessCache[tuple[Log, bytes], Coordinator] = ProcessCache()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult(WriterCommitMessage):
     """What a task tells the commit process: `handle` (`Handle.to_bytes`), and the grant and base that it was written
-    under; `query_id` is '' outside of a streaming query.
+    under; `query_id` is '' outside of a streaming query, `digest` that of its rows, None if nothing may repeat them.
     """
 
     grant: Grant
     base: Checkpoint
     handle: bytes
     query_id: str
+    digest: StateDigest | None = None
 
 
 def _named_query(found: str | None, given: str | None) -> str:
@@ -118,14 +134,15 @@ class _Sink:
             raise ConfigError("this must run inside a Spark task", hint="Use df.write or df.writeStream")
         query_id = _named_query(context.getLocalProperty(QUERY_PROPERTY), self.options.query_id)
         slot = context.taskAttemptId()  # Unique in the Spark context that the epoch belongs to, over all batches.
+        is_numbered = self.options.serves_query or self.options.checkpoint_id is not None
         with (
             task_producer(self.options.where) as producer,
-            TaskWriter(producer, task, slot=slot, settings=TASK_SETTINGS) as writer,
+            TaskWriter(producer, task, slot=slot, settings=TASK_SETTINGS, is_digested=is_numbered) as writer,
         ):
             is_case_sensitive = context.getLocalProperty(_CASE_PROPERTY) == "true"
             write_rows(iterator, rows, writer.append_batch, is_case_sensitive=is_case_sensitive)
-            handle = writer.finish()
-        return TaskResult(grant=task.grant, base=task.base, handle=handle.to_bytes(), query_id=query_id)
+            handle = writer.finish().to_bytes()
+        return TaskResult(grant=task.grant, base=task.base, handle=handle, query_id=query_id, digest=writer.digest)
 
     def __getstate__(self) -> dict[str, object]:
         """With the plan. Columns are checked before anything is opened, and anyone fenced."""
@@ -150,8 +167,12 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]  #
         """Commit the batch, beside the driver, as `commit_batch`."""
         commit_batch(self.options, messages, batchId)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
-        """Nothing to undo: chunks that no commit lists are void, and truncation removes them."""
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803  # Spark's signature
+        """Let others write, as long as the query has committed nothing. Nothing is to be undone."""
+        for message in messages:
+            if isinstance(message, TaskResult):
+                give_up(self.options, message.grant)
+                return
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as above
@@ -168,12 +189,11 @@ class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as abo
             self._give_up()
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # Spark's signature
-        """Let others write. Nothing is to be undone: chunks that no commit lists are void."""
-        if self.options.batch_id is None:
-            self._give_up()
+        """Let others write; if it is a query's, as long as that has committed nothing. Nothing is to be undone."""
+        self._give_up()
 
     def _give_up(self) -> None:
-        """End the epoch of a plain write that commits nothing: its Open says that it is under way."""
+        """End the epoch of a write that commits nothing: its Open says that it is under way."""
         if self.task is not None:
             give_up(self.options, self.task.grant)
 
@@ -182,17 +202,22 @@ class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as abo
 
 
 def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> bool:
-    """Commit micro-batch `batch_id`; False if it was a replay. Raises CheckpointMismatch, OverlappingTasks, Misuse,
-    Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
+    """Commit micro-batch `batch_id`; return False if it was a replay. Raise CheckpointMismatch, OverlappingTasks,
+    Misuse, Fenced, CommitRefused, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
     results = _results(messages)
+    if not results:  # Spark has a task for every write, also of no partition: else the next batch came behind a gap.
+        raise Misuse("Spark ran no task for this batch", batch=batch_id, hint=_REPORT)
     query_id = _query_id(results)
     return _commit(options, results, lambda last: decide_batch(last, options, query_id, batch_id))
 
 
 def commit_write(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> bool:
-    """Commit a plain batch write; False if it was a replay. Raises as `commit_batch`."""
-    return _commit(options, _results(messages), lambda last: decide_write(last, options))
+    """Commit a plain batch write; return False if it was a replay. Raise as `commit_batch`."""
+    results = _results(messages)
+    if results and results[0].query_id and options.checkpoint_id is None:
+        _LOG.warning("%s: a plain write in foreachBatch is repeated with its batch: use upsert", options.where.log)
+    return _commit(options, results, lambda last: decide_write(last, options))
 
 
 def _commit(
@@ -205,20 +230,39 @@ def _commit(
     key = (log, grant.nonce)
     with undone_by_errors(_coordinators.drop, key):
         coordinator = _coordinator(log, results[0])
-        decision = decide(coordinator.last_commit)
-        if decision.is_replay:
-            _LOG.info(
-                "%s: writer %s has checkpoint %d already", options.where.log, options.writer, decision.checkpoint_id
-            )
-            return False
+        last = coordinator.last_commit
+        decision = decide(last)
         handles = [_stamped(result, decision.checkpoint_id) for result in results]
-        committed = coordinator.commit(
-            handles, decision.metadata, checkpoint_id=decision.checkpoint_id, unique_keys=options.unique_keys
-        )
+        told = told_of([result.digest for result in results], grant.value_schema)
+        if last is not None and decision.is_replay:
+            check_replay(last, options, told, handles, lambda: committed_handles(log, last))
+            _LOG.info("%s: writer %s has checkpoint %d already", log.name, options.writer, decision.checkpoint_id)
+            return False
+        metadata = {**decision.metadata, **told}
+        with _with_remedy(options, handles):
+            committed = coordinator.commit(
+                handles, metadata, checkpoint_id=decision.checkpoint_id, unique_keys=options.unique_keys
+            )
         if committed.offset < coordinator.grant.epoch and not options.serves_query:
             give_up(options, coordinator.grant)  # The Open that settled it says that another write is under way.
             _coordinators.drop(key)
     return True
+
+
+@contextmanager
+def _with_remedy(options: WriteOptions, handles: Sequence[Handle]) -> Generator[None]:
+    """Name Spark's remedy for a commit of too many pieces, and for tasks that share a key group."""
+    pieces = sum(len(handle.entries) for handle in handles)
+    if pieces >= MANY_PIECES:
+        text = "%s: this commit has %d pieces, of %d tasks, and each reader and round takes memory for each. %s"
+        _LOG.warning(text, options.where.log, pieces, len(handles), _FEWER)
+    try:
+        yield
+    except OverlappingTasks as error:
+        unique = "" if options.sequence_by else "; or set uniqueKeys=true if no key comes twice in a batch"
+        raise error.restated(hint=f"{_FEWER}{unique}") from error
+    except ValueTooLarge as error:
+        raise error.restated(hint=_FEWER, tasks=len(handles), pieces=pieces) from error
 
 
 def _coordinator(log: Log, result: TaskResult) -> Coordinator:
@@ -251,7 +295,7 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
             tasks=len(messages),
             results=len(results),
             batches=len(batches),
-            hint="Nothing was committed: run the batch again, and report this",
+            hint=_REPORT,
         )
     return results
 
@@ -271,10 +315,21 @@ class Upsert:
     """The function that `upsert` makes. Pickles, for Spark Connect."""
 
     options: tuple[tuple[str, str], ...]
+    made_in: tuple[tuple[str, str], ...] = ()
+    """The query that it was made in, and its run, for threads that Spark tells of none."""
 
+    @reported()
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Write and commit the micro-batch. An empty one is a commit, too: progress. A second call in it is Misuse."""
-        given = {**_caller(batch), **dict(self.options), "batchId": str(batch_id)}
+        """Write and commit the micro-batch. An empty one is a commit, too: progress. A second call in it is Misuse.
+        Raise ConfigError where nobody names the query, before anything is opened.
+        """
+        session = batch.sparkSession
+        given = {**dict(self.made_in), **_caller(session), **dict(self.options), "batchId": str(batch_id)}
+        if "queryId" not in given:
+            hint = "Name it yourself, for good: query_id of upsert. On a classic session, make the upsert within the"
+            hint += " function of foreachBatch, before it starts a thread"
+            raise ConfigError("Spark does not tell which query this thread belongs to", hint=hint)
+        activate(session)
         batch.write.format("statelog").mode("append").options(**given).save()
 
     def __repr__(self) -> str:
@@ -292,15 +347,19 @@ def upsert(
     partitions: Sequence[int] | str | None = None,
     take_over: bool = False,
     take_over_from: str | None = None,
+    allow_gaps: bool = False,
+    allow_changed_replay: bool = False,
     query_id: str | None = None,
 ) -> Upsert:
-    """The function for `foreachBatch`. The DataFrame has the columns of a write: `key`, optional `op`, the value. It is
-    one commit for each micro-batch, so a function of your own must call it only once.
+    """Make the function for `foreachBatch`. The DataFrame has the columns of a write: `key`, optional `op`, the value.
+    It is one commit for each micro-batch, so a function of your own calls it once in each: `allow_gaps` lets it leave
+    batches out.
 
     `unique_keys` declares that no key comes twice in a batch, as after an aggregation by key; else `sequence_by` names
     the column whose greatest value in a task decides for a key. `partitions` are this job's, by number or as a share
-    (`"0/3"` is the first of three); the rest of the log is left to other jobs. `query_id` names the query where Spark
-    does not (Spark Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
+    (`"0/3"` is the first of three); the rest of the log is left to other jobs. `allow_changed_replay` is for a query
+    whose batches differ when Spark repeats them: the first one stands. `query_id` names the query where Spark does not
+    (Spark Connect). Raises ConfigError, InvalidName; the rest when a batch comes.
 
         >>> write = upsert("visits", Where.local("/tmp/statelog"), writer="job-1")
         >>> query = counts.writeStream.outputMode("update").foreachBatch(write)  # .start()
@@ -317,18 +376,21 @@ def upsert(
         "uniqueKeys": _flag("unique_keys", unique_keys),
         "nullDeletes": _flag("null_deletes", null_deletes),
         "takeOver": _flag("take_over", take_over),
+        "allowGaps": _flag("allow_gaps", allow_gaps),
+        "allowChangedReplay": _flag("allow_changed_replay", allow_changed_replay),
         **{option: text for option, text in named.items() if text is not None},
     }
     write_options(options, streaming=False)
-    return Upsert(tuple(options.items()))
+    session = SparkSession.getActiveSession()
+    return Upsert(tuple(options.items()), tuple(_caller(session).items()) if session is not None else ())
 
 
-def _caller(batch: DataFrame) -> dict[str, str]:
-    """The query that calls us and its run, where Spark names them in the driver. With Spark Connect it does not, and a
-    process serves one run.
+def _caller(session: SparkSession) -> dict[str, str]:
+    """Return the query that calls us and its run, where Spark names them in the driver. With Spark Connect it does not,
+    and a process serves one run.
     """
     try:
-        context = batch.sparkSession.sparkContext
+        context = session.sparkContext
         query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(_RUN_PROPERTY)
     except PySparkException:
         query, run = None, _PROCESS

@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse, NotFound, OffsetGone
 from statelog.reading import At, AtPosition, HeldPlan, Hold, Plan, plan_changes
 from statelog.recovery.changes import read_changes
@@ -51,6 +52,7 @@ from statelog.spark.options import (
     StateOptions,
     change_options,
     read_of,
+    refuse_future,
     state_options,
     view_options,
 )
@@ -273,6 +275,7 @@ def _reserved(log: Log, options: ReadOptions, at: At | None) -> Plan:
 
 
 def _planned_changes(options: ChangeOptions) -> Plan:
+    refuse_future(options.start, current_environment().wall_clock())
     return plan_changes(cached_log(options.where), options.start, options.end, key_groups=options.key_groups)
 
 

@@ -23,10 +23,9 @@ from dataclasses import replace
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import current_environment
-from statelog.errors import ConfigError, NotFound, OffsetGone, StatelogError, SubscriptionEnded
+from statelog.errors import NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.reading import (
     AtPosition,
-    AtTime,
     CommitFacts,
     Hold,
     Needs,
@@ -44,7 +43,7 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.fold import Folded, LedgerBase
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.snapshot.claims import check_holder
-from statelog.spark.options import NO_LIMIT, Beginning, Limit, OnTruncation, StreamOptions
+from statelog.spark.options import NO_LIMIT, Beginning, Limit, OnTruncation, StreamOptions, refuse_future
 from statelog.spark.parts import lease_terms
 from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
 from statelog.storage.claims import HeldSubscription, end_subscription
@@ -52,7 +51,6 @@ from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
-_CLOCKS_APART_S = 60
 _MOVE_S = 30.0
 _ANEW_S = 3600.0
 
@@ -99,13 +97,8 @@ class StreamPlanner(Closing):
                 position = self.log.ledger.end(at_least=self.log.position)
             case Beginning.EARLIEST:
                 position = RetainedHistory(self.log, self._groups).oldest_position
-            case AtTime() as time if time.timestamp_ms / 1000 > self._environment.wall_clock() + _CLOCKS_APART_S:
-                raise ConfigError(
-                    f"the option startingTime lies in the future: {time}",
-                    hint="A stream cannot leave out what is committed until then: filter its column timestamp;"
-                    " startingPosition=latest begins with what is committed from now on",
-                )
             case bound:
+                refuse_future(bound, self._environment.wall_clock())
                 position = RetainedHistory(self.log, self._groups).resolve(bound)
         place = place_at(self.log, position)
         return StreamOffset.initial(identity, reading, place, awaits_state=False)

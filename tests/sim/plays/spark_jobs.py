@@ -44,6 +44,11 @@ class Range:
     start: int
     end: int
 
+    @property
+    def rows(self) -> int:
+        """How many there are."""
+        return self.end - self.start
+
 
 @cache
 def _keys(partition: int) -> tuple[bytes, ...]:
@@ -86,7 +91,7 @@ class Job:
     done: set[int] = field(default_factory=set[int])
     told: set[int] = field(default_factory=set[int])
     empty: set[int] = field(default_factory=set[int])
-    """Batches that the ledger does not show: those without a task, and plain writes without a number or a row."""
+    """Batches that the ledger does not show: plain writes without a number or a row."""
     written: "dict[tuple[bytes, int], tuple[Job, int]]" = field(default_factory=dict[Any, Any])
     """Of which batch a change set is, and by which checkpoint, by its nonce and number."""
     refused: dict[Session, int] = field(default_factory=dict[Session, int])
@@ -299,9 +304,15 @@ class Run:
     def _abort(self, error: StatelogError) -> None:
         """Whoever waits for the job is told of the error behind the abort."""
         self.error = error
-        if self.job.kind != "stream":
-            writer: BatchWriter = pickle.loads(self.pickled)
-            self.machine.beside(self.session, lambda: writer.abort(self.messages), looks=False)
+        messages = list(self.messages)
+
+        def abort() -> None:
+            if self.job.kind == "stream":
+                cast("StreamWriter", self._writer()).abort(messages, self.batch)
+            else:
+                cast("BatchWriter", pickle.loads(self.pickled)).abort(messages)
+
+        self.machine.beside(self.session, abort, looks=False)
         self.is_over = True
 
     def _note(self) -> None:
@@ -320,7 +331,7 @@ class Run:
         changes = [(position, *job.source.change(position)) for position in range(one.start, one.end)]
         if job.rows != "sequence":
             changes = list({key: (position, key, value) for position, key, value in changes}.values())
-        count = rng.choice((0, 1, 1, 2, 3)) if not changes else rng.randint(1, 3)
+        count = rng.randint(1, 3)  # Spark has a task for every write.
         parts: list[list[tuple[int, bytes, bytes | None]]] = [[] for _ in range(count)]
         for change in changes:
             group = self.machine.descriptor.key_group_of(change[1])

@@ -352,6 +352,16 @@ def test_a_run_that_nothing_names(twin: TwinLog) -> None:
     assert "runs/left.parquet" in found[Check.FILES].found
 
 
+def test_a_commit_of_many_pieces(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tasks times partitions make of a commit is counted, and noted before it costs readers and rounds much."""
+    assert examined(twin)[Check.AGE].facts["commit_pieces"] == twin.partitions
+    monkeypatch.setattr(log_checks, "MANY_PIECES", twin.partitions)
+    found = examined(twin)
+    assert bad(found) == {Check.AGE: Severity.NOTE}
+    assert f"one has {twin.partitions} pieces" in found[Check.AGE].found
+    assert "repartition_by_key_group" in found[Check.AGE].hint
+
+
 def test_a_copy_that_is_not_finished(twin: TwinLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is closed, not damaged; before and after its first round."""
     rig = twin_rig("copy", cluster=twin.cluster, disk=twin.disk, replicas=3)

@@ -1,17 +1,25 @@
 """What a batch is to the log: new, a replay, or refused; and a history of batches, replays and take-overs."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import CheckpointMismatch, Misuse
-from statelog.schemas.ledger.handle import Checkpoint
+from statelog.schemas.changes.changes import change_schema
+from statelog.schemas.changes.digest import StateDigest
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.values.schema import OPAQUE, ValueSchema
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.options import WriteOptions
-from statelog.spark.ownership import NO_QUERY, BatchDecision, decide_batch, decide_write
+from statelog.spark.ownership import NO_QUERY, BatchDecision, check_replay, decide_batch, decide_write, told_of
 from statelog.storage.log.where import Where
 
 _OPTIONS = WriteOptions(where=LogAddress("log", Where({"bootstrap.servers": "127.0.0.1:9"}, "/nowhere")), writer="w")
@@ -38,7 +46,7 @@ def test_every_batch_is_committed_once(steps: list[int], shift: int) -> None:
     """Whatever is replayed, and whether or not the query took the writer over: each batch is committed once, in order,
     under growing ids, and all its replays are recognised.
     """
-    last = after(batch(None, "old", shift)) if shift else None
+    last = after(batch(None, "old", shift, take_over_from=NO_QUERY)) if shift else None
     ids = [last.checkpoint.id] if last else []
     for number, replays in enumerate(steps):
         decision = batch(last, "new", number, take_over_from="old")
@@ -56,7 +64,7 @@ def test_a_second_write_of_a_batch_is_no_replay() -> None:
     """
 
     def written(last: LastCommit | None, run_id: str | None) -> BatchDecision:
-        return decide_batch(last, replace(_OPTIONS, run_id=run_id), "q", 3)
+        return decide_batch(last, replace(_OPTIONS, run_id=run_id), "q", 0)
 
     last = after(written(None, "one"))
     with pytest.raises(Misuse, match="already written by this run"):
@@ -66,18 +74,105 @@ def test_a_second_write_of_a_batch_is_no_replay() -> None:
     assert written(after(written(None, None)), None).is_replay
 
 
-def test_ids_may_skip_and_never_go_back() -> None:
-    """A batch may be missing (Spark ran no task for it); one older than the last is a checkpoint that was set back."""
-    last = after(batch(None, "q", 3))
-    assert last.checkpoint.id == 4
-    assert batch(last, "q", 7).checkpoint_id == 8
-    with pytest.raises(CheckpointMismatch, match="older than the log"):
+def test_a_batch_is_the_last_one_or_the_next_one() -> None:
+    """A first batch above 0, and one behind a gap, come from a query whose earlier rows are elsewhere: refused, with
+    what is missing. One older than the last is a checkpoint that was set back.
+    """
+    with pytest.raises(CheckpointMismatch, match=r"batches 0 to 2 .*takeOverFrom=none.*allowGaps=true") as caught:
+        batch(None, "q", 3)
+    assert caught.value.facts == {"writer": "w", "query_id": "q"}
+    last = after(batch(None, "q", 0))
+    assert batch(last, "q", 1).checkpoint_id == 2
+    with pytest.raises(CheckpointMismatch, match=r"batches 1 to 1 .*takeOverFrom=q"):
         batch(last, "q", 2)
+    last = after(batch(last, "q", 1))
+    with pytest.raises(CheckpointMismatch, match="older than the log"):
+        batch(last, "q", 0)
+
+
+def test_a_gap_is_taken_where_an_option_says_that_nothing_is_missing() -> None:
+    """For one run by the name of whose commit is the last, for good where a function leaves batches out; behind the gap
+    each batch is expected again.
+    """
+    last = after(batch(None, "q", 3, take_over_from=NO_QUERY))
+    assert last.checkpoint.id == 4
+    with pytest.raises(CheckpointMismatch):
+        batch(last, "q", 7, take_over_from=NO_QUERY)
+    last = after(batch(last, "q", 7, take_over_from="q"))
+    assert last.checkpoint.id == 8
+    with pytest.raises(CheckpointMismatch):
+        batch(last, "q", 9)
+    for before, number in ((None, 2), (last, 12)):
+        assert decide_batch(before, replace(_OPTIONS, allow_gaps=True), "q", number).checkpoint_id == number + 1
+
+
+def told(*rows: tuple[str, str | None], schema: ValueSchema = OPAQUE) -> Mapping[str, Any]:
+    """What a commit says of these rows, each of a task of its own; a value of None deletes."""
+    return told_of([digest_of([row]) for row in rows], schema)
+
+
+def digest_of(rows: Sequence[tuple[str, str | None]]) -> StateDigest:
+    """The digest of a task with these rows."""
+    columns = {
+        "key_group": [0] * len(rows),
+        "op": [int(value is None) for _, value in rows],
+        "key": [key.encode() for key, _ in rows],
+        "value": [None if value is None else value.encode() for _, value in rows],
+    }
+    schema = change_schema(KeyType.BYTES)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns.values(), schema, strict=True)]
+    return StateDigest().of_changes(pa.RecordBatch.from_arrays(arrays, schema=schema), OPAQUE)
+
+
+def handle(*entries: tuple[int, int, bytes]) -> Handle:
+    """A task's handle, by partition, number of changes and key groups."""
+    identity = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
+    found = tuple(Entry(partition, 1, 1, changes, 9, 0, 1, 0, groups) for partition, changes, groups in entries)
+    steps = (Step(checkpoint_id=1, entries=found),)
+    return Handle(identity=identity, writer="w", epoch=0, nonce=bytes(16), base=NO_CHECKPOINT, steps=steps)
+
+
+def unread() -> Sequence[Handle]:
+    """A digest that compares needs no look at the ledger."""
+    raise AssertionError
+
+
+def test_a_repetition_is_compared_with_what_was_committed() -> None:
+    """By rows, whichever task has them: key, op and value count. Other rows are refused with both counts and the ways
+    out, unless the option says that they may differ.
+    """
+    rows = (("a", "1"), ("b", None), ("c", "3"))
+    last = LastCommit(Checkpoint(1, bytes(16)), 0, told(*rows))
+    check_replay(last, _OPTIONS, told(*reversed(rows)), (), unread)
+    check_replay(last, _OPTIONS, told_of([digest_of(rows)], OPAQUE), (), unread)
+    handles = [handle((0, 2, b""))]
+    for others in ([("a", "1")], [*rows[:2], ("c", "4")], [("a", "1"), ("b", ""), ("c", "3")], []):
+        with pytest.raises(CheckpointMismatch, match=r"allowChangedReplay.*query_id.*takeOverFrom=none") as caught:
+            check_replay(last, _OPTIONS, told(*others), handles, unread)
+        assert (caught.value.facts["rows"], caught.value.facts["committed_rows"]) == (2, 3)
+        check_replay(last, replace(_OPTIONS, allow_changed_replay=True), told(*others), handles, unread)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"digest": "0.0.3.abc"}, told(("a", "1"), schema=ValueSchema(id=4, avsc=""))])
+def test_a_commit_whose_digest_does_not_compare_is_compared_by_its_change_sets(metadata: Mapping[str, Any]) -> None:
+    """Of an earlier version, or in another value schema: changes and key groups by partition; if the commit is
+    truncated nothing is known, and the repetition is skipped, as ever.
+    """
+    last = LastCommit(Checkpoint(1, bytes(16)), 0, metadata)
+    committed = [handle((0, 2, b""), (1, 1, b"")), handle((0, 1, b""))]
+    same, other = [handle((0, 3, b""), (1, 1, b""))], [handle((0, 3, b""), (1, 1, b""))]
+    check_replay(last, _OPTIONS, told(("a", "1")), same, lambda: committed)
+    check_replay(last, _OPTIONS, told(("a", "1")), other, lambda: None)
+    with pytest.raises(CheckpointMismatch):
+        check_replay(last, _OPTIONS, told(("a", "1")), other, lambda: ())
+    with pytest.raises(CheckpointMismatch) as caught:
+        check_replay(last, _OPTIONS, told(("a", "1")), other, lambda: committed)
+    assert (caught.value.facts["rows"], caught.value.facts["committed_rows"]) == (4, 4)
 
 
 def test_another_query_is_refused_with_its_way_out() -> None:
     """The refusal names the owner; the owner of plain writes is called none; taking over goes by that name only."""
-    query = after(batch(None, "q", 5))
+    query = after(batch(None, "q", 5, take_over_from=NO_QUERY))
     plain = after(write(None, 9))
     for last, owner in ((query, "q"), (plain, NO_QUERY)):
         with pytest.raises(CheckpointMismatch, match=f"takeOverFrom={owner}"):

@@ -11,22 +11,68 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.errors import PySparkAttributeError
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from statelog.errors import ConfigError, InvalidName, NotFound
 from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
+from statelog.schemas.ledger.place import LogIdentity
 from statelog.spark.clients import ProcessCache
 from statelog.spark.columns import repartition_by_key_group
 from statelog.spark.engine import spark_engine
 from statelog.spark.option_texts import address_options, log_address
 from statelog.spark.options import state_options, write_options
 from statelog.spark.parts import slices
+from statelog.spark.query_run import run_tag
 from statelog.spark.reported import error_of
 from statelog.spark.session import require_spark
 from statelog.spark.sink import BatchWriter, StreamWriter, upsert
 from statelog.storage.log.where import Where
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
+
+
+def test_a_checkpoint_location_is_one_however_it_is_spelt() -> None:
+    """Spark takes one with a slash at its end for the same place: a query that is started again is no other one."""
+    identity = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")
+    tags = {
+        run_tag(write_options({**WHERE, "writerId": "w", "checkpointLocation": text}, streaming=True), identity)
+        for text in ("s3a://b/ck", "s3a://b/ck/", "s3a://b/other")
+    }
+    assert len(tags) == 2
+
+
+def test_what_upsert_sets_is_no_option_to_offer() -> None:
+    """It is taken, and no list of known options names it; and who writes Spark's Kafka source is told its word here."""
+    assert write_options({**WHERE, "writerId": "w", "batchId": "0", "queryId": "q"}, streaming=False).query_id == "q"
+    with pytest.raises(ConfigError, match="allowGaps") as caught:
+        write_options({**WHERE, "writerId": "w", "batch": "0"}, streaming=False)
+    assert not {"batchId", "runId", "queryId"} & set(caught.value.hint.replace(",", "").split())
+    with pytest.raises(ConfigError, match="startingOffsets is startingPosition"):
+        state_options({**WHERE, "startingOffsets": "earliest"})
+
+
+def test_upsert_refuses_where_nobody_names_the_query() -> None:
+    """As in a function of Spark Connect, before anything is opened: what its tasks find out would bar its restart."""
+
+    class Session:
+        """One of Spark Connect."""
+
+        @property
+        def sparkContext(self) -> object:  # noqa: N802  # Spark's name
+            """There is none."""
+            raise PySparkAttributeError("no JVM")
+
+    class Batch:
+        """A DataFrame that cannot even be written."""
+
+        sparkSession = Session()  # noqa: N815  # Spark's name
+
+    batch: Any = Batch()
+    write = upsert("flights", Where({"bootstrap.servers": "b:1"}, "s3://b"), writer="w")
+    with pytest.raises(ConfigError, match="query_id of upsert") as caught:
+        pickle.loads(pickle.dumps(write))(batch, 0)
+    assert type(error_of(RuntimeError("\n".join(caught.value.__notes__)))) is ConfigError, "the driver is told its type"
 
 
 def test_options_are_typed() -> None:

@@ -24,6 +24,9 @@ ONE = write_options({**WHERE, "writerId": "one", "queryId": "q1", "checkpointLoc
 TWO = write_options({**WHERE, "writerId": "two", "queryId": "q2", "checkpointLocation": "/two"}, streaming=True)
 
 
+PLAIN = write_options({**WHERE, "writerId": "two"}, streaming=False)
+
+
 @contextmanager
 def opened_by_one(*, stamped: bool) -> Generator[Log]:
     """A log that a query has opened, on brokers that stamp what they append, or not."""
@@ -69,7 +72,8 @@ def test_a_rival_whose_age_nobody_knows_may_live() -> None:
     ("writer", "opened_by", "owner", "take_over_from", "is_ours"),
     [
         ("two", TWO, None, None, True),
-        ("two", ONE, None, None, False),
+        ("two", ONE, None, None, True),
+        ("two", PLAIN, None, None, False),
         ("two", ONE, "q2", None, True),
         ("two", TWO, "q1", None, False),
         ("two", ONE, "q1", "q1", True),
@@ -79,7 +83,9 @@ def test_a_rival_whose_age_nobody_knows_may_live() -> None:
 def test_a_rival_is_ours_by_its_commits_else_by_what_opened_it(
     writer: str, opened_by: WriteOptions, owner: str | None, take_over_from: str | None, is_ours: bool
 ) -> None:
-    """Of another name it never is; with takeOverFrom the query is, too, that the option names."""
+    """Of another name it never is; with takeOverFrom the query is, too, that the option names. A query that has not
+    committed, of a writer that never has, is a first try: nobody's rows are lost with it.
+    """
     with twin_rig("log").create() as log:
         identity = log.descriptor.identity
     live = LiveEpoch(1, writer, sibling_nonce(run_tag(opened_by, identity)), frozenset({0}))

@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from pyspark.sql.types import (
     DataType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -19,6 +21,7 @@ from pyspark.sql.types import (
 )
 
 from statelog.errors import ConfigError, InvalidChange, ValueTooLarge
+from statelog.producer.change_maker import ChangeMaker
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.values.schema import OPAQUE, ValueSchema, parse_value_schema
 from statelog.spark.options import WriteOptions, write_options
@@ -32,6 +35,10 @@ AVSC = (
     '{"name": "at", "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}], "default": null}]}'
 )
 TYPED = parse_value_schema(AVSC, 1)
+MAPPED = parse_value_schema(
+    '{"type": "record", "name": "M", "fields": [{"name": "m", "type": {"type": "map", "values": "long"}}]}', 1
+)
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 class Written:
@@ -142,6 +149,7 @@ def test_rows_are_written_in_larger_pieces_than_sparks(descriptor: Descriptor) -
         (columns(key=LongType(), n=IntegerType(), at=LongType()), TYPED, "at", ("timestamp", "cast(at as timestamp)")),
         (columns(key=LongType()), TYPED, "n", ("nothing", "int", "Add n")),
         (columns(key=LongType(), value=columns(n=StringType())), TYPED, "value", ("cast(value as struct<n:int",)),
+        (columns(key=LongType(), m=MapType(LongType(), LongType())), MAPPED, "m", ("cast(m as map<string,bigint>)",)),
     ],
     ids=str,
 )
@@ -156,32 +164,35 @@ def test_what_can_never_fit_is_refused_at_planning(
         assert text in str(caught.value)
 
 
-def test_what_may_not_fit_is_named_when_it_does_not(descriptor: Descriptor) -> None:
-    """A timestamp with microseconds, a number too large, a null: the task's error says what to write."""
+@pytest.mark.parametrize(
+    ("n", "at", "advice"),
+    [
+        (1, NOON.replace(microsecond=1), "Write date_trunc('millisecond', at)"),
+        (None, NOON, "Fill the nulls of n, as by coalesce(n, ...), or leave such rows out"),
+        (1 << 40, NOON, "Evolve the field to a wider type, or write try_cast(n as int), which makes null what is more"),
+    ],
+)
+def test_what_may_not_fit_is_named_when_it_does_not(
+    descriptor: Descriptor, n: int | None, at: datetime, advice: str
+) -> None:
+    """A timestamp with microseconds, a null, a number too large: the task's error says what to write for that."""
     plan = planned(descriptor, columns(key=LongType(), n=LongType(), at=TimestampType()), TYPED)
-    for path, advice in (
-        ("value.at", "Write date_trunc('millisecond', at)"),
-        ("value.n", "Fill the nulls of n, as by coalesce(n, ...), or leave such rows out; Write cast(n as int)"),
-    ):
-        with pytest.raises(InvalidChange, match="cannot hold") as caught:
-            write_rows([batch([1])], _without_values(plan), _Refusing(path).append_batch, is_case_sensitive=False)
-        assert caught.value.hint == advice
+    maker = ChangeMaker(descriptor, TYPED, range(descriptor.partitions))
+    with pytest.raises(InvalidChange) as caught:
+        write_rows(
+            [pa.RecordBatch.from_pydict({"key": [1], "n": [n], "at": [at]})],
+            plan,
+            maker.of_batch,
+            is_case_sensitive=False,
+        )
+    assert caught.value.hint == advice
 
 
-def _without_values(plan: RowMapping) -> RowMapping:
-    names = type(plan.names)(given=("key", "value"), columns=("key", "value"), kept=("key", "value"))
-    return RowMapping(
-        names=names, advice=plan.advice, key_type=plan.key_type, is_grouped=False, unique_keys=True, null_deletes=True
-    )
-
-
-class _Refusing:
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def append_batch(self, table: pa.RecordBatch) -> None:  # what a sink takes
-        """As a writer whose schema a value does not fit."""
-        raise InvalidChange("a value that int cannot hold", hint="Give values of the schema", field=self._path)
+def test_a_wrong_op_is_named(descriptor: Descriptor) -> None:
+    """Spark people write upper case, and Debezium c, u and d: the word is told, and those that are taken."""
+    maker = ChangeMaker(descriptor, OPAQUE, range(descriptor.partitions))
+    with pytest.raises(InvalidChange, match=r"an op is 'PUT'.*put or delete, in lower case"):
+        maker.of_batch(batch([1, 2], op=["put", "PUT"]))
 
 
 # ---- nulls

@@ -8,11 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from statelog.environment import Environment
-from statelog.errors import AnchorMismatch, BeyondEnd, IdentityChanged
+from statelog.errors import (
+    AnchorMismatch,
+    BeyondEnd,
+    CheckpointMismatch,
+    IdentityChanged,
+    LogInUse,
+    OverlappingTasks,
+    ValueTooLarge,
+)
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.epoch import open_epoch
 from statelog.schemas.ledger.records import VOID_VALUE
@@ -21,6 +30,7 @@ from statelog.spark.clients import IDLE_S, ProcessCache, cached_log
 from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.options import WriteOptions, write_options
+from statelog.spark.ownership import NO_QUERY
 from statelog.spark.query_run import sibling_nonce
 from statelog.spark.sink import BatchWriter, TaskResult, commit_batch, commit_write
 from statelog.storage import Where
@@ -286,6 +296,106 @@ def test_a_commit_follows_one_that_was_made_as_long_ago_as_clients_may_rest(
     now_s[0] = IDLE_S + 0.5
     assert commit_batch(options, [result], 1)
     assert rig.state() == {b"alice": b"2"}
+
+
+@pytest.mark.parametrize("root", ["memory://a", "memory://b"])
+def test_a_query_that_goes_on_elsewhere_is_refused(place: Place, root: str) -> None:
+    """On another log, or on its own that was made anew: with the checkpoint that it has, its earlier rows would be
+    missing there, silently. A sink that is new in the query says so, once.
+    """
+    rig = place("memory://a")
+    for batch in range(3):
+        _write(rig, "memory://a", batch)
+    if root == "memory://a":
+        Log.delete("visits", rig.where())
+        rig.create().close()
+    there = rig if root == "memory://a" else place(root)
+    options = _options(root, 3)
+    with pytest.raises(CheckpointMismatch, match="lacks its batches 0 to 2"):
+        commit_batch(options, [_written(there, options)], 3)
+    assert there.state() == {}
+    assert commit_batch(replace(options, take_over_from=NO_QUERY), [_written(there, options)], 3)
+    _write(there, root, 4)
+    assert there.state() == {b"alice": b"5"}
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_repetition_with_other_rows_is_refused(place: Place, is_old: bool) -> None:
+    """Of a checkpoint that was restored one batch old, or of another query of the same name: what Spark plans anew may
+    be other rows, and to skip them would lose them. A commit of an earlier version, which has no digest, is read.
+    """
+    rig = place("memory://a")
+    options = _options("memory://a", 0)
+
+    def written(count: int, value: bytes) -> TaskResult:
+        task = plan_batch(options)
+        rows = pa.table({"key": [b"%d" % key for key in range(count)], "value": [value] * count})
+        with TaskWriter(rig.kafka().producer(), task, slot=count, is_digested=not is_old) as writer:
+            writer.append_batch(rows)
+            handle = writer.finish().to_bytes()
+        return TaskResult(grant=task.grant, base=task.base, handle=handle, query_id="q", digest=writer.digest)
+
+    assert commit_batch(options, [written(4, b"one")], 0)
+    assert not commit_batch(options, [written(4, b"one")], 0)
+    with pytest.raises(CheckpointMismatch, match="not those that were committed") as caught:
+        commit_batch(options, [written(5, b"one")], 0)
+    assert (caught.value.facts["rows"], caught.value.facts["committed_rows"]) == (5, 4)
+    if not is_old:
+        with pytest.raises(CheckpointMismatch):
+            commit_batch(options, [written(4, b"two")], 0)
+    assert not commit_batch(replace(options, allow_changed_replay=True), [written(4, b"two")], 0)
+    assert rig.state() == {b"%d" % key: b"one" for key in range(4)}
+
+
+def test_a_query_that_died_in_its_first_batch_bars_nobody(place: Place) -> None:
+    """Spark aborts the batch: another job, under any name, need not wait until the dead one may be taken for dead, and
+    the query itself, started again in its session, is told of no rival. Once it has committed, an abort ends nothing.
+    """
+    rig = place("memory://a")
+    options, other = _options("memory://a", 0), replace(_options("memory://a", 0), writer="other", query_id="other")
+    for one in (options, other, options):
+        give_up(one, plan_batch(one).grant)
+    task = plan_batch(options)
+    with pytest.raises(LogInUse):
+        plan_batch(other)
+    assert commit_batch(options, [_written(rig, options)], 0)
+    give_up(options, task.grant)
+    with pytest.raises(LogInUse):
+        plan_batch(other)
+    _write(rig, "memory://a", 1)
+
+
+def test_a_commit_of_thousands_of_pieces_is_told_of(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the helper that makes fewer, as a warning, long before a commit is too large for a record; and in place of
+    the hints that know nothing of Spark.
+    """
+    rig = place("memory://a")
+    options = replace(_options("memory://a", 0), unique_keys=True)
+    monkeypatch.setattr(sink, "MANY_PIECES", 2)
+
+    def written(slot: int) -> TaskResult:
+        task = plan_batch(options)
+        writer = TaskWriter(rig.kafka().producer(), task, slot=slot)
+        writer.put(b"alice", b"%d" % slot)
+        return TaskResult(grant=task.grant, base=task.base, handle=writer.finish().to_bytes(), query_id="q")
+
+    both = [written(0), written(1)]
+    with pytest.raises(OverlappingTasks, match=r"repartition_by_key_group\(df, log\).*uniqueKeys=true"):
+        commit_batch(replace(options, unique_keys=False), both, 0)
+    with pytest.raises(OverlappingTasks) as caught:
+        commit_batch(replace(options, unique_keys=False, sequence_by="seq"), both, 0)
+    assert "uniqueKeys" not in caught.value.hint, "which sequenceBy contradicts"
+    caplog.clear()
+    assert commit_batch(options, both, 0)
+    assert "2 pieces, of 2 tasks" in caplog.text
+    assert "repartition_by_key_group(df, log)" in caplog.text
+    monkeypatch.setattr("statelog.schemas.descriptor.Descriptor.record_bytes_max", 1024)
+    results = [written(slot) for slot in range(2, 60)]
+    with pytest.raises(ValueTooLarge, match="repartition_by_key_group") as too_large:
+        commit_batch(replace(options, batch_id=1), results, 1)
+    assert (too_large.value.facts["tasks"], too_large.value.facts["pieces"]) == (58, 58)
 
 
 class _Unanswered:

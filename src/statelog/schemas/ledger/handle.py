@@ -26,6 +26,8 @@ from statelog.schemas.ledger.place import LogIdentity
 
 _COLUMNS = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
 """Those of an Entry's first fields, in the record of a step."""
+MANY_PIECES = 10_000
+"""Entries of one commit from which on it is a burden to who plans: 34 bytes of ledger, 4 us and 342 bytes each."""
 _HANDLES = RecordCodec("handle")
 _MAGIC = b"SLHD"
 _VERSION = 1

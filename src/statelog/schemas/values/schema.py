@@ -318,6 +318,8 @@ def misfits(given: pa.DataType, wanted: ValueType, path: str, *, nullable: bool)
         return
     if wanted.kind == "record" and isinstance(given, pa.StructType):
         yield from _of_fields(given, wanted, path)
+    elif wanted.kind == "map" and isinstance(given, pa.MapType) and family(given.key_type) != family(pa.string()):
+        yield Misfit(path=path, reason=Reason.TYPE, given=given, wanted=wanted)
     elif (wanted.kind == "array" and is_list(given)) or (wanted.kind == "map" and pa.types.is_map(given)):
         item = given.item_field if isinstance(given, pa.MapType) else cast("pa.ListType", given).value_field
         yield from misfits(item.type, wanted.inner, wanted.path_inside(path), nullable=item.nullable)
