@@ -356,8 +356,8 @@ def test_key_groups_by_prefix(tables: TableRig, key_type: str) -> None:
 
 
 def test_a_newer_owner_fences_the_former(rig: LogRig) -> None:
-    """The former one is told with its next commit, and gives no state from then on, and says why. Its directory is its
-    own.
+    """The former one is told with its next commit, and gives no state from then on, and says why, and of which log.
+    Its directory is its own.
     """
     tables = TableRig(rig, None)
     former = tables.open()
@@ -366,12 +366,13 @@ def test_a_newer_owner_fences_the_former(rig: LogRig) -> None:
     with tables.open() as table:
         assert content(table) == {b"k": b"former"}
         former[b"k"] = b"late"
-        with pytest.raises(Fenced):
+        with pytest.raises(Fenced, match=f"log={rig.name}, writer=table"):
             former.commit()
         for use in (lambda: former.get(b"k"), former.commit, lambda: list(former), lambda: len(former)):
             with pytest.raises(ClosedError) as raised:
                 use()
             assert isinstance(raised.value.__cause__, Fenced)
+            assert raised.value.facts == {"log": rig.name, "writer": "table"}
         former.close()
         table[b"k"] = b"newer"
         table.commit()

@@ -155,6 +155,6 @@ def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_nam
         "unclosed Kafka client",
         "unclosed producer",
         "unclosed reader",
-        "unclosed writer forgotten",
+        f"unclosed writer forgotten (log {log_name})",
     ]
     Log.delete(log_name, place)

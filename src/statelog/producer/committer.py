@@ -114,11 +114,9 @@ class Committer:
         anything is sent, ClosedError, Fenced, Unavailable.
         """
         if self._end is _End.OVERTAKEN:
-            raise Fenced(self._end.value, writer=self.grant.writer, hint=_AGAIN)
+            raise Fenced(self._end.value, **self.grant.facts, hint=_AGAIN)
         if self._end is not None:
-            raise ClosedError(
-                f"nothing more can be committed: {self._end.value}", writer=self.grant.writer, hint=_AGAIN
-            )
+            raise ClosedError(f"nothing more can be committed: {self._end.value}", **self.grant.facts, hint=_AGAIN)
         commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final)
         self.attempts = 0
         self._environment.crash("commit-made")
@@ -206,7 +204,7 @@ class Committer:
             is_fenced = void.reason in (VoidReason.FENCED, VoidReason.UNKNOWN_EPOCH)
             raise (Fenced if is_fenced else CommitRefused)(
                 f"the commit is void: {void.reason.value}",
-                writer=self.grant.writer,
+                **self.grant.facts,
                 epoch=self.grant.epoch,
                 checkpoint=commit.checkpoint.id,
                 detail=void.detail,
@@ -231,12 +229,12 @@ class Committer:
             if is_overtaken:
                 raise Fenced(
                     "another writer took over before the commit",
-                    writer=self.grant.writer,
+                    **self.grant.facts,
                     checkpoint=commit.checkpoint.id,
                 )
             if is_replaced:
                 what = "the commit is lost, and another one, under the same grant, stands in its place"
-                raise CommitRefused(what, writer=self.grant.writer, checkpoint=commit.checkpoint.id, hint=_AGAIN)
+                raise CommitRefused(what, **self.grant.facts, checkpoint=commit.checkpoint.id, hint=_AGAIN)
             again = make_commit(
                 self.grant, self.base, sent.handles, commit.checkpoint.id, sent.metadata, final=commit.final
             )

@@ -80,7 +80,7 @@ class Coordinator(GrantHolder, Guarded):
         self._log = log
         try:
             self._committer = Committer(log, opened, is_shared=True)
-            self._guard = Guard("coordinator", name, again="Open it again", apart=_APART)
+            self._guard = Guard("coordinator", name, log=log.name, again="Open it again", apart=_APART)
         except BaseException:
             opened.close()
             raise
@@ -184,7 +184,7 @@ class TaskWriter(ChangeWriter):
             slot << 8 * _SALT_BYTES | int.from_bytes(environment.nonce()[-_SALT_BYTES:], "big")
         )
         super().__init__(
-            Guard("task writer", grant.writer, again=_TASK_AGAIN, apart=_TASK_APART),
+            Guard("task writer", grant.writer, log=grant.descriptor.name, again=_TASK_AGAIN, apart=_TASK_APART),
             ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, settings),
         )
 

@@ -17,7 +17,7 @@ Invariants:
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from statelog.environment import current_environment
@@ -74,6 +74,11 @@ class Grant:
     base: Checkpoint = NO_CHECKPOINT
     metadata: Metadata = field(default_factory=dict[str, str])
     witness: Place = ORIGIN
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What an error names it by."""
+        return {"log": self.descriptor.name, "writer": self.writer}
 
     @property
     def change_bytes_max(self) -> int:
@@ -158,8 +163,8 @@ def open_epoch(
     )
 
     def next_nonce() -> bytes:
-        _check_expected(ledger.fold, writer, expect)
-        _check_still_ours(ledger.fold, writer, taken, issued, judged)
+        _check_expected(log, ledger.fold, writer, expect)
+        _check_still_ours(log, ledger.fold, writer, taken, issued, judged)
         nonce = environment.nonce()
         if issued is not None:
             issued.add(nonce)
@@ -220,7 +225,7 @@ def check_live(fold: LedgerFold, grant: Grant) -> None:
     """Raise Fenced if the grant is over."""
     live = fold.live_epoch(grant.epoch)
     if live is None or live.nonce != grant.nonce:
-        raise Fenced("the grant has expired: another writer took over", writer=grant.writer)
+        raise Fenced("the grant has expired: another writer took over", **grant.facts)
 
 
 def _attempt(
@@ -322,21 +327,28 @@ def _fill_given_up(log: Log, fold: LedgerFold, producer: Producer, partitions: S
 
 
 def _check_still_ours(
-    fold: LedgerFold, writer: str, partitions: tuple[int, ...], ours: Collection[bytes] | None, judged: int | None
+    log: Log,
+    fold: LedgerFold,
+    writer: str,
+    partitions: tuple[int, ...],
+    ours: Collection[bytes] | None,
+    judged: int | None,
 ) -> None:
     prior = fold.prior(writer, partitions)
     newest = fold.live_epoch(prior)
     if ours is None or prior == judged or (newest is not None and newest.nonce in ours):
         return
     by_writer = newest.writer if newest else None
-    raise Fenced("another writer took over", writer=writer, by_writer=by_writer, position=fold.position)
+    text, at = "another writer took over", fold.position
+    raise Fenced(text, log=log.name, writer=writer, by_writer=by_writer, position=at)
 
 
-def _check_expected(fold: LedgerFold, writer: str, expect: int | None) -> None:
+def _check_expected(log: Log, fold: LedgerFold, writer: str, expect: int | None) -> None:
     found = fold.last_checkpoint(writer).id
     if expect not in (None, found):
         raise CheckpointMismatch(
             f"the caller resumes from checkpoint {expect}, but the log is at {found}",
+            log=log.name,
             writer=writer,
             expected=expect,
             found=found,

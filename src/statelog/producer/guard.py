@@ -56,16 +56,16 @@ class Life(Enum):
 class Guard:
     """A writer's life, and its owner: the thread and process that made the guard.
 
-    As a context manager it fails the writer if the block raises. Errors name `what` it guards and which `writer`, and
-    hint at what to do after the end (`again`) or in a second thread or process (`apart`).
+    As a context manager it fails the writer if the block raises. Errors name `what` it guards, of which `log` and
+    `writer`, and hint at what to do after the end (`again`) or in a second thread or process (`apart`).
     """
 
     __slots__ = (
-        "__weakref__", "_again", "_apart", "_is_overtaken", "_pid", "_reason", "_thread", "_what", "_writer", "life",
+        "__weakref__", "_again", "_apart", "_facts", "_is_overtaken", "_pid", "_reason", "_thread", "_what", "life",
         "user",
     )  # fmt: skip
 
-    def __init__(self, what: str, writer: str, *, again: str, apart: str) -> None:
+    def __init__(self, what: str, writer: str, *, log: str, again: str, apart: str) -> None:
         self.life = Life.OPEN
         self.user = self._thread = get_ident()
         """The thread that may go on without a check: the one comparison that a hot put makes. All others `check`.
@@ -75,7 +75,7 @@ class Guard:
         """
         self._pid = os.getpid()
         self._what = what
-        self._writer = writer
+        self._facts = {"log": log, "writer": writer}
         self._again = again
         self._apart = apart
         self._is_overtaken = False
@@ -101,10 +101,10 @@ class Guard:
     def check_life(self) -> None:
         """Raise ClosedError unless it is open, Fenced if another writer took over. For any thread and turn."""
         if self._is_overtaken and self.life is Life.FAILED and not self.is_inherited:
-            raise Fenced("another writer took over behind the last commit", writer=self._writer, hint=self._again)
+            raise Fenced("another writer took over behind the last commit", **self._facts, hint=self._again)
         if self.life is not Life.OPEN and not self.is_inherited:
             what = f"the {self._what} {'has failed' if self.life is Life.FAILED else 'is closed'}"
-            raise ClosedError(what, writer=self._writer, hint=self._again) from self._reason
+            raise ClosedError(what, **self._facts, hint=self._again) from self._reason
 
     def check_owner(self) -> None:
         """Raise ClosedError unless the caller owns it, whatever its state, and NestedCall inside of another call."""
@@ -113,7 +113,7 @@ class Guard:
             frame = currentframe()
             while frame is not None:
                 if frame.f_locals.get("turn") is self:
-                    raise NestedCall(f"the {self._what} is called inside of another call of it", writer=self._writer)
+                    raise NestedCall(f"the {self._what} is called inside of another call of it", **self._facts)
                 frame = frame.f_back
             self.fail()  # A handler raised in the last step of a call, which could not give its turn back.
 
@@ -121,7 +121,7 @@ class Guard:
         """Raise ClosedError unless the caller is in the owner's thread and process, in whatever turn."""
         if not self.is_owned:
             text = f"a {self._what} belongs to the thread and process that opened it"
-            raise ClosedError(text, writer=self._writer, hint=self._apart)
+            raise ClosedError(text, **self._facts, hint=self._apart)
 
     def end(self) -> bool:
         """Close it. Returns whether to release its clients: only once, and never in a forked child."""
@@ -187,7 +187,7 @@ class Guard:
             adopt()
 
     def __str__(self) -> str:
-        return f"{self._what} {self._writer}"
+        return f"{self._what} {self._facts['writer']} (log {self._facts['log']})"
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         if self.life is not Life.CLOSED and not self.is_inherited:

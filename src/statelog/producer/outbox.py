@@ -124,7 +124,7 @@ class Outbox:
             raise PersistFailed(
                 "a chunk did not become durable, so its change set and all later ones do not count",
                 topic=self._topic,
-                writer=self.grant.writer,
+                **self.grant.facts,
                 sqn=self.failure.sqn,
                 reason=self.failure.reason,
                 hint=self.failure.hint,

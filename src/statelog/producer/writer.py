@@ -87,7 +87,7 @@ class Writer(GrantHolder, ChangeWriter):
             self._environment.crash("opened")
             grant = opened.grant
             super().__init__(
-                Guard("writer", grant.writer, again="Open it again", apart=_APART),
+                Guard("writer", grant.writer, log=log.name, again="Open it again", apart=_APART),
                 ChangeBuffer(grant.descriptor, grant.value_schema, grant.partitions, self._settings),
             )
         except BaseException:
@@ -210,7 +210,7 @@ class Writer(GrantHolder, ChangeWriter):
         """
         check_kind("handle", handle, Handle, example="what persist().result() gave, or Handle.from_bytes(data)")
         if self._buffer.changes or not self._pipeline.is_untouched:
-            raise Misuse("a handle must be adopted before anything is appended", writer=self.name)
+            raise Misuse("a handle must be adopted before anything is appended", **self.grant.facts)
         check_handle(self.grant, handle, handle.checkpoint.id)
         verify_handle(self._log, handle.continuing(self._committer.base))
         return self._begin([handle], handle.checkpoint, metadata or {}, False, self._finish).result()
@@ -284,7 +284,7 @@ class Writer(GrantHolder, ChangeWriter):
         if handle.nonce != self.grant.nonce:
             raise CheckpointMismatch(
                 "the handle was not persisted by this life of the writer",
-                writer=self.name,
+                **self.grant.facts,
                 checkpoint=handle.checkpoint.id,
                 hint="Commit a handle of an earlier life with adopt, which checks that its chunks are still there",
             )
@@ -337,7 +337,7 @@ class Writer(GrantHolder, ChangeWriter):
         if self._pipeline.sequence.durable >= end_sqn:
             return True
         if self.life is Life.CLOSED:
-            raise PersistFailed("the writer was closed before its checkpoint was durable", writer=self.name)
+            raise PersistFailed("the writer was closed before its checkpoint was durable", **self.grant.facts)
         with self._guard:
             return self._pipeline.wait(end_sqn, timeout_s)
 
@@ -349,7 +349,7 @@ class Writer(GrantHolder, ChangeWriter):
         """Send a Commit; its result is taken by `finish`."""
         if self._committing is not None:
             raise Misuse(
-                "a commit is under way", writer=self.name, hint="Ask for its result before the next one is confirmed"
+                "a commit is under way", **self.grant.facts, hint="Ask for its result before the next one is confirmed"
             )
         started_s = self._environment.clock()
         with self._meter_failures():

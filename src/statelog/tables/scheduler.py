@@ -106,7 +106,7 @@ class CommitScheduler:
         if self._named or self._progress:
             raise Misuse(
                 "the table was changed since a progress was named, and this call names none",
-                writer=self._writer.name,
+                **self._writer.grant.facts,
                 hint="Name the place that the changes lead to; `table.progress`, if it is the one of the last commit",
             )
         return {}

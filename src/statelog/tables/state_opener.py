@@ -108,6 +108,7 @@ class Wanted:
         if grant is not None and read.is_overtaken(grant.epoch, grant.partitions):
             raise Fenced(
                 "another owner took over while the state was read",
+                **grant.facts,
                 epoch=grant.epoch,
                 hint="Open the table again if this process should have it",
             )

@@ -34,6 +34,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MISSING = object()
+_APART = "Open one in each, of other partitions"
 _WEIGHED = 4 << 10
 """From here on a put counts for its bytes; smaller ones of bytes are bounded well enough by how many they are."""
 
@@ -53,7 +54,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         self.opening = opening
         """How it was opened: from what, how much was read, what was set aside."""
         self._setup, self._writer, self._state = setup, writer, state
-        self._guard = Guard("table", writer.name, again="Open it again", apart="Open one in each, of other partitions")
+        self._guard = Guard("table", writer.name, log=setup.log.name, again="Open it again", apart=_APART)
         self._keys, self._values = setup.keys, state.values
         self._quick, self._quick_value = self._keys.quick_class, self._values.quick_class
         self._opaque = self._values.is_opaque
@@ -222,7 +223,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
             if self._count + self._commits.applied != count:
                 raise Misuse(
                     "the table was changed, or committed, while it was iterated",
-                    writer=self._writer.name,
+                    **self._writer.grant.facts,
                     hint="Take a list of the keys first: `for key in list(table)`",
                 )
             try:
@@ -286,7 +287,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         if self._is_lent:
             raise Misuse(
                 "the table is a worker's, which commits it with its place in the input, and takes nothing back",
-                writer=self._writer.name,
+                **self._writer.grant.facts,
                 hint="Commit with the worker's methods, and undo with `with table.transaction():`",
             )
 
@@ -391,7 +392,7 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
 
     def _end(self, *, is_failed: bool) -> None:
         if self._guard.end():
-            closed = ClosedError("the table was closed before this commit was over", writer=self._writer.name)
+            closed = ClosedError("the table was closed before this commit was over", **self._writer.grant.facts)
             self._commits.fail(closed)
             self._layers.forget()
             self._refresh()

@@ -83,7 +83,7 @@ def _handed_over(writer: Writer) -> tuple[Writer, Callable[[], None]]:
 
 def test_parts_are_adopted_with_it() -> None:
     """In the thread that adopts the whole."""
-    whole, part = (Guard(what, "w", again="", apart="") for what in ("whole", "part"))
+    whole, part = (Guard(what, "w", log="x", again="", apart="") for what in ("whole", "part"))
     adopt = whole.hand_over(part.hand_over())
     assert not whole.is_owned
     assert not part.is_owned

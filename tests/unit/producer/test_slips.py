@@ -162,7 +162,7 @@ def forget(log: Log, make: Callable[[Log], object]) -> list[str]:
 )
 def test_what_is_forgotten_open_is_told(make: Callable[[Log], object], name: str, log: Log) -> None:
     """By the name that the program knows it by, as Python tells of a file."""
-    assert f"unclosed {name} of statelog" in forget(log, make)
+    assert f"unclosed {name} (log {log.name}) of statelog" in forget(log, make)
 
 
 def test_what_was_closed_or_never_opened_is_not_told(log: Log) -> None:

@@ -54,7 +54,7 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._guard = Guard("worker", context.name, again="Make a new one", apart="Make one in each")
+        self._guard = Guard("worker", context.name, log=context.name, again="Make a new one", apart="Make one in each")
         self._clock = context.environment.clock
         self._is_stopped = False
         self._hand: tuple[AssignedPartition, int, int] | None = None

@@ -126,7 +126,7 @@ class Standby(Closing, Keyed[K, V]):
         self._follower, self._setup = follower, follower.setup
         self._keys = self._setup.keys
         self._state = follower.state
-        self._owner = OwnProcess("the standby")
+        self._owner = OwnProcess(f"the standby of {self._setup.log.name}")
         self._one = RLock()  # Reentrant, so that a signal's handler is refused, and does not wait for itself.
         self._is_called = False
         self._follower.start()
