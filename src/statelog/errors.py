@@ -3,7 +3,7 @@
     StatelogError
     ├── Misuse           InvalidName, InvalidChange, InvalidMetadata, KeyGroupMismatch, ValueTooLarge, LogInUse,
     │   │                IncompatibleSchema, CheckpointMismatch, SequenceTruncated, SequenceAhead, ReaderInUse,
-    │   │                ClosedError, NestedCall, OverlappingTasks, NoSuchYear
+    │   │                ClosedError, NestedCall, NotCommitted, OverlappingTasks, NoSuchYear
     │   └── ConfigError  StoreRefused
     ├── NotFound, AlreadyExists
     ├── Unsafe           UnsafeTopic, UnsafeStore
@@ -122,6 +122,10 @@ class NestedCall(Misuse):
     """Called inside of another call of the same object, from a signal's handler or a callback. It changed nothing."""
 
     default_hint = "In a signal's handler set a flag and nothing else: the loop ends at it, then commits and closes"
+
+
+class NotCommitted(Misuse):
+    """A table was closed with changes behind the last progress that was named. They are discarded."""
 
 
 class OverlappingTasks(Misuse):

@@ -1,15 +1,17 @@
 """`Table.commit_every`, on both backends, on the in-memory twins and on a real broker alike."""
 
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from statelog.environment import Environment
-from statelog.errors import ConfigError, InvalidChange, Misuse, UncommittedChanges
+from statelog.errors import ConfigError, InvalidChange, Misuse, NotCommitted
 from statelog.producer import Writer
 from statelog.producer.guard import Life
-from statelog.tables import TableSettings
+from statelog.tables import Table, TableSettings
 from tests.support.rigs.table import TableRig, content
 
 TEXT = '{"type": "record", "name": "V", "fields": [{"name": "text", "type": "string"}]}'
@@ -68,7 +70,7 @@ def test_a_progress_refused_in_a_transaction_was_never_named(
     tables: TableRig, named: dict[str, int], is_changed_first: bool
 ) -> None:
     """The transaction is undone, and what was changed before it is not the state of that progress."""
-    with pytest.warns(UncommittedChanges), tables.open() as table:
+    with pytest.raises(NotCommitted), tables.open() as table:
         table.commit({"offset": 1})
         table[b"k"] = b"1"
         with suppress(ZeroDivisionError), table.transaction():
@@ -82,14 +84,58 @@ def test_a_progress_refused_in_a_transaction_was_never_named(
         assert (table.progress, content(table)) == ({"offset": 1}, {})
 
 
-def test_what_was_put_off_is_not_committed_with_later_changes(tables: TableRig) -> None:
-    """The progress would be that of an earlier state: the changes are discarded, and that is said."""
-    with pytest.warns(UncommittedChanges), tables.open() as table:
-        table[b"a"] = b"1"
-        table.commit_every(1e9, {"offset": 1})
+def _put_summary(table: Table[Any, Any]) -> None:
+    table[b"b"] = b"2"
+
+
+def _put_and_delete(table: Table[Any, Any]) -> None:
+    table.delete(b"z")
+    with table.transaction():
         table[b"b"] = b"2"
+
+
+def _replace(table: Table[Any, Any]) -> None:
+    table[b"b"] = b"2"
+    table[b"a"] = b"2"
+
+
+def _undo_and_put(table: Table[Any, Any]) -> None:
+    with suppress(ZeroDivisionError), table.transaction():
+        table[b"c"] = b"2"
+        raise ZeroDivisionError
+    table[b"b"] = b"2"
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize(
+    ("change", "lost", "is_kept"),
+    [(_put_summary, 1, True), (_put_and_delete, 2, True), (_undo_and_put, 1, True), (_replace, 2, False)],
+)
+def test_changes_behind_what_was_put_off(
+    tables: TableRig, change: Callable[[Table[Any, Any]], None], lost: int, *, is_kept: bool, every: bool
+) -> None:
+    """Are discarded, and raise; what was put off is committed without them, unless they replaced a value of it."""
+    settings = TableSettings(every_change=every)
+    with pytest.raises(NotCommitted, match="`commit`") as told, tables.open(settings=settings) as table:
+        table.commit({"offset": 1})
+        table[b"a"] = b"0"
+        table[b"a"] = b"1"
+        table.commit_every(1e9, {"offset": 2})
+        change(table)
+    assert told.value.facts == {"log": tables.rig.name, "writer": "table", "changed_keys": lost}
+    assert table.life is Life.CLOSED
     with tables.open() as table:
-        assert (table.progress, content(table)) == ({}, {})
+        assert (table.progress, content(table)) == (({"offset": 2}, {b"a": b"1"}) if is_kept else ({"offset": 1}, {}))
+
+
+def test_changes_behind_an_early_and_a_late_call(tables: TableRig) -> None:
+    """A call that commits at once is a boundary, too, whatever is replaced behind it."""
+    with pytest.raises(NotCommitted), tables.open() as table:
+        table[b"a"] = b"1"
+        table.commit_every(0.0, {"offset": 1})
+        table[b"a"] = b"2"
+    with tables.open() as table:
+        assert (table.progress, content(table)) == ({"offset": 1}, {b"a": b"1"})
 
 
 def test_a_transaction_that_is_rolled_back_changes_nothing(tables: TableRig) -> None:
@@ -148,7 +194,7 @@ def test_without_progress_an_error_in_the_block_commits_nothing(tables: TableRig
         table[b"a"] = b"1"
         raise ZeroDivisionError
     table = tables.open()
-    with pytest.warns(UncommittedChanges), table.transaction():
+    with pytest.raises(NotCommitted), table.transaction():
         table[b"b"] = b"2"
         table.close()
     with tables.open() as table:
@@ -156,12 +202,12 @@ def test_without_progress_an_error_in_the_block_commits_nothing(tables: TableRig
 
 
 def test_with_progress_the_end_of_the_block_discards_what_came_behind_it(tables: TableRig) -> None:
-    """With a warning: whichever life named the progress, and by whichever call."""
-    with pytest.warns(UncommittedChanges), tables.open() as table:
+    """With an error: whichever life named the progress, and by whichever call."""
+    with pytest.raises(NotCommitted), tables.open() as table:
         table[b"a"] = b"1"
         table.commit({"offset": 1})
         table[b"a"] = b"2"
-    with pytest.warns(UncommittedChanges), tables.open() as table:
+    with pytest.raises(NotCommitted), tables.open() as table:
         table[b"a"] = b"3"
     with tables.open() as table:
         assert (content(table), table.progress) == ({b"a": b"1"}, {"offset": 1})

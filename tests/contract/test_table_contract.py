@@ -17,7 +17,7 @@ from statelog.errors import (
     InvalidMetadata,
     KeyGroupMismatch,
     Misuse,
-    UncommittedChanges,
+    NotCommitted,
     ValueTooLarge,
 )
 from statelog.pending import Pending
@@ -64,14 +64,14 @@ def test_it_is_a_mapping(tables: TableRig) -> None:
 
 
 def test_it_is_back_with_its_progress(tables: TableRig) -> None:
-    """The next life has the state and the progress of the last commit; what came later is gone, with a warning."""
+    """The next life has the state and the progress of the last commit; what came later is gone, with an error."""
     with tables.open() as table:
         assert table.progress == {}
         assert table.last_commit is None
         table[b"k"] = b"1"
         table.commit({"offset": 7, "share": 0.5, "name": "x", "done": True})
         table[b"k"] = b"2"
-        with pytest.warns(UncommittedChanges):
+        with pytest.raises(NotCommitted, match=rf"{tables.rig.name} was closed .*changed_keys=1.*`commit`"):
             table.close()
     with tables.open() as table:
         assert content(table) == {b"k": b"1"}

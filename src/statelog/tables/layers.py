@@ -117,6 +117,17 @@ class Layers:
             self._sealed.popleft()
         self._restack()
 
+    def cut(self, keys: int, changes: int) -> Layer | None:
+        """Cut off and return what so many changes have made of the active layer since it had `keys` keys. Return None
+        if they replaced one of these: a layer has only the last value of each.
+        """
+        layer = self.active
+        if len(layer.changes) - keys != changes:
+            return None
+        items, made = list(layer.changes.items()), len(layer.history) - changes
+        self.active = Layer(dict(items[:keys]), layer.history[:made] if layer.history else [])
+        return Layer(dict(items[keys:]), layer.history[made:])
+
     # ---- undo
 
     def begin(self) -> Layer:

@@ -83,11 +83,12 @@ class CommitScheduler:
         last = writer.last_commit
         self._progress: Metadata = dict(last.metadata) if last else {}
         """What the last commit says, be it history or pending."""
-        self._named: Metadata = self._progress
-        """The progress that was named last, and the count then; put off while it is another object than `_progress`."""
-        self._named_count = 0
-        self._noted_before: tuple[Metadata, int] = (self._named, self._named_count)
-        """Both, before the last call of `commit_every`."""
+        self._noted: tuple[Metadata, int, int] = (self._progress, 0, 0)
+        """The progress that was named last, put off while it is another object than `_progress`; the count then, and
+        how many keys the active layer had.
+        """
+        self._noted_before: tuple[Metadata, int, int] = self._noted
+        """The same, before the last call of `commit_every` that had more to do."""
         self._put_bytes = 0
         self._committed_s = self._clock()
         self.interval_s = math.nan
@@ -101,9 +102,10 @@ class CommitScheduler:
         """The progress of a call that names none, of a table that was changed so often. Raises Misuse if it was changed
         since one was named: that is the place of an older state.
         """
-        if count == self._named_count:
-            return self._named
-        if self._named or self._progress:
+        named, named_count, _ = self._noted
+        if count == named_count:
+            return named
+        if named or self._progress:
             raise Misuse(
                 "the table was changed since a progress was named, and this call names none",
                 **self._writer.grant.facts,
@@ -113,26 +115,30 @@ class CommitScheduler:
 
     def undone(self, count: int) -> None:
         """The state is that of the last commit again."""
-        self._named, self._named_count = self._progress, count
+        self._noted = self._progress, count, 0
 
     def undone_since(self, count: int, now_count: int) -> None:
         """The state is what it was at that count again."""
-        if self._named_count == count:
-            self._named_count = now_count
+        named, named_count, keys = self._noted
+        if named_count == count:
+            self._noted = named, now_count, keys
 
     # ---- when
 
-    def note(self, interval_s: float, progress: Metadata | None, count: int) -> bool:
-        """Note the progress of a call of `commit_every`; whether it has more to do: `commit_if_due`. Raises Misuse."""
+    def note(self, interval_s: float, progress: Metadata | None, count: int, keys: int) -> bool:
+        """Note the progress of a call of `commit_every`, and that the active layer has so many keys; whether it has
+        more to do: `commit_if_due`. Raises Misuse.
+        """
         try:
             named: Metadata = self.last_named(count) if progress is None else {**progress}
         except TypeError:
             check_metadata(progress)
             raise
-        self._noted_before = self._named, self._named_count
-        self._named_count = count  # In this order: a signal's handler may commit in between.
-        self._named = named
-        return count >= self._look_count or interval_s != self.interval_s or self._clock() >= self._look_s
+        is_due = count >= self._look_count or interval_s != self.interval_s or self._clock() >= self._look_s
+        if is_due:
+            self._noted_before = self._noted
+        self._noted = named, count, keys  # At once: a signal's handler may commit in between.
+        return is_due
 
     def look_at_once(self) -> None:
         """The next call of `commit_every` has something to do."""
@@ -157,31 +163,36 @@ class CommitScheduler:
         """Commit the noted progress if it is time to, or too much has come in. Raises what `commit` names."""
         self.step()
         now_s, layers, settings = self._clock(), self._layers, self._settings
-        left = settings.uncommitted_changes_max - len(layers.active.changes)
+        (named, count, _), left = self._noted, settings.uncommitted_changes_max - len(layers.active.changes)
         is_full = left <= 0 or self._put_bytes >= settings.uncommitted_bytes_max
         if is_full or now_s - self._committed_s >= interval_s or layers.suspended:
-            if self._is_news(self._named):
+            if self._is_news(named):
                 try:
-                    self.commit(self._named, self._named_count)
+                    self.commit(named, count)
                 except Misuse:
                     if layers.suspended:  # It was never named: what it is the place of may be undone.
-                        self._named, self._named_count = self._noted_before
+                        self._noted = self._noted_before
                     raise
             self._put_bytes, self._committed_s = 0, now_s
         self.interval_s = interval_s
         self._look_s = min(self._committed_s + interval_s, now_s + _LOOK_S if self._checkpoints else math.inf)
-        self._look_count = self._named_count + settings.uncommitted_changes_max - len(layers.active.changes)
+        self._look_count = count + settings.uncommitted_changes_max - len(layers.active.changes)
         if layers.suspended:
             self.look_at_once()
 
     def finish(self, count: int) -> None:
-        """Commit the deferred progress if the table has not changed since, or, where no progress was ever named, the
-        changes alone; then wait for all pending commits.
+        """Commit the deferred progress with its changes, or, where no progress was ever named, all of them; then wait
+        for all pending commits. Changes behind the progress stay in the active layer.
         """
-        is_deferred = self._named is not self._progress and self._named_count == count
-        is_unnamed = not (self._named or self._progress or self._layers.suspended)
-        if (is_deferred or is_unnamed) and self._is_news(self._named):
-            self.commit(self._named, count)
+        named, named_count, keys = self._noted
+        if not (named or self._progress or self._layers.suspended):
+            later: Layer | None = Layer()
+        else:
+            later = self._layers.cut(keys, count - named_count) if named is not self._progress else None
+        if later is not None:
+            if self._is_news(named):
+                self.commit(named, count)
+            self._layers.active = later
         while self._checkpoints:
             self.step(None)
 
@@ -212,7 +223,7 @@ class CommitScheduler:
         commit = self._promise(handle.checkpoint_id)
         self._progress = dict(progress)
         self._checkpoints.append(_Checkpoint(handle, self._progress, commit))
-        self._named, self._named_count = self._progress, count
+        self._noted = self._progress, count, 0
         self._put_bytes, self._committed_s = 0, self._clock()
         self.step()
         return commit

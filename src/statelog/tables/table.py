@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any, ParamSpec, Self, TypeVar
 
-from statelog.errors import ClosedError, Misuse, UncommittedChanges
+from statelog.errors import ClosedError, Misuse, NotCommitted, UncommittedChanges
 from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
@@ -296,15 +296,15 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         much has changed (`uncommitted_changes_max`, `uncommitted_bytes_max`), and nothing at all in between.
 
         Without `progress`, for while no messages come, it is as `commit` without one. `close`, and so the end of the
-        `with` block, commits what the last call has put off, unless the table was changed since: then all since the
-        last commit is discarded, with a warning. Raises what `commit_async` names; Misuse for no number of seconds.
+        `with` block, commits what the last call has put off. Raises what `commit_async` names; Misuse for no number of
+        seconds.
         """
         if get_ident() != self._guard.user:
             self._guard.check()
         if interval_s != self._commits.interval_s:
             self._check_unlent()
             check_interval(interval_s)
-        if self._commits.note(interval_s, progress, self._count):
+        if self._commits.note(interval_s, progress, self._count, len(self._active)):
             self._commit_if_due(interval_s)
 
     @Guarded.turn
@@ -372,10 +372,11 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
     def close(self) -> None:
         """Commit, and release everything. Idempotent.
 
-        Where no progress was ever named, all changes are committed. Else what `commit_every` has put off is, and what
-        was changed behind the last named progress is discarded, with an UncommittedChanges warning. A table that has
-        failed commits nothing. Raises PersistFailed, Fenced, OutcomeUnknown, CommitRefused,
-        Unavailable, Damaged; released it is all the same.
+        If no progress was ever named, all changes are committed. Otherwise those that `commit_every` has put off are.
+        Changes behind the last named progress are discarded, and raise NotCommitted; in a worker's table they are an
+        UncommittedChanges warning. If they replaced a value that was put off, nothing that was put off is committed.
+        A table that has failed commits nothing. Raises PersistFailed, Fenced, OutcomeUnknown, CommitRefused,
+        Unavailable, Damaged. The table is released in any case.
         """
         if self.life is not Life.OPEN or not self._guard.is_owned:
             self._end(is_failed=True)
@@ -385,10 +386,18 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         except BaseException:
             self._end(is_failed=True)
             raise
-        has_lost = not self._layers.is_clean
+        lost = 0 if self._layers.is_clean else len(self._layers.merged())
         self._end(is_failed=False)
-        if has_lost:
+        if lost and self._is_lent:
             warn_caller(f"{self._guard} was closed with uncommitted changes; they are discarded", UncommittedChanges)
+        elif lost:
+            raise NotCommitted(
+                f"the table {self._setup.log.name} was closed with changes that no commit holds; they are discarded",
+                **self._writer.grant.facts,
+                changed_keys=lost,
+                hint="Call `commit` or `commit_every` behind the last change, with the progress that it leads to "
+                "(`table.progress`, if it is still that of the last commit), or undo it with `rollback`",
+            )
 
     def _end(self, *, is_failed: bool) -> None:
         if self._guard.end():
