@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from statelog.errors import (
     TooOld,
 )
 from statelog.producer.guard import Life
+from statelog.tables import Loading
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig, twin_rig
 from tests.support.rigs.table import TableRig, content
@@ -261,6 +263,28 @@ def test_refusals(twins: TableRig) -> None:
     with pytest.warns(ResourceWarning, match="unclosed standby"):
         twins.standby("dropped")
     twins.standby("dropped").close()
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_rolled_up", [False, True])
+def test_an_opening_counts_the_rows_that_it_reads(tmp_path: Path, *, is_kept: bool, is_rolled_up: bool) -> None:
+    """All of them where there is no directory yet, of a snapshot and behind it, for a table and a standby alike."""
+    twins = TableRig(twin_rig("log"), None)
+    with twins.open() as table:
+        table.update({b"%d" % n: b"x" for n in range(20)})
+        table.commit()
+        if is_rolled_up:
+            twins.roll_up(tmp_path)
+        table[b"20"] = b"y"
+        table.commit()
+    there = replace(twins, directory=tmp_path / "local" if is_kept else None)
+    with there.standby() as standby:
+        assert (standby.opening.rows_read, standby.opening.from_position) == (21, None)
+    with there.open() as table:
+        assert (table.opening.rows_read, table.opening.from_position) == (21, None)
+    behind = replace(there, loading=Loading.ON_DEMAND, directory=tmp_path / "other" if is_kept else None)
+    with behind.open() as table:
+        assert table.opening.rows_read == (1 if is_rolled_up else 21)
 
 
 def test_its_directory_is_kept(tmp_path: Path) -> None:

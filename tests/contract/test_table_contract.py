@@ -25,7 +25,7 @@ from statelog.producer import Writer
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover
 from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.state import LastCommit
-from statelog.tables import TableSettings
+from statelog.tables import Loading, TableSettings
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import LogRig
 from tests.support.rigs.table import TableRig, content
@@ -80,6 +80,7 @@ def test_it_is_back_with_its_progress(tables: TableRig) -> None:
     with tables.open() as table:
         assert (table.progress, content(table)) == ({"offset": 8}, {b"k": b"1"})
         assert (table.opening.from_position is not None) is tables.is_kept
+        assert table.opening.rows_read == (0 if tables.is_kept else 1) or tables.loading is not Loading.FIRST
 
 
 def test_commits_under_way(tables: TableRig) -> None:

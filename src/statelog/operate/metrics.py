@@ -171,7 +171,10 @@ OF_TABLES = _asked(
         "table_position": ("Ledger position of a table's state", "position"),
         "table_changes_total": ("Changes made to a table", "changes"),
         "table_local": ("1 once all of the state is local, 0 while part of it is still in a snapshot", "is_local"),
-        "table_open_rows": ("Changes read on opening, beyond what the local directory had", "opening.rows_read"),
+        "table_open_rows": (
+            "Rows read before a table opened: all, or what its directory lacked",
+            "opening.rows_read",
+        ),
     },
 )
 OF_WORKERS = _asked(

@@ -72,7 +72,8 @@ class OpenReport:
     """How a table was opened.
 
     `position` is that of the state, at or above the owner's Open. `from_position` is where the local directory was, and
-    only what was committed behind it was read, `rows_read` changes of it; None if the whole state was recovered.
+    only what was committed behind it was read; None if the state was made again. `rows_read` counts the rows that were
+    read before the table opened: of the whole state, or of what was committed behind the directory or the snapshot.
     `set_aside` is where a directory that could not be used is now, and `reason` says why.
     """
 
@@ -132,6 +133,7 @@ class StateOpener:
         """How far the database that is there is, if it says so."""
         self._base: BaseSnapshot | None = None
         self._made: Store | None = None
+        self._made_rows = 0
 
     def look(self, values: ValueRule) -> None:
         """Open the database that is there, and compare its place with the ledger; the directory closes what is open.
@@ -166,9 +168,9 @@ class StateOpener:
             store, report = found
             state = State(store, self._keys, wanted.values, self._base)
             undo.callback(state.close)
-            self._load(state)
+            loaded = self._load(state)
             undo.pop_all()
-        return state, report
+        return state, replace(report, rows_read=report.rows_read + loaded)
 
     def make(self, wanted: Wanted) -> None:
         """Make the state that is wanted, beside one that is in use.
@@ -336,7 +338,7 @@ class StateOpener:
             undo.callback(store.close)
             if not self._stands(manifest.position, manifest):
                 raise OffsetGone("the snapshot was cleaned up while a table was opened", log=log.name)
-            self._read_behind(store, manifest.position, folding)
+            self._made_rows = self._read_behind(store, manifest.position, folding)
             self._environment.crash("tail-folded")
             undo.pop_all()
         return store
@@ -345,10 +347,11 @@ class StateOpener:
         with self._wanted.recovery or Recovery(self._planned(), self._recovery, lambda _: self._beat()) as recovery:
             if self._directory is None:
                 store = DictStore.recovered(recovery, self._keys, self._wanted.values)
+                self._made_rows = len(store)
                 self._wanted.check_final(recovery.plan.state)
                 return store
             self._directory.begin()
-            recovery.to_rocksdb(self._directory.unfinished)
+            self._made_rows = recovery.to_rocksdb(self._directory.unfinished)
             self._wanted.check_final(recovery.plan.state)
         self._environment.crash("recovered")
         return self._database(self._directory, self._directory.unfinished)
@@ -375,7 +378,8 @@ class StateOpener:
             directory.finish()
             directory.note_boot(self._environment.boot_id())
             store = self._database(directory)
-        return store, OpenReport(position=self._place.position, set_aside=aside, reason=unfit.reason)
+        position, rows = self._place.position, self._made_rows
+        return store, OpenReport(position=position, rows_read=rows, set_aside=aside, reason=unfit.reason)
 
     def _database(
         self, directory: StateDirectory, path: Path | None = None, missing: Missing | None = None
@@ -411,8 +415,11 @@ class StateOpener:
         if base is not None:
             base.let_go()
 
-    def _load(self, state: State) -> None:
+    def _load(self, state: State) -> int:
+        """Load what is missing, or begin to; how many rows were read."""
         if self._base is None or self._settings.loading is Loading.ON_DEMAND:
-            return
-        load = state.load_missing if self._settings.loading is Loading.FIRST else state.start_loading
-        load(self._environment)
+            return 0
+        if self._settings.loading is Loading.FIRST:
+            return state.load_missing(self._environment)
+        state.start_loading(self._environment)
+        return 0

@@ -64,7 +64,7 @@ class State:
         self._counted = 0
         self._failure: Exception | None = None
         self._closed = Event()
-        self._loading: Future[None] | None = None
+        self._loading: Future[object] | None = None
 
     # ---- what it is
 
@@ -184,18 +184,22 @@ class State:
 
     # ---- what is missing
 
-    def load_missing(self, environment: Environment) -> None:
-        """Load all that is missing. Raises Damaged, NotFound, Fenced, Unavailable, StorageFull, ClosedError."""
-        base = self._base
+    def load_missing(self, environment: Environment) -> int:
+        """Load all that is missing, and return how many rows that were. Raises Damaged, NotFound, Fenced, Unavailable,
+        StorageFull, ClosedError.
+        """
+        base, read = self._base, 0
         assert base is not None
         while missing := self.missing:
             for rows, complete in _steps(self._far_tables(missing), missing, base.schema):
                 self._take(rows, complete)
+                read += rows.num_rows
                 self._beat()
                 if complete:
                     environment.crash("group-loaded")
         base.let_go()
         environment.crash("all-loaded")
+        return read
 
     def start_loading(self, environment: Environment) -> None:
         """Load all that is missing on a thread of its own, which ends with the state."""
@@ -203,16 +207,16 @@ class State:
         if self._loading.done():
             self._loading.result()  # Where a simulation had it done at once, it may have died of it.
 
-    def _load_behind(self, environment: Environment) -> None:
+    def _load_behind(self, environment: Environment) -> int:
         while True:
             try:
                 return self.load_missing(environment)
             except ClosedError:
-                return None
+                return 0
             except Exception as error:  # noqa: BLE001 - raised again in the table's thread
                 if not isinstance(error, Unavailable) or isinstance(error, StorageFull):
                     self._failure = error
-                    return None
+                    return 0
                 self._closed.wait(_PAUSE_S)
 
     def _take(self, rows: pa.Table, complete: Collection[int]) -> None:
