@@ -8,7 +8,7 @@ through `lose_tail` and `recreate_topic`, which are the accidents that make them
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -149,8 +149,8 @@ class MemoryCluster:
         self.lock = threading.RLock()
         self.published: dict[tuple[str, str, int], tuple[int, str]] = {}
         """Group offsets: (group, topic, partition) to the offset and the text beside it."""
-        self.keys: dict[tuple[str, int, int], bytes] = {}
-        """The keys of records that have one, by topic, partition and offset; no reader of the port sees them."""
+        self.extras: dict[tuple[str, int, int], tuple[bytes | None, Sequence[tuple[str, bytes]]]] = {}
+        """Key and headers of an input's records, by topic, partition and offset; no reader of the port sees them."""
         self._topics: dict[str, _Topic] = {}
         self._held: list[Sending] = []
         self._lost_lanes: set[tuple[int, str, int]] = set()

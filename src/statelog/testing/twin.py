@@ -28,7 +28,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from confluent_kafka import Message
+from confluent_kafka import TIMESTAMP_CREATE_TIME, Message
 
 from statelog.environment import CURRENT, CrashPoint, Environment, current_environment
 from statelog.storage.kafka import TopicSpec
@@ -137,8 +137,16 @@ class MemoryMember:
         cluster, topic = self._group.cluster, self._group.topic
         found = cluster.log(topic, partition).first_from(offset)
         assert found is not None, "records of an input stay"
-        key = cluster.keys.get((topic, partition, offset))
-        return Message(topic=topic, partition=partition, offset=offset, key=key, value=found.value)
+        key, headers = cluster.extras.get((topic, partition, offset), (None, ()))
+        return Message(
+            topic=topic,
+            partition=partition,
+            offset=offset,
+            key=key,
+            value=found.value,
+            headers=[*headers] or None,
+            timestamp=(TIMESTAMP_CREATE_TIME, found.timestamp_ms),
+        )
 
     def _fetch(self) -> None:
         places, ends = dict(self.places), self._group.ends
@@ -293,15 +301,25 @@ class Twin:
         with self.cluster.lock:
             self.cluster.create(TopicSpec(name=topic, partitions=partitions, replication_factor=1))
 
-    def send(self, topic: str, *values: bytes, key: bytes | None = None, partition: int = 0) -> None:
-        """Append messages to an input, which is made with one partition if it is not there."""
+    def send(
+        self,
+        topic: str,
+        *values: bytes,
+        key: bytes | None = None,
+        partition: int = 0,
+        headers: Sequence[tuple[str, bytes]] = (),
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """Append messages to an input, which is made with one partition if it is not there. Their time is that of the
+        clock, unless `timestamp_ms` (since 1970) says another.
+        """
+        time_ms = int(self.clock() * 1000) if timestamp_ms is None else timestamp_ms
         if self.cluster.describe(topic) is None:
             self.create_topic(topic)
         with self.cluster.lock:
             for value in values:
-                offset = self.cluster.log(topic, partition).append(value, int(self.clock() * 1000))
-                if key is not None:
-                    self.cluster.keys[topic, partition, offset] = key
+                offset = self.cluster.log(topic, partition).append(value, time_ms)
+                self.cluster.extras[topic, partition, offset] = key, tuple(headers)
 
     def group(self, name: str, topic: str) -> MemoryGroup:
         """A consumer group, which shares the topic's partitions among its members; by default it has the log's name."""

@@ -4,9 +4,12 @@ import signal
 import threading
 
 import pytest
+from confluent_kafka import TIMESTAMP_CREATE_TIME
 
 import statelog
 from statelog.environment import Environment, current_environment, inline, repeated
+from statelog.errors import ConfigError
+from statelog.tables import InputTopic
 from statelog.testing import Crash, StillClock, Twin, crash_at, environment
 from tests.support.told import told
 
@@ -33,6 +36,36 @@ def test_a_worker_goes_on_in_its_next_life() -> None:
     with statelog.open("counts", twin.where()) as log:
         assert statelog.recover(log).to_dict() == {(0, b"to"): b"2", (0, b"be"): b"1", (1, b"to"): b"1"}
     assert twin.clock() >= 1010.0
+
+
+def test_a_message_has_its_time_and_headers() -> None:
+    """Those that the test gave it; else the time of the clock, and no headers, whatever the topic before it had."""
+    twin, found = Twin(), list[tuple[object, object, object]]()
+    twin.send("words", b"to", key=b"k", headers=[("trace", b"1")], timestamp_ms=7)
+    twin.cluster.delete("words")
+    twin.send("words", b"be")
+    twin.send("words", b"or", headers=[("trace", b"2"), ("trace", b"3")], timestamp_ms=0)
+    with twin.environment(), statelog.worker("counts", twin.where(), topic="words", create=True) as worker:
+        twin.when_idle = worker.stop
+        found += [(one.key(), one.timestamp(), one.headers()) for one, _ in worker]
+    created = TIMESTAMP_CREATE_TIME
+    assert found == [
+        (None, (created, 1_000_000), None),
+        (None, (created, 0), [("trace", b"2"), ("trace", b"3")]),
+    ]
+
+
+def test_a_worker_is_refused_what_a_broker_refuses() -> None:
+    """Settings of the group's member are checked, and its group is the one that they name."""
+    twin = Twin()
+    twin.send("words", b"to")
+    with pytest.raises(ConfigError, match="start="):
+        statelog.worker("c", twin.where(), topic=InputTopic("words", {"auto.offset.reset": "earliest"}), create=True)
+    with statelog.worker("c", twin.where(), topic=InputTopic("words", {"group.id": "g"}), create=True) as worker:
+        twin.when_idle = worker.stop
+        assert len(list(worker)) == 1
+        worker.commit()
+    assert (twin.group("g", "words").published, twin.group("c", "words").published) == ({0: 1}, {})
 
 
 def test_two_workers_share_the_partitions() -> None:

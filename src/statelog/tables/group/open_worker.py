@@ -125,7 +125,8 @@ def _input(name: str, where: Where, topic: InputTopic, stack: ExitStack) -> tupl
     """The cluster of the input, and the way into the group. Raises ConfigError for a setting."""
     port = where.kafka
     if isinstance(port, GroupKafka):
-        return port, lambda listener, _: port.join_group(name, topic.name, listener)
+        said = group_settings({"bootstrap.servers": "twin", **topic.consumer}, {}, default_group=name)
+        return port, lambda listener, _: port.join_group(said.group, topic.name, listener)
     ours = where.client_config()
     group = group_settings(topic.consumer, ours.settings, default_group=name, token=ours.token)
     cluster = ConfluentKafka(group.config)
