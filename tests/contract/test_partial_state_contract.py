@@ -53,6 +53,16 @@ class PlainSnapshot:
         found = self._chosen(lambda group, one: group == key_group and one == key)
         return found.combine_chunks().to_batches()[0].column("value") if found.num_rows else None
 
+    def ask(self, read: "Callable[[PlainSnapshot], Any]") -> Any:
+        """As `BaseSnapshot.ask`."""
+        return read(self)
+
+    def last_few(self, key_group: int, start: Any, end: Any, *, streams: int) -> Any:
+        """As `RemoteSnapshot.last_few`, which has room for two rows."""
+        (found,) = self.between(key_group, start, end, streams=streams)
+        keys = found.column("key").to_pylist()
+        return sortable(keys[-2:][0]) if keys else None
+
     def between(self, key_group: int, start: Any, end: Any, *, streams: int) -> Iterator[pa.Table]:
         """As `RemoteSnapshot.between`."""
         yield self._chosen(
@@ -134,7 +144,9 @@ def _check(state: State, expected: dict[Any, bytes], keys: list[Any], rule: KeyR
     ordered = sorted(keys)
     for start, end in ((None, None), (ordered[2], ordered[-2]), (None, ordered[5]), (ordered[5], None)):
         within = (one for one in sorted(expected.items()) if start is None or one[0] >= start)
-        assert list(state.range(start, end)) == [one for one in within if end is None or one[0] < end]
+        wanted = [one for one in within if end is None or one[0] < end]
+        assert list(state.range(start, end)) == wanted
+        assert list(state.range(start, end, reverse=True)) == wanted[::-1]
 
 
 def _fill(state: State, snapshot: dict[Any, bytes], rule: KeyRule, group: int, *, is_whole: bool) -> None:

@@ -183,7 +183,10 @@ def test_ranges(tables: TableRig) -> None:
         assert list(table.range()) == left
         assert list(table.range(b"k05", b"k11")) == [one for one in left if b"k05" <= one[0] < b"k11"]
         assert [key for key, _ in table.prefix(b"k0")] == [key for key, _ in left if key.startswith(b"k0")]
-        assert list(table.prefix(b"\xff")) == []
+        assert list(table.prefix(b"\xff")) == list(table.prefix(b"\xff", reverse=True)) == []
+        assert list(table.range(reverse=True)) == left[::-1]
+        assert list(table.range(b"k05", b"k11", reverse=True)) == list(table.range(b"k05", b"k11"))[::-1]
+        assert next(table.prefix(b"k0", reverse=True)) == max(one for one in left if one[0].startswith(b"k0"))
         table[b"\xff\xff"] = b"last"
         assert list(table.prefix(b"\xff")) == [(b"\xff\xff", b"last")]
         table.commit()
@@ -200,6 +203,7 @@ def test_numbers_as_keys(tables: TableRig) -> None:
             for end in (None, *numbers):
                 wanted = [one for one in numbers if (start is None or one >= start) and (end is None or one < end)]
                 assert [key for key, _ in table.range(start, end)] == wanted
+                assert [key for key, _ in table.range(start, end, reverse=True)] == wanted[::-1]
         for wrong in (True, 1 << 63, "1", b"1", 1.0, None):
             with pytest.raises(InvalidChange):
                 table.get(wrong)
@@ -220,7 +224,9 @@ def test_text_as_keys(tables: TableRig) -> None:
         table.commit()
         assert [key for key, _ in table.range()] == sorted(words)
         assert [key for key, _ in table.prefix("ä")] == ["ä", "äb"]
+        assert [key for key, _ in table.range(reverse=True)] == sorted(words)[::-1]
         assert [key for key, _ in table.prefix("\U0010ffff")] == ["\U0010ffff", "\U0010ffffz"]
+        assert [key for key, _ in table.prefix("\U0010ffff", reverse=True)] == ["\U0010ffffz", "\U0010ffff"]
         assert [key for key, _ in table.prefix("\ud7ff")] == ["\ud7ff"]
 
 
@@ -303,6 +309,7 @@ def test_key_groups_that_the_caller_names(tables: TableRig) -> None:
         table.commit()
         assert content(table) == {(1, b"k"): b"1", (2, b"k"): b"2", (2, b"l"): b"3"}
         assert list(table.range((1, b"z"), (2, b"l"))) == [((2, b"k"), b"2")]
+        assert list(table.range(reverse=True)) == list(table.range())[::-1]
         assert list(table.prefix((2, b""))) == [((2, b"k"), b"2"), ((2, b"l"), b"3")]
         for wrong in (b"k", (1,), (True, b"k"), (1, "k")):
             with pytest.raises(InvalidChange):

@@ -116,11 +116,16 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(key=KEYS, start=BOUNDS, end=BOUNDS, groups=st.sets(st.integers(0, 15)))
     def ask(self, key: bytes, start: bytes | None, end: bytes | None, groups: set[int]) -> None:
-        """For one, for those between two keys and those that begin so, in order, and for those of some key groups."""
+        """For one, for those between two keys and those that begin so, in order and in reverse, and for those of some
+        key groups.
+        """
         assert (self.table.get(key), key in self.table) == (self.model.get(key), key in self.model)
         wanted = sorted(key for key in self.model if (start is None or key >= start) and (end is None or key < end))
         assert list(self.table.range(start, end)) == [(key, self.model[key]) for key in wanted]
-        assert list(self.table.prefix(key)) == sorted(one for one in self.model.items() if one[0].startswith(key))
+        assert list(self.table.range(start, end, reverse=True)) == [(key, self.model[key]) for key in wanted[::-1]]
+        alike = sorted(one for one in self.model.items() if one[0].startswith(key))
+        assert list(self.table.prefix(key)) == alike
+        assert list(self.table.prefix(key, reverse=True)) == alike[::-1]
         part = {one: value for one, value in self.model.items() if key_group_of(one, "bytes", 16) in groups}
         assert dict(self.table.items(key_groups=sorted(groups))) == part
         assert self.table.pop(key, None) == self.model.pop(key, None)

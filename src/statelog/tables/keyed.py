@@ -68,8 +68,8 @@ class Keyed(Mapping[K, V]):
         """The value of a key, or the default."""
 
     @abstractmethod
-    def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys."""
+    def range(self, start: K | None = None, end: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys or in reverse."""
 
     @abstractmethod
     def _scan(self, key_groups: Sequence[int] | None, *, keys_only: bool = False) -> Iterator[tuple[K, V]]:
@@ -103,9 +103,9 @@ class Keyed(Mapping[K, V]):
         """All values, in no order."""
         return TableValues(self, lambda: self._scan(None))
 
-    def prefix(self, prefix: K) -> Iterator[tuple[K, V]]:
-        """Keys and values whose key begins so, in the order of the keys. Costs as `range`.
+    def prefix(self, prefix: K, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Keys and values whose key begins so, in the order of the keys or in reverse. Costs as `range`.
 
         In a log whose callers name key groups, `prefix` is a pair as every key. Raises InvalidChange for numbers.
         """
-        return self.range(*self._keys.prefix_bounds(prefix))
+        return self.range(*self._keys.prefix_bounds(prefix), reverse=reverse)

@@ -84,12 +84,14 @@ class Layers:
         below = ((key, value) for key, value in committed if key not in changes)
         return chain(below, ((key, value) for key, value in changes.items() if value is not None and is_wanted(key)))
 
-    def over_range(self, committed: Iterator[tuple[Any, Any]], start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
-        """The same in the order of the keys, as `committed` is, between two of them (None: no bound)."""
+    def over_range(
+        self, committed: Iterator[tuple[Any, Any]], start: Any, end: Any, *, reverse: bool
+    ) -> Iterator[tuple[Any, Any]]:
+        """The same in the order of the keys, or in reverse, as `committed` is, between two of them (None: no bound)."""
         changes = self.between(start, end)
-        changed = sorted(key for key, value in changes.items() if value is not None)
+        changed = sorted((key for key, value in changes.items() if value is not None), reverse=reverse)
         rest = ((key, value) for key, value in committed if key not in changes)
-        return heapq.merge(rest, ((key, changes[key]) for key in changed), key=itemgetter(0))
+        return heapq.merge(rest, ((key, changes[key]) for key in changed), key=itemgetter(0), reverse=reverse)
 
     # ---- checkpoints
 

@@ -195,13 +195,14 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         return self._unchanged(found, self._count + self._commits.applied, keys_only=keys_only)
 
     @Guarded.turn
-    def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys.
+    def range(self, start: K | None = None, end: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys or in reverse.
 
         RocksDB seeks in every key group, or in that of the prefix; a dict looks at all its keys. Raises InvalidChange.
         """
         first, behind = self._keys.bound(start), self._keys.bound(end)
-        found = self._layers.over_range(self._state.range(first, behind), first, behind)
+        committed = self._state.range(first, behind, reverse=reverse)
+        found = self._layers.over_range(committed, first, behind, reverse=reverse)
         return self._unchanged(found, self._count + self._commits.applied)
 
     def clear(self) -> None:

@@ -81,6 +81,8 @@ class Rolled:
         ordered = sorted(self.model.items())
         assert list(table.range()) == ordered
         assert list(table.range(b"k03", b"k05")) == [one for one in ordered if b"k03" <= one[0] < b"k05"]
+        assert list(table.range(reverse=True)) == ordered[::-1]
+        assert list(table.range(b"k03", b"k05", reverse=True)) == list(table.range(b"k03", b"k05"))[::-1]
         some = dict(table.items(key_groups=[3, 5]))
         assert some == {key: value for key, value in ordered if key_group_of(key, "bytes", 16) in (3, 5)}
 

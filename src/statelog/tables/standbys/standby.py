@@ -195,10 +195,10 @@ class Standby(Closing, Keyed[K, V]):
         with self._state.reading() as view:
             return len(view.state)
 
-    def range(self, start: K | None = None, end: K | None = None) -> Iterator[tuple[K, V]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys, as of a table."""
+    def range(self, start: K | None = None, end: K | None = None, *, reverse: bool = False) -> Iterator[tuple[K, V]]:
+        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys or in reverse."""
         first, behind = self._keys.bound(start), self._keys.bound(end)
-        return self._scanned(lambda state: state.range(first, behind))
+        return self._scanned(lambda state: state.range(first, behind, reverse=reverse))
 
     def _scan(self, key_groups: Sequence[int] | None, *, keys_only: bool = False) -> Iterator[tuple[K, V]]:
         return self._scanned(lambda state: state.items(key_groups), keys_only=keys_only)

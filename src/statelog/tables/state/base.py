@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -30,10 +31,11 @@ from statelog.reading import Hold, Needs, SnapshotFailed, Snapshots, check_manif
 from statelog.recovery.settings import terms_of
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.values.schema import resolve
-from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess, SortableKey
+from statelog.tables.state.snapshot import RemoteSnapshot, RowGroup, SnapshotAccess
 
 _LOG = logging.getLogger("statelog.tables")
 _LOOKS_PER_TTL = 3
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,12 +154,12 @@ class BaseSnapshot:
             self.replacements += 1
             self._access.environment.crash("base-moved")
 
-    def find(self, key_group: int, key: SortableKey) -> pa.Array | None:
-        """As `RemoteSnapshot.find`, however many snapshots it takes. Raises as `tables`."""
+    def ask(self, read: Callable[[RemoteSnapshot], T]) -> T:
+        """What `read` gives of a snapshot, however many snapshots it takes. Raises as `tables`."""
         while True:
             snapshot = self.snapshot
             try:
-                return snapshot.find(key_group, key)
+                return read(snapshot)
             except (SnapshotFailed, ClosedError) as error:
                 self._go_on(error, snapshot)
 

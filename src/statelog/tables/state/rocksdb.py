@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, starmap
 from operator import itemgetter
 from pathlib import Path
@@ -201,30 +202,36 @@ class RocksdbStore:
         for group in key_groups:
             yield from self._raw_range(*raw_bounds(group))
 
-    def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
+    def range(self, start: Any, end: Any, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
         """One seek in each key group where such keys may lie, and a merge of them."""
-        bounds = self._keys.group_bounds(self._keys.groups, start, end)
-        ranges = (chain.from_iterable(starmap(self._raw_range, self._keys.raw_ranges(*one))) for one in bounds)
-        return chain.from_iterable(ranges) if self._keys.is_paired else heapq.merge(*ranges, key=itemgetter(0))
+        turn, look = (-1 if reverse else 1), partial(self._raw_range, reverse=reverse)
+        bounds = list(self._keys.group_bounds(self._keys.groups, start, end))[::turn]
+        ranges = (chain.from_iterable(starmap(look, list(self._keys.raw_ranges(*one))[::turn])) for one in bounds)
+        if self._keys.is_paired:
+            return chain.from_iterable(ranges)
+        return heapq.merge(*ranges, key=itemgetter(0), reverse=reverse)
 
-    def _raw_range(self, start: bytes, end: bytes | None) -> Iterator[tuple[Any, Any]]:
-        scan = self._scan(start, end)
+    def _raw_range(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
+        scan = self._scan(start, end, reverse=reverse)
         self._scans.add(scan)
         return scan
 
-    def _scan(self, start: bytes, end: bytes | None) -> Generator[tuple[Any, Any]]:
+    def _scan(self, start: bytes, end: bytes | None, *, reverse: bool) -> Generator[tuple[Any, Any]]:
         of_raw, decode = self._keys.of_raw, self._values.decode
         with self._translating():
             rows = self._database.iter()
             try:
-                rows.seek(start)
+                _seek(rows, start, end, reverse=reverse)
                 while rows.valid():
                     raw = rows.key()
-                    if end is not None and raw >= end:
+                    if raw < start if reverse else end is not None and raw >= end:
                         return
                     key = of_raw(raw)
                     yield key, decode(rows.value(), key)
-                    rows.next()
+                    if reverse:
+                        rows.prev()
+                    else:
+                        rows.next()
                 rows.status()  # It raises if the rows ended before their end; the library's `items` hides that.
             finally:
                 del rows  # It holds the database open, and would live on in the traceback of what is raised.
@@ -372,6 +379,18 @@ class RocksdbStore:
             hint = "Open the table again: the directory is set aside then, and the state rebuilt"
             return Corrupt(f"the local state is damaged: {error}", path=str(self._directory.database), hint=hint)
         return rocksdb_error(error, self._directory.database)
+
+
+def _seek(rows: rocksdict.RdictIter, start: bytes, end: bytes | None, *, reverse: bool) -> None:
+    """Go to the first row from `start` on, or in reverse to the last one below `end` (None: of all)."""
+    if not reverse:
+        rows.seek(start)
+    elif end is None:
+        rows.seek_to_last()
+    else:
+        rows.seek_for_prev(end)
+        if rows.valid() and rows.key() == end:
+            rows.prev()
 
 
 def _raw_order(rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:

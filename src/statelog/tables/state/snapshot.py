@@ -52,8 +52,8 @@ _LEAST_PORTION_BYTES = 8 << 10
 """Of each run that is open for a range, whatever the cache may hold."""
 
 
-def sortable(key: bytes | str | int) -> SortableKey:
-    """What a key is compared by: its bytes, or the number."""
+def sortable(key: bytes | str | int | None) -> SortableKey | None:
+    """What a key is compared by: its bytes, or the number; None stays no bound."""
     return key.encode() if isinstance(key, str) else key
 
 
@@ -70,11 +70,6 @@ class RowGroup:
         self._keys = _keys_of(self._rows.column("key"))
         self.size_bytes = self._rows.nbytes + _ROW_BYTES * self._rows.num_rows
 
-    @property
-    def row_bytes(self) -> int:
-        """What a row takes on average."""
-        return self.size_bytes // max(1, self._rows.num_rows)
-
     def find(self, key_group: int, key: SortableKey) -> int | None:
         """The row of a key, given as `sortable` has it; None if it is not here."""
         start, end = self._bounds(key_group)
@@ -87,6 +82,14 @@ class RowGroup:
         low = first if start is None else bisect_left(self._keys, start, first, behind)
         high = behind if end is None else bisect_left(self._keys, end, low, behind)
         return range(low, high)
+
+    def last_key(self, rows: range, most_bytes: int) -> SortableKey:
+        """The key of the first of as many of these rows, from their end, as have so many bytes."""
+        return self._keys[rows[-min(len(rows), self.rows_in(most_bytes))]]
+
+    def rows_in(self, most_bytes: int) -> int:
+        """About how many rows have so many bytes; at least one."""
+        return max(1, most_bytes // max(1, self.size_bytes // max(1, self._rows.num_rows)))
 
     def rows_through(self, passed: "RowGroup") -> int:
         """How many rows lie at the key of the first row of `passed`, or before it."""
@@ -267,9 +270,25 @@ class RemoteSnapshot:
         how many key groups are read at the same time: they share the memory. Raises as `find`.
         """
         runs = self._newest_first(key_group)[::-1]
-        most_bytes = max(_LEAST_PORTION_BYTES, self._access.cache.most_bytes // max(1, streams * len(runs)))
+        most_bytes = self._portion_bytes(streams * len(runs))
         tables = [self._portions(run, key_group, (start, end), most_bytes) for run in runs]
         return merge_streams(tables, drop_deletes=True)
+
+    def last_few(
+        self, key_group: int, start: SortableKey | None, end: SortableKey | None, *, streams: int
+    ) -> SortableKey | None:
+        """The key from which on there are, of each run, at most as many rows below `end` as `between` holds at once.
+        None if there is none from `start` on. Raises as `find`.
+        """
+        runs, found = self._newest_first(key_group), list[SortableKey]()
+        most_bytes = self._portion_bytes(streams * len(runs))
+        for run in runs:
+            for number in run.chosen(key_group, partial(may_reach, start=start, end=end))[::-1]:
+                row_group = self._held(run, number)
+                if rows := row_group.between(key_group, start, end):
+                    found.append(row_group.last_key(rows, most_bytes))
+                    break
+        return max(found, default=None)
 
     def tables(self, key_groups: frozenset[int], beat: Callable[[], None]) -> Generator[pa.Table]:
         """The rows of some key groups by (key group, key), in tables. `beat` is called often. From any one thread;
@@ -321,10 +340,14 @@ class RemoteSnapshot:
             while rows is None or rows:
                 row_group = self._held(run, number)
                 rows = row_group.between(key_group, *bounds) if rows is None else rows
-                step = max(1, most_bytes // max(1, row_group.row_bytes))
+                step = row_group.rows_in(most_bytes)
                 portion, rows = row_group.copy(rows[:step]), rows[step:]
                 del row_group
                 yield portion
+
+    def _portion_bytes(self, portions: int) -> int:
+        """How much is held of each, of so many at the same time."""
+        return max(_LEAST_PORTION_BYTES, self._access.cache.most_bytes // max(1, portions))
 
     def _held(self, run: RemoteRun, number: int) -> RowGroup:
         found = self._access.cache.get(run.ref.path, number)

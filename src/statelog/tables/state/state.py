@@ -100,7 +100,7 @@ class State:
         base.renew()
         try:
             with self._telling():
-                found = base.find(group, sortable(self._keys.plain(key)))
+                found = base.ask(lambda snapshot: snapshot.find(group, sortable(self._keys.plain(key))))
         except ClosedError:
             if self._closed.is_set() or group in self.store.missing:
                 raise
@@ -134,17 +134,20 @@ class State:
             for table in self._far_tables(wanted):
                 yield from self._shown(table)
 
-    def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys: a merge of what
-        is local and of missing key groups where such keys may be. Nothing is loaded meanwhile.
+    def range(self, start: Any, end: Any, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
+        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys or in reverse: a
+        merge of what is local and of missing key groups where such keys may be. Nothing is loaded meanwhile.
         """
-        return self.store.range(start, end) if self.is_local else self._all_range(start, end)
+        look = self.store.range if self.is_local else self._all_range
+        return look(start, end, reverse=reverse)
 
-    def _all_range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
+    def _all_range(self, start: Any, end: Any, *, reverse: bool) -> Iterator[tuple[Any, Any]]:
         with self._scanning():
             bounds = list(self._keys.group_bounds(sorted(self.missing), start, end))
-            far = (self._far_range(*one, streams=len(bounds)) for one in bounds)
-            yield from heapq.merge(self.store.range(start, end), *far, key=itemgetter(0))
+            look = self._far_reversed if reverse else self._far_range
+            far = (look(group, *map(sortable, ends), streams=len(bounds)) for group, *ends in bounds)
+            near = self.store.range(start, end, reverse=reverse)
+            yield from heapq.merge(near, *far, key=itemgetter(0), reverse=reverse)
 
     # ---- changes
 
@@ -279,9 +282,20 @@ class State:
 
     def _far_range(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
         assert self._base is not None
-        first, behind = (None if key is None else sortable(key) for key in (start, end))
-        for table in self._base.tables(lambda snapshot: snapshot.between(group, first, behind, streams=streams)):
+        for table in self._base.tables(lambda snapshot: snapshot.between(group, start, end, streams=streams)):
             yield from self._shown(table)
+
+    def _far_reversed(self, group: int, start: Any, end: Any, *, streams: int) -> Iterator[tuple[Any, Any]]:
+        """The same in reverse: a few of the last ones at a time, until there are none."""
+        base = self._base
+        assert base is not None
+
+        def few(end: Any) -> Any:
+            return base.ask(lambda snapshot: snapshot.last_few(group, start, end, streams=streams))
+
+        while (first := few(end)) is not None:
+            yield from reversed(list(self._far_range(group, first, end, streams=streams)))
+            end = first
 
     def _shown(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
         for rows in self.store.unchanged(table).to_batches():

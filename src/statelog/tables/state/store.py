@@ -245,12 +245,12 @@ class DictStore:
         chosen = (key for key, group in zip(keys, self._keys.groups_of(keys), strict=True) if group in wanted)
         return ((key, self._state[key]) for key in chosen)
 
-    def range(self, start: Any, end: Any) -> Iterator[tuple[Any, Any]]:
-        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys: a sorted copy of
-        the wanted ones of all keys, and the values as they are read.
+    def range(self, start: Any, end: Any, *, reverse: bool = False) -> Iterator[tuple[Any, Any]]:
+        """Keys and values from `start` on and below `end` (None: no bound), in the order of the keys or in reverse: a
+        sorted copy of the wanted ones of all keys, and the values as they are read.
         """
         keys = (key for key in self._state if (start is None or key >= start) and (end is None or key < end))
-        return ((key, self._state[key]) for key in sorted(keys))
+        return ((key, self._state[key]) for key in sorted(keys, reverse=reverse))
 
     def unchanged(self, rows: pa.Table) -> pa.Table:
         """The rows of a snapshot that no local change replaces."""
