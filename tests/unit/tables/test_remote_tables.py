@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from statelog.environment import Environment, inline
@@ -20,6 +21,8 @@ from statelog.storage.claims import list_leases
 from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading, Table, TableSettings
 from statelog.tables.state.base import Eligibility
+from statelog.tables.state.rocksdb import RocksdbStore
+from statelog.tables.state.store import DictStore, StatePlace
 from statelog.testing.cluster import MemoryCluster
 from tests.support.faults.unanswered import Unanswered
 from tests.support.rigs.log import TwinRig, twin_rig
@@ -442,3 +445,50 @@ def _drop_leases(log: Log) -> None:
     """As if they had run out."""
     for lease in list_leases(log.store):
         log.store.delete(lease.path)
+
+
+class _Watched(threading.Condition):
+    """A lock that says when the thread of the test asks for it."""
+
+    asked: "Callable[[], None]" = staticmethod(lambda: None)
+
+    def __enter__(self) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            self.asked()
+        return super().__enter__()
+
+
+def test_no_commit_comes_into_the_middle_of_a_load(
+    rolled: Rolled, directory: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loading thread has asked which rows no commit has replaced, and not yet taken them: a commit that replaces
+    them waits. The thread goes on once the commit waits for the lock, or, if there is none, once it is applied.
+    """
+    is_asked, is_between = threading.Event(), threading.Event()
+    loading = list[threading.Thread]()
+    monkeypatch.setattr(_Watched, "asked", staticmethod(lambda: is_asked.set() if is_between.is_set() else None))
+    monkeypatch.setattr("statelog.tables.state.state.Condition", _Watched)
+    store = DictStore if directory is None else RocksdbStore
+    unchanged, apply = store.unchanged, store.apply
+
+    def held_up(self: Any, rows: pa.Table) -> pa.Table:
+        found = unchanged(self, rows)
+        if threading.current_thread() is not threading.main_thread() and found.num_rows and not loading:
+            loading.append(threading.current_thread())
+            is_between.set()
+            assert is_asked.wait(60)
+        return found
+
+    def applied(self: Any, changes: dict[Any, Any], place: StatePlace) -> None:
+        apply(self, changes, place)
+        is_asked.set()
+
+    monkeypatch.setattr(store, "unchanged", held_up)
+    monkeypatch.setattr(store, "apply", applied)
+    with rolled.open(Loading.BEHIND, directory) as table:
+        assert is_between.wait(60)
+        rolled.put(table, {key: None if i % 2 else b"new" for i, key in enumerate(KEYS)})
+        table.commit()
+        wait_for(lambda: table.is_local)
+        rolled.check(table)
+    assert loading
