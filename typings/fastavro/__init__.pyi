@@ -2,7 +2,7 @@
 
 from typing import Any, BinaryIO
 
-from fastavro import schema as schema
+from fastavro import read as read, schema as schema
 
 def parse_schema(schema: object) -> dict[str, Any]: ...
 def schemaless_reader(

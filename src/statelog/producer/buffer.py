@@ -19,6 +19,7 @@ Invariants:
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any, cast
 
 import pyarrow as pa
@@ -140,11 +141,12 @@ class ChangeBuffer:
         """Buffer a put. True if the buffer is full. Raises InvalidChange."""
         if not self._opaque:
             if not isinstance(value, Mapping):
-                raise self._refused_value(key, "a mapping of its fields", value)
+                hint = hint_for_value(value, is_typed=True)
+                raise self._refused_value(key, "a mapping of its fields", value, hint)
             own: dict[str, object] = dict(value)
             return self._push(key, own, _make_own(own, own.items()))
         if not isinstance(value, bytes):
-            raise self._refused_value(key, "bytes", value, hint=hint_for_value(value))
+            raise self._refused_value(key, "bytes", value, hint_for_value(value))
         return self._push(key, value, len(value))
 
     def delete(self, key: Key) -> bool:
@@ -236,7 +238,7 @@ class ChangeBuffer:
         self._roll_with_last()
         return self.full
 
-    def _refused_value(self, key: Key, wanted: str, value: object, hint: str = "") -> InvalidChange:
+    def _refused_value(self, key: Key, wanted: str, value: object, hint: str) -> InvalidChange:
         """The error of a value of a wrong type. Raises that of the key, if it is wrong as well."""
         self._check_key(key)
         return InvalidChange(f"a value of this log is {wanted}, not {type(value).__name__}", hint=hint)
@@ -297,10 +299,12 @@ class ChangeBuffer:
         return size
 
 
-def hint_for_value(value: object) -> str:
-    """What to do about a value that is not the bytes that the log takes."""
+def hint_for_value(value: object, *, is_typed: bool = False) -> str:
+    """What to do about a value that is not the bytes that the log takes, or not the mapping of one that `is_typed`."""
     if value is None:
         return "To remove a key, delete it"
+    if is_typed:
+        return "Give a dict of its fields: dataclasses.asdict(value)" if is_dataclass(value) else "Give a dict"
     return "Encode it: text.encode(), b'%d' % number; or make the log with a value_schema, whose values are dicts"
 
 

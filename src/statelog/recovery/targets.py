@@ -5,7 +5,8 @@ Invariants:
   is swept by the next one of that name.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,10 +65,36 @@ def values_of(column: pa.Array, keys: Sequence[Any]) -> list[Any]:
     fields = columns_of(column)
     names = fields.schema.names
     try:
-        columns = [one.to_pylist() for one in fields.columns]
+        columns = [_python(one) for one in fields.columns]
     except (OverflowError, ValueError):
         raise _first_lacking(fields, keys) from None
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _python(column: pa.Array) -> list[Any]:
+    values, mend = column.to_pylist(), _mender(column.type)
+    return values if mend is None else [one if one is None else mend(one) for one in values]
+
+
+def _mender(kind: pa.DataType) -> Callable[[Any], Any] | None:
+    """Return what makes dicts of the maps in a value, of which Arrow makes lists of pairs. None if there are none."""
+    if isinstance(kind, pa.StructType):
+        menders = {field.name: mend for field in kind if (mend := _mender(field.type)) is not None}
+        return partial(_mended_record, menders=menders) if menders else None
+    if isinstance(kind, pa.ListType):
+        inner = _mender(kind.value_field.type)
+        return None if inner is None else lambda value: [one if one is None else inner(one) for one in value]
+    if isinstance(kind, pa.MapType):
+        item_of = _mender(kind.item_field.type)
+        return lambda value: {name: one if one is None or item_of is None else item_of(one) for name, one in value}
+    return None
+
+
+def _mended_record(value: dict[str, Any], menders: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
+    for name, mend in menders.items():
+        if value[name] is not None:
+            value[name] = mend(value[name])
+    return value
 
 
 def _first_lacking(fields: pa.RecordBatch, keys: Sequence[Any]) -> NoSuchYear:

@@ -14,6 +14,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, NoReturn, cast
 
 import fastavro
@@ -32,6 +33,10 @@ _SCALAR_BYTES = 16
 """Of a decimal; the other scalars take half of it, or less."""
 _OFFSET_BYTES = 4
 _MOST_UTF8 = 4
+_EPOCH: datetime = pa.scalar(0, pa.timestamp("us", "UTC")).as_py()
+_OUR_TIMES = {f"timestamp-{unit}": f"statelog-{unit}" for unit in ("millis", "micros")}
+fastavro.read.LOGICAL_READERS["long-statelog-millis"] = lambda time, _, __: _EPOCH + timedelta(milliseconds=time)
+fastavro.read.LOGICAL_READERS["long-statelog-micros"] = lambda time, _, __: _EPOCH + timedelta(microseconds=time)
 _INT_MAX = {"int": (1 << 31) - 1, "long": (1 << 63) - 1}
 _MICROSECONDS = {
     "date": 86_400_000_000,
@@ -72,7 +77,6 @@ class ValueRule:
         self.quick_class: type = bytes if schema.is_opaque else Unquick
         root = schema.root
         self._fields: dict[str, ValueType] = {} if root is None else {one.name: one.type for one in root.fields}
-        self._mended = _mender(root) if root is not None else None
         self._parsed = None if root is None else _parsed(schema.avsc, frozenset(["uuid"]))
         self._numbers = None if root is None else _parsed(schema.avsc, frozenset(["uuid", *_MICROSECONDS]))
         self._null_bytes = 0 if root is None else max(_null_sizes(root))
@@ -90,7 +94,7 @@ class ValueRule:
                 raise InvalidChange("a value has to be bytes", found=type(value).__name__, hint=hint_for_value(value))
             return bytes(memoryview(value))
         if not isinstance(value, Mapping):
-            hint = hint_for_value(value) if value is None else ""
+            hint = hint_for_value(value, is_typed=True)
             raise InvalidChange("a value has to be a mapping of its fields", found=type(value).__name__, hint=hint)
         given = cast("Mapping[str, object]", value)
         is_plain = given.keys() == self._fields.keys() and all(
@@ -123,10 +127,9 @@ class ValueRule:
     def of_column(self, column: pa.Array, keys: Sequence[Any]) -> list[Any]:
         """The values of a column of the log, without deletes, of these keys, as the table holds them."""
         try:
-            values = values_of(column, keys)
+            return values_of(column, keys)
         except NoSuchYear:
             return list(map(self.decode, avro_values(column, self.schema).to_pylist(), keys))
-        return values if self._mended is None else list(map(self._mended, values))
 
     def encode(self, values: Sequence[Any]) -> list[bytes]:
         """The bytes of many admitted values. None of them is None."""
@@ -214,44 +217,18 @@ def _deep_copy(value: Any) -> Any:
     return [_deep_copy(item) for item in cast("Sequence[Any]", value)] if isinstance(value, list) else value
 
 
-# ---- what Arrow gives for maps: lists of pairs
-
-_Mender = Callable[[Any], Any]
-
-
-def _mender(kind: ValueType) -> _Mender | None:
-    """Makes dicts of the maps in a value of this type; None if there are none in it."""
-    match kind.kind:
-        case "record":
-            menders = {one.name: mender for one in kind.fields if (mender := _mender(one.type)) is not None}
-            return (lambda value: _mended_record(value, menders)) if menders else None
-        case "array":
-            inner = _mender(kind.inner)
-            return None if inner is None else lambda value: [item if item is None else inner(item) for item in value]
-        case "map":
-            item_of = _mender(kind.inner) or _same
-            return lambda value: {name: item if item is None else item_of(item) for name, item in value}
-        case _:
-            return None
-
-
-def _mended_record(value: dict[str, Any], menders: Mapping[str, _Mender]) -> dict[str, Any]:
-    for name, mender in menders.items():
-        if value[name] is not None:
-            value[name] = mender(value[name])
-    return value
-
-
 def _parsed(avsc: str, dropped: frozenset[str]) -> Any:
     return fastavro.parse_schema(_without(json.loads(avsc), dropped))
 
 
 def _without(schema: Any, dropped: frozenset[str]) -> Any:
-    """The schema without these logical types: fastavro makes objects of a UUID, where Arrow has text."""
+    """The schema without these logical types: fastavro makes objects of a UUID, where Arrow has text. Times have types
+    of ours, whose zone is the object that Arrow gives.
+    """
     if isinstance(schema, list):
         return [_without(one, dropped) for one in cast("Sequence[Any]", schema)]
     if not isinstance(schema, dict):
-        return schema
+        return _OUR_TIMES.get(schema, schema) if isinstance(schema, str) else schema
     kept = cast("dict[str, Any]", schema)
     drop = kept.get("logicalType") in dropped
     return {
