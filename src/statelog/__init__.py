@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from statelog.materializer import Materializer, MaterializerSettings, run_round
     from statelog.pending import Pending
     from statelog.producer import Coordinator, TaskWriter, Writer, WriterSettings
-    from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, recover, recover_snapshot
+    from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, read, recover, recover_snapshot
     from statelog.storage import Log, LogOptions, Where, open  # noqa: A004 - the name that users look for, as gzip.open
     from statelog.tables import Standby, Table, TableSettings, Worker, standby, table, worker
 
@@ -35,6 +35,7 @@ __all__ = [
     "Writer",
     "WriterSettings",
     "open",
+    "read",
     "recover",
     "recover_snapshot",
     "run_round",
@@ -49,7 +50,7 @@ _HOMES = {
     "statelog.materializer": ("Materializer", "MaterializerSettings", "run_round"),
     "statelog.pending": ("Pending",),
     "statelog.producer": ("Coordinator", "TaskWriter", "Writer", "WriterSettings"),
-    "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "recover", "recover_snapshot"),
+    "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "read", "recover", "recover_snapshot"),
     "statelog.storage": ("Log", "LogOptions", "Where", "open"),
     "statelog.tables": ("Standby", "Table", "TableSettings", "Worker", "standby", "table", "worker"),
 }

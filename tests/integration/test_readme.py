@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+import statelog
 from tests.support.doc_programs import check_page
 from tests.support.documents import ROOT, programs, said
 from tests.support.rooms import SOURCE
@@ -36,7 +37,7 @@ def _wait_for_a_batch(query: StreamingQuery) -> None:
 def test_the_first_programs_run_as_printed(
     broker: Broker, spark: SparkSession, log_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tables go on when their programs are run again; a writer and the Spark program go on in the same log."""
+    """The tables go on when their programs are run again; a reader fences nobody, and Spark goes on in the same log."""
     places = {"127.0.0.1:9092": broker.bootstrap, '"visits"': f'"{log_name}"'}
     local = f'Where.local("{tmp_path / "root"}", "{broker.bootstrap}")'
     names: dict[str, Any] = {}
@@ -51,8 +52,10 @@ def test_the_first_programs_run_as_printed(
         exec(first, names)
         assert capsys.readouterr().out.splitlines() == [printed]
     second = _program(2, {'"visits"': f'"{log_name}"'})
-    exec(second, names)
-    assert capsys.readouterr().out.splitlines() == said(second)
+    with statelog.table(log_name, names["where"]) as owner:
+        exec(second, names)
+        assert capsys.readouterr().out.splitlines() == said(second)
+        owner.commit(owner.progress)
 
     # The Spark program by itself, as somebody may paste it; it waits for a batch, and not for half a minute.
     places |= {"/tmp/checkpoint": str(tmp_path / "checkpoint"), "/tmp/statelog": str(tmp_path / "root")}
@@ -65,7 +68,7 @@ def test_the_first_programs_run_as_printed(
         for query in spark.streams.active:
             query.stop()
     assert capsys.readouterr().out.count("alice") == 1
-    assert [found.pop(name) for name in (b"alice", b"bob", b"carol", b"dave")] == [b"2", b"1", b"1", b"5"]
+    assert [found.pop(name) for name in (b"alice", b"bob", b"carol")] == [b"2", b"1", b"1"]
     assert found, "the stream has counted"
     assert set(found) <= {str(digit).encode() for digit in range(10)}
 

@@ -22,7 +22,8 @@ from statelog.operate.drill import drill
 from statelog.operate.report import Listing, Report
 from statelog.operate.rows import BytesText, json_lines, shown_rows, whole_file
 from statelog.reading import At
-from statelog.recovery import Progress, Recovery, RecoverySettings, RecoveryStatistics, recover, recover_snapshot
+from statelog.recovery import Progress, Recovery, RecoverySettings, recover, recover_snapshot
+from statelog.recovery.progress import RecoveryStatistics
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.descriptor import HashRule
 

@@ -21,8 +21,8 @@ from statelog.errors import Corrupt, NotFound, OffsetGone
 from statelog.materializer.events import Event, EventKind, error_facts
 from statelog.materializer.fleet import as_ours
 from statelog.reading import AtPosition, Folding, HeldPlan, Plan, check_plan, plan_of
-from statelog.recovery import RecoverySettings, RecoveryStatistics, recover
-from statelog.recovery.progress import OnProgress
+from statelog.recovery import RecoverySettings, recover
+from statelog.recovery.progress import OnProgress, RecoveryStatistics
 from statelog.recovery.recover import Recovery
 from statelog.recovery.settings import terms_of
 from statelog.schemas.changes.digest import StateDigest

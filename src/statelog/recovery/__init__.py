@@ -3,8 +3,8 @@
 from statelog.reading import AtCheckpoint, AtPosition, AtTime, Plan, plan_changes
 from statelog.recovery.changes import newest_changes, read_changes, split_changes
 from statelog.recovery.cursor import Cursor
-from statelog.recovery.progress import Progress, RecoveryStatistics
-from statelog.recovery.recover import Recovery, recover, recover_snapshot
+from statelog.recovery.progress import Progress
+from statelog.recovery.recover import Recovery, read, recover, recover_snapshot
 from statelog.recovery.rocksdb_state import RocksdbState, read_rocksdb_state
 from statelog.recovery.run_cache import CacheSettings
 from statelog.recovery.runs import RunOpener
@@ -22,12 +22,12 @@ __all__ = [
     "Progress",
     "Recovery",
     "RecoverySettings",
-    "RecoveryStatistics",
     "RocksdbState",
     "RunOpener",
     "Stream",
     "newest_changes",
     "plan_changes",
+    "read",
     "read_changes",
     "read_rocksdb_state",
     "recover",

@@ -15,6 +15,7 @@ Invariants:
   a bounded number of times.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -104,6 +105,29 @@ def recover(
     return Recovery(held, chosen, on_progress, resume)
 
 
+def read(
+    name: str,
+    where: Where,
+    *,
+    key_groups: Iterable[int] | None = None,
+    at: At | None = None,
+    settings: RecoverySettings | None = None,
+) -> "Recovery":
+    """Recover a log by its name: the state as it was committed last, or `at` an earlier commit. Nobody is fenced.
+
+        visits = statelog.read("visits", where)
+        print(visits.to_dict()[b"alice"], visits.to_arrow().num_rows)
+
+    It is `recover`, of a log that is opened here. `close`, the end of a `with` block, or dropping the result closes
+    that log. Raises the errors of `statelog.open` and of `recover`.
+    """
+    log = Log.open(name, where)
+    with undone_by_errors(log.close):
+        recovery = recover(log, key_groups=key_groups, at=at, settings=settings)
+        recovery.release = weakref.finalize(recovery, log.close)
+    return recovery
+
+
 def recover_snapshot(
     name: str,
     where: Where,
@@ -130,7 +154,7 @@ def recover_snapshot(
 
 
 class Recovery(Closing):
-    """A planned recovery. Each target reads everything anew. Belongs to one thread; made by `recover`.
+    """A planned recovery. Each target reads everything anew. Belongs to one thread; made by `recover` and `read`.
 
         recovery = recover(log)
         state, resume = recovery.to_dict(), recovery.last_commit("web")
@@ -153,6 +177,8 @@ class Recovery(Closing):
         self._monitor = Monitor(held, on_progress, settings.progress_interval_s)
         self._resume = resume
         self._read_ahead: ReadAhead | None = None
+        self.release: Callable[[], object] = lambda: None
+        """Closes the log, if that is this recovery's."""
 
     # ---- targets
 
@@ -321,12 +347,15 @@ class Recovery(Closing):
         return self._held.reserve()
 
     def close(self) -> None:
-        """Close a stream that is open, remove the lease and leave the cache. Idempotent; a later target starts anew."""
+        """Close a stream that is open, remove the lease and leave the cache. Idempotent. A later target starts anew,
+        unless the log is that of `read`, which is closed.
+        """
         if self._read_ahead is not None:
             self._read_ahead.close()
             if self._read_ahead.is_running:
                 return  # The plan belongs to the thread, which waits for a broker or store and releases it later.
         self._let_go()
+        self.release()
 
     def __repr__(self) -> str:
         try:

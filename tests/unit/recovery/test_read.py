@@ -1,0 +1,105 @@
+"""`statelog.read`: the newest committed state of a log, by its name."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statelog
+from statelog.errors import NotFound
+from statelog.storage import Log
+from statelog.testing import Twin
+from tests.support.rigs.log import settings_for
+
+SCHEMA = '{"type": "record", "name": "V", "fields": [{"name": "tags", "type": {"type": "map", "values": "int"}}]}'
+
+TIMES = """{"type": "record", "name": "V", "fields": [
+    {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+    {"name": "also", "type": {"type": "map", "values": {"type": "array", "items":
+        {"type": "long", "logicalType": "timestamp-millis"}}}}]}"""
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The names of the logs that are closed."""
+    names, close = list[str](), Log.close
+
+    def noted(self: Log) -> None:
+        names.append(self.name)
+        close(self)
+
+    monkeypatch.setattr(Log, "close", noted)
+    gc.collect()
+    names.clear()
+    yield names
+    gc.collect()
+
+
+def test_a_notebook_reads_what_is_committed(closed: list[str], tmp_path: Path) -> None:
+    """Values as Python has them, or in columns, now or at an earlier commit. The owner goes on: nobody is fenced."""
+    twin = Twin()
+    options = statelog.LogOptions(key_type="string", value_schema=SCHEMA)
+    with statelog.table("visits", twin.where(), create=options) as table:
+        table["a"] = {"tags": {"x": 1}}
+        table.commit({"offset": 1})
+        with statelog.open("visits", twin.where()) as log:
+            statelog.run_round(log, settings_for(tmp_path))
+        position = table.position
+        table["b"] = {"tags": {}}
+        table.commit({"offset": 2})
+        closed.clear()
+        with statelog.read("visits", twin.where()) as visits:
+            last = visits.last_commit("table")
+            assert last is not None
+            assert (visits.to_arrow().num_rows, last.metadata) == (2, {"offset": 2})
+        assert closed == ["visits"]
+        assert statelog.read("visits", twin.where()).to_dict() == {"a": {"tags": {"x": 1}}, "b": {"tags": {}}}
+        earlier = statelog.read("visits", twin.where(), at=statelog.AtPosition(position))
+        assert earlier.to_dict() == {"a": {"tags": {"x": 1}}}
+        table["c"] = {"tags": {}}
+        table.commit({"offset": 3})
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_values_come_in_one_form(tmp_path: Path, *, is_kept: bool) -> None:
+    """Maps are dicts, and times have one zone: before a commit, behind it, after a restart, and without the table."""
+    twin, at = Twin(), datetime(2026, 1, 2, 3, 4, 5, 6000, tzinfo=UTC)
+    options = statelog.LogOptions(value_schema=TIMES)
+    kept: dict[str, Any] = {"backend": "rocksdb", "directory": tmp_path} if is_kept else {}
+    given, settings = {"at": at, "also": {"x": [at], "y": []}}, statelog.TableSettings(recent_bytes=0)
+    with statelog.table("times", twin.where(), create=options, settings=settings, **kept) as table:
+        table[b"k"] = given
+        assert table[b"k"] == given
+        shown = [repr(table[b"k"])]
+        table.commit()
+        shown.append(repr(table[b"k"]))
+    with statelog.table("times", twin.where(), settings=settings, **kept) as table:
+        shown += [repr(table[b"k"]), repr(next(iter(table.values())))]
+    shown.append(repr(statelog.read("times", twin.where()).to_dict()[b"k"]))
+    assert set(shown) == {shown[0]}
+
+
+def test_the_log_is_closed_with_what_reads_it(closed: list[str]) -> None:
+    """When that is closed, or dropped; a stream keeps it as long as it is read; and when nothing can be read."""
+    twin = Twin()
+    with statelog.table("visits", twin.where(), create=True) as table:
+        table[b"a"] = b"1"
+    closed.clear()
+    assert statelog.read("visits", twin.where()).to_dict() == {b"a": b"1"}
+    gc.collect()
+    assert closed == ["visits"], "it was dropped"
+    with closing(statelog.read("visits", twin.where()).stream()) as stream:
+        assert sum(changes.num_rows for changes, _ in stream) == 1
+        assert closed == ["visits"]
+    del stream
+    gc.collect()
+    assert closed == ["visits"] * 2
+    with pytest.raises(NotFound):
+        statelog.read("visits", twin.where(), at=statelog.AtPosition(99))
+    assert closed == ["visits"] * 3
+    with pytest.raises(NotFound):
+        statelog.read("nothing", twin.where())
