@@ -10,7 +10,7 @@ from tests.support.rooms import SOURCE
 
 _GUIDES = sorted(page for page in (DOCS / "guide").glob("*.md") if programs(page))
 _ROOMS = [SOURCE / room / "README.md" for room in ("producer", "recovery", "materializer", "tables")]
-_PAGES = (*_GUIDES, DOCS / "kafka.md", DOCS / "values.md", DOCS / "rocksdb.md", *_ROOMS)
+_PAGES = (*_GUIDES, DOCS / "kafka.md", DOCS / "coming-from.md", DOCS / "values.md", DOCS / "rocksdb.md", *_ROOMS)
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
