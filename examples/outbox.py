@@ -135,9 +135,9 @@ def one_table(place: Place) -> None:
                 partition = message.partition() or 0
                 apply(table, outboxes[partition], message)
                 progress[str(partition)] = (message.offset() or 0) + 1
-            table.commit_every(0.05, progress)
             for partition, outbox in enumerate(outboxes):
                 outbox.publish(int(table.progress.get(str(partition), 0)))
+            table.commit_every(0.05, progress)  # the last statement: the end of the block commits what it puts off
 
 
 def fill(place: Place) -> int:
