@@ -308,7 +308,7 @@ def test_the_page_lists_the_same_rights_in_awss_words() -> None:
         ("writer, coordinator, Spark writing", ROLES["writer"][1], (_LOG, LEDGER)),
         ("materializer", ROLES["materializer"][1], (_LOG, LEDGER)),
         ("recovery, follower, Spark reading, `describe`, `evolve`", ROLES["reader"][1], (_LOG, LEDGER)),
-        ("`recover(barrier=True)`, `accept-loss`", ROLES["barrier"][1], (_LOG, LEDGER)),
+        ("`recover(barrier=True)`, `accept-loss`, `copy --finish` of the old log", ROLES["barrier"][1], (_LOG, LEDGER)),
         ("`init` and `delete`", made, (MADE, MADE_LEDGER)),
     ):
         seen: set[str] = set()
@@ -331,7 +331,8 @@ def test_the_page_lists_these_rights() -> None:
         "writer": "writer, coordinator, Spark writing", "materializer": "materializer",
         "reader": "recovery, follower, Spark reading",
         "describer": "`describe`, `evolve`",
-        "barrier": "`recover(barrier=True)`, `accept-loss`", "accepter": "`recover(barrier=True)`, `accept-loss`",
+        "barrier": "`recover(barrier=True)`, `accept-loss`, `copy --finish` of the old log",
+        "accepter": "`recover(barrier=True)`, `accept-loss`, `copy --finish` of the old log",
     }.items():  # fmt: skip
         for at, on in enumerate((_LOG, LEDGER)):
             found = {right.operation.name for right in ROLES[role][1] if right.name == on}

@@ -173,12 +173,15 @@ def test_an_error_closes_the_client_made_here(monkeypatch: pytest.MonkeyPatch, w
     def client(*_: object) -> MemoryKafka:
         return made
 
+    def no_store(_: str) -> MemoryStore:
+        raise ConfigError("there is no such place")
+
     monkeypatch.setattr(where_module, "_client", client)
     monkeypatch.setattr(made, "close", lambda: closed.append(True))
     with pytest.raises(NotFound):
         statelog.open("visits", Where({"bootstrap.servers": "nowhere:1"}, MemoryStore(world.disk, "visits")))
-    with pytest.raises(ConfigError, match="unsupported protocol"):
-        statelog.open("visits", Where({"bootstrap.servers": "nowhere:1"}, "gopher://hole"))
+    with pytest.raises(ConfigError, match="no such place"):
+        statelog.open("visits", Where({"bootstrap.servers": "nowhere:1"}, no_store))
     assert closed == [True, True]
 
 

@@ -52,4 +52,4 @@ def test_loggers_that_the_daemon_guide_names_are_there() -> None:
     page = (DOCS / "guide" / "daemon.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `(statelog\.\w+)`", page, re.MULTILINE))
     sources = [path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py")]
-    assert named == {name for source in sources for name in re.findall(r'getLogger\("([\w.]+)"\)', source)}
+    assert named == {name for source in sources for name in re.findall(r'getLogger\("(statelog[\w.]*)"\)', source)}

@@ -19,6 +19,7 @@ from typing import Any, NoReturn, cast
 
 import fastavro
 import pyarrow as pa
+from pyarrow.lib import string_to_tzinfo
 
 from statelog.errors import InvalidChange, NoSuchYear
 from statelog.producer.buffer import Unquick, hint_for_value
@@ -33,7 +34,7 @@ _SCALAR_BYTES = 16
 """Of a decimal; the other scalars take half of it, or less."""
 _OFFSET_BYTES = 4
 _MOST_UTF8 = 4
-_EPOCH: datetime = pa.scalar(0, pa.timestamp("us", "UTC")).as_py()
+_EPOCH = datetime(1970, 1, 1, tzinfo=string_to_tzinfo("UTC"))  # With the zone that Arrow gives, and without pandas.
 _OUR_TIMES = {f"timestamp-{unit}": f"statelog-{unit}" for unit in ("millis", "micros")}
 fastavro.read.LOGICAL_READERS["long-statelog-millis"] = lambda time, _, __: _EPOCH + timedelta(milliseconds=time)
 fastavro.read.LOGICAL_READERS["long-statelog-micros"] = lambda time, _, __: _EPOCH + timedelta(microseconds=time)
