@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.errors import BeyondEnd, ConfigError, DataLoss, Fenced, NotFound
+from statelog.errors import AnchorMismatch, BeyondEnd, ConfigError, DataLoss, Fenced, NotFound
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
@@ -83,7 +83,7 @@ def test_an_open_that_had_seen_another_ledger_is_loud(
         if stranger:
             entry(log, tmp_path)
         else:
-            with pytest.raises(BeyondEnd):
+            with pytest.raises(BeyondEnd if seen.last is None else AnchorMismatch):
                 entry(log, tmp_path)
 
 

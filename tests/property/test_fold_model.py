@@ -14,6 +14,7 @@ import pytest
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
+from statelog.schemas.ledger.place import ORIGIN
 from statelog.schemas.ledger.records import Commit, CommitBody, LedgerRecord, Open, pack_extents
 from statelog.schemas.ledger.state import LedgerState
 from tests.sim.ledger import IDENTITY, PARTITIONS, Chunk, Told, World, simulate, span_of
@@ -415,6 +416,7 @@ def _two_checkpoints_of_one_id(make: Callable[[], LedgerFold]) -> World:
             checkpoint=handle.checkpoint,
             metadata=metadata,
             handles=[handle],
+            witness=ORIGIN,
         )
         world.ledger.append(record)
 

@@ -11,7 +11,7 @@ from statelog.schemas.avro import RecordCodec
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.fold import LedgerFold, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
-from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger.state import LedgerState
 from tests.sim.naive_fold import NaiveFold, same_verdict
@@ -100,6 +100,7 @@ COMMITS = st.builds(
     checkpoint=CHECKPOINTS,
     metadata=METADATA,
     handles=st.lists(HANDLES, max_size=2),
+    witness=WITNESSES,
     final=st.booleans(),
 )
 LOSSES = st.builds(
@@ -159,6 +160,7 @@ def _near_commits(draw: st.DrawFn, fold: LedgerFold, opens: Mapping[int, Open]) 
         checkpoint=Checkpoint(step.checkpoint_id, draw(st.sampled_from([nonce, b"another life's.."]))),
         metadata=draw(METADATA),
         handles=[handle],
+        witness=ORIGIN,
         final=not draw(MOSTLY),
     )
 

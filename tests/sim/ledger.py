@@ -15,7 +15,7 @@ from statelog.errors import CheckpointMismatch
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.fold import LedgerFold, Void
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step, gaps_of
-from statelog.schemas.ledger.place import LogIdentity
+from statelog.schemas.ledger.place import ORIGIN, LogIdentity
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Open
 
 __all__ = ["IDENTITY", "PARTITIONS", "Chunk", "MakeFold", "Told", "World", "simulate", "span_of"]
@@ -270,6 +270,7 @@ class Process:
             checkpoint=handle.checkpoint,
             metadata={"from": str(start), "to": str(to)},
             handles=[handle],
+            witness=ORIGIN,
             final=rng.random() < 0.04,
         )
         self.state = "committing"

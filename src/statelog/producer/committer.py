@@ -117,7 +117,7 @@ class Committer:
             raise Fenced(self._end.value, **self.grant.facts, hint=_AGAIN)
         if self._end is not None:
             raise ClosedError(f"nothing more can be committed: {self._end.value}", **self.grant.facts, hint=_AGAIN)
-        commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final)
+        commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final, witness=self.place)
         self.attempts = 0
         self._environment.crash("commit-made")
         self._end = _End.IN_DOUBT
@@ -236,7 +236,13 @@ class Committer:
                 what = "the commit is lost, and another one, under the same grant, stands in its place"
                 raise CommitRefused(what, **self.grant.facts, checkpoint=commit.checkpoint.id, hint=_AGAIN)
             again = make_commit(
-                self.grant, self.base, sent.handles, commit.checkpoint.id, sent.metadata, final=commit.final
+                self.grant,
+                self.base,
+                sent.handles,
+                commit.checkpoint.id,
+                sent.metadata,
+                final=commit.final,
+                witness=self.place,
             )
             # A commit without handles would take the new epoch's nonce, and its caller knows the handle's.
             commit, position = replace(again, checkpoint=commit.checkpoint), self.opened.ledger.position
@@ -333,9 +339,11 @@ def make_commit(
     checkpoint_id: int,
     metadata: Metadata,
     *,
+    witness: Place,
     final: bool = False,
 ) -> Commit:
-    """The commit that continues `last` with these handles. No handles: progress without changes.
+    """Make the commit that continues `last` with these handles, by a writer that has folded up to `witness`. No
+    handles: progress without changes.
 
     Raises CheckpointMismatch, KeyGroupMismatch, IdentityChanged, OverlappingTasks if a handle cannot be committed under
     this grant; Misuse, ValueTooLarge if no ledger record could hold it.
@@ -356,6 +364,7 @@ def make_commit(
         checkpoint=Checkpoint(checkpoint_id, nonces.pop() if nonces else grant.nonce),
         metadata=metadata,
         handles=going_on,
+        witness=witness,
         final=final,
     )
     size_bytes, max_bytes = commit.size_bytes, grant.descriptor.record_bytes_max * 15 // 16  # With room for framing.

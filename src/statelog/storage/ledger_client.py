@@ -107,8 +107,7 @@ class LedgerClient(Closing):
         self._is_unproved = False  # Whether nothing is left to compare with what was folded before.
         self._newest_snapshot = newest
         self._snapshot_position = base.position if isinstance(base, Manifest) else None
-        self._proof: BeyondEnd | None = None
-        self.fold = LedgerFold(identity, base.state if base else None)
+        self.fold = LedgerFold(identity, base.state, base.place.last) if base else LedgerFold(identity)
 
     @property
     def last(self) -> LastRecord | None:
@@ -280,8 +279,9 @@ class LedgerClient(Closing):
                 newer = self._rebase() if self._rebase else None
                 if newer is None or newer.place.position <= self.fold.position:
                     raise
-                self.fold, self._last = LedgerFold(self._identity, newer.state), newer.place.last
-                self._newest, self._proof, self._unread = None, None, []
+                self._last = newer.place.last
+                self.fold = LedgerFold(self._identity, newer.state, self._last)
+                self._newest, self._unread = None, []
                 self._keeps = self._is_torn = self._is_unproved = False
             else:
                 return
@@ -325,20 +325,23 @@ class LedgerClient(Closing):
         for taped in new:
             found, record = taped.found, taped.record
             # An exception from here to the next record, Ctrl-C included, would drop a commit that is folded already.
-            self._weigh(found.offset, record)
+            if self._is_unproved and isinstance(record, Restart):
+                raise self._given_up(found.offset)
             self._is_torn = True
             # A commit names its epoch only, and ends its writer's row if it is final: so whose it is is asked before.
             live = self.fold.live_epoch(record.epoch) if isinstance(record, Commit) else None
-            void = self.fold.apply(found.offset, record)
+            void = self.fold.apply(found.offset, record, taped.last.hash)
             self._last = found
             self._newest = _Applied(taped, void, live.writer if live else "")
             if takes:
                 self._take_newest()
             self._is_torn = False
-            if self._proof is None and self._taken_bytes >= most_bytes:
+            if self.fold.loss is None and self._taken_bytes >= most_bytes:
                 break
-        if self._proof is not None:
-            raise self._proof
+        if (loss := self.fold.loss) is not None:
+            if loss.other is not None:
+                raise mismatch(self._topic, loss.other, position=self.position)
+            raise self._lost(loss.what, loss.offset)
         self._last = self.last  # Which is asked for by every chunk.
 
     def _take_newest(self) -> None:
@@ -351,17 +354,6 @@ class LedgerClient(Closing):
         if not self._valid or self._valid[-1].place != place:
             self._valid.append(ValidCommit(newest.writer, commit, found.timestamp_ms, place))
             self._taken_bytes += len(commit.body)
-
-    def _weigh(self, offset: int, record: LedgerRecord | None) -> None:
-        """Note a record that proves a lost tail. Only a Restart behind it speaks for a person who accepted that."""
-        if isinstance(record, Commit) and self.fold.position:
-            return  # Nearly all are: they prove nothing here.
-        if isinstance(record, Restart):
-            if self._is_unproved:
-                raise self._given_up(offset)
-            self._proof = None
-        elif what := self.fold.contradiction(offset, record, self.last):
-            self._proof = self._lost(what, offset)
 
     def check(self, places: Iterable[Place]) -> None:
         """Compare what was remembered of this ledger with the records that are there. Those that are gone by truncation

@@ -49,6 +49,7 @@ def _commit() -> Commit:
         checkpoint=handle.checkpoint,
         metadata={"offset": 30},
         handles=[handle],
+        witness=Place(2, LastRecord.of(1, ledger.encode(_open()))),
     )
 
 

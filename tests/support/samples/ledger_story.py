@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from statelog.schemas.ledger.fold import LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle, Step
-from statelog.schemas.ledger.place import LogIdentity
+from statelog.schemas.ledger.place import ORIGIN, LogIdentity
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Open
 
 __all__ = ["IDENTITY", "Story", "nonce"]
@@ -77,6 +77,7 @@ class Story:
             checkpoint=handles[0].checkpoint,
             metadata={"checkpoint": str(handles[0].checkpoint.id)},
             handles=handles,
+            witness=ORIGIN,
             final=final,
         )
 

@@ -10,7 +10,7 @@ from statelog.errors import ConfigError, CorruptLedger, InvalidName, UnknownForm
 from statelog.schemas.avro import RecordCodec
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
-from statelog.schemas.ledger.place import Metadata, Place
+from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open
 from tests.support.samples.chunks import mutations
 from tests.support.samples.ledger_story import IDENTITY, Story, nonce
@@ -62,7 +62,7 @@ def test_a_record_without_the_magic_is_a_strangers(value: bytes) -> None:
     assert ledger.decode(value) is None
 
 
-@pytest.mark.parametrize(("version", "kind"), [(3, 1), (2, 2), (1, 6), (1, 0), (9, 9)])
+@pytest.mark.parametrize(("version", "kind"), [(3, 1), (3, 2), (2, 3), (1, 6), (1, 0), (9, 9)])
 def test_an_unknown_version_or_kind_stops_every_reader(version: int, kind: int) -> None:
     """It might be a commit, so nobody may step over it."""
     with pytest.raises(UnknownFormat):
@@ -171,8 +171,14 @@ def test_a_commits_body_has_the_bytes_of_its_schema() -> None:
     for metadata in ({}, named):
         for handles in ([], [handle], [handle] * 70):
             commit = Commit.of(
-                epoch=1, nonce=of.nonce, base=NO_CHECKPOINT, checkpoint=of, metadata=metadata, handles=handles
-            )  # fmt: skip
+                epoch=1,
+                nonce=of.nonce,
+                base=NO_CHECKPOINT,
+                checkpoint=of,
+                metadata=metadata,
+                handles=handles,
+                witness=ORIGIN,
+            )
             body = {"metadata": metadata, "handles": [one.to_record() for one in handles]}
             assert commit.body == RecordCodec("commit").encode(body)
             found = commit.read_body().metadata

@@ -5,6 +5,7 @@ again. A new version adds a file; a test here fails until it does.
 """
 
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,8 @@ _SAMPLES = Path(__file__).parents[2] / "support" / "samples"
 _ROWS = rows_batch([(4, PUT, b"a", b"1"), (4, DELETE, b"b", None), (9, PUT, b"c", b"")])
 _DESCRIPTOR: Descriptor = EXAMPLES["descriptor"].value  # type: ignore[assignment]  # an example is of any type
 _OPEN: ledger.Open = EXAMPLES["open"].value  # type: ignore[assignment]  # the same
+_COMMIT: ledger.Commit = EXAMPLES["commit"].value  # type: ignore[assignment]  # the same
+_NO_WITNESS = struct.pack("<qq8x", 0, -1)
 
 _read_descriptor = partial(Descriptor.from_bytes, path=DESCRIPTOR_PATH)
 
@@ -58,7 +61,8 @@ _READ: dict[str, tuple[Callable[[bytes], object], object]] = {
     "mark-1": (ledger.decode, EXAMPLES["mark"].value),
     "open-1": (ledger.decode, replace(_OPEN, witness=Place(1, None))),
     "open-2": (ledger.decode, _OPEN),
-    "commit-1": (ledger.decode, EXAMPLES["commit"].value),
+    "commit-1": (ledger.decode, replace(_COMMIT, packed_witness=_NO_WITNESS)),
+    "commit-2": (ledger.decode, _COMMIT),
     "accept-loss-1": (ledger.decode, EXAMPLES["accept-loss"].value),
     "restart-1": (ledger.decode, EXAMPLES["restart"].value),
     "handle-1": (Handle.from_bytes, EXAMPLES["handle"].value),

@@ -10,7 +10,7 @@ from statelog.producer.epoch import open_epoch
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.fold import Folded, LedgerFold, Void, VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.ledger.place import Place
+from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Open, Restart
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.ledger_tape import append_record
@@ -43,9 +43,9 @@ def test_a_read_that_failed_half_way_loses_no_commit(rig: TwinRig) -> None:
 class InterruptedFold(LedgerFold):
     """Ctrl-C right after the record at offset 2 was folded, before anybody else knows."""
 
-    def apply(self, offset: int, record: LedgerRecord | None) -> Void | None:
+    def apply(self, offset: int, record: LedgerRecord | None, record_hash: int = 0) -> Void | None:
         """Fold, then be interrupted."""
-        void = super().apply(offset, record)
+        void = super().apply(offset, record, record_hash)
         if offset == 2:
             raise KeyboardInterrupt
         return void
@@ -78,12 +78,12 @@ def test_an_interrupt_inside_a_verdict_ends_the_client(rig: TwinRig) -> None:
             ledger.verdict(offset + 1, again)
 
 
-def interrupted(apply: Callable[[int, LedgerRecord | None], Void | None]) -> Callable[..., Void | None]:
+def interrupted(apply: Callable[[int, LedgerRecord | None, int], Void | None]) -> Callable[..., Void | None]:
     """Ctrl-C right behind it, once."""
     left = [KeyboardInterrupt()]
 
-    def call(offset: int, record: LedgerRecord | None) -> Void | None:
-        void = apply(offset, record)
+    def call(offset: int, record: LedgerRecord | None, record_hash: int) -> Void | None:
+        void = apply(offset, record, record_hash)
         if left:
             raise left.pop()
         return void
@@ -107,7 +107,9 @@ def commit_after(log_client: LedgerClient, epoch: int, nonce: bytes, checkpoint_
     """A quiet commit that continues what the client's fold shows."""
     base = log_client.fold.last_checkpoint("w")
     checkpoint = Checkpoint(checkpoint_id, nonce)
-    return Commit.of(epoch=epoch, nonce=nonce, base=base, checkpoint=checkpoint, metadata={}, handles=[])
+    return Commit.of(
+        epoch=epoch, nonce=nonce, base=base, checkpoint=checkpoint, metadata={}, handles=[], witness=ORIGIN
+    )
 
 
 def test_a_record_below_the_folded_position_is_no_valid_one(rig: TwinRig) -> None:
@@ -174,7 +176,7 @@ def test_a_proof_of_loss_ends_where_a_newer_base_begins(rig: TwinRig) -> None:
             witness=Place(99),
         )
         append_record(producer, topic, seen)
-        with pytest.raises(BeyondEnd, match="seen another ledger"):
+        with pytest.raises(BeyondEnd, match="had seen the ledger up to 99"):
             client.read_end()
         append_record(
             producer,

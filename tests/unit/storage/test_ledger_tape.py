@@ -14,7 +14,7 @@ from statelog.environment import Environment
 from statelog.errors import BeyondEnd, DataLoss, Fenced, UncommittedChanges
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
-from statelog.schemas.ledger.place import LastRecord
+from statelog.schemas.ledger.place import ORIGIN, LastRecord
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.topic_policy import Truncation
 from statelog.storage import ledger_tape
@@ -27,7 +27,15 @@ from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import key_in, twin_rig
 
 _WRITERS = 20
-_COMMIT = Commit(epoch=0, nonce=b"n" * 16, base=NO_CHECKPOINT, checkpoint=Checkpoint(1, b"n" * 16), packed_extents=b"")
+_COMMIT = Commit.of(
+    epoch=0,
+    nonce=b"n" * 16,
+    base=NO_CHECKPOINT,
+    checkpoint=Checkpoint(1, b"n" * 16),
+    metadata={},
+    handles=[],
+    witness=ORIGIN,
+)
 
 
 def taped(offset: int, value: bytes = b"v") -> Taped:

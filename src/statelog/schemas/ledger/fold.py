@@ -10,12 +10,16 @@ Rules (a property test removes each guard in turn and sees the violation that it
 - A Mark folds to nothing. A Restart at or above its position ends every epoch, and no later Open may have seen an older
   one than it. A fold that began below that position has folded what does not count, and stops. So does one whose owner
   had followed another fold to above that position: what that took for valid may be void by the snapshot that counts.
+- Records are linked: each Open and each Commit names the place that its writer had folded. If the fold has another
+  record there, or ends below it, the ledger lost its tail and grew again. Only a Restart behind it settles that.
 
 Invariants:
 - Every reader that folds the same prefix has the same state, whether it starts at 0 or from a `LedgerState`.
 - Committed positions never go back, nor does `position`.
+- A record whose epoch is not live proves no loss: it may be one of an earlier log, or of a time before a Restart.
 """
 
+from array import array
 from collections.abc import Container, Iterable, Iterator
 from enum import StrEnum
 from functools import cached_property
@@ -38,6 +42,8 @@ from statelog.schemas.ledger.state import (
 from statelog.schemas.names import COPIER
 
 _MOST_PENDING_BYTES = 8 << 20
+_UNKNOWN = 0
+"""Stands for the hash of an offset that holds no record, or one whose hash the caller does not know."""
 MOST_OFFSETS = 1 << 56
 """No partition gets so far: at a hundred million records a second it takes two decades."""
 
@@ -63,13 +69,29 @@ class Void(NamedTuple):
     detail: str = ""
 
 
+class ProvedLoss(NamedTuple):
+    """The record at `offset` proves that the ledger lost others. `other` is the record that its writer had seen where
+    another one was folded.
+    """
+
+    offset: int
+    what: str
+    other: LastRecord | None = None
+
+
 class LedgerFold:
     """Folds records one by one. Holds no clients and does no I/O; `freeze` gives the state as a value."""
 
-    def __init__(self, identity: LogIdentity, state: LedgerState | None = None) -> None:
+    def __init__(self, identity: LogIdentity, state: LedgerState | None = None, last: LastRecord | None = None) -> None:
+        """`last` is the record right below the position of the state, if it is known."""
         state = state or LedgerState()
         self.identity = identity
         self.start = self.position = state.position
+        self.loss: ProvedLoss | None = None
+        """What proves that the ledger lost records, unless a Restart behind it settled that."""
+        self._first = last.offset if last else state.position
+        self._hashes = array("Q", [last.hash] if last else [])
+        """Those of all records from offset `_first` on, by offset."""
         self.accepted = state.accepted
         """The ranges that a person gave up."""
         self.restarted = state.restarted
@@ -145,16 +167,20 @@ class LedgerFold:
 
     # ---- folding
 
-    def apply(self, offset: int, record: LedgerRecord | None) -> Void | None:
-        """Fold the record at `offset` (None: a foreign one). Returns None if it is valid, else why it is void.
+    def apply(self, offset: int, record: LedgerRecord | None, record_hash: int = _UNKNOWN) -> Void | None:
+        """Fold the record at `offset` (None: a foreign one). Return None if it is valid, else why it is void.
 
-        Offsets may have gaps, but never go back. Raises OffsetGone for a Restart that the fold began below.
+        `record_hash` is the xxh3-64 of its value; without it no later witness is compared with this record. Offsets may
+        have gaps, but never go back. Raises OffsetGone for a Restart that the fold began below.
         """
         assert offset >= self.position, f"ledger offset {offset} lies below position {self.position}"
         if isinstance(record, Restart):
             self._restart(offset, record)
+        elif self.loss is None:
+            self.loss = self._contradiction(offset, record)
         void = self.check(record)
         self.position = offset + 1
+        self._note(offset, record_hash)
         if void is None:
             if isinstance(record, Commit):  # Nearly all are.
                 self._commit(offset, record)
@@ -175,17 +201,36 @@ class LedgerFold:
             return self._check_commit(record)
         return self._check_open(record) if isinstance(record, Open) else None
 
-    def contradiction(self, offset: int, record: LedgerRecord | None, last: LastRecord | None) -> str:
-        """What the record at `offset`, behind the one that was folded `last`, tells of a ledger that lost records;
-        nothing, mostly.
-        """
-        if isinstance(record, Open) and record.identity == self.identity:
-            position, seen = record.witness
-            is_known = seen is not None and last is not None and seen.offset == last.offset > self.restarted
-            if position > offset or (is_known and seen != last):
-                return f"an Open had seen another ledger up to {position}"
-        is_mark_gone = self.position == 0 and not isinstance(record, Mark)
-        return "the ledger does not begin with its mark" if is_mark_gone else ""
+    def hash_at(self, offset: int) -> int:
+        """Return the hash of the record that was folded at an offset; 0 if none was, or it is not known."""
+        at = offset - self._first
+        return self._hashes[at] if 0 <= at < len(self._hashes) else _UNKNOWN
+
+    def _note(self, offset: int, record_hash: int) -> None:
+        gap = offset - self._first - len(self._hashes)
+        if gap:
+            self._hashes.extend([_UNKNOWN] * gap)
+        self._hashes.append(record_hash)
+
+    def _contradiction(self, offset: int, record: LedgerRecord | None) -> "ProvedLoss | None":
+        """Return the loss that a record proves, if it does: what its writer knew is not what was folded."""
+        seen = None
+        if isinstance(record, Commit):
+            live = self._live.get(record.epoch)
+            seen = record.seen if live is not None and live.nonce == record.nonce else None
+        elif isinstance(record, Open) and record.identity == self.identity:
+            seen = (record.witness.position, *(record.witness.last or (-1, _UNKNOWN)))
+        if seen is not None:
+            position, last_offset, last_hash = seen
+            if position > offset:
+                return ProvedLoss(offset, f"the writer of a record had seen the ledger up to {position}")
+            known = self.hash_at(last_offset) if last_offset > self.restarted else _UNKNOWN
+            if known != last_hash and known != _UNKNOWN:
+                what = f"the writer of a record had seen another one at {last_offset}"
+                return ProvedLoss(offset, what, LastRecord(last_offset, last_hash))
+        if self.position == 0 and not isinstance(record, Mark):
+            return ProvedLoss(offset, "the ledger does not begin with its mark")
+        return None
 
     def _check_open(self, record: Open) -> Void | None:
         if record.identity != self.identity:
@@ -272,7 +317,7 @@ class LedgerFold:
             self._given_up.append((record.position, offset))
             self.check_followed(self.followed)
         self._live.clear()
-        self.restarted = offset
+        self.restarted, self.loss = offset, None
 
     def check_followed(self, position: int) -> None:
         """Raise OffsetGone if a Restart that was folded here may have given up what somebody had followed up to this

@@ -26,11 +26,11 @@ from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place
 from statelog.schemas.names import check_name
 
 _MAGIC = b"SLLG"
-_VERSION = 1
-_OPEN_VERSION = 2
-"""An Open names the record below its witness since version 2; one of version 1 is still read."""
+_LINKED = 2
+"""The version since which an Open names the record below its witness, and a Commit has a witness at all."""
 _PREFIX = struct.Struct("<4sBB2xQ")  # magic, version, kind, padding, xxh3-64 of all the rest
 _HEAD = struct.Struct("<q16sq16sq16sBxxxI")  # epoch, nonce, base id and nonce, checkpoint id and nonce, flags, extents
+_WITNESS = struct.Struct("<qqQ")  # position, offset and hash of the record below it
 _EXTENT = struct.Struct("<Iqq")
 _FRACTION = struct.Struct("<d")
 _FINAL = 1
@@ -104,8 +104,8 @@ class Commit:
     """Handles become part of history, in all partitions at once.
 
     `checkpoint` is the new checkpoint (id, and the nonce of the epoch that persisted it), `base` the one that it
-    continues. `packed_extents` are its `extents` as its record has them, because a plan keeps many commits, and the
-    collector visits each object of each. `body` is undecoded Avro: see `read_body`.
+    continues. `packed_extents` and `packed_witness` are its `extents` and its `witness` as its record has them, because
+    a plan keeps many commits, and the collector visits each object of each. `body` is undecoded Avro: see `read_body`.
     """
 
     epoch: int
@@ -113,6 +113,7 @@ class Commit:
     base: Checkpoint
     checkpoint: Checkpoint
     packed_extents: bytes
+    packed_witness: bytes
     final: bool = False
     has_meta: bool = False
     body: bytes = field(default=b"", repr=False)
@@ -120,12 +121,19 @@ class Commit:
     @property
     def size_bytes(self) -> int:
         """How large its record is."""
-        return _PREFIX.size + _HEAD.size + len(self.packed_extents) + len(self.body)
+        return _PREFIX.size + _HEAD.size + len(self.packed_witness) + len(self.packed_extents) + len(self.body)
 
     @property
     def extents(self) -> Sequence[Extent]:
         """One of each partition that it lists something in, ascending."""
         return cast("list[Extent]", list(_EXTENT.iter_unpack(self.packed_extents)))
+
+    @property
+    def seen(self) -> tuple[int, int, int]:
+        """The place in the ledger up to which its writer had folded: position, and offset (-1: not known) and hash of
+        the record below it. Every fold compares it, so it is no object.
+        """
+        return _WITNESS.unpack(self.packed_witness)
 
     @classmethod
     def of(
@@ -137,6 +145,7 @@ class Commit:
         checkpoint: Checkpoint,
         metadata: Metadata,
         handles: Sequence[Handle],
+        witness: Place,
         final: bool = False,
     ) -> "Commit":
         """The commit of `handles`, whose head follows from them."""
@@ -146,6 +155,7 @@ class Commit:
             base=base,
             checkpoint=checkpoint,
             packed_extents=pack_extents(_extents(entry for handle in handles for entry in handle.entries)),
+            packed_witness=_packed(witness),
             final=final,
             has_meta=any(step.meta for handle in handles for step in handle.steps),
             body=_body_bytes(metadata, handles),
@@ -273,11 +283,12 @@ def encode(record: LedgerRecord) -> bytes:
         case Open():
             others = {**record.last.to_fields("last"), **record.witness.to_fields("witness")}
             datum = datum_of(record, identity=datum_of(record.identity), **others)
-            return _seal(_Kind.OPEN, _OPENS.encode(datum), _OPEN_VERSION)
+            return _seal(_Kind.OPEN, _OPENS.encode(datum), _LINKED)
         case Commit():
             ids, flags = (*record.base, *record.checkpoint), _FINAL * record.final | _HAS_META * record.has_meta
             head = _HEAD.pack(record.epoch, record.nonce, *ids, flags, len(record.packed_extents) // _EXTENT.size)
-            return _seal(_Kind.COMMIT, b"".join((head, record.packed_extents, record.body)))
+            payload = b"".join((head, record.packed_witness, record.packed_extents, record.body))
+            return _seal(_Kind.COMMIT, payload, _LINKED)
         case AcceptLoss():
             datum = datum_of(record, ranges=[lost._asdict() for lost in record.ranges])
             return _seal(_Kind.ACCEPT_LOSS, _LOSSES.encode(datum))
@@ -296,15 +307,16 @@ def decode(value: bytes) -> LedgerRecord | None:
     _, version, kind, checksum = _PREFIX.unpack_from(value)
     if checksum != _checksum(version, kind, value[6:8] + value[_PREFIX.size :]):
         raise CorruptLedger("a ledger record's checksum differs", size_bytes=len(value))
-    if not 1 <= version <= (_OPEN_VERSION if kind == _Kind.OPEN else _VERSION) or kind not in _DECODERS:
+    read = _DECODERS.get((kind, version))
+    if read is None:
         raise UnknownFormat("a ledger record has an unknown version or kind", version=version, kind=kind)
     try:
-        return _DECODERS[kind](value[_PREFIX.size :])
+        return read(value[_PREFIX.size :])
     except (Corrupt, Misuse, struct.error) as error:
         raise CorruptLedger(f"a ledger record does not decode: {error}", size_bytes=len(value)) from error
 
 
-def _seal(kind: _Kind, payload: bytes, version: int = _VERSION) -> bytes:
+def _seal(kind: _Kind, payload: bytes, version: int = 1) -> bytes:
     return _PREFIX.pack(_MAGIC, version, kind, _checksum(version, kind, b"\0\0" + payload)) + payload
 
 
@@ -321,9 +333,21 @@ def _decode_open(payload: bytes) -> Open:
     return Open(**dict[str, Any](datum, partitions=partitions, identity=identity, witness=witness))
 
 
+def _packed(witness: Place) -> bytes:
+    return _WITNESS.pack(witness.position, *(witness.last or (-1, 0)))
+
+
+_NO_WITNESS = _packed(ORIGIN)
+
+
+def _decode_commit_1(payload: bytes) -> Commit:
+    return _decode_commit(b"".join((payload[: _HEAD.size], _NO_WITNESS, payload[_HEAD.size :])))
+
+
 def _decode_commit(payload: bytes) -> Commit:
     epoch, nonce, base_id, base_nonce, checkpoint_id, checkpoint_nonce, flags, count = _HEAD.unpack_from(payload)
-    end = _HEAD.size + count * _EXTENT.size
+    start = _HEAD.size + _WITNESS.size
+    end = start + count * _EXTENT.size
     if count > _MOST_EXTENTS or end > len(payload):
         raise Corrupt("a commit's head names more extents than it holds", extents=count)
     return Commit(
@@ -331,7 +355,8 @@ def _decode_commit(payload: bytes) -> Commit:
         nonce=nonce,
         base=Checkpoint(base_id, base_nonce),
         checkpoint=Checkpoint(checkpoint_id, checkpoint_nonce),
-        packed_extents=payload[_HEAD.size : end],
+        packed_extents=payload[start:end],
+        packed_witness=payload[_HEAD.size : start],
         final=bool(flags & _FINAL),
         has_meta=bool(flags & _HAS_META),
         body=payload[end:],
@@ -346,10 +371,13 @@ def _decode_loss(payload: bytes) -> AcceptLoss:
     return AcceptLoss(ranges=ranges, reason=datum["reason"], operator=datum["operator"])
 
 
-_DECODERS: dict[int, Callable[[bytes], LedgerRecord]] = {
-    _Kind.OPEN: _decode_open,
-    _Kind.COMMIT: _decode_commit,
-    _Kind.ACCEPT_LOSS: _decode_loss,
-    _Kind.MARK: lambda payload: Mark(**_MARKS.decode_whole(payload)),
-    _Kind.RESTART: lambda payload: Restart(**_RESTARTS.decode_whole(payload)),
+_DECODERS: dict[tuple[int, int], Callable[[bytes], LedgerRecord]] = {
+    (_Kind.OPEN, 1): _decode_open,
+    (_Kind.OPEN, _LINKED): _decode_open,
+    (_Kind.COMMIT, 1): _decode_commit_1,
+    (_Kind.COMMIT, _LINKED): _decode_commit,
+    (_Kind.ACCEPT_LOSS, 1): _decode_loss,
+    (_Kind.MARK, 1): lambda payload: Mark(**_MARKS.decode_whole(payload)),
+    (_Kind.RESTART, 1): lambda payload: Restart(**_RESTARTS.decode_whole(payload)),
 }
+"""By kind and version."""
