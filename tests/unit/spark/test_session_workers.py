@@ -438,6 +438,17 @@ def test_a_plain_write_that_failed_bars_nobody_by_what_was_to_settle_it(place: P
     assert commit_write(two, [result]), "and it ends nobody else's"
 
 
+def test_a_plain_write_within_a_query_is_told_of(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """It is committed again with each repetition of its batch, unless it has a checkpoint id."""
+    rig = place("memory://a")
+    plain = replace(_options("memory://a", 0), batch_id=None)
+    result = _written(rig, plain)
+    assert commit_write(replace(plain, checkpoint_id=1), [result])
+    assert "foreachBatch" not in caplog.text
+    assert commit_write(plain, [_written(rig, plain)])
+    assert "a plain write in foreachBatch is repeated with its batch: use upsert" in caplog.text
+
+
 def test_a_plain_write_without_a_task_bars_nobody(place: Place) -> None:
     """Spark runs none for a DataFrame without a partition: nothing is committed, and the write is not under way."""
     rig = place("memory://a")

@@ -1,9 +1,13 @@
 """What a table's keys and values are is told to type checkers by the options of its log: `make check` proves it."""
 
-from typing import Any, assert_type
+from dataclasses import asdict, dataclass
+from typing import Any, assert_type, cast
+
+import pytest
 
 import statelog
-from statelog import Table
+from statelog import Table, Writer
+from statelog.errors import InvalidChange
 from statelog.storage import LogOptions, Where
 from statelog.tables import Worker
 from tests.support.rigs.log import twin_rig
@@ -28,3 +32,20 @@ def test_a_table_has_the_types_of_its_options() -> None:
         assert_type(table, Table[str, dict[str, Any]])
         table["a"] = {"amount": 1}
         assert table["a"] == {"amount": 1}
+
+
+@dataclass(frozen=True)
+class _Order:
+    amount: int
+
+
+def test_an_object_as_a_value_is_refused_with_a_way_to_store_it() -> None:
+    """By a table and by a writer: the hint names what makes a dict of it, and that is taken."""
+    rig = twin_rig("typed")
+    options, order = LogOptions(key_type="string", value_schema=_SCHEMA), cast("Any", _Order(amount=1))
+    with statelog.table("typed", rig.where(), create=options) as table:
+        with pytest.raises(InvalidChange, match=r"dataclasses\.asdict\(value\)"):
+            table["a"] = order
+        table["a"] = asdict(order)
+    with rig.open() as log, Writer(log, "w") as writer, pytest.raises(InvalidChange, match=r"dataclasses\.asdict\("):
+        writer.put("b", order)
