@@ -14,7 +14,7 @@ from statelog.spark.session import register
 from statelog.spark.sink import Upsert, upsert
 from statelog.storage.log.log import Log
 from tests.support.services.broker import Broker
-from tests.support.spark.rig import SparkLog, forget_last_commit, read_stream, run_stream, scattered, write_batches
+from tests.support.spark.rig import SparkLog, forget_last_commit, read_stream, run_sink, run_stream, write_batches
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -23,12 +23,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 def rig(broker: Broker, log_name: str, tmp_path: Path) -> SparkLog:
     """A small log of this test's own."""
     return SparkLog.create(log_name, broker.bootstrap, tmp_path)
-
-
-def stream(spark: SparkSession, rig: SparkLog, directory: Path, **options: str) -> None:
-    """Run the files in `directory`/input through the sink, in two tasks."""
-    given = {**rig.options, "writerId": "job", "uniqueKeys": "true", **options}
-    run_stream(scattered(read_stream(spark, directory / "input")), "statelog", given, directory / "checkpoint")
 
 
 def run(df: DataFrame, function: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
@@ -61,26 +55,26 @@ def test_a_query_that_spark_repeats_or_moves_loses_no_row(spark: SparkSession, r
     with both counts; and so is the query once its log was made anew, until a person says that nothing is missing.
     """
     write_batches(tmp_path / "input", [[(1, 1)], [(2, 2)]])
-    stream(spark, rig, tmp_path)
+    run_sink(spark, rig, tmp_path)
     last = rig.last_commit("job")
     forget_last_commit(tmp_path / "checkpoint")
-    stream(spark, rig, tmp_path)
+    run_sink(spark, rig, tmp_path)
     assert rig.last_commit("job") == last, "the same rows are the replay that Spark makes"
 
     forget_last_commit(tmp_path / "checkpoint")
     write_batches(tmp_path / "input", [[(2, 3), (4, 4)]], first=1)
-    error = refused(CheckpointMismatch, "not those that were committed", lambda: stream(spark, rig, tmp_path))
+    error = refused(CheckpointMismatch, "not those that were committed", lambda: run_sink(spark, rig, tmp_path))
     assert (error.facts["rows"], error.facts["committed_rows"]) == (2, 1)
     assert rig.numbers() == {1: 1, 2: 2}
-    stream(spark, rig, tmp_path, allowChangedReplay="true")
+    run_sink(spark, rig, tmp_path, allowChangedReplay="true")
     assert rig.numbers() == {1: 1, 2: 2}
 
     Log.delete(rig.log.name, rig.where)
     anew = SparkLog.create(rig.log.name, rig.bootstrap, tmp_path)
     write_batches(tmp_path / "input", [[(5, 5)]], first=2)
-    refused(CheckpointMismatch, "batches 0 to 1 .*takeOverFrom=none", lambda: stream(spark, rig, tmp_path))
+    refused(CheckpointMismatch, "batches 0 to 1 .*takeOverFrom=none", lambda: run_sink(spark, rig, tmp_path))
     assert anew.state() == {}
-    stream(spark, rig, tmp_path, takeOverFrom="none")
+    run_sink(spark, rig, tmp_path, takeOverFrom="none")
     assert anew.numbers() == {5: 5}
 
 

@@ -20,6 +20,7 @@ from tests.support.spark.rig import (
     fold_rows,
     forget_last_commit,
     read_stream,
+    run_sink,
     run_stream,
     scattered,
     write_batches,
@@ -40,17 +41,11 @@ def rig(broker: Broker, log_name: str, tmp_path: Path) -> SparkLog:
     return SparkLog.create(log_name, broker.bootstrap, tmp_path)
 
 
-def stream(spark: SparkSession, rig: SparkLog, directory: Path, **options: str) -> None:
-    """Run the files in `directory`/input through the sink, in two tasks."""
-    given = {**rig.options, "writerId": "job", "uniqueKeys": "true", **options}
-    run_stream(scattered(read_stream(spark, directory / "input")), "statelog", given, directory / "checkpoint")
-
-
 def test_every_micro_batch_is_one_commit(spark: SparkSession, rig: SparkLog, tmp_path: Path) -> None:
     """Three batches are one Open and three Commits; a replayed one and a restart add nothing but what is new."""
     write_batches(tmp_path / "input", BATCHES)
     begun = rig.ledger_end()
-    stream(spark, rig, tmp_path)
+    run_sink(spark, rig, tmp_path)
     assert rig.numbers() == fold_rows(BATCHES)
     assert rig.ledger_end() == begun + 4, "the epoch is opened once for all batches of a run"
     last = rig.last_commit("job")
@@ -60,7 +55,7 @@ def test_every_micro_batch_is_one_commit(spark: SparkSession, rig: SparkLog, tmp
     assert forget_last_commit(tmp_path / "checkpoint") == 2
     more: list[list[Row]] = [[(1, 111), (2, None)]]
     write_batches(tmp_path / "input", more, first=3)
-    stream(spark, rig, tmp_path)
+    run_sink(spark, rig, tmp_path)
     assert rig.numbers() == fold_rows(BATCHES + more)
     newest = rig.last_commit("job")
     assert newest is not None
@@ -95,18 +90,18 @@ def test_a_strange_query_is_refused_until_it_takes_over(spark: SparkSession, rig
     """A writer belongs to one query; another is told whose it is, and may take over by naming that query."""
     one, two = tmp_path / "one", tmp_path / "two"
     write_batches(one / "input", [[(1, 1)], [(2, 2)]])
-    stream(spark, rig, one)
+    run_sink(spark, rig, one)
     write_batches(two / "input", [[(3, 3)]])
     with pytest.raises(StreamingQueryException, match="takeOverFrom"):
-        stream(spark, rig, two)
+        run_sink(spark, rig, two)
     assert rig.numbers() == {1: 1, 2: 2}
 
     last = rig.last_commit("job")
     assert last is not None
-    stream(spark, rig, two, takeOverFrom=str(last.metadata["queryId"]))
+    run_sink(spark, rig, two, takeOverFrom=str(last.metadata["queryId"]))
     assert rig.numbers() == {1: 1, 2: 2, 3: 3}
     forget_last_commit(two / "checkpoint")
-    stream(spark, rig, two, takeOverFrom=str(last.metadata["queryId"]))
+    run_sink(spark, rig, two, takeOverFrom=str(last.metadata["queryId"]))
     newest = rig.last_commit("job")
     assert newest is not None
     assert newest.checkpoint.id == 3, "the replay of a batch whose checkpoint was shifted is recognised too"
@@ -143,7 +138,7 @@ def test_a_query_that_was_taken_over_is_told(spark: SparkSession, rig: SparkLog,
         assert error.facts == {"writer": "job", "by_writer": "job"}
     finally:
         query.stop()
-    stream(spark, rig, tmp_path)
+    run_sink(spark, rig, tmp_path)
     assert rig.numbers() == {1: 1, 2: 2}
 
 

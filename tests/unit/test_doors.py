@@ -42,8 +42,8 @@ def _expected() -> dict[int, object]:
     return {key: {"n": key, "tags": ["t"]} for key in range(_ROWS)}
 
 
-def _writer_append_batch(log: Log) -> Iterator[tuple[object, object]]:
-    with Writer(log, "w") as writer:
+def _writer_append_batch(log: Log, settings: WriterSettings | None = None) -> Iterator[tuple[object, object]]:
+    with Writer(log, "w", settings=settings) as writer:
         keys = _batch(writer.append_batch)
         yield HANDED_IN
         keys[:] = -1
@@ -53,12 +53,7 @@ def _writer_append_batch(log: Log) -> Iterator[tuple[object, object]]:
 
 def _writer_append_batch_at_once(log: Log) -> Iterator[tuple[object, object]]:
     """The same of a table that is too large to be copied."""
-    with Writer(log, "w", settings=WriterSettings(roll_bytes=4 << 10)) as writer:
-        keys = _batch(writer.append_batch)
-        yield HANDED_IN
-        keys[:] = -1
-        writer.commit()
-        yield _state(log), _expected()
+    return _writer_append_batch(log, WriterSettings(roll_bytes=4 << 10))
 
 
 def _task_append_batch(log: Log) -> Iterator[tuple[object, object]]:

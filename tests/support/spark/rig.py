@@ -28,6 +28,7 @@ __all__ = [
     "fold_rows",
     "forget_last_commit",
     "read_stream",
+    "run_sink",
     "run_stream",
     "scattered",
     "write_batches",
@@ -169,6 +170,12 @@ def run_stream(
         assert query.awaitTermination(timeout_s), f"the query did not end within {timeout_s} s"
     finally:
         query.stop()
+
+
+def run_sink(spark: SparkSession, rig: SparkLog, directory: Path, **options: str) -> None:
+    """Run the files in `directory`/input through the sink, in two tasks."""
+    given = {**rig.options, "writerId": "job", "uniqueKeys": "true", **options}
+    run_stream(scattered(read_stream(spark, directory / "input")), "statelog", given, directory / "checkpoint")
 
 
 def forget_last_commit(checkpoint: Path) -> int:

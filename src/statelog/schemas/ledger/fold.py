@@ -219,7 +219,7 @@ class LedgerFold:
             live = self._live.get(record.epoch)
             seen = record.seen if live is not None and live.nonce == record.nonce else None
         elif isinstance(record, Open) and record.identity == self.identity:
-            seen = (record.witness.position, *(record.witness.last or (-1, _UNKNOWN)))
+            seen = record.witness.numbers
         if seen is not None:
             position, last_offset, last_hash = seen
             if position > offset:

@@ -72,6 +72,11 @@ class Place(NamedTuple):
         """The hash of the record below, as formats have it: little-endian, zeros if it is not known."""
         return (0 if self.last is None else self.last.hash).to_bytes(8, "little")
 
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """Position, and offset and hash of the record below: -1 and 0 if it is not known."""
+        return (self.position, *(self.last or (-1, 0)))
+
     def to_fields(self, name: str) -> dict[str, int | bytes]:
         """As the fields of a record that has one by this name."""
         return {name: self.position, f"{name}_offset": self.last_offset, f"{name}_hash": self.last_hash}

@@ -130,8 +130,8 @@ class Commit:
 
     @property
     def seen(self) -> tuple[int, int, int]:
-        """The place in the ledger up to which its writer had folded: position, and offset (-1: not known) and hash of
-        the record below it. Every fold compares it, so it is no object.
+        """The place in the ledger up to which its writer had folded, as `Place.numbers`: every fold compares it, so it
+        is no object.
         """
         return _WITNESS.unpack(self.packed_witness)
 
@@ -334,7 +334,7 @@ def _decode_open(payload: bytes) -> Open:
 
 
 def _packed(witness: Place) -> bytes:
-    return _WITNESS.pack(witness.position, *(witness.last or (-1, 0)))
+    return _WITNESS.pack(*witness.numbers)
 
 
 _NO_WITNESS = _packed(ORIGIN)
