@@ -75,7 +75,8 @@ class Place(NamedTuple):
     @property
     def numbers(self) -> tuple[int, int, int]:
         """Position, and offset and hash of the record below: -1 and 0 if it is not known."""
-        return (self.position, *(self.last or (-1, 0)))
+        last_offset, last_hash = self.last or (-1, 0)
+        return self.position, last_offset, last_hash
 
     def to_fields(self, name: str) -> dict[str, int | bytes]:
         """As the fields of a record that has one by this name."""
