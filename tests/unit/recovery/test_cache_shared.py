@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import BinaryIO
 
 import pytest
@@ -85,6 +86,7 @@ class _World:
     def __init__(self, base: Path, kind: str = "memory") -> None:
         self.base = base / "cache"
         self.base.mkdir()
+        self._threads_before = janitors()
         self.cluster = MemoryCluster()
         self.disk = MemoryDisk(lambda: 1000.0)
         self.kind, self.root = kind, base / "root"
@@ -122,6 +124,10 @@ class _World:
         """What lies in the cache's base."""
         return list(self.base.iterdir())
 
+    def threads(self) -> list[Thread]:
+        """Give the threads of caches that this world started and that are alive."""
+        return janitors(self._threads_before)
+
 
 @pytest.mark.parametrize("kind", ["memory", "local"])
 def test_concurrent_recoveries_fetch_each_file_once(tmp_path: Path, kind: str) -> None:
@@ -141,7 +147,7 @@ def test_concurrent_recoveries_fetch_each_file_once(tmp_path: Path, kind: str) -
         states = list(pool.map(read, range(RECOVERIES)))
     assert states == [world.rig.state_at(world.rig.end(), groups) for groups in wanted]
     assert (world.reads.downloads, world.reads.opens) == (world.once, {})
-    assert (world.left(), janitors(), list_leases(world.rig.log.store)) == ([], [], [])
+    assert (world.left(), world.threads(), list_leases(world.rig.log.store)) == ([], [], [])
 
 
 def test_whoever_holds_the_cache_keeps_the_files(tmp_path: Path) -> None:
@@ -154,7 +160,7 @@ def test_whoever_holds_the_cache_keeps_the_files(tmp_path: Path) -> None:
     assert world.left() == []
     assert recover(world.rig.log, settings=world.settings).to_dict() == world.expected
     assert world.reads.downloads == dict.fromkeys(world.once, 2)
-    assert (world.left(), janitors()) == ([], [])
+    assert (world.left(), world.threads()) == ([], [])
 
 
 def test_a_recovery_can_be_filled_again(tmp_path: Path) -> None:
@@ -179,7 +185,7 @@ def test_a_stream_shares_the_cache_and_leaves_it(tmp_path: Path, portions: int |
             rows += portion.changes.num_rows
     assert rows == len(world.expected) or portions == 1
     assert (world.reads.downloads, world.reads.opens) == (world.once, {})
-    assert (world.left(), janitors(), list_leases(world.rig.log.store)) == ([], [], [])
+    assert (world.left(), world.threads(), list_leases(world.rig.log.store)) == ([], [], [])
 
 
 def test_without_a_cache_nothing_is_downloaded(tmp_path: Path) -> None:
@@ -294,7 +300,7 @@ def test_a_failing_recovery_leaves_nothing(tmp_path: Path) -> None:
     recovery = recover(world.rig.log, settings=settings, on_progress=fail)
     with pytest.raises(RuntimeError, match="the caller's own"):
         recovery.to_dict()
-    assert (world.left(), janitors(), list_leases(world.rig.log.store)) == ([], [], [])
+    assert (world.left(), world.threads(), list_leases(world.rig.log.store)) == ([], [], [])
 
 
 def test_a_failure_during_a_download_leaves_no_reader(tmp_path: Path) -> None:
