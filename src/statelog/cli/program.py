@@ -40,7 +40,6 @@ COMMANDS: Mapping[str, str] = {
     "drill": "Restore a log into nothing, timed, in two ways, and compare.",
     "dev": "Start, stop or show the development broker.",
     "completion": "Print what a shell reads to complete this command.",
-    "man": "Write the manual pages.",
     "version": "Print the versions of statelog and its dependencies.",
 }
 """Name to what the overview says about it."""
@@ -49,7 +48,7 @@ SECTIONS: Mapping[str, str] = {
     "Look": "list describe get follow diff watch recover serve",
     "Run": "materialize evolve truncate subscriptions drill",
     "Check and repair": "doctor verify copy accept-loss delete",
-    "The command itself": "completion man version",
+    "The command itself": "completion version",
 }
 """The sections of the overview, and the commands in each."""
 _HOMES = {
@@ -65,7 +64,6 @@ _HOMES = {
     "verify": "recover",
     "drill": "recover:drilled",
     "completion": "shell",
-    "man": "shell",
     "version": "shell:print_versions",
 }
 """The modules that hold more than one command, each under its name, or the one behind the colon."""

@@ -1,4 +1,4 @@
-"""`statelog completion` and `statelog man`: what a shell reads, and the pages, have every command and every option."""
+"""`statelog completion`, the overview of the commands, and the names that are close to one."""
 
 import os
 import re
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -70,23 +69,6 @@ def _completed(*words: str, **variables: str) -> set[str]:
     told = subprocess.run([sys.executable, "-c", CALL], env=environment, capture_output=True, text=True, check=True)
     assert not told.stderr
     return {line.partition(",")[2] for line in told.stdout.splitlines() if line}
-
-
-def test_every_command_and_option_has_its_page(tmp_path: Path) -> None:
-    """In roff: no line is taken for a request that is text."""
-    found = CliRunner().invoke(program, ["man", str(tmp_path / "man1")])
-    assert found.exit_code == 0, found.output
-    pages = {path.stem: path.read_text("utf-8") for path in (tmp_path / "man1").glob("*.1")}
-    assert {f"statelog-{name}" for name in COMMANDS} <= pages.keys()
-    assert {"statelog", "statelog-dev-start"} <= pages.keys()
-    context = click.Context(program, **program.context_settings)
-    for name in COMMANDS:
-        command, page = program.get_command(context, name), pages[f"statelog-{name}"].replace("\\-", "-")
-        assert command is not None
-        options = [one for one in command.params if isinstance(one, click.Option)]
-        assert all(option in page for one in options for option in one.opts)
-    requests = {line.split(" ")[0] for page in pages.values() for line in page.splitlines() if re.match(r"[.']", line)}
-    assert requests == {".TH", ".SH", ".PP", ".TP", ".B"}
 
 
 @pytest.mark.parametrize(
