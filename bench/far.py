@@ -11,8 +11,8 @@ from bench.logs import bench_log
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.workload import batches, pairs
-from statelog.testing import Provider
-from statelog.testing.proxy import ProviderProxy
+from tests.support.providers.provider import Provider
+from tests.support.providers.proxy import ProviderProxy
 
 __all__ = ["latency_far"]
 

@@ -15,7 +15,7 @@ from statelog.storage.log.log import Log
 from statelog.storage.measured import MeasuredKafka
 from statelog.storage.run_writer import RunWriter
 from statelog.tables import Loading
-from statelog.testing.provider import Provider
+from tests.support.providers.provider import Provider
 from tests.support.rigs.kafka import World, broker_world, memory_world, spec_of
 from tests.support.rigs.log import LogRig, ports_closed, real_rig, twin_rig
 from tests.support.rigs.table import TableRig

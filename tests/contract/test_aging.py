@@ -41,8 +41,9 @@ from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
-from statelog.testing.provider import APACHE, MSK_EXPRESS, WARPSTREAM, Provider
 from statelog.testing.store import MemoryDisk, MemoryStore
+from tests.support.providers.cluster import ProviderCluster
+from tests.support.providers.provider import APACHE, MSK_EXPRESS, WARPSTREAM, Provider
 from tests.support.rigs.log import LogRig, key_in, keys_in, settings_for
 from tests.support.samples.chunks import mutations
 from tests.support.told import lines, told
@@ -62,7 +63,7 @@ class Aging:
     model: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
 
     def __post_init__(self) -> None:
-        self.cluster = MemoryCluster(provider=self.provider, clock=self.clock)
+        self.cluster = ProviderCluster(self.provider, clock=self.clock)
         self._disk = MemoryDisk(self.clock)
         self.environment = Environment(wall_clock=self.clock)
 

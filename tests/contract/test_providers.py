@@ -14,10 +14,11 @@ from statelog.schemas.topic_policy import TopicRole, Waiver, topic_config
 from statelog.storage import LogOptions, Where
 from statelog.storage.log import topics
 from statelog.storage.log.log import Log
-from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import TRUE, Answer, Call
 from statelog.testing.kafka import MemoryKafka
-from statelog.testing.provider import (
+from statelog.testing.store import MemoryDisk, MemoryStore
+from tests.support.providers.cluster import ProviderCluster
+from tests.support.providers.provider import (
     APACHE,
     CONFLUENT_CLOUD,
     CONFLUENT_CLOUD_STANDARD,
@@ -27,7 +28,6 @@ from statelog.testing.provider import (
     WARPSTREAM_LIGHTNING,
     Provider,
 )
-from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.kafka import broker_world
 from tests.support.rigs.log import live
 from tests.support.services.broker import Broker
@@ -40,7 +40,7 @@ class Twin:
     """A service with one place for logs."""
 
     def __init__(self, provider: Provider) -> None:
-        self.cluster = MemoryCluster(provider=provider)
+        self.cluster = ProviderCluster(provider)
         self._disk = MemoryDisk(lambda: 1000.0)
 
     def where(self, *waived: str) -> Where:

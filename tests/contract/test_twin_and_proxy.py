@@ -16,11 +16,11 @@ from statelog.errors import StatelogError
 from statelog.schemas.topic_policy import NO_TOPIC_ID, TopicRole, topic_config
 from statelog.storage.kafka import Kafka, TopicSpec
 from statelog.storage.log.where import Where
-from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
-from statelog.testing.provider import SERVICES, Provider
-from statelog.testing.proxy import ProviderProxy
 from statelog.testing.store import MemoryDisk, MemoryStore
+from tests.support.providers.cluster import ProviderCluster
+from tests.support.providers.provider import SERVICES, Provider
+from tests.support.providers.proxy import ProviderProxy
 from tests.support.rigs.kafka import broker_world
 from tests.support.rigs.log import UNSAFE, live
 from tests.support.services.broker import Broker
@@ -81,7 +81,7 @@ def test_a_program_meets_the_same(
 ) -> None:
     """On the twin, and through the proxy on a real broker."""
     allowed, name = (*UNSAFE, *waived), f"met-{uuid.uuid4().hex[:8]}"
-    cluster, disk = MemoryCluster(provider=provider), MemoryDisk(lambda: 1000.0)
+    cluster, disk = ProviderCluster(provider), MemoryDisk(lambda: 1000.0)
 
     def twin() -> Where:
         kafka, store = MemoryKafka(cluster=cluster), MemoryStore(disk, name)
@@ -102,7 +102,7 @@ def test_a_topic_is_told_the_same(provider: Provider, broker: Broker) -> None:
     """Which settings it has, and whether it has an id."""
     with ProviderProxy(broker.bootstrap, provider) as proxy, closing(broker_world(proxy.bootstrap).kafka) as real:
         through_proxy = _told(real, provider)
-    assert through_proxy == _told(MemoryKafka(cluster=MemoryCluster(provider=provider)), provider)
+    assert through_proxy == _told(MemoryKafka(cluster=ProviderCluster(provider)), provider)
 
 
 def _told(kafka: Kafka, provider: Provider) -> tuple[Mapping[str, str | None], bool]:

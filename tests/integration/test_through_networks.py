@@ -15,8 +15,8 @@ from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.storage import LogOptions
 from statelog.storage.log.log import Log
-from statelog.testing.provider import Provider
-from statelog.testing.proxy import ProviderProxy
+from tests.support.providers.provider import Provider
+from tests.support.providers.proxy import ProviderProxy
 from tests.support.rigs.log import LogRig, real_rig, settings_for
 from tests.support.services.broker import Broker
 from tests.support.services.proxied import BUSY, FAR, ROUGH, Proxies

@@ -18,7 +18,6 @@ from statelog.testing.faults import (
 )
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.process import ProcessId
-from statelog.testing.provider import Provider
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore
 from statelog.testing.twin import Crash, StillClock, Twin, crash_at, environment
 
@@ -37,7 +36,6 @@ __all__ = [
     "MemoryKafka",
     "MemoryStore",
     "ProcessId",
-    "Provider",
     "QuestionHook",
     "ScriptedFaults",
     "ScriptedQuestions",

@@ -26,7 +26,6 @@ from statelog.testing.faults import (
     ScriptedFaults,
     SendAttempt,
 )
-from statelog.testing.provider import APACHE, Provider
 
 _RECORD_OVERHEAD_BYTES = 70
 _DEFAULT_TOPIC_CONFIG = {
@@ -136,13 +135,9 @@ class MemoryCluster:
         faults: Faults | None = None,
         clock: Callable[[], float] | None = None,
         questions: QuestionHook | None = None,
-        provider: Provider = APACHE,
     ) -> None:
-        """`clock`, in seconds since 1970, stamps the records of topics that ask for it; without one nothing does.
-        `provider` is the service whose terms it has.
-        """
+        """`clock`, in seconds since 1970, stamps the records of topics that ask for it; without one nothing does."""
         self.cluster_id = cluster_id
-        self.provider = provider
         self.questions = questions
         self._clock = clock
         self.faults: Faults = faults if faults is not None else ScriptedFaults()
@@ -195,7 +190,6 @@ class MemoryCluster:
         """Make a topic with an id of its own. Raises AlreadyExists, ConfigError."""
         if spec.name in self._topics:
             raise AlreadyExists(f"topic {spec.name} exists already", topic=spec.name)
-        self.provider.check_settings(spec.name, spec.config)
         self._remember(spec.name)
         self._made_topics += 1
         logs = [PartitionLog(partition) for partition in range(spec.partitions)]
@@ -213,10 +207,10 @@ class MemoryCluster:
             return None
         return TopicDescription(
             name=topic,
-            topic_id=self.provider.topic_id(found.topic_id),
+            topic_id=found.topic_id,
             partitions=len(found.logs),
             replication_factor=found.spec.replication_factor,
-            config=self.provider.told({**_DEFAULT_TOPIC_CONFIG, **found.spec.config}),
+            config={**_DEFAULT_TOPIC_CONFIG, **found.spec.config},
             in_sync=tuple(max(0, found.spec.replication_factor - log.lagging) for log in found.logs),
         )
 
@@ -250,8 +244,6 @@ class MemoryCluster:
             sending.outcome = Delivery(_UNKNOWN, -1, "_MSG_TIMED_OUT: timed out in the queue")
         elif sending.fate is Fate.FATAL:
             sending.outcome = Delivery(_UNKNOWN, -1, "_FATAL: the client gave up")
-        elif self.provider.places_late:
-            self._place_late(sending)
         elif sending.fate is Fate.DELAY or any(before.lane == sending.lane for before in self._held):
             self._held.append(sending)
         else:
@@ -384,14 +376,6 @@ class MemoryCluster:
             outcome = Delivery(DeliveryStatus.OK, offset, "") if lost is None else Delivery(_UNKNOWN, -1, lost)
         if sending.outcome is None:
             sending.outcome = outcome
-
-    def _place_late(self, sending: Sending) -> None:
-        """Acknowledge it with the place that it has if nothing comes between; `release` gives it its own."""
-        attempt = sending.attempt
-        ahead = sum(held.lane[1:] == sending.lane[1:] for held in self._held)
-        offset = self.log(attempt.topic, attempt.partition).end + ahead
-        sending.outcome = Delivery(DeliveryStatus.OK, offset, "")
-        self._held.append(sending)
 
     def _setting(self, topic: str, name: str) -> str:
         return {**_DEFAULT_TOPIC_CONFIG, **self._topics[topic].spec.config}[name]

@@ -3,8 +3,8 @@
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
-from statelog.testing.provider import Provider
-from statelog.testing.proxy import ProviderProxy
+from tests.support.providers.provider import Provider
+from tests.support.providers.proxy import ProviderProxy
 
 __all__ = ["NETWORKS", "ROUGH", "Proxies", "open_proxies"]
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from statelog.testing.proxy import FrameProxy, Link, abort, read_frame
+from tests.support.providers.proxy import FrameProxy, Link, abort, read_frame
 
 __all__ = ["API_KEYS", "Deed", "TcpProxy"]
 

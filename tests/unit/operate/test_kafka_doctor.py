@@ -15,11 +15,14 @@ from statelog.operate.kafka_needs import KafkaAnswers, Need, findings
 from statelog.operate.kafka_probe import ThrowAwayTopics, ask_kafka
 from statelog.schemas.topic_policy import Waiver, parse_waivers
 from statelog.storage.kafka import Kafka, TopicSpec
-from statelog.testing import provider as providers
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import UNAVAILABLE, Fate, ScriptedFaults, ScriptedQuestions
 from statelog.testing.kafka import MemoryKafka
-from statelog.testing.provider import (
+from statelog.testing.store import MemoryDisk, MemoryStore
+from tests.support.documents import DOCS
+from tests.support.providers import provider as providers
+from tests.support.providers.cluster import ProviderCluster
+from tests.support.providers.provider import (
     APACHE,
     CONFLUENT_CLOUD,
     CONFLUENT_CLOUD_STANDARD,
@@ -29,8 +32,6 @@ from statelog.testing.provider import (
     WARPSTREAM_LIGHTNING,
     Provider,
 )
-from statelog.testing.store import MemoryDisk, MemoryStore
-from tests.support.documents import DOCS
 from tests.support.told import lines
 
 PROFILES = tuple(one for one in vars(providers).values() if isinstance(one, Provider))
@@ -78,7 +79,7 @@ def _asked(kafka: Kafka, waived: frozenset[Waiver], named: str, replicas: int) -
 
 def on(provider: Provider) -> MemoryCluster:
     """A cluster of this service."""
-    return MemoryCluster(provider=provider, clock=time.time)
+    return ProviderCluster(provider, clock=time.time)
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,8 @@ from statelog.storage.kafka.group import group_settings
 from statelog.tables.group.context import DescribedInput, InputStart, InputTopic, check_fits, check_identified
 from statelog.tables.group.schedule import FAILURES_MAX, IN_USE_MAX_S, OpenSchedule
 from statelog.testing import Twin
-from statelog.testing.cluster import MemoryCluster
-from statelog.testing.provider import Provider
+from tests.support.providers.cluster import ProviderCluster
+from tests.support.providers.provider import Provider
 
 LOG = {"bootstrap.servers": "log:9092", "security.protocol": "SSL", "linger.ms": "5"}
 INPUT = DescribedInput(topic="words", topic_id="id", partitions=3)
@@ -144,7 +144,7 @@ def test_an_input_without_an_id() -> None:
     for known, waived in ((INPUT, ()), (unknown, [Waiver.TOPIC_IDS])):
         check_identified(known, waived)
     twin = Twin()
-    twin.cluster = MemoryCluster(provider=Provider(name="without ids", has_topic_ids=False))
+    twin.cluster = ProviderCluster(Provider(name="without ids", has_topic_ids=False))
     twin.create_topic("words")
     with pytest.raises(UnsafeTopic, match="if it is made anew"):
         statelog.worker("counts", twin.where(), topic="words", create=True)

@@ -24,8 +24,8 @@ from functools import partial
 from typing import NamedTuple
 
 from statelog.closing import Closing
-from statelog.testing.provider import Provider
-from statelog.testing.terms import API_KEYS, Deal, Head, Place, ServiceTerms, correlation_of, head_of
+from tests.support.providers.provider import Provider
+from tests.support.providers.terms import API_KEYS, Deal, Head, Place, ServiceTerms, correlation_of, head_of
 
 _PRODUCE = API_KEYS["Produce"]
 _FOREVER_S = float("inf")

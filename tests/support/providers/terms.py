@@ -15,17 +15,12 @@ from datetime import timedelta
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from statelog.errors import ConfigError
-from statelog.testing.provider import Provider
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.schema.index import api_key_map, schema_name_map
+from kio.serial import entity_reader, entity_writer
 
-try:
-    from kio.index import load_request_schema, load_response_schema
-    from kio.schema.errors import ErrorCode
-    from kio.schema.index import api_key_map, schema_name_map
-    from kio.serial import entity_reader, entity_writer
-except ImportError as absent:
-    problem, hint = "kio, which knows Kafka's protocol, is not installed", "Install it: pip install 'kio>=0.6.5'"
-    raise ConfigError(problem, hint=hint) from absent
+from tests.support.providers.provider import Provider
 
 API_KEYS = {"".join(part.title() for part in name.split("_")): key for key, name in api_key_map.items()}
 """Kafka's own names of requests, such as DeleteRecords."""

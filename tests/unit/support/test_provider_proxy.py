@@ -16,9 +16,9 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 from kio.static.constants import EntityType
 
-from statelog.testing.provider import CONFLUENT_CLOUD, Provider
-from statelog.testing.proxy import ProviderProxy, read_frame
-from statelog.testing.terms import API_KEYS, Head, ServiceTerms, read_answer, read_request, written_answer
+from tests.support.providers.provider import CONFLUENT_CLOUD, Provider
+from tests.support.providers.proxy import ProviderProxy, read_frame
+from tests.support.providers.terms import API_KEYS, Head, ServiceTerms, read_answer, read_request, written_answer
 
 _HEARTBEAT, _PRODUCE = API_KEYS["Heartbeat"], API_KEYS["Produce"]
 _AT_ONCE = timedelta(0)
@@ -105,7 +105,7 @@ def test_no_connection_outlives_the_proxy(echo: str, monkeypatch: pytest.MonkeyP
     with ProviderProxy(echo, Provider(name="plain")) as proxy:
         client = _connected(proxy)
         with monkeypatch.context() as patch:
-            patch.setattr("statelog.testing.proxy.socket.create_connection", late)
+            patch.setattr("tests.support.providers.proxy.socket.create_connection", late)
             another = connect(client.getpeername(), timeout=10)
             assert is_asked.wait(30)
         proxy.close()

@@ -1,0 +1,50 @@
+"""The in-memory cluster on the terms of a `Provider`."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from statelog.storage.kafka import Delivery, DeliveryStatus, TopicDescription, TopicSpec
+from statelog.testing.cluster import MemoryCluster, Sending
+from statelog.testing.faults import Answer, Fate
+from tests.support.providers.provider import Provider
+
+__all__ = ["ProviderCluster"]
+
+
+class ProviderCluster(MemoryCluster):
+    """A `MemoryCluster` that refuses, hides and lacks what the service does; its network plays no part."""
+
+    def __init__(self, provider: Provider, *, clock: Callable[[], float] | None = None) -> None:
+        super().__init__(clock=clock)
+        self.provider = provider
+
+    def answer(self, method: str, topic: str = "", partitions: Iterable[int] = ()) -> Answer:
+        """Answer as the twin does. Raises ConfigError for a request that the service lacks."""
+        if method == "delete_records":
+            self.provider.check_request("DeleteRecords")
+        return super().answer(method, topic, partitions)
+
+    def create(self, spec: TopicSpec) -> None:
+        """Make a topic. Raises ConfigError, as a service does that has a policy for new topics, AlreadyExists."""
+        self.provider.check_settings(spec.name, spec.config)
+        super().create(spec)
+
+    def describe(self, topic: str) -> TopicDescription | None:
+        """Return the topic without what the service does not tell."""
+        found = super().describe(topic)
+        if found is None:
+            return None
+        return replace(found, topic_id=self.provider.topic_id(found.topic_id), config=self.provider.told(found.config))
+
+    def advance(self, sending: Sending) -> None:
+        """Acknowledge a record that is placed late with the place that it has if nothing comes between; `release`
+        gives it its own.
+        """
+        if self.provider.places_late and sending.fate is Fate.DELIVER:
+            sending.fate = Fate.DELAY
+        super().advance(sending)
+        if self.provider.places_late and sending.outcome is None:
+            attempt = sending.attempt
+            ahead = sum(held.lane[1:] == sending.lane[1:] for held in self._held) - 1
+            offset = self.log(attempt.topic, attempt.partition).end + ahead
+            sending.outcome = Delivery(DeliveryStatus.OK, offset, "")
