@@ -60,18 +60,7 @@ class ChangeWriter(Guarded):
         except BaseException:  # A handler's, whatever it is: nothing here refuses a change.
             self._guard.fail()
             raise
-        if not lists.room_bytes:
-            self._check_turn()
-        turn = self._guard
-        user = turn.user
-        try:
-            turn.user = NOBODY
-            if self._buffer.put(key, value):
-                self._send()
-        except BaseException as error:
-            turn.end_turn(error)
-            raise
-        turn.user = user
+        self._change(self._buffer.put, key, value)
 
     def _check_turn(self) -> None:
         """A put in the middle of the lists does not take a turn, which would cost it a tenth: it leaves no room."""
@@ -90,21 +79,25 @@ class ChangeWriter(Guarded):
         self._change(self._buffer.append, key_group, key, value)
 
     def _change(self, buffer: Callable[..., bool], *change: Key | Value | None) -> None:
-        """One change in a turn of its own; all is sent if the buffer is full then."""
-        turn = self._guard
-        if get_ident() != turn.user:
-            turn.check()
+        """Buffer one change in a turn of its own; send all if the buffer is full then."""
+        guard = self._guard
+        if get_ident() != guard.user:
+            guard.check()
         if not self._lists.room_bytes:
             self._check_turn()
-        user = turn.user
+        user = guard.user
         try:
-            turn.user = NOBODY
-            if buffer(*change):
-                self._send()
-        except BaseException as error:
-            turn.end_turn(error)
+            try:
+                guard.user = NOBODY
+                if buffer(*change):
+                    self._send()
+            except BaseException as error:
+                guard.end_turn(error)
+                raise
+            guard.user = user
+        except BaseException:
+            guard.break_off()
             raise
-        turn.user = user
 
     @Guarded.turn
     def append_batch(self, table: pa.Table | pa.RecordBatch) -> None:

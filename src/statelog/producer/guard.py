@@ -7,13 +7,15 @@ A failed writer accepts only close: something that it sent is lost or unknown, a
 ledger, can find out what counts. A guard never waits, and owns no client.
 
 A signal's handler runs in the owner's thread, between any two steps of whatever it is in; so does a callback of a
-client. So each call has a *turn*: while it lasts `user` is nobody, and whoever comes meanwhile is refused with
-NestedCall. A handler may end the call that it came into, too, by raising; then the writer has failed.
+client. So each call has a *turn*: while it lasts `user` is nobody, and a call that comes meanwhile is refused with
+NestedCall. A handler may end the call that it came into, too, by raising. If that broke off the step that gives the
+turn back, the writer has failed.
 
 Invariants:
 - A life never goes back.
 - Any exception out of a guarded block, Ctrl-C included, ends the writer: something may be half done.
 - Of two calls one is over before the other begins, in whichever step a signal comes.
+- An open writer whose user is nobody is in a call of its owner's, or is being handed over.
 - In a forked child the copy is unusable: its clients belong to the parent.
 - It has one owner, or none: who hands it over is refused from then on, and the thread that adopts it is the next one.
 - Using a writer that has failed raises why it failed, if that was an error of ours.
@@ -28,7 +30,6 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from enum import Enum
 from functools import partial, wraps
-from inspect import currentframe
 from threading import get_ident
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -70,8 +71,8 @@ class Guard:
         self.user = self._thread = get_ident()
         """The thread that may go on without a check: the one comparison that a hot put makes. All others `check`.
 
-        Who takes a turn by hand, without `Guarded.turn`, names its guard `turn` in a local variable before it makes
-        this NOBODY, and calls `leave`, or `end_turn` with an error, at the end.
+        Code that takes a turn by hand, without `Guarded.turn`, makes this NOBODY in a `try`, restores it at the end,
+        and calls `break_off` for every error that comes out.
         """
         self._pid = os.getpid()
         self._what = what
@@ -110,12 +111,7 @@ class Guard:
         """Raise ClosedError unless the caller owns it, whatever its state, and NestedCall inside of another call."""
         self.check_thread()
         if self.user == NOBODY and self.life is Life.OPEN:
-            frame = currentframe()
-            while frame is not None:
-                if frame.f_locals.get("turn") is self:
-                    raise NestedCall(f"the {self._what} is called inside of another call of it", **self._facts)
-                frame = frame.f_back
-            self.fail()  # A handler raised in the last step of a call, which could not give its turn back.
+            raise NestedCall(f"the {self._what} is called inside of another call of it", **self._facts)
 
     def check_thread(self) -> None:
         """Raise ClosedError unless the caller is in the owner's thread and process, in whatever turn."""
@@ -148,6 +144,11 @@ class Guard:
         if not is_refusal(error):
             self.fail()
         self.leave()
+
+    def break_off(self) -> None:
+        """Fail if an error left the turn behind: a signal's handler raised it in the step that ends the turn."""
+        if self.user == NOBODY:
+            self.fail()
 
     def become(self, life: Life) -> None:
         """This life has failed, or is closed."""
@@ -239,21 +240,25 @@ class Guarded(Closing):
     ) -> Callable[Concatenate[G, P], R]:
         @wraps(method)
         def alone(self: G, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            if get_ident() != self._guard.user:
-                check(self._guard)
+            guard = self._guard
+            if get_ident() != guard.user:
+                check(guard)
             self._check_turn()
-            turn = self._guard
             try:
-                turn.user = NOBODY  # Who came until now is over, and may have ended it. Who comes next is refused.
-                if turn.life is not Life.OPEN:
-                    check_again(turn)
-                return method(self, *args, **kwargs)
-            except BaseException as error:
-                if not isinstance(error, Exception) or isinstance(error, NestedCall):
-                    turn.fail()
+                try:
+                    guard.user = NOBODY  # A call that came until now is over, and may have ended it.
+                    if guard.life is not Life.OPEN:
+                        check_again(guard)
+                    return method(self, *args, **kwargs)
+                except BaseException as error:
+                    if not isinstance(error, Exception) or isinstance(error, NestedCall):
+                        guard.fail()
+                    raise
+                finally:
+                    guard.leave()
+            except BaseException:
+                guard.break_off()
                 raise
-            finally:
-                turn.leave()
 
         return alone
 

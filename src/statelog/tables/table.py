@@ -216,11 +216,11 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         """Copies of what is found, as long as nothing changes the table, which was changed so often when it was asked:
         the state is read as the items are taken.
         """
-        copy, turn, nobody = self._values.copier(keys_only=keys_only), self._guard, NOBODY
+        copy, guard, nobody = self._values.copier(keys_only=keys_only), self._guard, NOBODY
         while True:
             user = get_ident()
-            if user != turn.user:
-                turn.check()
+            if user != guard.user:
+                guard.check()
             if self._count + self._commits.applied != count:
                 raise Misuse(
                     "the table was changed, or committed, while it was iterated",
@@ -228,12 +228,16 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
                     hint="Take a list of the keys first: `for key in list(table)`",
                 )
             try:
-                turn.user = nobody
-                key, value = next(found)
+                try:
+                    guard.user = nobody
+                    key, value = next(found)
+                finally:
+                    guard.user = user
             except StopIteration:
                 return
-            finally:
-                turn.user = user
+            except BaseException:
+                guard.break_off()
+                raise
             yield key, copy(value)
 
     # ---- commit

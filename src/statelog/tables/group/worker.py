@@ -74,37 +74,36 @@ class Worker(Guarded, Iterator[tuple[Message, Table[K, V]]], Generic[K, V]):
 
     def __iter__(self) -> Iterator[tuple[Message, Table[K, V]]]:
         """The messages from now on. Raises ConfigError, Damaged, Fenced and the others of `next`."""
-        turn, clock, at_hand, held = self._guard, self._clock, self._at_hand, self._assignment.held
+        guard, clock, at_hand, held = self._guard, self._clock, self._at_hand, self._assignment.held
         while (found := self._next()) is not None:
             yield found
             # As `_next`, while there is nothing to do but to process the messages at hand: without a call.
             while clock() < self._turn_s and self._unsent < self._unsent_max and not self._is_stopped:
-                user = get_ident()
-                if user != turn.user:
+                user, wanted = get_ident(), None
+                if user != guard.user:
                     break
                 try:
-                    turn.user = NOBODY
+                    guard.user = NOBODY
                     if (hand := self._hand) is not None:
                         hand[0].next_offset = hand[1] + 1
                         self._unsent += 1
                         self._hand = None
                     taken = at_hand()
-                    if taken is None:
-                        break
-                    message, partition, offset = taken
-                    assigned = held.get(partition)
-                    if assigned is None or offset < assigned.next_offset:
-                        continue
-                    table = assigned.table
-                    self._hand = assigned, offset, table.changes
-                    self._is_processed = False
+                    if taken is not None:
+                        message, partition, offset = taken
+                        assigned = held.get(partition)
+                        if assigned is not None and offset >= assigned.next_offset:
+                            self._hand = assigned, offset, assigned.table.changes
+                            self._is_processed = False
+                            wanted = message, assigned.table
+                    guard.user = user
                 except BaseException:
-                    turn.fail()
+                    guard.fail()
                     raise
-                finally:
-                    if turn.life is Life.OPEN:
-                        turn.user = user
-                yield message, table
+                if taken is None:
+                    break
+                if wanted is not None:
+                    yield wanted
 
     def __next__(self) -> tuple[Message, Table[K, V]]:
         """Wait for the next message; ends after `stop`.
