@@ -1,10 +1,10 @@
-"""A log whose topics are gone: all are told, and once a person accepts that, it goes on from the newest snapshot."""
+"""A log whose topics are gone: all are told, and it goes on as a copy of its newest snapshot. A log that release 0.1
+moved to new topics after such a loss is a log like any other.
+"""
 
-import contextlib
-import threading
+import re
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import (
-    ConfigError,
     Damaged,
     DataLoss,
     Fenced,
@@ -21,7 +20,8 @@ from statelog.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome
+from statelog.materializer.copy import copy_log
+from statelog.materializer.outcome import CompletedRound, RoundOutcome
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
@@ -30,15 +30,14 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.ledger import Ledger
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import TopicFate, TopicLoss, accept_data_loss
+from statelog.storage.log.log import Log, open_snapshots
+from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.storage.log.where import Where
 from statelog.testing import Crash
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
-from tests.support.faults.death import Death, dying
-from tests.support.rigs.log import TwinLog, settings_for
-from tests.support.rigs.lost_topics import BOTH, KEPT, accept, anew, gone, made
+from tests.support.rigs.log import TwinLog, settings_for, where_at
+from tests.support.rigs.lost_topics import BOTH, KEPT, anew, gone, made, move
 from tests.support.samples.folds import put_all
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -51,6 +50,8 @@ def twin(tmp_path: Path) -> TwinLog:
 
 
 LOSSES = {
+    "data gone": gone("log"),
+    "data anew": anew("log"),
     "ledger gone": gone("log.ledger"),
     "ledger anew": anew("log.ledger"),
     "ledger anew, and longer": anew("log.ledger", records=60),
@@ -59,6 +60,7 @@ LOSSES = {
     "both anew, and longer": anew(*BOTH, records=60),
 }
 lost = pytest.mark.parametrize("strike", LOSSES.values(), ids=LOSSES.keys())
+moved = pytest.mark.parametrize("topics", [("log.ledger",), BOTH], ids=["ledger", "both"])
 
 
 def one_round(log: Log, twin: TwinLog, scratch: Path) -> RoundOutcome:
@@ -66,9 +68,21 @@ def one_round(log: Log, twin: TwinLog, scratch: Path) -> RoundOutcome:
     return twin.environment.run(run_round, log, settings_for(scratch))
 
 
-def go_on(twin: TwinLog, scratch: Path, checkpoint: int = KEPT) -> None:
-    """Writers, rounds with truncation, and readers work, in other processes than the one that accepted."""
-    with twin.open() as log:
+def copied(twin: TwinLog, scratch: Path) -> Callable[[], Log]:
+    """What `statelog copy log copy --snapshot --finish` does, on the same cluster; and how the copy is opened."""
+
+    def there() -> Where:
+        return where_at(MemoryKafka(cluster=twin.cluster), MemoryStore(twin.disk, "copy"))
+
+    with open_snapshots("log", Where(None, MemoryStore(twin.disk, "log"))) as alone:
+        done = copy_log(alone, "copy", there(), finish=True, is_alone=True, settings=settings_for(scratch))
+    assert done.is_finished
+    return lambda: Log.open("copy", there())
+
+
+def go_on(twin: TwinLog, scratch: Path, door: Callable[[], Log], checkpoint: int = KEPT) -> None:
+    """Writers, rounds with truncation, and readers work, in other processes than the one that copied."""
+    with door() as log:
         assert recover(log).to_dict() == twin.model
         with Writer(log, "writer", expect=checkpoint) as writer:
             for i in range(1, 4):
@@ -80,72 +94,73 @@ def go_on(twin: TwinLog, scratch: Path, checkpoint: int = KEPT) -> None:
                 outcome = one_round(log, twin, scratch)
                 assert isinstance(outcome, CompletedRound)
                 assert outcome.cleanup.held_back == ""
-        assert log.kafka.offsets("log.ledger", [0])[0].start > 0
+        assert log.kafka.offsets(log.ledger_topic, [0])[0].start > 0
         assert len(log.manifests.numbers()) == 2
-    with twin.open() as log:
+    with door() as log:
         assert recover(log).to_dict() == twin.model
 
 
 @lost
-def test_it_is_loud_until_it_is_accepted(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
-    """To who opens the log, and to who had it open."""
+def test_it_is_loud_and_names_the_way_out(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
+    """To who opens the log, and to who had it open. Nothing is accepted in place of the topics."""
+    who = {"reason": "somebody deleted the topics", "operator": "ann"}
     with twin.open() as log:
         log.look_again_s = 0.0
         strike(twin)
-        with pytest.raises(IdentityChanged):
+        with pytest.raises(IdentityChanged) as told:
             twin.open()
-        for entry in (lambda: Writer(log, "writer"), lambda: recover(log), lambda: one_round(log, twin, tmp_path)):
+        assert re.search(r"`statelog copy log COPY --snapshot --finish`", told.value.hint)
+        for entry in (
+            lambda: Writer(log, "writer"),
+            lambda: recover(log),
+            lambda: one_round(log, twin, tmp_path),
+            lambda: accept_ledger_loss(log, **who),
+            lambda: accept_data_loss(log, [LossRange(0, 0, 1)], **who),
+        ):
             with pytest.raises(IdentityChanged):
                 entry()
 
 
 @lost
-def test_all_goes_on_from_the_newest_snapshot(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
-    """The writer resumes at the snapshot's checkpoint, so that its source brings what was lost once more."""
+def test_a_copy_goes_on_from_the_newest_snapshot(
+    twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path
+) -> None:
+    """The writer resumes at the snapshot's checkpoint, so that its source brings what was lost once more. What is left
+    of the log can be deleted, and a copy of the copy gets its name.
+    """
     strike(twin)
-    accept(twin).close()
-    go_on(twin, tmp_path)
-    with pytest.raises(ConfigError, match="are there"):
-        accept(twin)
-
-
-@lost
-def test_it_may_happen_again(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
-    """The third topics follow the second ones, whatever the first ones were."""
-    strike(twin)
-    accept(twin).close()
-    go_on(twin, tmp_path)
-    strike(twin)
-    with pytest.raises(IdentityChanged):
-        twin.open()
-    accept(twin).close()
-    go_on(twin, tmp_path, KEPT + 3)
+    door = copied(twin, tmp_path)
+    go_on(twin, tmp_path, door)
+    Log.delete("log", Where(MemoryKafka(cluster=twin.cluster), MemoryStore(twin.disk, "log")))
+    assert twin.disk.files("log/") == []
+    go_on(twin, tmp_path, door, KEPT + 3)
+    for topic in BOTH:  # What somebody recreated is not the log's, and whose it is only its maker knows.
+        MemoryKafka(cluster=twin.cluster).delete_topic(topic)
+    with door() as log:
+        copy_log(log, "log", twin.where(), finish=True, settings=settings_for(tmp_path))
+    go_on(twin, tmp_path, twin.open, KEPT + 6)
 
 
 @lost
 def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
-    """Writer, follower, round, reader, stored handle and resumed stream: each is told, and changes nothing."""
-    log = twin.open()
-    old = Environment(clock=twin.clock).run(Writer, log, "writer")
+    """Writer, follower, stored handle and resumed stream: each is told, and changes nothing in the copy."""
+    timed = Environment(clock=twin.clock)
+    log = timed.run(twin.open)
+    old = timed.run(Writer, log, "writer")
     old.put(b"persisted", b"v")
     handle = old.persist(10).result()
     follower = recover(log).follow(poll_s=0.01)
     applied = next(iter(follower)).cursor
     strike(twin)
-    accept(twin).close()
-    go_on(twin, tmp_path)
+    door = copied(twin, tmp_path)
+    go_on(twin, tmp_path, door)
     twin.now_s += 1.0
     with pytest.raises((Fenced, DataLoss, OutcomeUnknown)):
         old.confirm(handle)
     old.close()
     with pytest.raises((Damaged, NotFound)):  # NotFound, if it asked while there was no topic.
         follower.apply(lambda _: None)
-    for entry in (lambda: Writer(log, "writer"), lambda: recover(log), lambda: one_round(log, twin, tmp_path)):
-        with pytest.raises(IdentityChanged):
-            entry()
-    with pytest.raises(IdentityChanged):
-        accept_data_loss(log, [LossRange(0, 0, 1)], reason="late", operator="me")
-    with twin.open() as now:
+    with door() as now:
         with pytest.raises(IdentityChanged):
             recover(now, resume=applied)
         with Writer(now, "writer") as writer, pytest.raises(IdentityChanged):
@@ -153,140 +168,25 @@ def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], 
         assert recover(now).to_dict() == twin.model
 
 
-@pytest.mark.parametrize("each", [pytest.param(2, id="some"), pytest.param(1, id="all", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("strike", [LOSSES["ledger gone"], LOSSES["both gone"]], ids=["ledger", "both"])
-def test_an_acceptance_that_dies_anywhere_is_run_again(
-    strike: Callable[[TwinLog], None], after: bool, each: int, tmp_path: Path
-) -> None:
-    """Before a call to Kafka or the store, or after it: what is there is refused, or is the snapshot's state."""
-    dead = 0
-    for dead in count(int(after) % each, each):
-        twin = made(tmp_path)
-        strike(twin)
-        death = Death(at=dead, after=after)
-        try:
-            accept(
-                twin,
-                kafka=dying(MemoryKafka(cluster=twin.cluster), death),
-                root=dying(MemoryStore(twin.disk, "log"), death),
-            )
-        except Death:
-            pass
-        else:
-            break
-        try:
-            with twin.open() as log:
-                assert recover(log).to_dict() == twin.model
-        except IdentityChanged:
-            accept(twin).close()
-        with twin.open() as log:
-            assert recover(log).to_dict() == twin.model
-            Writer(log, "writer", expect=KEPT).close()
-    assert dead > 20
-
-
-def test_a_round_that_stalled_loses_its_slot(twin: TwinLog, tmp_path: Path) -> None:
-    """It had folded the old ledger, and puts its manifest after the one that begins the new ledger."""
-
-    def strike(point: str) -> None:
-        if point == "after-list":
-            gone("log.ledger")(twin)
-            accept(twin).close()
-
-    with twin.open() as log:
-        assert isinstance(
-            replace(twin.environment, crash=strike).run(run_round, log, settings_for(tmp_path)), LostRound
-        )
-        with pytest.raises(IdentityChanged):
-            one_round(log, twin, tmp_path)
-    go_on(twin, tmp_path)
-
-
-def test_a_round_that_was_faster_is_gone_on_from(twin: TwinLog, tmp_path: Path) -> None:
-    """Its manifest is history, so the commits in it are not lost."""
-    is_stalled, may_go_on = threading.Event(), threading.Event()
-
-    def stall(point: str) -> None:
-        if point == "after-list":
-            is_stalled.set()
-            may_go_on.wait()
-
-    def old_round() -> None:
-        with twin.open() as log, contextlib.suppress(NotFound):  # For want of a topic, once its manifest stands.
-            replace(twin.environment, crash=stall).run(run_round, log, settings_for(tmp_path))
-
-    stalled = threading.Thread(target=old_round)
-    stalled.start()
-    is_stalled.wait()
-    gone(*BOTH)(twin)
-
-    def resume_it(_event: threading.Event, _timeout_s: float) -> None:
-        may_go_on.set()
-        stalled.join()
-
-    accept(twin, wait=resume_it).close()
-    twin.apply({b"lost%d" % i: b"v" for i in range(4)})
-    go_on(twin, tmp_path, KEPT + 4)
-
-
-def test_two_people_accept_it(twin: TwinLog, tmp_path: Path) -> None:
-    """The slower one finds it done, and what was committed since stays."""
+def test_without_a_snapshot_there_is_nothing_to_copy() -> None:
+    """The data topic says nothing without a ledger."""
+    twin = TwinLog()
+    twin.write({b"k": b"v"})
     gone("log.ledger")(twin)
-
-    def other(_: TopicLoss) -> None:
-        accept(twin).close()
-        twin.write({b"since": b"v"})
-
-    accept(twin, confirm=other).close()
-    go_on(twin, tmp_path, KEPT + 1)
+    with pytest.raises(NotFound, match="no such snapshot"):
+        copied(twin, Path())
 
 
-def test_a_person_hears_what_is_lost(twin: TwinLog) -> None:
-    """And may still say no; then nothing was done."""
-    told: list[TopicLoss] = []
-
-    def refuse(loss: TopicLoss) -> None:
-        told.append(loss)
-        raise ConfigError("no")
-
+def test_a_snapshot_that_is_not_whole_makes_no_copy(twin: TwinLog, tmp_path: Path) -> None:
+    """Nothing else holds what was committed: the copy stays closed until the run is back."""
     gone("log.ledger")(twin)
-    with pytest.raises(ConfigError, match="no"):
-        accept(twin, confirm=refuse)
-    assert (told[0].data, told[0].ledger, told[0].manifest) == (TopicFate.KEPT, TopicFate.GONE, 1)
-    assert MemoryKafka(cluster=twin.cluster).describe_topic("log.ledger") is None
-
-
-def test_states_of_before_are_held_no_more(twin: TwinLog, tmp_path: Path) -> None:
-    """Their positions are others now; the log says from where on it holds states."""
-    with twin.open() as log:
-        position = log.manifests.read(1).position
-    gone("log.ledger")(twin)
-    with accept(twin) as log:
-        with pytest.raises(NotFound) as told:
-            recover(log, at=AtPosition(position))
-        oldest = told.value.facts["oldest_position"]
-        assert isinstance(oldest, int)
-        assert oldest > position
-        assert recover(log, at=AtPosition(oldest)).to_dict() == twin.model
-    go_on(twin, tmp_path)
-
-
-def test_a_kept_data_topic_s_chunks_bear_no_witness_against_a_new_ledger(twin: TwinLog, tmp_path: Path) -> None:
-    """A task that is slow to die sends a chunk that had seen more of the old ledger than the new one holds."""
-    with twin.open() as log:
-        zombie = Writer(log, "writer")
-        for i in range(30):
-            zombie.commit(checkpoint_id=KEPT + 10 + i)
-        gone("log.ledger")(twin)
-        with accept(twin) as now:
-            key = next(b"z%d" % i for i in range(99) if key_group_of(b"z%d" % i, log.descriptor.key_type, 8) == 0)
-            zombie.put(key, b"v")
-            zombie.persist(99).result()
-            assert recover(now).to_dict() == twin.model
-        with pytest.warns(UserWarning, match="uncommitted"):
-            zombie.close()
-    go_on(twin, tmp_path)
+    store, path = MemoryStore(twin.disk, "log"), next(iter(twin.run_paths()))
+    kept = store.read(path)
+    store.delete(path)
+    with pytest.raises((NotFound, Damaged)):
+        copied(twin, tmp_path)
+    store.put_if_absent(path, kept)
+    go_on(twin, tmp_path, copied(twin, tmp_path))
 
 
 @pytest.mark.parametrize("entry", ["reader", "round", "writer"])
@@ -295,9 +195,7 @@ def test_nobody_reads_a_new_ledger_from_a_snapshot_of_the_old_one(twin: TwinLog,
 
     def replaced_now(ledger: Ledger, base: Manifest | None = None, **options: Any) -> LedgerClient:
         patch.undo()
-        gone("log.ledger")(twin)
-        accept(twin).close()
-        twin.write({b"since": b"v"})
+        LOSSES["ledger anew, and longer"](twin)
         return ledger.client(base, **options)
 
     entries: dict[str, Callable[[], object]] = {
@@ -309,31 +207,77 @@ def test_nobody_reads_a_new_ledger_from_a_snapshot_of_the_old_one(twin: TwinLog,
         patch.setattr(Ledger, "client", replaced_now)
         with pytest.raises(DataLoss):
             entries[entry]()
-    go_on(twin, tmp_path, KEPT + 1)
 
 
-def test_a_writer_that_the_snapshot_knows_as_living_is_over(twin: TwinLog, tmp_path: Path) -> None:
-    """Its commit lands in the new ledger, continues its checkpoint, and is void all the same."""
+def test_nobody_follows_a_new_ledger_from_a_state_of_the_old_one(twin: TwinLog) -> None:
+    """Its plan was made in time, and holds commits that are lost: it is told before it hears of any other."""
+    with twin.open() as log, recover(log) as late:
+        LOSSES["ledger anew, and longer"](twin)
+        with pytest.raises(IdentityChanged), late.follow(poll_s=0.01) as stream:
+            stream.apply(lambda _: None)
+
+
+def test_somebody_else_s_manifests_are_not_gone_on_from(twin: TwinLog) -> None:
+    """The topics are as the log was made with, so it was never moved to others."""
     with twin.open() as log:
-        zombie = Environment(clock=twin.clock).run(Writer, log, "zombie")
-        zombie.put(b"z", b"1")
-        zombie.commit(checkpoint_id=1)
-        twin.apply({b"z": b"1", **{b"lost%d" % i: b"v" for i in range(4)}})
-        one_round(log, twin, tmp_path)
-        anew("log.ledger")(twin)
-        accept(twin).close()
-        twin.now_s += 1.0
-        zombie.put(b"z", b"2")
-        with pytest.raises(DataLoss):
-            zombie.commit(checkpoint_id=2)
-        zombie.close()
-    go_on(twin, tmp_path, KEPT + 4)
+        stored = log.manifests.read(1)
+        identity = replace(log.descriptor.identity, ledger_topic_id="another")
+        strange = replace(stored, number=2, previous_sha256=bytes(32), identity=identity)
+        log.store.put_if_absent("manifests/00000000000000000002.avro", strange.to_bytes())
+    with twin.open() as log, pytest.raises(IdentityChanged, match="other topics"):
+        Writer(log, "writer")
+
+
+# ---- a log that release 0.1 moved to new topics
+
+
+@moved
+def test_a_log_that_was_moved_goes_on(twin: TwinLog, topics: tuple[str, ...], tmp_path: Path) -> None:
+    """On the topics that its newest manifest names; and from there on as a copy, if those are lost, too."""
+    move(twin, *topics)
+    go_on(twin, tmp_path, twin.open)
+    gone(*topics)(twin)
+    with pytest.raises(IdentityChanged):
+        twin.open()
+    go_on(twin, tmp_path, copied(twin, tmp_path), KEPT + 3)
+
+
+def test_states_of_before_are_held_no_more(twin: TwinLog, tmp_path: Path) -> None:
+    """Their positions are others now; the log says from where on it holds states."""
+    with twin.open() as log:
+        position = log.manifests.read(1).position
+    move(twin, "log.ledger")
+    with twin.open() as log:
+        with pytest.raises(NotFound) as told:
+            recover(log, at=AtPosition(position))
+        oldest = told.value.facts["oldest_position"]
+        assert isinstance(oldest, int)
+        assert oldest > position
+        assert recover(log, at=AtPosition(oldest)).to_dict() == twin.model
+    go_on(twin, tmp_path, twin.open)
+
+
+def test_a_kept_data_topic_s_chunks_bear_no_witness_against_a_new_ledger(twin: TwinLog, tmp_path: Path) -> None:
+    """A task that was slow to die had sent a chunk that had seen more of the old ledger than the new one holds."""
+    with twin.open() as log:
+        zombie = Writer(log, "writer")
+        for i in range(90):
+            zombie.commit(checkpoint_id=KEPT + 10 + i)
+        move(twin, "log.ledger")
+        with twin.open() as now:
+            key = next(b"z%d" % i for i in range(99) if key_group_of(b"z%d" % i, log.descriptor.key_type, 8) == 0)
+            zombie.put(key, b"v")
+            zombie.persist().result()
+            assert recover(now).to_dict() == twin.model
+        with pytest.warns(UserWarning, match="uncommitted"):
+            zombie.close()
+    go_on(twin, tmp_path, twin.open)
 
 
 def test_the_first_snapshot_of_a_new_ledger_is_of_the_chain(twin: TwinLog, tmp_path: Path) -> None:
     """Rounds that keep it beside the last one of the old ledger clean up."""
-    gone("log.ledger")(twin)
-    with accept(twin) as log, Writer(log, "writer") as writer:
+    move(twin, "log.ledger")
+    with twin.open() as log, Writer(log, "writer") as writer:
         writer.put(b"new", b"v")
         writer.commit(checkpoint_id=KEPT + 1)
         outcome = twin.environment.run(run_round, log, settings_for(tmp_path, keep=3))
@@ -342,21 +286,12 @@ def test_the_first_snapshot_of_a_new_ledger_is_of_the_chain(twin: TwinLog, tmp_p
         assert len(log.manifests.numbers()) == 3
 
 
-def test_nobody_follows_a_new_ledger_from_a_state_of_the_old_one(twin: TwinLog) -> None:
-    """Its plan was made in time, and holds commits that are lost: it is told before it hears of any other."""
-    with twin.open() as log, recover(log) as late:
-        anew("log.ledger")(twin)
-        accept(twin).close()
-        for i in range(9):
-            twin.write({b"n%d" % i: b"v"})
-        with pytest.raises(IdentityChanged), late.follow(poll_s=0.01) as stream:
-            stream.apply(lambda _: None)
+# ---- deletion
 
 
 def test_a_deletion_finds_the_new_topics(twin: TwinLog) -> None:
     """They are the log's own."""
-    gone(*BOTH)(twin)
-    accept(twin).close()
+    move(twin, *BOTH)
     kafka = MemoryKafka(cluster=twin.cluster)
     Log.delete("log", Where(kafka, MemoryStore(twin.disk, "log")))
     assert [kafka.describe_topic(topic) for topic in BOTH] == [None, None]
@@ -364,8 +299,7 @@ def test_a_deletion_finds_the_new_topics(twin: TwinLog) -> None:
 
 def test_a_deletion_that_died_between_the_new_topics_goes_on(twin: TwinLog) -> None:
     """One of them is gone, and the other one is the log's all the same: a log of this name can be made again."""
-    gone(*BOTH)(twin)
-    accept(twin).close()
+    move(twin, *BOTH)
 
     class Dying(MemoryKafka):
         """Its process dies before it deletes the ledger."""

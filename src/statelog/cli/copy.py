@@ -34,7 +34,9 @@ the --to options says is as for NAME."""
     "--replication-factor", "to_replication_factor", type=int, help="Replicas of each topic of COPY. Default 3."
 )
 @click.option("--finish", is_flag=True, help="Copy the rest and open COPY: from now on it is a log of its own.")
-@click.option("--snapshot", is_flag=True, help="Copy the newest snapshot alone, because NAME's cluster is gone.")
+@click.option(
+    "--snapshot", is_flag=True, help="Copy the newest snapshot alone, because NAME's cluster or a topic is gone."
+)
 @click.option("--as-copied", is_flag=True, help="With --finish: open it as it is, because NAME is gone.")
 @click.option("--truncation", type=TRUNCATION_MODES, help="Who deletes records of COPY, as in init.")
 @click.option("--retention-days", type=int, help="With retention, as in init.")

@@ -4,7 +4,6 @@ what truncates it and what does not, deletes it for good, and accepts a loss by 
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import click
 
 from statelog.cli.output import Output, confirm
 from statelog.cli.session import FILE, Session, connected, log_argument, materializer_settings
-from statelog.errors import ConfigError, IdentityChanged
+from statelog.errors import ConfigError
 from statelog.operate.description import missing, shape_of, shown_range, taken_along, truncation_facts
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import held
@@ -24,7 +23,7 @@ from statelog.storage import LogOptions
 from statelog.storage.claims import list_leases, list_subscriptions
 from statelog.storage.config import read_text
 from statelog.storage.log.log import Log
-from statelog.storage.log.loss import TopicLoss, accept_data_loss, accept_ledger_loss, accept_topic_loss
+from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.storage.store.url import mask_url
 
 _EVOLVE_HELP = """Give the log NAME its next value schema. It must read what every earlier one wrote;
@@ -159,15 +158,9 @@ def delete(session: Session, name: str, yes: bool, dry_run: bool) -> None:
 @click.command("accept-loss", help="Accept what the log NAME has lost, so that it can go on. What is gone stays gone.")
 @log_argument
 @click.option("--range", "ranges", metavar="PARTITION:START-END", multiple=True, help="Offsets of the data topic.")
-@click.option(
-    "--ledger", "is_ledger", is_flag=True,
-    help="The ledger lost its tail, or is gone (with or without the data topic): go on from the newest snapshot.",
-)  # fmt: skip
+@click.option("--ledger", "is_ledger", is_flag=True, help="The ledger lost its tail: go on from the newest snapshot.")
 @click.option("--reason", required=True, help="Why it is gone. Recorded in the ledger.")
 @click.option("--operator", required=True, help="Who accepts it. Recorded in the ledger.")
-@click.option(
-    "--replication-factor", "key_of_replication_factor", type=int, help="Replicas of a recreated topic. Default 3."
-)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Show the commits that go with the ranges, and accept nothing.")
 @connected
@@ -185,30 +178,20 @@ def accept_loss(
     lost = [_range(text) for text in ranges]
     if (bool(lost) and is_ledger) or (dry_run and is_ledger):
         raise ConfigError("--ledger goes with neither --range nor --dry-run", hint="Give one of them")
-
-    def ask(what: str) -> None:
-        if not yes:
-            confirm(name, f"This gives up {what}, of {name} below {session.config.root_url()}.")
-
-    try:
-        with session.open_log(name) as log:
-            if is_ledger:
-                ask("what its ledger lost; all its writers are fenced")
-                offset = accept_ledger_loss(log, reason=reason, operator=operator)
-            else:
-                _show(session, log, lost, is_dry=dry_run)
-                if dry_run:
-                    return
-                if not yes:
-                    typed = " ".join(map(shown_range, lost))
-                    confirm(typed, "This gives up these offsets for good, and what they hold.", "the ranges")
-                offset = accept_data_loss(log, lost, reason=reason, operator=operator)
-    except IdentityChanged:
-        if not is_ledger:
-            raise
-        asked = partial(accept_topic_loss, reason=reason, operator=operator, confirm=lambda loss: ask(_topics(loss)))
-        with session.warnings_shown(), asked(name, session.where()) as log:
-            offset = log.describe().state.restarted
+    with session.open_log(name) as log:
+        if is_ledger:
+            if not yes:
+                what = "what its ledger lost; all its writers are fenced"
+                confirm(name, f"This gives up {what}, of {name} below {session.config.root_url()}.")
+            offset = accept_ledger_loss(log, reason=reason, operator=operator)
+        else:
+            _show(session, log, lost, is_dry=dry_run)
+            if dry_run:
+                return
+            if not yes:
+                typed = " ".join(map(shown_range, lost))
+                confirm(typed, "This gives up these offsets for good, and what they hold.", "the ranges")
+            offset = accept_data_loss(log, lost, reason=reason, operator=operator)
     session.output.report(Report(f"accepted a loss of {name}", {"accepted": name, "offset": offset}))
 
 
@@ -222,11 +205,6 @@ def _show(session: Session, log: Log, lost: Sequence[LossRange], *, is_dry: bool
     facts, along = {"log": log.name, "ranges": typed}, taken_along(log, lost)
     output = Output(as_json=session.output.as_json, to_stderr=not is_dry)  # The result comes behind.
     output.report(Report(f"what goes with {typed} of {log.name}", facts, (along,)))
-
-
-def _topics(loss: TopicLoss) -> str:
-    topics = f"the ledger {loss.ledger} and the data topic {loss.data}"
-    return f"all that was committed behind snapshot {loss.manifest} (position {loss.position}), as {topics}"
 
 
 def _range(text: str) -> LossRange:

@@ -204,7 +204,7 @@ class _Examination:
         check_owner(self._kafka, accepted, self._log.manifests, self._store.url)
         newest = self._newest
         if newest is not None and newest.identity != accepted.identity:
-            hint = "Restore this log's own files, or accept the loss of its topics: `statelog accept-loss --ledger`"
+            hint = "Files were copied between directories: restore this log's own"
             raise IdentityChanged("the newest manifest is of other topics", manifest=newest.number, hint=hint)
         if self._topics.warning:
             return Verdict(Severity.NOTE, self._topics.warning, "Nothing has to be done")

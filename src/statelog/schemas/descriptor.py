@@ -167,7 +167,7 @@ def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions
         if ids[0] != ids[1]:
             expected, found = map(shown_id, ids)
             message = f"the log was created on {what} {expected}, but this is {what} {found}"
-            hint = _OTHER_CLUSTER if what == "cluster" else _OTHER_TOPIC
+            hint = _OTHER_CLUSTER if what == "cluster" else lost_topic_hint(descriptor.name)
             raise IdentityChanged(message, log=descriptor.name, expected=expected, found=found, hint=hint)
     if found_partitions < descriptor.partitions:
         raise IdentityChanged(
@@ -175,7 +175,7 @@ def verify(descriptor: Descriptor, found_identity: LogIdentity, found_partitions
             log=descriptor.name,
             expected=descriptor.partitions,
             found=found_partitions,
-            hint="The topic was recreated: restore it, or delete the log",
+            hint=lost_topic_hint(descriptor.name),
         )
     if found_partitions == descriptor.partitions:
         return None
@@ -189,7 +189,11 @@ _OTHER_CLUSTER = (
     "Check bootstrap.servers and the root URL. A log does not fail over to another cluster, also not to a mirror of its"
     " topics: move it there (`statelog copy`)"
 )
-_OTHER_TOPIC = (
-    "Check bootstrap.servers and the root URL; a topic that was deleted and recreated is another topic."
-    " If a person accepted that (`statelog accept-loss --ledger`), open the log again"
-)
+
+
+def lost_topic_hint(name: str) -> str:
+    """Return what a person can do about a topic that was deleted, or recreated: it is another topic then."""
+    return (
+        "Check bootstrap.servers and the root URL. A deleted topic does not come back: copy the newest snapshot into a"
+        f" new log (`statelog copy {name} COPY --snapshot --finish`), or delete the log"
+    )

@@ -2,7 +2,7 @@
 
 from statelog.storage.kafka import Kafka, Producer
 from statelog.storage.log.log import Log, LogDescription, open  # noqa: A004 - statelog.open
-from statelog.storage.log.loss import TopicLoss, accept_data_loss, accept_ledger_loss, accept_topic_loss
+from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.where import Where
 from statelog.storage.store import Store
@@ -14,10 +14,8 @@ __all__ = [
     "LogOptions",
     "Producer",
     "Store",
-    "TopicLoss",
     "Where",
     "accept_data_loss",
     "accept_ledger_loss",
-    "accept_topic_loss",
     "open",
 ]

@@ -1,33 +1,30 @@
-"""Logs whose topics somebody deletes, or makes anew, and the person who accepts that."""
+"""Logs whose topics somebody deletes, or recreates; and logs that release 0.1 moved to new topics after that."""
 
+import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from threading import Event
 
-from statelog.environment import Environment, Wait
+import xxhash
+
 from statelog.materializer.round import run_round
-from statelog.storage.kafka import Kafka
+from statelog.schemas.ledger.records import VOID_VALUE, Restart, encode
+from statelog.schemas.snapshot.manifest import Anchor, next_manifest, restarted_state
+from statelog.storage.log.files import ManifestChain, descriptor_of
 from statelog.storage.log.log import Log
-from statelog.storage.log.loss import TopicLoss, accept_topic_loss
-from statelog.storage.store import Store
+from statelog.storage.log.loss import append_restarts
+from statelog.storage.log.producers import append_all
+from statelog.storage.log.topics import identity_shown
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.kafka import write_all
-from tests.support.rigs.log import TwinLog, settings_for, where_at
+from tests.support.rigs.log import TwinLog, settings_for
 
-__all__ = ["BOTH", "KEPT", "accept", "anew", "gone", "made"]
+__all__ = ["BOTH", "KEPT", "anew", "gone", "made", "move"]
 
 KEPT = 5
 """So many commits are in the snapshot; those behind it are lost with the ledger."""
 BOTH = ("log", "log.ledger")
-
-
-def _agreed(_: TopicLoss) -> None:
-    """A person who knows."""
-
-
-def _at_once(_event: Event, _timeout_s: float) -> None:
-    """A simulated second."""
 
 
 def made(tmp_path: Path) -> TwinLog:
@@ -65,22 +62,31 @@ def anew(*topics: str, records: int = 0) -> Callable[[TwinLog], None]:
     return strike
 
 
-def accept(
-    twin: TwinLog,
-    *,
-    kafka: Kafka | None = None,
-    root: Store | None = None,
-    reason: str = "somebody deleted the topics",
-    operator: str = "ann",
-    confirm: Callable[[TopicLoss], None] = _agreed,
-    wait: Wait = _at_once,
-) -> Log:
-    """A person accepts the loss."""
-    return Environment(wall_clock=twin.clock, wait=wait).run(
-        accept_topic_loss,
-        "log",
-        where_at(kafka or MemoryKafka(cluster=twin.cluster), root or MemoryStore(twin.disk, "log")),
-        reason=reason,
-        operator=operator,
-        confirm=confirm,
+def move(twin: TwinLog, *topics: str) -> None:
+    """Lose these topics, the ledger among them, and do what `accept-loss --ledger` of release 0.1 did then: fill new
+    ones up to the newest snapshot's positions, and put a manifest that names them.
+    """
+    anew(*topics)(twin)
+    kafka, store = MemoryKafka(cluster=twin.cluster), MemoryStore(twin.disk, "log")
+    first, identity = descriptor_of(store, "log"), identity_shown(kafka, "log")
+    base = ManifestChain(store, first).newest_of_any()
+    assert base is not None
+    assert identity is not None
+    if "log" in topics:
+        with closing(kafka.producer()) as producer:
+            for partition, end in base.next_offsets.items():
+                append_all(producer, "log", partition, VOID_VALUE, end)
+    log = Log(first.at(identity), kafka, store)
+    record = Restart(digest=first.digest, position=1, reason="somebody deleted the topics", operator="ann")
+    last = append_restarts(log, record, base.position + 50)  # Above all that a chunk's witness names.
+    kept = [one for one in base.anchors if one.topic == "data" and "log" not in topics]
+    manifest = next_manifest(
+        base,
+        nonce=os.urandom(16),
+        identity=identity,
+        state=restarted_state(base.state, last),
+        anchors=[*kept, Anchor("ledger", 0, last, xxhash.xxh3_64_intdigest(encode(record)))],
+        runs=base.runs,
+        created_s=twin.clock(),
     )
+    assert log.manifests.put(manifest)

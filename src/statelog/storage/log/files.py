@@ -264,7 +264,7 @@ class ManifestChain:
         found = self.newest_of_any(max_age_s=max_age_s)
         if found is not None and found.identity != self._descriptor.identity:
             what = "the newest manifest was made for other topics"
-            hint = "If a person accepted that the topics were lost, open the log again; else these are another log's"
+            hint = "Open the log again. If that fails, the files are another log's: restore this one's own"
             raise self._another(found.identity, what, hint, manifest=found.number)
         return found
 

@@ -1,8 +1,8 @@
 """A log's two topics: made, checked against the policy, identified; and whose they are. Never opens a log.
 
-Which topics are a log's may change: the descriptor names the first ones and never changes, and a manifest of the chain
-names those in force when it was put. Ids never come back: so whatever the cluster shows is the log's if it is the
-descriptor's, or a manifest's.
+Release 0.1 moved a log whose topics were lost to new ones: the descriptor names the first ones and never changes, and a
+manifest of the chain names those in force when it was put. Ids never come back: so whatever the cluster shows is the
+log's if it is the descriptor's, or a manifest's.
 
 Invariants:
 - A topic that is taken over is empty and has the shape that was asked for.
@@ -25,7 +25,7 @@ from statelog.errors import (
     OffsetGone,
     StatelogError,
 )
-from statelog.schemas.descriptor import Descriptor, verify
+from statelog.schemas.descriptor import Descriptor, lost_topic_hint, verify
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import LedgerRecord, Mark, Restart, decode
 from statelog.schemas.names import data_topic, is_log_name, ledger_topic
@@ -156,8 +156,7 @@ def _find(client: Kafka, store: Store, name: str, topic: str) -> TopicDescriptio
     if found is None and descriptor_or_none(store) is None:
         raise NotFound(f"there is no log {name} any more: it was deleted", log=name, url=store.url)
     if found is None:
-        hint = "Check bootstrap.servers; else go on without it (statelog accept-loss --ledger), or delete the log"
-        raise IdentityChanged("the log's topic is gone", topic=topic, log=name, hint=hint)
+        raise IdentityChanged("the log's topic is gone", topic=topic, log=name, hint=lost_topic_hint(name))
     return found
 
 
