@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -48,6 +48,12 @@ _PROGRESS_BYTES_MAX = 1 << 20
 """A place to resume at takes less; and so does a quarter of a ledger record."""
 _MOST_UTF8 = 4
 
+Named: TypeAlias = tuple[Metadata, int, int, Metadata]
+"""The progress that was named last; how often the table was changed then, and how many keys its active layer had; and
+what the last commit says, be it history or pending: the same object, unless the progress was put off. A plain tuple, as
+each `commit_every` makes one.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
@@ -58,14 +64,21 @@ class _Checkpoint:
     commit: Pending[LastCommit]
 
 
+class _SentCommit(NamedTuple):
+    """A Commit that was sent, and how many checkpoints it makes history."""
+
+    commit: Pending[LastCommit]
+    checkpoints: int
+
+
 class CommitScheduler:
     """The commits of one table. `advance` is the table's own way to `step`, for whoever holds a pending commit."""
 
     def __init__(
         self, setup: TableSetup, writer: Writer, state: State, layers: Layers, advance: Callable[[float | None], None]
     ) -> None:
-        self._keys, self._settings = setup.keys, setup.settings
-        self._clock, self._crash = setup.environment.clock, setup.environment.crash
+        self._setup = setup
+        self._clock = setup.environment.clock
         self._writer = writer
         self._opened = StatePlace.of(writer)
         """With the losses that were accepted when the state was opened: what was lost since is in it."""
@@ -73,28 +86,17 @@ class CommitScheduler:
         self._layers = layers
         self._advance = advance
         self._checkpoints: deque[_Checkpoint] = deque()
-        self._confirming: Pending[LastCommit] | None = None
-        self._taken = 0
-        """How many checkpoints the Commit that was sent makes history."""
+        self._sent: _SentCommit | None = None
         self.applied = 0
         """How many commits the state has taken."""
         self.refusal: Misuse | None = None
         """What a commit was refused with, before anything of it was sent."""
-        last = writer.last_commit
-        self._progress: Metadata = dict(last.metadata) if last else {}
-        """What the last commit says, be it history or pending."""
-        self._noted: tuple[Metadata, int, int] = (self._progress, 0, 0)
-        """The progress that was named last, put off while it is another object than `_progress`; the count then, and
-        how many keys the active layer had.
-        """
-        self._noted_before: tuple[Metadata, int, int] = self._noted
-        """The same, before the last call of `commit_every` that had more to do."""
+        progress: Metadata = dict(writer.last_commit.metadata) if writer.last_commit else {}
+        self._named: Named = (progress, 0, 0, progress)
+        self._quiet = math.nan, -math.inf, 0
+        """A call with this interval has nothing to do before this time, and below this number of changes."""
         self._put_bytes = 0
         self._committed_s = self._clock()
-        self.interval_s = math.nan
-        """A call with this interval has nothing to do before this time, and below this number of changes."""
-        self._look_s = -math.inf
-        self._look_count = 0
 
     # ---- which progress
 
@@ -102,10 +104,10 @@ class CommitScheduler:
         """The progress of a call that names none, of a table that was changed so often. Raises Misuse if it was changed
         since one was named: that is the place of an older state.
         """
-        named, named_count, _ = self._noted
+        named, named_count, _, committed = self._named
         if count == named_count:
             return named
-        if named or self._progress:
+        if named or committed:
             raise Misuse(
                 "the table was changed since a progress was named, and this call names none",
                 **self._writer.grant.facts,
@@ -115,40 +117,44 @@ class CommitScheduler:
 
     def undone(self, count: int) -> None:
         """The state is that of the last commit again."""
-        self._noted = self._progress, count, 0
+        committed = self._named[-1]
+        self._named = committed, count, 0, committed
 
     def undone_since(self, count: int, now_count: int) -> None:
         """The state is what it was at that count again."""
-        named, named_count, keys = self._noted
+        named, named_count, keys, committed = self._named
         if named_count == count:
-            self._noted = named, now_count, keys
+            self._named = named, now_count, keys, committed
 
     # ---- when
 
-    def note(self, interval_s: float, progress: Metadata | None, count: int, keys: int) -> bool:
-        """Note the progress of a call of `commit_every`, and that the active layer has so many keys; whether it has
-        more to do: `commit_if_due`. Raises Misuse.
+    def note(self, interval_s: float, progress: Metadata | None, count: int, keys: int) -> Named | None:
+        """Note the progress of a call of `commit_every`, and that the active layer has so many keys. Returns what was
+        named before, for `commit_if_due`, if the call has more to do. Raises Misuse.
         """
+        before, (quiet_interval_s, quiet_until_s, quiet_count) = self._named, self._quiet
+        if interval_s != quiet_interval_s:
+            check_interval(interval_s)
         try:
             named: Metadata = self.last_named(count) if progress is None else {**progress}
         except TypeError:
             check_metadata(progress)
             raise
-        is_due = count >= self._look_count or interval_s != self.interval_s or self._clock() >= self._look_s
-        if is_due:
-            self._noted_before = self._noted
-        self._noted = named, count, keys  # At once: a signal's handler may commit in between.
-        return is_due
+        self._named = named, count, keys, self._named[-1]  # At once: a signal's handler may commit in between.
+        is_due = count >= quiet_count or interval_s != quiet_interval_s or self._clock() >= quiet_until_s
+        return before if is_due else None
 
     def look_at_once(self) -> None:
         """The next call of `commit_every` has something to do."""
-        self._look_s = -math.inf
+        interval_s, _, count = self._quiet
+        self._quiet = interval_s, -math.inf, count
 
     def check_size(self, key: Any, value: Any) -> int:
         """About how large a change is. Raises ValueTooLarge if no chunk could hold it; a value of None deletes."""
-        size = self._keys.size(key) + (0 if value is None else self._state.values.size(value))
+        keys = self._setup.keys
+        size = keys.size(key) + (0 if value is None else self._state.values.size(value))
         if size >= LARGE:
-            grant, keys = self._writer.grant, self._keys
+            grant = self._writer.grant
             maker = ChangeMaker(grant.descriptor, grant.value_schema, grant.partitions)
             maker.of_rows([keys.plain(key)], [value], [keys.group(key)])
         return size
@@ -156,14 +162,18 @@ class CommitScheduler:
     def weigh(self, put_bytes: int) -> None:
         """So many bytes more were put."""
         self._put_bytes += put_bytes
-        if self._put_bytes >= self._settings.uncommitted_bytes_max:
+        if self._put_bytes >= self._setup.settings.uncommitted_bytes_max:
             self.look_at_once()
 
-    def commit_if_due(self, interval_s: float) -> None:
-        """Commit the noted progress if it is time to, or too much has come in. Raises what `commit` names."""
+    def commit_if_due(self, interval_s: float, before: Named) -> None:
+        """Commit the noted progress if it is time to, or too much has come in. `before`: what was named before it.
+
+        Raises what `commit` names.
+        """
         self.step()
-        now_s, layers, settings = self._clock(), self._layers, self._settings
-        (named, count, _), left = self._noted, settings.uncommitted_changes_max - len(layers.active.changes)
+        now_s, layers, settings = self._clock(), self._layers, self._setup.settings
+        named, count, *_ = self._named
+        left = settings.uncommitted_changes_max - len(layers.active.changes)
         is_full = left <= 0 or self._put_bytes >= settings.uncommitted_bytes_max
         if is_full or now_s - self._committed_s >= interval_s or layers.suspended:
             if self._is_news(named):
@@ -171,24 +181,22 @@ class CommitScheduler:
                     self.commit(named, count)
                 except Misuse:
                     if layers.suspended:  # It was never named: what it is the place of may be undone.
-                        self._noted = self._noted_before
+                        self._named = before
                     raise
             self._put_bytes, self._committed_s = 0, now_s
-        self.interval_s = interval_s
-        self._look_s = min(self._committed_s + interval_s, now_s + _LOOK_S if self._checkpoints else math.inf)
-        self._look_count = count + settings.uncommitted_changes_max - len(layers.active.changes)
-        if layers.suspended:
-            self.look_at_once()
+        until_s = min(self._committed_s + interval_s, now_s + _LOOK_S if self._checkpoints else math.inf)
+        left = settings.uncommitted_changes_max - len(layers.active.changes)
+        self._quiet = interval_s, -math.inf if layers.suspended else until_s, count + left
 
     def finish(self, count: int) -> None:
         """Commit the deferred progress with its changes, or, where no progress was ever named, all of them; then wait
         for all pending commits. Changes behind the progress stay in the active layer.
         """
-        named, named_count, keys = self._noted
-        if not (named or self._progress or self._layers.suspended):
+        named, named_count, keys, committed = self._named
+        if not (named or committed or self._layers.suspended):
             later: Layer | None = Layer()
         else:
-            later = self._layers.cut(keys, count - named_count) if named is not self._progress else None
+            later = self._layers.cut(keys, count - named_count) if named is not committed else None
         if later is not None:
             if self._is_news(named):
                 self.commit(named, count)
@@ -197,7 +205,7 @@ class CommitScheduler:
             self.step(None)
 
     def _is_news(self, progress: Metadata) -> bool:
-        return not self._layers.is_clean or progress != self._progress
+        return not self._layers.is_clean or progress != self._named[-1]
 
     # ---- commit
 
@@ -208,7 +216,7 @@ class CommitScheduler:
         """
         with self.refusing():
             _check_progress(progress, self._writer.grant.descriptor.record_bytes_max)
-        while len(self._checkpoints) >= self._settings.commits_under_way_max:
+        while len(self._checkpoints) >= self._setup.settings.commits_under_way_max:
             self.step(None)
         with self.refusing():
             layer = self._layers.seal()
@@ -218,12 +226,12 @@ class CommitScheduler:
                 if is_refusal(refusal):
                     self._layers.unseal()
                 raise
-        self._crash("sealed")
+        self._setup.environment.crash("sealed")
         handle = self._writer.persist()
         commit = self._promise(handle.checkpoint_id)
-        self._progress = dict(progress)
-        self._checkpoints.append(_Checkpoint(handle, self._progress, commit))
-        self._noted = self._progress, count, 0
+        progress = dict(progress)
+        self._checkpoints.append(_Checkpoint(handle, progress, commit))
+        self._named = progress, count, 0, progress
         self._put_bytes, self._committed_s = 0, self._clock()
         self.step()
         return commit
@@ -231,11 +239,11 @@ class CommitScheduler:
     def step(self, timeout_s: float | None = 0.0) -> None:
         """Take what has come in, or wait this long for what the oldest commit needs next. Raises what it fails with."""
         while self._checkpoints:
-            if self._confirming is None:
+            if self._sent is None:
                 if not self._confirm(timeout_s):
                     return
-            elif timeout_s is None or self._confirming.wait(timeout_s):
-                self._conclude()
+            elif timeout_s is None or self._sent.commit.wait(timeout_s):
+                self._conclude(self._sent)
             else:
                 return
             timeout_s = 0.0
@@ -244,7 +252,7 @@ class CommitScheduler:
         """The table has ended, and its pending commits with it."""
         while self._checkpoints:
             self._checkpoints.popleft().commit.fail(error)
-        self._confirming = None
+        self._sent = None
 
     @contextmanager
     def refusing(self) -> Generator[None]:
@@ -261,14 +269,15 @@ class CommitScheduler:
         """Give a layer's changes to the writer, in bulk. Raises InvalidChange before any of them is taken."""
         keys, values = self._logged(layer)
         if keys:
-            columns = {**self._keys.columns(keys), "value": self._state.values.column(values)}
+            columns = {**self._setup.keys.columns(keys), "value": self._state.values.column(values)}
             self._writer.append_batch(pa.table(columns))
 
     def _logged(self, layer: Layer) -> tuple[list[Any], list[Any]]:
-        if not self._settings.every_change and not self._settings.skip_equal:
+        settings = self._setup.settings
+        if not settings.every_change and not settings.skip_equal:
             return list(layer.changes), list(layer.changes.values())
-        changes = layer.history if self._settings.every_change else list(layer.changes.items())
-        if self._settings.skip_equal:
+        changes = layer.history if settings.every_change else list(layer.changes.items())
+        if settings.skip_equal:
             changes = self._without_equal(changes)
         return [key for key, _ in changes], [value for _, value in changes]
 
@@ -311,30 +320,29 @@ class CommitScheduler:
         oldest = self._checkpoints[0].handle
         if timeout_s is not None and not oldest.wait(timeout_s):
             return False
-        self._taken, handle = 1, oldest.result()
+        durable, handle = 1, oldest.result()
         for checkpoint in list(self._checkpoints)[1:]:
             if not checkpoint.handle.done():
                 break
-            self._taken, handle = self._taken + 1, checkpoint.handle.result()
-        self._confirming = self._writer.confirm_async(handle, self._checkpoints[self._taken - 1].progress)
+            durable, handle = durable + 1, checkpoint.handle.result()
+        self._sent = _SentCommit(self._writer.confirm_async(handle, self._checkpoints[durable - 1].progress), durable)
         return True
 
-    def _conclude(self) -> None:
+    def _conclude(self, sent: _SentCommit) -> None:
         """The Commit that was sent is history: the state takes its changes, and then the waiting caller is told."""
-        assert self._confirming is not None
-        commit = self._confirming.result()
-        self._confirming = None
+        commit = sent.commit.result()
+        self._sent = None
         changes: dict[Any, Any] = {}
-        for layer in self._layers.oldest(self._taken):
+        for layer in self._layers.oldest(sent.checkpoints):
             changes = {**changes, **layer.changes} if changes else layer.changes
         # Right behind the Commit, or behind the Open that settled it. What an overtaken writer has read is another's.
         place = self._writer.place if self._writer.life is Life.OPEN else Place(commit.offset + 1)
-        self._crash("history")
+        self._setup.environment.crash("history")
         self._state.apply(changes, replace(self._opened, ledger=place))
-        self._crash("applied")
-        self._layers.committed(self._taken)
+        self._setup.environment.crash("applied")
+        self._layers.committed(sent.checkpoints)
         self.applied += 1
-        for _ in range(self._taken):
+        for _ in range(sent.checkpoints):
             self._checkpoints.popleft().commit.end(commit)
 
 

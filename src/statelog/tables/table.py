@@ -24,7 +24,7 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.log.options import K, V
 from statelog.tables.keyed import Keyed
 from statelog.tables.layers import Layer, Layers
-from statelog.tables.scheduler import LARGE, CommitScheduler, check_interval
+from statelog.tables.scheduler import LARGE, CommitScheduler, Named
 from statelog.tables.setup import TableSetup
 from statelog.tables.state.state import State
 from statelog.tables.state_opener import OpenReport
@@ -306,15 +306,15 @@ class Table(Guarded, Keyed[K, V], MutableMapping[K, V]):
         """
         if get_ident() != self._guard.user:
             self._guard.check()
-        if interval_s != self._commits.interval_s:
+        if self._is_lent:
             self._check_unlent()
-            check_interval(interval_s)
-        if self._commits.note(interval_s, progress, self._count, len(self._active)):
-            self._commit_if_due(interval_s)
+        before = self._commits.note(interval_s, progress, self._count, len(self._active))
+        if before is not None:
+            self._commit_if_due(interval_s, before)
 
     @Guarded.turn
-    def _commit_if_due(self, interval_s: float) -> None:
-        self._failing(self._commits.commit_if_due, interval_s)
+    def _commit_if_due(self, interval_s: float, before: Named) -> None:
+        self._failing(self._commits.commit_if_due, interval_s, before)
 
     # ---- undo
 
