@@ -23,6 +23,7 @@ import logging
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -217,6 +218,26 @@ class Hold(Closing):
             )
 
 
+class _Stage(Enum):
+    """How far a `HeldPlan` is."""
+
+    UNPLANNED = "there is no plan, or the last one does not hold any more"
+    PLANNED = "the plan was just made, and all that it begins with was checked"
+    HELD = "the plan was checked under its lease, where one can be written"
+    RELEASED = "the plan was let go: the records that it begins with are compared again before it is held"
+
+
+class _Wish(NamedTuple):
+    """What to plan: see `HeldPlan`. `hint`: what to do if the log does not hold it."""
+
+    at: At | None
+    key_groups: frozenset[int] | None
+    seen: Collection[Place]
+    partitions: Collection[int] | None
+    is_alone: bool
+    hint: str = NOT_HELD_HINT
+
+
 class HeldPlan(Hold):
     """The plan of a state, held while it is carried out. `plans` counts how often it was made, `had_lease` tells
     whether the last one stood under a lease, `snapshots` knows which were damaged and gone around.
@@ -244,19 +265,15 @@ class HeldPlan(Hold):
         super().__init__(log.store, terms, environment=environment)
         self.log = log
         self.snapshots = Snapshots(log)
-        self._at = at
-        self._key_groups = wanted_key_groups(key_groups, log.descriptor)
-        self._seen = seen
-        self._partitions = partitions
+        self._wish = _Wish(at, wanted_key_groups(key_groups, log.descriptor), seen, partitions, is_alone)
         self._attempts = attempts
-        self._is_alone = is_alone
         self._plan = plan
+        self._stage = _Stage.UNPLANNED if plan is None else _Stage.PLANNED
         self._aim: int | None = None
-        self._hint = NOT_HELD_HINT
+        """The position of the plan before."""
         self._max_age_s = log.look_again_s
         self._plan_s = 0.0
         self._failures = 0
-        self._is_checked = plan is not None
         self.plans = int(plan is not None)
         self.had_lease = False
 
@@ -321,7 +338,7 @@ class HeldPlan(Hold):
             if number in self.log.manifests.numbers():  # Else a cleanup took the manifest, too.
                 self.snapshots.pass_over(number, trouble.error)
         self._let_go()
-        self._plan = None
+        self._plan, self._stage = None, _Stage.UNPLANNED
         self._failures += not is_copy
         if self._failures >= self._attempts:
             raise trouble.error if isinstance(trouble, SnapshotFailed) else trouble
@@ -329,32 +346,27 @@ class HeldPlan(Hold):
     def pin(self) -> None:
         """From now on every plan is for the position of this one: something of that state was shown or handed out."""
         self._aim = self.plan.position
-        self._at, self._hint = AtPosition(self._aim), _PASSED_HINT
+        self._wish = self._wish._replace(at=AtPosition(self._aim), hint=_PASSED_HINT)
 
     def close(self) -> None:
         """As every hold; the plan may be taken again."""
         if not self.is_foreign:
             self._failures = 0
-            self._is_checked = False  # It may be taken much later.
+            if self._plan is not None:
+                self._stage = _Stage.RELEASED
             self._let_go()
 
     def _make(self) -> Plan:
+        (at, key_groups, seen, _, is_alone, hint), snapshots = self._wish, self.snapshots
         max_age_s, self._max_age_s = self._max_age_s, 0.0
-        if self._is_alone:
-            position = self._at.position if isinstance(self._at, AtPosition) else None
-            self._plan = planner.plan_snapshot(self.log, position, self._key_groups, self.snapshots)
+        if is_alone:
+            position = at.position if isinstance(at, AtPosition) else None
+            self._plan = planner.plan_snapshot(self.log, position, key_groups, snapshots)
         else:
             self._plan = planner.plan_state(
-                self.log,
-                self._at,
-                self._key_groups,
-                seen=self._seen,
-                snapshots=self.snapshots,
-                aim=self._aim,
-                max_age_s=max_age_s,
-                hint=self._hint,
+                self.log, at, key_groups, seen=seen, snapshots=snapshots, aim=self._aim, max_age_s=max_age_s, hint=hint
             )
-        self._aim, self._is_checked = self._plan.position, True
+        self._aim, self._stage = self._plan.position, _Stage.PLANNED
         self.plans += 1
         return self._plan
 
@@ -362,12 +374,10 @@ class HeldPlan(Hold):
         """The plan, held and checked; None if the log moved on, and planning it again may help."""
         try:
             plan = self._plan or self._make()
-            if self._lease is None:
-                self.on(
-                    self.log, plan, check=check_held if self._is_checked else check_plan, partitions=self._partitions
-                )
-                self._is_checked = True
-                self.had_lease = self.is_held
+            if not self.is_held:
+                check = check_plan if self._stage is _Stage.RELEASED else check_held
+                self.on(self.log, plan, check=check, partitions=self._wish.partitions)
+                self._stage, self.had_lease = _Stage.HELD, self.is_held
                 text = f"{self.log.name}: recovered without a lease, which the store does not let this reader write"
                 if self._terms.wanted and not self.had_lease and text not in self.snapshots.warnings:
                     self.snapshots.warnings.append(text)
