@@ -13,7 +13,7 @@ from statelog.storage import LogOptions, Where
 from statelog.storage.log.options import K, V
 from statelog.tables.setup import BackendKind, TableSettings, TableSetup
 from statelog.tables.state.values import ValueRule
-from statelog.tables.state_opener import StateOpener, Wanted
+from statelog.tables.state_opener import KeptState, StateOpener, Wanted
 from statelog.tables.table import Table
 
 
@@ -59,11 +59,10 @@ def table(
             settings=settings_or(settings, TableSettings()),
         )
         failing.push(setup)
-        opening = StateOpener(setup, may_lack=True)
-        opening.look(ValueRule(setup.log.value_schemas.newest()))
+        kept = KeptState.found(setup, ValueRule(setup.log.value_schemas.newest()), may_lack=True)
         owner, folding = setup.writer()
         failing.push(owner)
-        state, report = opening.open(Wanted.by(owner, folding))
+        state, report = StateOpener(setup, Wanted.by(owner, folding)).open(kept)
         failing.callback(state.close)
         setup.environment.crash("table-open")
         keyed = Table[K, V](setup, owner, state, report)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from threading import Event, Lock
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -29,18 +30,18 @@ from statelog.recovery.changes import CommitFeed
 from statelog.schemas.values.schema import ValueSchema
 from statelog.tables.setup import TableSetup
 from statelog.tables.standbys.followed import FollowedState, StateView
-from statelog.tables.state.state import State
 from statelog.tables.state.store import StatePlace
 from statelog.tables.state.values import ValueRule
-from statelog.tables.state_opener import OpenReport, StateOpener, Unfit, Wanted
+from statelog.tables.state_opener import KeptState, OpenReport, StateOpener, Unfit, Wanted
 
 _LOG = logging.getLogger("statelog.tables")
 
 _LEAST_PAUSE = 0.1
 """The pause behind a step that took longer than its interval, as a part of that."""
 _PAUSE_S = 0.05
-_Placed = Callable[[str], StateView]
-"""Puts a state that was made in the place of the one in use until now, which is closed; takes the reason."""
+_Release: TypeAlias = Callable[[StatePlace], Unfit]
+"""Closes the state in use, for one that was made at this place, and says why."""
+_Begun: TypeAlias = tuple[CommitFeed, StateView]
 
 
 class Follower:
@@ -53,8 +54,8 @@ class Follower:
         self._environment = setup.environment
         self._poll_s = poll_s
         self._stop = Event()
-        self._feed, placed = planned_anew(lambda: self._begun(0, None, is_beside=False))
-        self.state = FollowedState(placed(""), self._environment.clock)
+        self._feed, view = planned_anew(lambda: self._begun(0, None, None))
+        self.state = FollowedState(view, self._environment.clock)
 
     # ---- the thread
 
@@ -182,16 +183,20 @@ class Follower:
         old = self.state.view
         at_least = max(at_least, old.place.position)
         self._feed.close()
-        self._feed, placed = planned_anew(lambda: self._begun(at_least, schema, is_beside=True))
-        self._check_wanted()
-        with self.state.moving():
-            old.state.close()
-            self.state.view = placed(reason)
+        with ExitStack() as moving:
+
+            def release(place: StatePlace) -> Unfit:
+                self._check_wanted()
+                moving.enter_context(self.state.moving())
+                old.state.close()
+                return Unfit(reason, has_lost=old.place.may_have_lost(place))
+
+            self._feed, self.state.view = planned_anew(lambda: self._begun(at_least, schema, release))
         self._environment.crash("rebuilt")
 
-    def _begun(self, at_least: int, schema: ValueSchema | None, *, is_beside: bool) -> tuple[CommitFeed, _Placed]:
-        """The newest state, at a position or above it, with values of this schema (None: the newest), and its feed; not
-        the first one if it `is_beside` another. Raises NotFound, OffsetGone, Damaged, StorageFull, Unavailable.
+    def _begun(self, at_least: int, schema: ValueSchema | None, release: _Release | None) -> _Begun:
+        """The newest state, at a position or above it, with values of this schema (None: the newest), and its feed.
+        `release` if it is made beside another. Raises NotFound, OffsetGone, Damaged, StorageFull, Unavailable.
         """
         setup, level_s = self.setup, self._environment.clock()
         feed: CommitFeed  # Of what the recovery leaves, and so made behind it.
@@ -210,30 +215,17 @@ class Follower:
         )
         plan, values = recovery.plan, ValueRule(recovery.value_schema)
         feed = CommitFeed(setup.log, plan, setup.keys.owned, setup.settings.recovery, setup.environment)
-        with undone_by_errors(feed.close):
+        with undone_by_errors(feed.close), recovery:
             place = StatePlace.folded(plan.place, plan.state)
-            opening = StateOpener(setup, beat=beat)
-            wanted = Wanted(place=place, values=values, recovery=recovery)
-            opened: tuple[State, OpenReport] | None = None
-            with recovery:
-                if is_beside:
-                    opening.make(wanted)
-                else:
-                    opened = opening.open(wanted)
-
-        def placed(reason: str) -> StateView:
-            state, report = opened or opening.replace(
-                Unfit(reason, has_lost=self.state.view.place.may_have_lost(place))
-            )
-            return StateView(
-                state=state,
-                place=place,
-                last_commit=plan.state.last_commit(setup.owner),
-                level_s=level_s,
-                opening=report,
-            )
-
-        return feed, placed
+            opener = StateOpener(setup, Wanted(place=place, values=values, recovery=recovery), beat=beat)
+            state, report = opener.open(KeptState(in_use=release) if release else KeptState.found(setup, values))
+        return feed, StateView(
+            state=state,
+            place=place,
+            last_commit=plan.state.last_commit(setup.owner),
+            level_s=level_s,
+            opening=report,
+        )
 
     # ---- the new owner
 
