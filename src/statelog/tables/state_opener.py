@@ -343,7 +343,8 @@ class StateOpener:
         access = SnapshotAccess(
             self._setup.log, self._recovery, self._setup.environment, self._setup.settings.remote_cache_bytes
         )
-        self._base = BaseSnapshot(access, eligibility, lambda: writer.grant.epoch)
+        moves = self._setup.settings.loading is Loading.ON_DEMAND
+        self._base = BaseSnapshot(access, eligibility, lambda: writer.grant.epoch, moves=moves)
         is_there = self._base.claim(manifest)
         if not is_there:
             self._let_go()

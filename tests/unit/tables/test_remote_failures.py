@@ -1,29 +1,34 @@
-"""Tables on a snapshot whose store fails them, or whose snapshot goes, behind a commit or in the middle of a read."""
+"""Tables on a snapshot whose store fails them, or whose snapshot goes, behind a commit or in the middle of a read; and
+those that are loaded while newer ones come.
+"""
 
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from statelog.environment import Environment
 from statelog.errors import IdentityChanged, StatelogError, StoreRefused, StoreUnavailable
 from statelog.producer.guard import Life
 from statelog.schemas.snapshot.manifest import next_manifest
+from statelog.storage import Log
 from statelog.storage.claims import list_leases
 from statelog.tables import Loading, Table
+from statelog.tables.state.snapshot import RemoteSnapshot
 from statelog.testing.store import Fault, MemoryStore
 from tests.support.faults.signals import at_line, handled
 from tests.support.rigs.table import content
 from tests.support.waiting import wait_for
-from tests.unit.tables.test_remote_tables import KEYS, TTL_S, Gate, Rolled, directory, rolled
+from tests.unit.tables.test_remote_tables import KEYS, TTL_S, Gate, Rolled, directory, either, gate, rolled
 
-__all__ = ["directory", "rolled"]
+__all__ = ["directory", "either", "gate", "rolled"]
 
 
 class _Refusing:
@@ -245,3 +250,42 @@ def test_an_end_that_is_interrupted(rolled: Rolled, directory: Path | None) -> N
         wait_for(lambda: not list_leases(log.store))
     with rolled.open(Loading.FIRST, directory) as later:
         rolled.check(later)
+
+
+def test_behind_reads_one_snapshot_once(
+    rolled: Rolled, either: Path | None, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease holds it for as long as it is loaded, whatever is rolled up meanwhile: a newer one would be read from
+    its beginning, so a load that takes longer than a round would never end.
+    """
+    read, whole = list[int](), RemoteSnapshot.tables
+
+    def noted(snapshot: RemoteSnapshot, *wanted: Any) -> Iterator[pa.Table]:
+        read.append(snapshot.manifest.number)
+        return whole(snapshot, *wanted)
+
+    monkeypatch.setattr(RemoteSnapshot, "tables", noted)
+    environment = Environment(clock=lambda: rolled.now_s, crash=gate.crash)
+    with rolled.open(Loading.BEHIND, either, environment=environment) as table, rolled.rig.open() as log:
+        (first,) = list_leases(log.store)
+        for turn in range(4):
+            rolled.put(table, dict.fromkeys(KEYS[turn::9], b"turn-%d" % turn))
+            table.commit()
+            rolled.roll_up()
+            rolled.now_s += TTL_S / 2
+            _renew(table, log)
+            gate.step()
+        (lease,) = list_leases(log.store)
+        assert lease.lease.manifest_number == first.lease.manifest_number
+        assert not table.is_local
+        gate.open()
+        wait_for(lambda: table.is_local)
+        rolled.check(table)
+    assert read == [first.lease.manifest_number]
+
+
+def _renew(table: Table[Any, Any], log: Log) -> None:
+    """Let a read renew the lease of the table's base, if it is time to."""
+    before = list_leases(log.store)
+    table.get(b"no such key")
+    wait_for(lambda: list_leases(log.store) != before)

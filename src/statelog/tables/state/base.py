@@ -1,7 +1,8 @@
 """`BaseSnapshot`: the snapshot that a table stands on while not all of its state is local. A lease holds it.
 
-A read or a commit that finds it is time to has the lease renewed, and the base moved on to the newest snapshot that
-the table may stand on: asked on another thread, taken in the next call. See docs/protocol-table.md, R6.
+A read, a commit or a load that finds it is time to has the lease renewed, on another thread. The base of a table that
+loads nothing moves on to the newest snapshot that the table may stand on, which its next call takes. One that is being
+loaded stays, unless it cannot be read: another one would be loaded from its beginning. See docs/protocol-table.md, R6.
 
 Invariant: nothing is waited for under the lock but the store.
 
@@ -76,11 +77,15 @@ class Eligibility:
 class BaseSnapshot:
     """The base of one table. Used by its thread and by the one that loads. `let_go` releases lease and files.
 
-    `epoch` says the owner's newest Open: one that settled a commit is no other owner's.
+    `epoch` says the owner's newest Open: one that settled a commit is no other owner's. `moves`: take newer snapshots,
+    also where this one can be read.
     """
 
-    def __init__(self, access: SnapshotAccess, eligibility: Eligibility, epoch: Callable[[], int]) -> None:
+    def __init__(
+        self, access: SnapshotAccess, eligibility: Eligibility, epoch: Callable[[], int], *, moves: bool
+    ) -> None:
         self._access = access
+        self._moves = moves
         self._log, self._snapshots = access.log, Snapshots(access.log)
         self.schema = access.converter.schema
         """That of the rows that come out."""
@@ -122,7 +127,9 @@ class BaseSnapshot:
         return False
 
     def renew(self) -> None:
-        """Renew the lease and look for a newer snapshot, if it is time to; take one that was found. Never waits."""
+        """Renew the lease, and look for a newer snapshot if it moves, if it is time to; take one that was found. Never
+        waits.
+        """
         if self._looking is None:
             now_s = self._access.environment.clock()
             if now_s - self._looked_s < self._access.settings.lease_ttl_s / _LOOKS_PER_TTL:
@@ -208,12 +215,12 @@ class BaseSnapshot:
             self._access.environment.begin(older.close)
 
     def _look(self, held: RemoteSnapshot) -> RemoteSnapshot | None:
-        """A newer snapshot, held; None if there is none, or the store does not say."""
+        """Renew the lease. Return a newer snapshot, held; None if there is none, or the store does not say."""
         try:
             position = self._eligibility.needed(held.manifest)
             held.lease.needs = held.lease.needs._replace(position=position)
             held.lease.renew()
-            newest = self._newest(may_be_ahead=False)
+            newest = self._newest(may_be_ahead=False) if self._moves else None
             is_newer = newest is not None and newest.number > held.manifest.number
             return self._claimed(newest) if newest is not None and is_newer else None
         except StatelogError as error:
