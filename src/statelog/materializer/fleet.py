@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from statelog.closing import undone_by_errors
-from statelog.environment import current_environment, repeated
+from statelog.environment import Environment, current_environment, repeated
 from statelog.errors import NotFound, StatelogError
 from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
 from statelog.materializer.control import BackgroundTask, Control, begin_task
@@ -86,6 +86,16 @@ class Kit:
     make_engine: EngineMaker
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What all logs of a fleet have in common. `admit` is asked before work begins."""
+
+    settings: FleetSettings
+    admit: Admit
+    on_event: Callable[[Event], None]
+    environment: Environment
+
+
 MakeKit = Callable[[str], Kit]
 """By the name of the log. Raises ConfigError."""
 
@@ -109,9 +119,9 @@ class Fleet:
         self._find = find
         self._settings = settings_or(settings, FleetSettings())
         self._control = control or Control()
-        self._on_event = on_event
         self._environment = environment = current_environment()
         self._clock = environment.clock
+        self._shared = _Shared(self._settings, self._admit, on_event, environment)
         self._free: dict[Work, int] = {}
         self._members = {name: self._member(name, is_named=True) for name in dict.fromkeys(names)}
         self._finding: BackgroundTask[Collection[str]] | None = None
@@ -200,15 +210,7 @@ class Fleet:
         self.problem = problem
 
     def _member(self, name: str, *, is_named: bool) -> "_Member":
-        return _Member(
-            name,
-            self._make_kit(name),
-            self._settings,
-            Control(beside=self._control),
-            admit=self._admit,
-            on_event=self._on_event,
-            is_named=is_named,
-        )
+        return _Member(name, self._make_kit(name), self._shared, Control(beside=self._control), is_named=is_named)
 
     def _watch(self) -> None:
         """Tell of what stays out of every snapshot, on a thread of its own, which does not depend on the other."""
@@ -219,23 +221,11 @@ class Fleet:
 class _Member:
     """One log of a fleet, and its daemon while it has one. `state` and `check_age` are for any thread."""
 
-    def __init__(
-        self,
-        name: str,
-        kit: Kit,
-        settings: FleetSettings,
-        control: Control,
-        *,
-        admit: Admit,
-        on_event: Callable[[Event], None],
-        is_named: bool,
-    ) -> None:
+    def __init__(self, name: str, kit: Kit, shared: _Shared, control: Control, *, is_named: bool) -> None:
         self.control = control
         self._is_absent = False
-        self._name, self._kit, self._settings, self._is_named = name, kit, settings, is_named
-        self._admit, self._on_event = admit, on_event
-        self._environment = environment = current_environment()
-        self._clock = environment.clock
+        self._name, self._kit, self._shared, self._is_named = name, kit, shared, is_named
+        self._clock = shared.environment.clock
         self._opening: BackgroundTask[_Opened] | None = None
         self._ending: BackgroundTask[StatelogError | None] | None = None
         self._log: Log | None = None
@@ -305,8 +295,8 @@ class _Member:
         if not self._is_quiet:
             return math.inf  # Its rounds, or what it merges beside them, hang; they ring when they end.
         left_s = self._open_due_s - self._clock()
-        if left_s <= 0 and self._admit(Work.LOOK):
-            self._opening = begin_task(self._environment, self._open, self._ring)
+        if left_s <= 0 and self._shared.admit(Work.LOOK):
+            self._opening = begin_task(self._shared.environment, self._open, self._ring)
         return max(0.0, left_s)
 
     def _drive(self, daemon: Materializer) -> float:
@@ -354,15 +344,15 @@ class _Member:
             return
         self._log, delay_s = opened
         self._problem, self._is_absent = "", False
-        daemon = self._environment.run(
+        daemon = self._shared.environment.run(
             Materializer,
             self._log,
             self._kit.settings,
             control=self.control,
-            on_event=self._on_event,
+            on_event=self._shared.on_event,
             make_engine=self._kit.make_engine,
         )
-        daemon.admit = self._admit
+        daemon.admit = self._shared.admit
         daemon.begin(delay_s)
         self._daemon = daemon
 
@@ -373,8 +363,9 @@ class _Member:
         self._daemon, self._former = None, daemon
         self._problem = "" if error is None else shown_error(error)
         daemon.end()
-        wait = partial(self._environment.wait, threading.Event())  # The bell is for the fleet's thread.
-        self._ending = begin_task(self._environment, lambda: _closed(log, error, wait), self._ring)
+        environment = self._shared.environment
+        wait = partial(environment.wait, threading.Event())  # The bell is for the fleet's thread.
+        self._ending = begin_task(environment, lambda: _closed(log, error, wait), self._ring)
 
     def _take_ended(self, ending: "BackgroundTask[StatelogError | None]") -> None:
         self._ending = None
@@ -387,7 +378,7 @@ class _Member:
         if isinstance(error, NotFound):
             self._stays_away(_ABSENT)
             return
-        retry_s = min(self._settings.retry_s, self._kit.settings.interval_s)
+        retry_s = min(self._shared.settings.retry_s, self._kit.settings.interval_s)
         self._open_due_s, self._problem = self._clock() + retry_s, shown_error(error)
         self._tell(EventKind.LOG_SET_ASIDE, error, **error_facts(error), retry_s=retry_s)
 
@@ -395,10 +386,10 @@ class _Member:
         if not self._is_absent and (self._is_named or self._former is not None):
             self._tell(EventKind.LOG_GONE)
         self._problem = problem
-        self._open_due_s, self._is_absent = self._clock() + self._settings.find_s, True
+        self._open_due_s, self._is_absent = self._clock() + self._shared.settings.find_s, True
 
     def _tell(self, kind: EventKind, cause: StatelogError | None = None, **facts: object) -> None:
-        self._on_event(Event(kind=kind, log=self._name, at_s=self._clock(), facts=facts, error=cause))
+        self._shared.on_event(Event(kind=kind, log=self._name, at_s=self._clock(), facts=facts, error=cause))
 
 
 def _close_opened(over: Future[_Opened]) -> None:
