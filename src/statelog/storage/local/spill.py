@@ -16,6 +16,7 @@ Invariants:
 import os
 import struct
 import tempfile
+from collections import deque
 from pathlib import Path
 from threading import Lock
 
@@ -23,7 +24,7 @@ import xxhash
 
 from statelog.closing import undone_by_errors
 from statelog.environment import DiskHook, OpenSpillFile, no_faults
-from statelog.errors import ClosedError, ConfigError, Corrupt
+from statelog.errors import ClosedError, ConfigError, Corrupt, StorageFull
 from statelog.storage.local.disk import local_disk
 
 _FULL_HINT = "Free space, name more spill_directories, or raise memory_bytes; then run again"
@@ -62,19 +63,6 @@ class NamelessFile:
     def close(self) -> None:
         """Close it, which frees its space. Idempotent."""
         self._file.close()
-
-
-def check_directories(directories: tuple[Path, ...]) -> None:
-    """Raise ConfigError unless there is a directory, and each can be written to."""
-    if not directories:
-        raise ConfigError("there is no spill directory", hint="Name at least one in spill_directories")
-    for directory in directories:
-        if not (directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)):
-            raise ConfigError(
-                "a spill directory is not there, or cannot be written to",
-                path=str(directory),
-                hint="Make it, or name another in spill_directories",
-            )
 
 
 class SpillSegment:
@@ -160,3 +148,40 @@ class SpillSegment:
             end_offset=self.end_offset,
             hint="The local disk or its memory is failing: check it, then recover again; the log itself is unharmed",
         )
+
+
+class SpillDirectories:
+    """Where segments are begun: in one directory after the other. Raises ConfigError unless there is one, and each can
+    be written to.
+    """
+
+    def __init__(self, directories: tuple[Path, ...], open_file: OpenSpillFile = NamelessFile) -> None:
+        if not directories:
+            raise ConfigError("there is no spill directory", hint="Name at least one in spill_directories")
+        for directory in directories:
+            if not (directory.is_dir() and os.access(directory, os.W_OK | os.X_OK)):
+                raise ConfigError(
+                    "a spill directory is not there, or cannot be written to",
+                    path=str(directory),
+                    hint="Make it, or name another in spill_directories",
+                )
+        self._directories = deque(directories)
+        self._open_file = open_file
+
+    def begin(self, data: memoryview) -> SpillSegment:
+        """Begin a segment with this frame; a full directory passes it on to the next. Raises StorageFull if all are
+        full, StoreUnavailable.
+        """
+        full: StorageFull | None = None
+        for _ in range(len(self._directories)):
+            self._directories.rotate(-1)
+            try:
+                segment = SpillSegment(self._directories[-1], self._open_file)
+                with undone_by_errors(segment.release):
+                    segment.append(data)
+            except StorageFull as error:
+                full = error
+            else:
+                return segment
+        assert full is not None, "there is at least one directory"
+        raise full

@@ -16,7 +16,6 @@ Invariants:
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from threading import Condition
 
@@ -24,7 +23,7 @@ from statelog.closing import Closing, undone_by_errors
 from statelog.environment import OpenSpillFile
 from statelog.errors import ClosedError, StorageFull, StoreUnavailable
 from statelog.storage.local.disk import NO_MORE_FILES
-from statelog.storage.local.spill import NamelessFile, SpillSegment, check_directories
+from statelog.storage.local.spill import NamelessFile, SpillDirectories, SpillSegment
 
 _FEW_SEGMENTS = 32
 
@@ -51,12 +50,9 @@ class SpillQueue:
         directories: tuple[Path, ...],
         open_file: OpenSpillFile | None = None,
     ) -> None:
-        check_directories(directories)
         self._memory_bytes = memory_bytes
         self._segment_bytes = segment_bytes
-        self._directories = directories
-        self._next_directory = cycle(directories)
-        self._open_file = open_file or NamelessFile
+        self._directories = SpillDirectories(directories, open_file or NamelessFile)
         # One lock, held during I/O as well: a frame is small, and no file can be closed while it is written.
         self._changed = Condition()
         self._memory: deque[memoryview] = deque()
@@ -217,23 +213,12 @@ class SpillQueue:
 
     def _spill_to_new(self, data: memoryview) -> None:
         """Begin a segment with the frame, and seal the one before."""
-        full: StorageFull | None = None
-        for _ in self._directories:
-            try:
-                segment = SpillSegment(next(self._next_directory), self._open_file)
-                with undone_by_errors(segment.release):
-                    segment.append(data)
-            except StorageFull as error:
-                full = error
-            else:
-                if self._disk:
-                    with undone_by_errors(segment.release):
-                        self._disk[-1].seal()
-                self._disk.append(segment)
-                self._segments += 1
-                return
-        assert full is not None, "there is at least one directory"
-        raise full
+        segment = self._directories.begin(data)
+        if self._disk:
+            with undone_by_errors(segment.release):
+                self._disk[-1].seal()
+        self._disk.append(segment)
+        self._segments += 1
 
     def _take_up(self) -> None:
         """Have the oldest frame in hand before it is left out: who is interrupted gets it twice, and misses nothing."""
