@@ -207,6 +207,19 @@ def test_a_log_opens_beside_its_first_truncation() -> None:
         assert log.kafka.offsets("log.ledger", [0])[0].start == 2
 
 
+def test_a_ledger_is_read_beside_its_first_truncation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first snapshot comes behind the look for it, and truncates the ledger before that is read."""
+    twin = written()
+    with twin.open() as log:
+        run_round(log, settings_for(tmp_path))
+        log.kafka.delete_records(log.ledger_topic, {0: 2})
+        newest, before = log.manifests.newest, [None]
+        monkeypatch.setattr(log.manifests, "newest", lambda: before.pop() if before else newest())
+        with log.ledger.newest_client() as ledger:
+            ledger.fold_end()
+            assert ledger.fold.last_checkpoint("w").id == COMMITS
+
+
 def test_a_barrier_appends_nothing_where_records_were_lost() -> None:
     """It would stand in the place of a lost one, and take away what proves the loss."""
     twin = written()

@@ -92,7 +92,13 @@ class Ledger:
         """
         self.identify()
         newest = self._log.manifests.newest
-        return self.client(newest(), rebase=newest)
+        try:
+            return self.client(newest(), rebase=newest)
+        except OffsetGone:
+            base = newest()
+            if base is None:
+                raise
+            return self.client(base, rebase=newest)  # The log's first round came between the two questions.
 
     def _require_whole(self) -> None:
         start, end = self._offsets()
