@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange, StatelogError
+from statelog.spark.data_source import register
 from statelog.spark.reported import error_of
-from statelog.spark.session import register
 from statelog.spark.sink import Upsert, upsert
 from statelog.storage.log.log import Log
 from tests.support.services.broker import Broker

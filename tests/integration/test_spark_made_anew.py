@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from pyspark_statelog import DefaultSource
 from statelog.errors import IdentityChanged
 from statelog.materializer import run_round
 from statelog.producer.writer import Writer
 from statelog.spark import clients
 from statelog.spark.clients import cached_log
+from statelog.spark.data_source import StatelogSource
 from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.option_texts import log_address
 from statelog.spark.options import write_options
@@ -44,7 +44,7 @@ def test_a_worker_that_knows_the_old_log_reads_all_of_the_new_one(
     path = tmp_path / "planned"
 
     def plan() -> None:
-        source = DefaultSource({**rig.options, **_OPTIONS[kind]})
+        source = StatelogSource({**rig.options, **_OPTIONS[kind]})
         columns = source.schema()
         if kind != "stream":
             path.write_bytes(pickle.dumps((source, columns)))
@@ -79,7 +79,7 @@ def test_a_task_of_the_old_log_reads_nothing_of_the_new_one(broker: Broker, log_
         return rig
 
     rig = made(1)
-    source = DefaultSource(rig.options)
+    source = StatelogSource(rig.options)
     reader: Any = source.reader(source.schema())
     parts = reader.partitions()
     Log.delete(log_name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
@@ -99,7 +99,7 @@ def test_a_stream_has_the_columns_of_the_new_log(broker: Broker, log_name: str, 
     cached_log(log_address(rig.options)).value_schemas.newest()
     Log.delete(log_name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
     SparkLog.create(log_name, broker.bootstrap, tmp_path, key_type="string", value_schema=None).log.close()
-    columns = DefaultSource({**rig.options, "startingPosition": "latest"}).schema()
+    columns = StatelogSource({**rig.options, "startingPosition": "latest"}).schema()
     assert [columns[name].dataType.simpleString() for name in ("key", "value")] == ["string", "binary"]
 
 

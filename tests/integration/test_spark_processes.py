@@ -16,7 +16,6 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import LongType, StructField, StructType
 
-from pyspark_statelog import DefaultSource
 from statelog.environment import Environment
 from statelog.errors import (
     CheckpointMismatch,
@@ -35,6 +34,7 @@ from statelog.schemas.key_groups import key_group_of, partition_of
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.spark import clients, epochs, query_run, sink
 from statelog.spark.clients import task_producer
+from statelog.spark.data_source import StatelogSource
 from statelog.spark.epochs import plan_batch
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.ownership import NO_QUERY, RECENT_S
@@ -427,8 +427,8 @@ def test_a_log_that_was_made_anew_is_opened_again(rig: SparkLog) -> None:
     def write(number: int) -> None:
         assert commit_write(load, [run_task(plan_batch(load), load, number, {number: number}, query="")])
 
-    def read(kind: str) -> tuple[list[int], DefaultSource]:
-        source = DefaultSource({**rig.options, "read": kind})
+    def read(kind: str) -> tuple[list[int], StatelogSource]:
+        source = StatelogSource({**rig.options, "read": kind})
         reader = source.reader(source.schema())
         batches = [batch for part in reader.partitions() for batch in pickle.loads(pickle.dumps(reader)).read(part)]
         return sorted(row["key"] for batch in batches for row in batch.to_pylist()), source

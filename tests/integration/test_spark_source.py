@@ -15,7 +15,6 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import Row, SparkSession
 
-from pyspark_statelog import DefaultSource
 from statelog.errors import ConfigError, NotFound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
@@ -23,6 +22,7 @@ from statelog.producer.writer import Writer
 from statelog.schemas.names import subscription_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.spark import error_of, state
+from statelog.spark.data_source import StatelogSource
 from statelog.spark.views import VIEWS
 from statelog.storage.claims import HeldSubscription, list_leases
 from tests.support.services.broker import Broker
@@ -139,7 +139,7 @@ def test_a_read_that_outlived_its_lease_is_told_since_when(rig: SparkLog, tmp_pa
     with Writer(rig.log, "w") as writer:
         writer.put(1, {"n": 0})
         writer.commit(checkpoint_id=1)
-        source = DefaultSource(options)
+        source = StatelogSource(options)
         columns = source.schema()
         reader = pickle.loads(pickle.dumps(source)).reader(columns)
         (part,) = reader.partitions()
@@ -311,7 +311,7 @@ def test_filters_and_keys_narrow_a_read(spark: SparkSession, rig: SparkLog) -> N
     (group,) = {row.key_group for row in reader.load().where("key = 7").collect()}
     plain = [(row.key, row.n) for row in reader.option("keys", "7,33").load().collect()]
     assert sorted(plain) == [(7, 7), (33, 33)]
-    source = DefaultSource({**options, "keys": "[7]"})
+    source = StatelogSource({**options, "keys": "[7]"})
     assert len(source.reader(source.schema()).partitions()) == 1
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:

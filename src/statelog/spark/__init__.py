@@ -8,9 +8,9 @@ import typing as _typing
 
 if _typing.TYPE_CHECKING:
     from statelog.spark.columns import key_group_column, repartition_by_key_group
+    from statelog.spark.data_source import register
     from statelog.spark.engine import materialize, spark_engine
     from statelog.spark.reported import error_of
-    from statelog.spark.session import register
     from statelog.spark.sink import upsert
     from statelog.spark.source import state
 
@@ -30,7 +30,7 @@ _HOMES = {
     "statelog.spark.columns": ("key_group_column", "repartition_by_key_group"),
     "statelog.spark.sink": ("upsert",),
     "statelog.spark.reported": ("error_of",),
-    "statelog.spark.session": ("register",),
+    "statelog.spark.data_source": ("register",),
     "statelog.spark.source": ("state",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

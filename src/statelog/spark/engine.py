@@ -38,9 +38,9 @@ from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.topic_policy import ROUND
 from statelog.spark.clients import cached_log
+from statelog.spark.data_source import require_spark
 from statelog.spark.option_texts import LogAddress, address_options, log_address
 from statelog.spark.reported import error_of, reported
-from statelog.spark.session import require_spark
 from statelog.storage import Log, Where
 from statelog.storage.run_reader import read_back
 from statelog.storage.run_writer import upload_run

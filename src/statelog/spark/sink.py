@@ -44,6 +44,7 @@ from statelog.schemas.ledger.handle import MANY_PIECES, Checkpoint, Handle
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import whole_numbers
 from statelog.spark.clients import ProcessCache, cached_log, task_producer
+from statelog.spark.data_source import activate
 from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.option_texts import address_options
 from statelog.spark.options import WriteOptions, write_options
@@ -58,7 +59,6 @@ from statelog.spark.ownership import (
 from statelog.spark.query_run import sibling_nonce
 from statelog.spark.reported import reported, unpicklable
 from statelog.spark.rows import TASK_SETTINGS, RowMapping, row_mapping, write_rows
-from statelog.spark.session import activate
 from statelog.storage import Where
 from statelog.storage.log.log import Log
 

@@ -20,8 +20,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from pyspark_statelog import DefaultSource
 from statelog.environment import Environment
+from statelog.spark.data_source import StatelogSource
 from statelog.spark.sink import StreamWriter, TaskResult
 
 __all__ = ["HOLD_TIMEOUT_S", "VARIABLE", "JobSettings", "StrikingSource", "StrikingWriter", "parent_of"]
@@ -108,7 +108,7 @@ class StrikingWriter(StreamWriter):
         _strike("after-commit", batchId)
 
 
-class StrikingSource(DefaultSource):
+class StrikingSource(StatelogSource):
     """The data source of the job."""
 
     @classmethod

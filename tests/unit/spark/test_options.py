@@ -19,13 +19,13 @@ from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.spark.clients import ProcessCache
 from statelog.spark.columns import repartition_by_key_group
+from statelog.spark.data_source import require_spark
 from statelog.spark.engine import spark_engine
 from statelog.spark.option_texts import address_options, log_address
 from statelog.spark.options import state_options, write_options
 from statelog.spark.parts import slices
 from statelog.spark.query_run import run_tag
 from statelog.spark.reported import error_of
-from statelog.spark.session import require_spark
 from statelog.spark.sink import BatchWriter, StreamWriter, upsert
 from statelog.storage.log.where import Where
 
