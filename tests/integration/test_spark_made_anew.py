@@ -10,12 +10,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from statelog.errors import IdentityChanged
 from statelog.materializer import run_round
 from statelog.producer.writer import Writer
-from statelog.spark import clients
 from statelog.spark.clients import cached_log
 from statelog.spark.data_source import StatelogSource
-from statelog.spark.epochs import give_up, plan_batch
 from statelog.spark.option_texts import log_address
-from statelog.spark.options import write_options
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where
 from tests.support.processes.starts import in_fork
@@ -101,20 +98,3 @@ def test_a_stream_has_the_columns_of_the_new_log(broker: Broker, log_name: str, 
     SparkLog.create(log_name, broker.bootstrap, tmp_path, key_type="string", value_schema=None).log.close()
     columns = StatelogSource({**rig.options, "startingPosition": "latest"}).schema()
     assert [columns[name].dataType.simpleString() for name in ("key", "value")] == ["string", "binary"]
-
-
-def test_a_write_of_the_old_log_that_is_given_up_ends_nobody_on_the_new_one(
-    broker: Broker, log_name: str, tmp_path: Path
-) -> None:
-    """Its epoch has the number of another one's there."""
-    rig = SparkLog.create(log_name, broker.bootstrap, tmp_path)
-    rig.log.close()
-    load, job = (write_options({**rig.options, "writerId": name}, streaming=False) for name in ("load", "job"))
-    task = plan_batch(load)
-    Log.delete(log_name, Where({"bootstrap.servers": rig.bootstrap}, str(rig.root)))
-    with SparkLog.create(log_name, broker.bootstrap, tmp_path).log as log:
-        for options in (load, job):
-            clients._logs.drop(options.where)  # pyright: ignore[reportPrivateUsage] # this worker knows the new one
-        assert plan_batch(job).grant.epoch == task.grant.epoch
-        give_up(load, task.grant)
-        assert [live.writer for live in log.describe().state.live] == ["job"]

@@ -16,6 +16,7 @@ import warnings
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -59,6 +60,8 @@ class Judge:
         self.seen: dict[str, list[int]] = {job.name: [] for job in jobs}
         self.newest: dict[str, Range] = {}
         """What each job's last commit holds."""
+        self._epochs: dict[str, int] = {}
+        """Under which epoch each run committed last."""
         self._is_foreign: set[str] = set()
         self._ledger = machine.apart(machine.rig.open().ledger.client)
 
@@ -82,6 +85,8 @@ class Judge:
             apply_all(self._state, self.rivals[int(body.metadata["rival"])])
             self._is_foreign.add(name)
             return
+        if "runId" in body.metadata:
+            self._check_epoch(str(body.metadata["runId"]), valid.commit.epoch)
         forks = [job for job in self.jobs if job.name == name]
         job = forks[0]
         written = {job.written[one.nonce, entry.sqn] for one in body.handles for entry in one.entries}
@@ -109,6 +114,14 @@ class Judge:
         for fork, _ in written:
             self.newest[name] = fork.ranges[batch]
             fork.source.apply(fork.ranges[batch], self._state)
+
+    def _check_epoch(self, run: str, epoch: int) -> None:
+        """A run's epoch is its only one, or follows another one of its own: it took none back from others."""
+        before, machine = self._epochs.get(run, epoch), self.machine
+        opens, self._epochs[run] = machine.opens(), epoch
+        while machine.lost_from is None and epoch > before:
+            assert machine.openers[opens[epoch].nonce] == run, f"run {run} took its epoch back"
+            epoch = opens[epoch].prior
 
     def holds(self, run: Run) -> bool:
         """Whether the job's last commit is the run's batch, with its rows."""
@@ -184,21 +197,15 @@ class History:
             self.roll_up()
 
     def go_on(self, run: Run) -> None:
-        """The run's next step. That a job writes to its partition a plain write is told only while one may; and that a
-        batch of a copied checkpoint is committed, only while that is the last.
+        """The run's next step. That a batch of a copied checkpoint is committed it is told only while that is the
+        last.
         """
-        others = [
-            one for job, runs in self.runs.items() if job is not run.job for one in runs if one.job.kind == "plain"
-        ]
-        is_free = all(one.is_over and not one.has_died for one in others) and self.machine.is_reliable
         begun, told = self._begun + 1, len(run.job.told)
         self._begun = begun
         run.step()
         if self.kind == "forks" and len(run.job.told) > told and begun == self._begun:
             self.judge.look()
             assert run.job.kind == "plain" or self.judge.holds(run), "told of an old batch, or of another's rows"
-        if self.kind == "honest" and isinstance(run.error, LogInUse) and run.is_over:
-            assert not is_free or begun != self._begun, f"a false alarm: {run.error!r}"
 
     def fork(self) -> None:
         """Somebody copies the checkpoint of a query, or has a copy of how it was."""
@@ -222,7 +229,6 @@ class History:
         lives = [run for run in runs if not (run.is_over or run.session.is_dead)]
         if lives and (self.kind != "zombies" or len(lives) > 2 or rng.random() < 0.8):
             return
-        # Who comes back to a session that another one took the query from is told of that, once.
         is_bound = self.kind in ("honest", "deposed", "forks") or rng.random() < 0.4
         session = runs[-1].session if runs and is_bound else rng.choice(self.sessions)
         if self.kind == "forks" and not runs:
@@ -235,9 +241,12 @@ class History:
         more = self.answer_to(runs[-1]) if runs else {}
         if self.kind == "rivals" and rng.random() < 0.2:
             more |= {"partitions": "0:4"}  # Another share of the log, which others have.
-        run = Run(self.machine, job, session, f"run-{next(self._numbers)}", more)
+        run = Run(self.machine, job, session, self._run_id(), more)
         run.launch = self.attempts.append
         runs.append(run)
+
+    def _run_id(self) -> str:
+        return str(UUID(int=next(self._numbers)))
 
     def answer_to(self, run: Run) -> dict[str, str]:
         """The options that a person adds after the error that a run ended with."""
@@ -261,15 +270,12 @@ class History:
         allowed: tuple[type[StatelogError], ...] = AWAY
         if self.kind == "deposed":
             allowed += (CheckpointMismatch,)  # The last commit was hidden as it was planned.
-        if run.has_late_open:
-            allowed += (Fenced,)
         if run.job.kind == "plain":
-            allowed += (LogInUse,)
             others = [one for job, runs in self.runs.items() if job is not run.job for one in runs if one.planned_s]
-            at_once = any(one.planned_s <= run.ready_s and run.planned_s <= one.ready_s for one in others)
-            is_old = self.has_rounds or self.machine.now() - run.planned_s > RECENT_S
-            if self.kind == "deposed" or (at_once and not run.has_opened) or is_old:
-                allowed += (Fenced,)  # The other did not see that it is under way, or since when.
+            if self.kind == "deposed" or any(
+                one.planned_s <= run.last_s and run.planned_s <= one.last_s for one in others
+            ):
+                allowed += (CommitRefused, Fenced)  # Another one wrote to the partition at the same time.
         return allowed
 
     def rival(self) -> None:
@@ -322,7 +328,7 @@ class History:
             more, last = {"takeOver": "true"} if self.kind == "rivals" else {}, self.runs[job][-1:]
             for _ in range(3 if self.kind in ("rivals", "forks") else 1):
                 more |= self.answer_to(last[0]) if last else {}
-                last = [Run(self.machine, job, self.machine.session(), f"run-end-{next(self._numbers)}", more)]
+                last = [Run(self.machine, job, self.machine.session(), self._run_id(), more)]
                 batch = last[0].batch
                 while not last[0].is_over and last[0].batch <= batch:
                     last[0].step()
@@ -349,7 +355,7 @@ def run(seed: int) -> tuple[int, History]:
     with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         machine = Machine(rng, share=rng.choice((0.0, 0.01, 0.04, 0.08)))
-        with machine.installed(directory), pytest.MonkeyPatch.context() as monkeypatch:
+        with machine.installed(), pytest.MonkeyPatch.context() as monkeypatch:
             history = History(rng, machine, Path(directory), KINDS[seed % len(KINDS)])
             machine.elsewhere = history.step
             if history.kind == "losses":

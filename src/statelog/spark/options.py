@@ -121,8 +121,7 @@ class StreamOptions(ReadOptions):
 class WriteOptions:
     """A write. `allow_gaps` takes batches that do not follow the last one, `allow_changed_replay` skips one that has
     other rows than it had. `batch_id` is the micro-batch that a batch write stands for, `run_id` the run of its query.
-    `checkpoint_location` is '' if Spark's configuration names it, or there is none. `share` is a worker's number, from
-    0, and the number of workers.
+    `share` is a worker's number, from 0, and the number of workers.
     """
 
     where: LogAddress
@@ -140,13 +139,17 @@ class WriteOptions:
     run_id: str | None = None
     checkpoint_id: int | None = None
     batch_id: int | None = None
-    checkpoint_location: str = ""
     is_stream: bool = False
 
     @property
     def serves_query(self) -> bool:
         """Whether a streaming query writes, through its sink or through `upsert`."""
         return self.is_stream or self.batch_id is not None
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether a repetition of what is written is known by its number."""
+        return self.serves_query or self.checkpoint_id is not None
 
     def taken(self, partitions: int) -> tuple[int, ...]:
         """The partitions that this write takes of a log that has so many: all, unless the options say which. Raises
@@ -357,7 +360,6 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
         run_id=given.get("runid") or None,
         checkpoint_id=checkpoint,
         batch_id=batch,
-        checkpoint_location=given.get("checkpointlocation", "").rstrip("/"),  # Spark takes both for one place.
         is_stream=streaming,
     )
 

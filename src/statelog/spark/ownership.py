@@ -4,43 +4,40 @@ A writer's history belongs to one query: its id is in the metadata of every comm
 id, when it died between the ledger's commit and its own commit log. That is the only replay there is, and it comes in
 another run of the query: what comes in the same run is another write, and dropping it would lose its rows.
 
-An Open ends every rival, so they are looked at first. A rival blocks the way for as long as it may be alive: a query
-that opened or committed not long ago, a plain write that began not long ago and has neither committed nor been given
-up. Epochs that no Spark job opened are not judged here: the last to open owns the log.
+An Open ends every rival, so they are looked at first. A query that has committed blocks the way for as long as it may
+be alive: it opened or committed not long ago. Nothing else does: a write that has committed nothing is repeated whole.
+Epochs that no query opened are not judged here: the last to open owns the log.
 
 Invariants:
 - A batch is skipped only if its query and its id are those of the writer's last commit, its run is not, as far as runs
   are known, and its rows are those that were committed. Other rows, another query, and any batch but the next one are
   refusals that name the way out. Nothing is guessed.
 - The same query, started again, takes over at once, from another session too.
-- Another query, and a plain write beside a query, fence nothing without the option takeOver or takeOverFrom; but of a
-  writer that has never committed there is nothing to protect, and its next query takes over.
+- Another query, and a plain write beside a query, fence nothing without the option takeOver or takeOverFrom.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from statelog.errors import CheckpointMismatch, LogInUse, Misuse, OffsetGone
+from statelog.errors import CheckpointMismatch, Fenced, LogInUse, Misuse, OffsetGone
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import merge_bitmaps, ranges_text
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import Metadata
-from statelog.schemas.ledger.records import VOID_VALUE, Commit, Open, decode
-from statelog.schemas.ledger.state import LastCommit, LiveEpoch
+from statelog.schemas.ledger.records import Commit, Open, decode
+from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.options import WriteOptions
-from statelog.spark.query_run import OF_PLAIN, OF_QUERY, query_of, same_run
-from statelog.storage.kafka import OffsetRange, Record
+from statelog.storage.kafka import Record
+from statelog.storage.log.ledger import records_at
 from statelog.storage.log.log import Log
 
 NO_QUERY = "none"
 """What `takeOverFrom` says for commits that no query made."""
 RECENT_S = 2 * 3600.0
-"""A rival that neither opened nor committed for so long is taken for dead: above the interval of an hourly trigger."""
-_READ_TIMEOUT_S = 10.0
+"""A query that neither opened nor committed for so long is taken for dead: above the interval of an hourly trigger."""
 _MOST_TAKEOVERS = 64
 _QUERY, _BATCH, _SHIFT, _RUN, _DIGEST = "queryId", "batchId", "checkpointShift", "runId", "digest"
 _REPEATED = (
@@ -84,7 +81,7 @@ def decide_batch(last: LastCommit | None, options: WriteOptions, query_id: str, 
             hint="The checkpoint location is older than the log: restore it, or start a query with another writerId",
         )
     if decision.checkpoint_id == last.checkpoint.id:
-        if run_id and last.metadata.get(_RUN) == run_id:
+        if is_of_run(last, run_id):
             raise Misuse(
                 f"batch {batch_id} was already written by this run of the query: this is another write of it",
                 writer=options.writer,
@@ -169,7 +166,7 @@ def check_replay(
 
 def committed_handles(log: Log, last: LastCommit) -> Sequence[Handle] | None:
     """Read the handles of a commit from the ledger; return None if it is truncated."""
-    found = _find(log, OffsetRange(last.offset, last.offset + 1), lambda _: True)
+    found = _record_at(log, last.offset)
     commit = decode(found.value) if found is not None else None
     return commit.read_body().handles if isinstance(commit, Commit) else None
 
@@ -214,123 +211,79 @@ def _check_take_over(last: LastCommit, options: WriteOptions, query_id: str) -> 
 # ---- whom an Open may fence
 
 
-class Rival(NamedTuple):
-    """A live epoch that our Open would fence. `age_s` is the time since its last sign of life; None if that is gone.
-    `has_committed`: under this epoch, and began nothing since. `last` is its writer's last commit, under any epoch.
-    """
-
-    live: LiveEpoch
-    age_s: float | None
-    has_committed: bool
-    last: LastCommit | None
-
-
-def check_ownership(
-    options: WriteOptions, query_id: str | None, tag: bytes, last: LastCommit | None, rivals: Sequence[Rival]
-) -> None:
-    """Raise CheckpointMismatch if the writer is another query's, LogInUse if an Open would end a rival that may live.
-
-    `query_id` is this query's if it is known before its tasks run, `tag` what its nonces begin with, `last` its
-    writer's last commit.
-    """
+def are_in_order(last: LastCommit | None, options: WriteOptions, query_id: str) -> bool:
+    """Whether numbers tell which is older, the commit or what is to be committed: both are of one query, or of none."""
     ours = query_id if options.serves_query else NO_QUERY
-    if last is not None and ours and _owner_of(last) != ours:
-        _check_take_over(last, options, ours)
-    if options.take_over:
-        return
-    for rival in rivals:
-        if _may_live(rival) and not _is_ours(rival, options, ours, tag):
-            raise LogInUse(
-                "another Spark job writes to this log",
-                writer=rival.live.writer,
-                partitions=ranges_text(rival.live.partitions),
-                query_id=_owner_of(rival.last) if rival.last is not None else None,
-                last_seen_s=None if rival.age_s is None else round(rival.age_s),
-                hint="A partition has one writing job at a time: give each job its own, by the option"
-                " partitions; or stop that one and set takeOver=true",
-            )
+    return options.is_numbered and last is not None and _owner_of(last) == ours
 
 
-def _may_live(rival: Rival) -> bool:
-    if rival.age_s is None or rival.age_s > RECENT_S:
-        return False
-    return rival.live.nonce.startswith(OF_QUERY if rival.has_committed else (OF_QUERY, OF_PLAIN))
+def planned_earlier(options: WriteOptions) -> Fenced:
+    """The error for a write whose rows are older than what is committed, as far as anybody knows."""
+    return Fenced(
+        "another write of this writer was planned later, and is committed",
+        writer=options.writer,
+        hint="Run this one again if its rows are to be the newest",
+    )
 
 
-def _is_ours(rival: Rival, options: WriteOptions, ours: str | None, tag: bytes) -> bool:
-    """Whether the rival is an earlier life of ours, or one that takeOverFrom names."""
-    if rival.live.writer != options.writer:
-        return False
-    if rival.last is None and options.serves_query and rival.live.nonce.startswith(OF_QUERY):
-        return True  # A query that died in its first batch, and was corrected.
-    owner = _owner_of(rival.last) if rival.last is not None else None
-    if owner is not None and owner == options.take_over_from:
-        return True
-    if owner is not None and ours and rival.has_committed:
-        return owner == ours
-    return query_of(rival.live.nonce) == query_of(tag)
+def is_of_run(last: LastCommit | None, run_id: str | None) -> bool:
+    """Whether this run of a query made the commit."""
+    return last is not None and run_id is not None and last.metadata.get(_RUN) == run_id
 
 
-def find_rivals(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float) -> list[Rival]:
-    """The live epochs that an Open would fence: those on a partition that it takes, and the writer's own. Raises
-    ConfigError if the options take no partition that the log has.
+def has_opened(log: Log, epoch: int, tag: bytes) -> bool:
+    """Whether a run, whose nonces begin with the tag, sent the Open at `epoch` or one before it: each names the one
+    that it replaced. Those that are truncated are not looked at.
     """
-    taken = frozenset(options.taken(log.descriptor.partitions))
-    found: list[Rival] = []
-    for epoch in fold.freeze().live:
-        if epoch.writer != options.writer and taken.isdisjoint(epoch.partitions):
-            continue
-        last = fold.last_commit(epoch.writer)
-        committed = last.offset if last is not None and last.offset > epoch.epoch else None
-        begun = _begun(log, epoch.nonce, committed, fold.position) if committed is not None else epoch.epoch
-        age_s = None if options.take_over else _age_s(log, max(begun or 0, committed or 0), now_s)
-        found.append(Rival(epoch, age_s, has_committed=begun is None, last=last))
-    return found
-
-
-def has_begun(log: Log, fold: LedgerFold, writer: str, tag: bytes) -> bool:
-    """Whether the ledger shows that the run with this tag opened the writer: by its last commit, or by an Open, if it
-    is not truncated. Those who took over name, one after the other, the Open that they replaced.
-    """
-    if same_run(fold.last_checkpoint(writer).nonce, tag):
-        return True
-    epoch = fold.prior(writer, ())
     for _ in range(_MOST_TAKEOVERS):
-        found = _find(log, OffsetRange(epoch, epoch + 1), lambda _: True) if epoch >= 0 else None
+        found = _record_at(log, epoch) if epoch >= 0 else None
         record = decode(found.value) if found is not None else None
         if not isinstance(record, Open):
             return False
-        if same_run(record.nonce, tag):
+        if record.nonce.startswith(tag):
             return True
         epoch = record.prior
     return False
 
 
-def under_way(nonce: bytes) -> bytes:
-    """The void record that says that another plain write of the epoch with this nonce is under way."""
-    return VOID_VALUE + b"plan" + nonce
-
-
-def _begun(log: Log, nonce: bytes, committed: int, end: int) -> int | None:
-    """Where the ledger says that a plain write was begun since the epoch's last commit; None if it was not."""
-    if not nonce.startswith(OF_PLAIN) or committed + 1 >= end:
-        return None
-    found = _find(log, OffsetRange(committed + 1, end), lambda record: record.value == under_way(nonce))
-    return None if found is None else found.offset
+def check_rivals(log: Log, fold: LedgerFold, options: WriteOptions, now_s: float) -> None:
+    """Raise LogInUse if an Open would end another writer's query that may live: one that has ever committed, and
+    opened or committed not long ago. Raise ConfigError if the options take no partition that the log has.
+    """
+    taken = frozenset(options.taken(log.descriptor.partitions))
+    own = fold.live_epoch(fold.newest_epoch(options.writer))
+    if options.take_over or (own is not None and taken <= own.partitions):
+        return  # An epoch that lives shares its partitions with no other one.
+    for rival in fold.freeze().live:
+        last = fold.last_commit(rival.writer)
+        is_other = rival.writer != options.writer and not taken.isdisjoint(rival.partitions)
+        if not is_other or last is None or _owner_of(last) == NO_QUERY:
+            continue
+        age_s = _age_s(log, max(rival.epoch, last.offset), now_s)
+        if age_s is not None and age_s <= RECENT_S:
+            raise LogInUse(
+                "another Spark job writes to this log",
+                writer=rival.writer,
+                partitions=ranges_text(rival.partitions),
+                query_id=_owner_of(last),
+                last_seen_s=round(age_s),
+                hint="A partition has one writing job at a time: give each job its own, by the option"
+                " partitions; or stop that one and set takeOver=true",
+            )
 
 
 def _age_s(log: Log, offset: int, now_s: float) -> float | None:
     """How long ago the ledger's record at `offset` was written; None if it is truncated. Where the brokers do not stamp
     records the age is unknown, and it counts as written now.
     """
-    found = _find(log, OffsetRange(offset, offset + 1), lambda _: True)
+    found = _record_at(log, offset)
     if found is None:
         return None
     return now_s - found.timestamp_ms / 1000 if found.timestamp_ms >= 0 else 0.0
 
 
-def _find(log: Log, offsets: OffsetRange, is_wanted: Callable[[Record], bool]) -> Record | None:
-    """The first record of the ledger that is wanted; None if there is none, or it is truncated."""
-    with closing(log.kafka.reader(log.ledger_topic)) as reader, suppress(OffsetGone):
-        return next(filter(is_wanted, reader.read({0: offsets}, stall_timeout_s=_READ_TIMEOUT_S)), None)
+def _record_at(log: Log, offset: int) -> Record | None:
+    """The ledger's record at an offset; None if it is truncated."""
+    with suppress(OffsetGone):
+        return records_at(log.kafka, log.ledger_topic, {0: offset}).get(0)
     return None

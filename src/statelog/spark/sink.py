@@ -1,21 +1,20 @@
 """What Spark calls for a write: `StreamWriter` for `df.writeStream`, `BatchWriter` for `df.write`, in append mode; and
 `upsert`, for `foreachBatch`.
 
-The planning process asks for the right to write (`epochs`), executors write chunks and return handles, and the commit
-process puts one Commit for (writer, query, batch), unless the ledger has the batch already. Nothing that Spark repeats,
-kills or forgets can show: what no commit lists is void. A batch is exactly once with `checkpointId` (the caller numbers
+The planning process reads the ledger (`epochs`), executors write chunks and return handles, and the commit process puts
+one Commit for (writer, query, batch), unless the ledger has the batch already. Nothing that Spark repeats, kills or
+forgets can show: what no commit lists is void. A batch is exactly once with `checkpointId` (the caller numbers
 its batches) or `batchId` (what `upsert` gives for a micro-batch).
 
 `upsert` is for update mode, which Spark gives to no Python sink, and which stateful aggregations need. It is a batch
 write that carries the batch id; tasks know the query id themselves. It keeps no client in the driver's process.
 
 Invariants:
-- Making a writer does no I/O. Spark pickles the one for planning and no other: the right to write is asked for there.
-- A task touches neither ledger nor DFS: it needs the brokers, and the grant that travels in the pickled writer.
-- The commit process acts under the grant that comes with the tasks' messages, and opens nothing, except to settle a
-  commit whose outcome is unknown. A commit continues what its tasks were planned with: if the cached
-  coordinator is elsewhere, others wrote in between, and the ledger is read on before anything is decided.
-- After an error the coordinator is dropped: the next commit starts from the ledger.
+- Making a writer does no I/O. Spark pickles the one for planning and no other: the ledger is read there, and no more.
+- A task touches neither ledger nor DFS: it needs the brokers, and the plan that travels in the pickled writer.
+- The commit process alone writes to the ledger. It has read what the planner had read of it before it decides
+  anything, and decides again once its Open is valid: what the ledger has by then is final until it commits itself.
+- After an error the committer is dropped: the next commit starts from the ledger.
 """
 
 import logging
@@ -34,29 +33,39 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from statelog.closing import undone_by_errors
-from statelog.environment import current_environment
-from statelog.errors import ConfigError, InvalidChange, Misuse, OverlappingTasks, StatelogError, ValueTooLarge
-from statelog.producer.coordinator import Coordinator, TaskWriter
+from statelog.errors import (
+    CommitRefused,
+    ConfigError,
+    Fenced,
+    InvalidChange,
+    Misuse,
+    OverlappingTasks,
+    StatelogError,
+    ValueTooLarge,
+)
+from statelog.producer.committer import Committer, check_handle
+from statelog.producer.coordinator import TaskWriter
 from statelog.producer.epoch import Grant, TaskGrant
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import ranges_text
-from statelog.schemas.ledger.handle import MANY_PIECES, Checkpoint, Handle
+from statelog.schemas.ledger.handle import MANY_PIECES, Checkpoint, Handle, refuse_overlaps
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import whole_numbers
 from statelog.spark.clients import ProcessCache, cached_log, task_producer
 from statelog.spark.data_source import activate
-from statelog.spark.epochs import give_up, plan_batch
+from statelog.spark.epochs import committer_of, plan_batch
 from statelog.spark.option_texts import address_options
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.ownership import (
     BatchDecision,
+    are_in_order,
     check_replay,
     committed_handles,
     decide_batch,
     decide_write,
+    planned_earlier,
     told_of,
 )
-from statelog.spark.query_run import sibling_nonce
 from statelog.spark.reported import reported, unpicklable
 from statelog.spark.rows import TASK_SETTINGS, RowMapping, row_mapping, write_rows
 from statelog.storage import Where
@@ -64,18 +73,23 @@ from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
 QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.
-_RUN_PROPERTY = "spark.jobGroup.id"  # The run of a query is its job group, unless the function made one of its own.
+RUN_PROPERTY = "spark.jobGroup.id"  # The run of a query is its job group, unless the function made one of its own.
 _CASE_PROPERTY = "spark.sql.caseSensitive"  # As all settings of a session, a property of its jobs.
 _UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PROCESS = str(uuid.uuid4())
 _REPORT = "Nothing was committed: run the batch again, and report this"
+_MEANWHILE = (
+    "Another writer committed to these partitions while the tasks wrote. It is fenced now: start the query, or run the"
+    " write, again"
+)
 _FEWER = (
     "Write statelog.spark.repartition_by_key_group(df, log): each task then has key groups of its own, in few"
     f" partitions. Else keep tasks times partitions below {MANY_PIECES:,} a commit"
 )
 
-_coordinators: ProcessCache[tuple[Log, bytes], Coordinator] = ProcessCache()
-"""By the opened log, which may rest for less time than what was made of it: one that was closed is found no more."""
+_Key = tuple[Log, str, tuple[int, ...], str, str | None]
+_committers: ProcessCache[_Key, Committer] = ProcessCache()
+"""By the opened log, which may rest for less time than what was made of it; writer, partitions, query and run."""
 
 
 # ---- what Spark calls
@@ -83,14 +97,15 @@ _coordinators: ProcessCache[tuple[Log, bytes], Coordinator] = ProcessCache()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult(WriterCommitMessage):
-    """What a task tells the commit process: `handle` (`Handle.to_bytes`), and the grant and base that it was written
-    under; `query_id` is '' outside of a streaming query, `digest` that of its rows, None if nothing may repeat them.
+    """What a task tells the commit process: its `handle` (`Handle.to_bytes`), and the `plan` that it was written under;
+    `query_id` is '' outside of a streaming query, `run_id` None where Spark does not tell, `digest` that of its rows,
+    None if nothing may repeat them.
     """
 
-    grant: Grant
-    base: Checkpoint
+    plan: Grant
     handle: bytes
     query_id: str
+    run_id: str | None = None
     digest: StateDigest | None = None
 
 
@@ -133,19 +148,21 @@ class _Sink:
         if context is None:
             raise ConfigError("this must run inside a Spark task", hint="Use df.write or df.writeStream")
         query_id = _named_query(context.getLocalProperty(QUERY_PROPERTY), self.options.query_id)
-        slot = context.taskAttemptId()  # Unique in the Spark context that the epoch belongs to, over all batches.
-        is_numbered = self.options.serves_query or self.options.checkpoint_id is not None
+        run_id = self.options.run_id or (_run_of(context) if self._is_stream else None)
+        slot = context.taskAttemptId()  # Unique in the Spark context that plans the batch.
         with (
             task_producer(self.options.where) as producer,
-            TaskWriter(producer, task, slot=slot, settings=TASK_SETTINGS, is_digested=is_numbered) as writer,
+            TaskWriter(
+                producer, task, slot=slot, settings=TASK_SETTINGS, is_digested=self.options.is_numbered
+            ) as writer,
         ):
             is_case_sensitive = context.getLocalProperty(_CASE_PROPERTY) == "true"
             write_rows(iterator, rows, writer.append_batch, is_case_sensitive=is_case_sensitive)
             handle = writer.finish().to_bytes()
-        return TaskResult(grant=task.grant, base=task.base, handle=handle, query_id=query_id, digest=writer.digest)
+        return TaskResult(plan=task.grant, handle=handle, query_id=query_id, run_id=run_id, digest=writer.digest)
 
     def __getstate__(self) -> dict[str, object]:
-        """With the plan. Columns are checked before anything is opened, and anyone fenced."""
+        """With the plan. Columns are checked before any task runs."""
         if self.task is None:
             mapping = partial(row_mapping, self._columns, self.options)
             try:
@@ -167,12 +184,8 @@ class StreamWriter(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]  #
         """Commit the batch, beside the driver, as `commit_batch`."""
         commit_batch(self.options, messages, batchId)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803  # Spark's signature
-        """Let others write, as long as the query has committed nothing. Nothing is to be undone."""
-        for message in messages:
-            if isinstance(message, TaskResult):
-                give_up(self.options, message.grant)
-                return
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        """Do nothing: what no commit lists is void."""
 
 
 class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as above
@@ -185,17 +198,11 @@ class BatchWriter(_Sink, DataSourceArrowWriter):  # type: ignore[misc]  # as abo
         """Commit the rows of all tasks, beside the driver. Raises as `commit_batch`."""
         if self.options.batch_id is not None:
             commit_batch(self.options, messages, self.options.batch_id)
-        elif not messages or not commit_write(self.options, messages):
-            self._give_up()
+        else:
+            commit_write(self.options, messages)
 
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002  # Spark's signature
-        """Let others write; if it is a query's, as long as that has committed nothing. Nothing is to be undone."""
-        self._give_up()
-
-    def _give_up(self) -> None:
-        """End the epoch of a write that commits nothing: its Open says that it is under way."""
-        if self.task is not None:
-            give_up(self.options, self.task.grant)
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Do nothing: what no commit lists is void."""
 
 
 # ---- the commit, beside the driver
@@ -208,7 +215,8 @@ def commit_batch(options: WriteOptions, messages: Sequence[WriterCommitMessage |
     results = _results(messages)
     if not results:  # Spark has a task for every write, also of no partition: else the next batch came behind a gap.
         raise Misuse("Spark ran no task for this batch", batch=batch_id, hint=_REPORT)
-    query_id = _query_id(results)
+    query_id, run_id = _query_id(results), results[0].run_id
+    options = replace(options, run_id=run_id)
     return _commit(options, results, lambda last: decide_batch(last, options, query_id, batch_id))
 
 
@@ -225,33 +233,61 @@ def _commit(
 ) -> bool:
     if not results:
         return True  # No task ran, so there are no changes, and a replay of nothing is nothing again.
-    grant = results[0].grant
-    log = cached_log(options.where, grant.descriptor.identity)
-    key = (log, grant.nonce)
-    with undone_by_errors(_coordinators.drop, key):
-        coordinator = _coordinator(log, results[0])
-        last = coordinator.last_commit
+    plan = results[0].plan
+    log = cached_log(options.where, plan.descriptor.identity)
+    handles = [Handle.from_bytes(result.handle) for result in results]
+    told = told_of([result.digest for result in results], plan.value_schema)
+
+    def is_there(last: LastCommit | None) -> bool:
+        """Whether the ledger has the batch. Raises for one that cannot be committed behind that."""
         decision = decide(last)
-        handles = [_stamped(result, decision.checkpoint_id) for result in results]
-        told = told_of([result.digest for result in results], grant.value_schema)
         if last is not None and decision.is_replay:
             check_replay(last, options, told, handles, lambda: committed_handles(log, last))
             _LOG.info("%s: writer %s has checkpoint %d already", log.name, options.writer, decision.checkpoint_id)
-            return False
-        metadata = {**decision.metadata, **told}
-        with _with_remedy(options, handles):
-            committed = coordinator.commit(
-                handles, metadata, checkpoint_id=decision.checkpoint_id, unique_keys=options.unique_keys
-            )
-        if committed.offset < coordinator.grant.epoch and not options.serves_query:
-            give_up(options, coordinator.grant)  # The Open that settled it says that another write is under way.
-            _coordinators.drop(key)
-    return True
+            return True
+        if not options.unique_keys:
+            refuse_overlaps(handles)
+        return False
+
+    key = (log, options.writer, plan.partitions, results[0].query_id, options.run_id)
+    with undone_by_errors(_committers.drop, key), _with_remedy(options, handles):
+        committer = _followed(key, plan)
+        if committer is None:
+            committer = committer_of(log, options, plan, results[0].query_id, is_there)
+            if committer is None:
+                return False
+            _committers.put(key, committer)
+        elif committer.base != plan.base and not are_in_order(committer.last, options, results[0].query_id):
+            raise planned_earlier(options)
+        is_new = not is_there(committer.last)  # Asked again: what an Open settles may have been this batch.
+        if is_new:
+            decision = decide(committer.last)
+            adopted = [_adopted(handle, committer.base, decision.checkpoint_id) for handle in handles]
+            for handle in adopted:
+                check_handle(committer.grant, handle, decision.checkpoint_id)  # Quiet ones, which are not listed, too.
+            listed = [handle for handle in adopted if not handle.is_quiet]
+            committer.begin(listed, decision.checkpoint_id, {**decision.metadata, **told}, final=False)
+            committer.finish()
+    return is_new
+
+
+def _followed(key: _Key, plan: Grant) -> Committer | None:
+    """The committer that this process has for the run, which has read what others wrote; None if there is none, or its
+    epoch is over.
+    """
+    found = _committers.get(key)
+    if found is not None and (found.place != plan.witness or found.place.position < key[0].position):
+        try:
+            found.refresh(plan.witness)  # Others wrote between its last commit and the plan, or it has, elsewhere.
+        except Fenced:
+            _committers.drop(key)
+            return None
+    return found
 
 
 @contextmanager
 def _with_remedy(options: WriteOptions, handles: Sequence[Handle]) -> Generator[None]:
-    """Name Spark's remedy for a commit of too many pieces, and for tasks that share a key group."""
+    """Name Spark's remedy for a commit of too many pieces, for tasks that share a key group, and for rivals."""
     pieces = sum(len(handle.entries) for handle in handles)
     if pieces >= MANY_PIECES:
         text = "%s: this commit has %d pieces, of %d tasks, and each reader and round takes memory for each. %s"
@@ -261,26 +297,18 @@ def _with_remedy(options: WriteOptions, handles: Sequence[Handle]) -> Generator[
     except OverlappingTasks as error:
         unique = "" if options.sequence_by else "; or set uniqueKeys=true if no key comes twice in a batch"
         raise error.restated(hint=f"{_FEWER}{unique}") from error
+    except CommitRefused as error:
+        raise error.restated(hint=_MEANWHILE) from error
     except ValueTooLarge as error:
         raise error.restated(hint=_FEWER, tasks=len(handles), pieces=pieces) from error
 
 
-def _coordinator(log: Log, result: TaskResult) -> Coordinator:
-    """The coordinator for the grant and base of these tasks."""
-    grant = result.grant
-    found = _coordinators.get((log, grant.nonce))
-    if found is None:
-        siblings = replace(current_environment(), nonce=partial(sibling_nonce, grant.nonce))
-        return _coordinators.put((log, grant.nonce), siblings.run(Coordinator, log, grant.writer, grant=grant))
-    if found.place != grant.witness or found.position < log.position:
-        found.refresh(grant.witness)  # Others wrote between its last commit and the plan, or it has, elsewhere.
-    return found
-
-
-def _stamped(result: TaskResult, checkpoint_id: int) -> Handle:
-    """The task's handle as part of this checkpoint: tasks do not know the id, chunks do not carry it."""
-    handle = Handle.from_bytes(result.handle)
-    return replace(handle, steps=tuple(replace(step, checkpoint_id=checkpoint_id) for step in handle.steps))
+def _adopted(handle: Handle, base: Checkpoint, checkpoint_id: int) -> Handle:
+    """The task's handle as part of this checkpoint behind `base`: tasks know neither, and chunks carry neither. Which
+    batch may follow which is decided by batch ids.
+    """
+    steps = tuple(replace(step, checkpoint_id=checkpoint_id) for step in handle.steps)
+    return replace(handle, base=base, steps=steps)
 
 
 def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]:
@@ -288,7 +316,7 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
     be the batch.
     """
     results = [message for message in messages if isinstance(message, TaskResult)]
-    batches = {(one.grant.nonce, one.base, one.query_id) for one in results}
+    batches = {(one.plan.nonce, one.query_id, one.run_id) for one in results}
     if len(results) != len(messages) or len(batches) > 1:
         raise Misuse(
             "the tasks of this batch did not all return a handle of it",
@@ -298,6 +326,12 @@ def _results(messages: Sequence[WriterCommitMessage | None]) -> list[TaskResult]
             hint=_REPORT,
         )
     return results
+
+
+def _run_of(context: TaskContext) -> str | None:
+    """The run of the query that a task belongs to, where Spark tells."""
+    run_id = context.getLocalProperty(RUN_PROPERTY)
+    return run_id if _UUID.fullmatch(run_id or "") else None
 
 
 def _query_id(results: Sequence[TaskResult]) -> str:
@@ -391,7 +425,7 @@ def _caller(session: SparkSession) -> dict[str, str]:
     """
     try:
         context = session.sparkContext
-        query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(_RUN_PROPERTY)
+        query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(RUN_PROPERTY)
     except PySparkException:
         query, run = None, _PROCESS
     named = {"queryId": query, "runId": run if _UUID.fullmatch(run or "") else None}

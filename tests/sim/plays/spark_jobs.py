@@ -18,10 +18,8 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from statelog.errors import Fenced, PersistFailed, StatelogError, Unavailable
-from statelog.producer.epoch import Grant
 from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.handle import Handle
-from statelog.spark.query_run import same_run
 from statelog.spark.reported import error_of
 from statelog.spark.sink import BatchWriter, StreamWriter, TaskResult
 from statelog.testing import Crash
@@ -94,8 +92,6 @@ class Job:
     """Batches that the ledger does not show: plain writes without a number or a row."""
     written: "dict[tuple[bytes, int], tuple[Job, int]]" = field(default_factory=dict[Any, Any])
     """Of which batch a change set is, and by which checkpoint, by its nonce and number."""
-    refused: dict[Session, int] = field(default_factory=dict[Session, int])
-    """The newest Open when a session was told that the query was taken over."""
 
     def fork(self, location: str, batches: int, *, is_noted: bool) -> "Job":
         """The query on a copy of its checkpoint, as that was when it had so many batches; the last may not be noted
@@ -103,7 +99,7 @@ class Job:
         """
         done = {one for one in self.done if one < batches - (not is_noted)}
         copy = replace(self, location=location, ranges=self.ranges[:batches], done=done)
-        copy.told, copy.empty, copy.refused = set(), set(), {}
+        copy.told, copy.empty = set(), set()
         return copy
 
     @property
@@ -149,7 +145,7 @@ class Attempt:
         writer: StreamWriter | BatchWriter = pickle.loads(self.pickled)
         try:
             result: TaskResult = machine.on_executor(
-                self.run.session, job.query_id, lambda: writer.write(self._batches())
+                self.run.session, job.query_id, self.run.name, lambda: writer.write(self._batches())
             )
         except Crash:
             self._failed(PersistFailed("a worker died"))
@@ -181,14 +177,13 @@ class Run:
         self.launch: Callable[[Attempt], None] = lambda attempt: attempt.go()
         self.is_over = self.is_busy = self.has_died = False
         self.error: StatelogError | None = None
-        self.grants: list[Grant] = []
-        """Of the batches that it planned."""
-        self.planned_s, self.ready_s = 0.0, math.inf
-        """When it began to plan its last batch, and had."""
-        self.has_opened = False
-        """Whether that opened an epoch."""
+        self.witness = 0
+        """How far the ledger was read when its last batch was planned."""
+        self.planned_s, self.last_s = 0.0, 0.0
+        """When it began to plan its last batch, and ended its last step; infinity within one."""
+        self.begun = machine.end
+        """Where the ledger ended before it."""
         self._was_lost = False
-        self._refused = job.refused.get(session)
         last = len(job.ranges) - 1
         self.batch = last if last >= 0 and last not in job.done else last + 1
         self.pickled = b""
@@ -202,30 +197,15 @@ class Run:
         """Whether it has a step to do."""
         return not (self.is_over or self.is_busy or self.session.is_dead)
 
-    @property
-    def has_late_open(self) -> bool:
-        """Whether an Open of its session, of which nobody had heard, arrived behind its last epoch, and ended that."""
-        last = self.grants[-1] if self.grants else None
-        opens = self.machine.opens().items()
-        return last is not None and any(at > last.epoch and same_run(one.nonce, last.nonce) for at, one in opens)
-
     def step(self) -> None:
         """The next thing that the driver does."""
-        self.is_busy = True
+        self.is_busy, self.last_s = True, math.inf
         try:
             self._next()
         except Crash:
             self.is_over = self.has_died = True
         finally:
-            self.is_busy = False
-
-    def _fail(self, error: StatelogError) -> None:
-        """It was not planned. That its epoch is gone a session is told once for every Open."""
-        self.is_over, self.error = True, error
-        if isinstance(error, Fenced) and self.job.kind != "plain":
-            newest = max(self.machine.opens(), default=-1)
-            assert self.grants or newest != self._refused, f"{self.job.name} was told of one take-over twice"
-            self.job.refused[self.session] = newest
+            self.is_busy, self.last_s = False, self.machine.now()
 
     def _writer(self) -> StreamWriter | BatchWriter:
         make = StreamWriter if self.job.kind == "stream" else BatchWriter
@@ -237,35 +217,19 @@ class Run:
         if self.batch == len(job.ranges):
             start = job.ranges[-1].end if job.ranges else 0
             job.ranges.append(Range(start, start + rng.choice((0, 1, 5, 20))))
-        self.planned_s, self.ready_s, sent = self.machine.now(), math.inf, len(self.machine.sent)
-        is_shown, end = self.machine.shows_loss(), self.machine.end
+        self.planned_s = self.machine.now()
         try:
-            self.pickled = self.machine.beside(self.session, lambda: pickle.dumps(self._writer()))
+            self.pickled = self.machine.beside(self.session, lambda: pickle.dumps(self._writer()), plans=True)
         except (StatelogError, pickle.PicklingError) as error:
-            found = error_of(error)
-            assert found is not None
-            self._fail(found)
+            self.is_over, self.error = True, error_of(error)
+            assert self.error is not None
             return
-        self._planned(pickle.loads(self.pickled).task.grant, sent if is_shown else None)
-        self.has_opened = self.grants[-1].epoch >= end
+        self.witness = pickle.loads(self.pickled).task.grant.witness.position
+        self._was_lost = self.machine.lost_from is not None
         self.tasks = self._split(job.ranges[self.batch], rng)
         self.messages = [None] * len(self.tasks)
         self.failures = []
         self._next = self._work
-
-    def _planned(self, grant: Grant, sent: int | None) -> None:
-        """An epoch is its run's own, or its successor by its own; and none is opened behind a loss that chunks show."""
-        machine, opens = self.machine, self.machine.opens()
-        if machine.lost_from is None and self.grants and self.job.kind != "plain":
-            epoch = grant.epoch
-            while epoch > self.grants[-1].epoch:
-                assert same_run(opens[epoch].nonce, grant.nonce), f"{self.job.name} took its epoch back"
-                epoch = opens[epoch].prior
-        is_new = sent is not None and machine.sent.get(grant.nonce, -1) >= sent
-        assert not is_new, f"{self.job.name} was opened behind a loss that chunks show"
-        self._was_lost = machine.lost_from is not None
-        self.grants.append(grant)
-        self.ready_s = machine.now()
 
     def _work(self) -> None:
         """Launch attempts of tasks that are not done, or some more beside."""
@@ -279,20 +243,25 @@ class Run:
 
     def _commit(self) -> None:
         messages, lost_from = list(self.messages), self.machine.lost_from
+        is_shown, opened = self.machine.shows_loss(), {*self.machine.openers}
         try:
-            self.machine.beside(self.session, lambda: self._committed(messages), looks=bool(messages))
+            self.machine.beside(self.session, lambda: self._committed(messages), run=self.name, looks=bool(messages))
         except StatelogError as error:
+            self._check_told(error)
             self._abort(error)
             return
+        own = {nonce for nonce, run in self.machine.openers.items() if run == self.name}
+        assert not (is_shown and own - opened), f"{self.job.name} opened behind a loss that chunks show"
         is_sure = lost_from is None or self.machine.is_seen_again
         if messages and lost_from is not None and is_sure and not self._was_lost:
-            seen = self.grants[-1].witness.position
-            assert seen <= lost_from, f"{self.job.name}: {self.batch} was committed behind a loss that its planner knew"
-        is_shown = messages and (
+            assert self.witness <= lost_from, (
+                f"{self.job.name}: {self.batch} was committed behind a loss that its planner knew"
+            )
+        is_in_ledger = messages and (
             self.job.kind != "plain" or self.job.numbers_writes or any(rows.num_rows for rows in self.tasks)
         )
         if lost_from == self.machine.lost_from and is_sure:  # Else what it was told of may be lost.
-            (self.job.told if is_shown else self.job.empty).add(self.batch)
+            (self.job.told if is_in_ledger else self.job.empty).add(self.batch)
         self._next = self._note
 
     def _committed(self, messages: list[TaskResult | None]) -> None:
@@ -300,6 +269,13 @@ class Run:
             cast("StreamWriter", self._writer()).commit(messages, self.batch)
         else:
             cast("BatchWriter", pickle.loads(self.pickled)).commit(messages)
+
+    def _check_told(self, error: StatelogError) -> None:
+        """That a query was taken over it is told only if another one opened since it began."""
+        machine, opens = self.machine, self.machine.opens().items()
+        if isinstance(error, Fenced) and self.job.kind != "plain" and machine.lost_from is None:
+            others = [one for at, one in opens if at >= self.begun and machine.openers.get(one.nonce) != self.name]
+            assert others, f"{self.job.name} was told of a take-over that it made itself"
 
     def _abort(self, error: StatelogError) -> None:
         """Whoever waits for the job is told of the error behind the abort."""

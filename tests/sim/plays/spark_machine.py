@@ -22,7 +22,7 @@ from statelog.errors import Damaged
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.records import Open, decode
-from statelog.spark import clients, epochs, query_run, sink
+from statelog.spark import clients, epochs, sink
 from statelog.spark.clients import ProcessCache
 from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.evidence import furthest_witness
@@ -52,8 +52,8 @@ SMALL = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=6
 _CACHES: tuple[tuple[ModuleType, str], ...] = (
     (clients, "_logs"),
     (clients, "_producers"),
-    (epochs, "_epochs"),
-    (sink, "_coordinators"),
+    (epochs, "_ledgers"),
+    (sink, "_committers"),
 )
 _FATES = [
     *(Fate.DELAY, Fate.LOSE, Fate.SKIP, Fate.APPEND_UNANSWERED, Fate.ACK_WITHOUT_OFFSET),
@@ -84,6 +84,10 @@ class Worker:
     caches: dict[tuple[ModuleType, str], _Cache]
     is_busy: bool = False
     is_dead: bool = False
+    plans: bool = False
+    """Whether it is planning, which only reads."""
+    run: str | None = None
+    """The run whose batch it is committing."""
     knew: list[Log] = field(default_factory=list[Log])
     """The open logs that saw what the ledger has lost."""
 
@@ -115,11 +119,12 @@ class _Task:
     """What Spark tells a task."""
 
     query_id: str
+    run_id: str
     attempt: int
 
     def getLocalProperty(self, name: str) -> str | None:  # noqa: N802  # Spark's name
         """A property of the job."""
-        return self.query_id or None if name == sink.QUERY_PROPERTY else None
+        return {sink.QUERY_PROPERTY: self.query_id, sink.RUN_PROPERTY: self.run_id}.get(name) or None
 
     def taskAttemptId(self) -> int:  # noqa: N802  # Spark's name
         """Unique in the session."""
@@ -141,8 +146,8 @@ class Machine:
         self.lost_from: int | None = None
         self._lost_s = math.inf
         """Where the ledger ended once it had lost its end."""
-        self.sent: dict[bytes, int] = {}
-        """The Opens that were sent since then, in their order, by nonce."""
+        self.openers: dict[bytes, str | None] = {}
+        """Which run sent an Open, by nonce."""
         self._share = share
         self._now_s = _START_S
         self._sessions: list[Session] = []
@@ -170,10 +175,11 @@ class Machine:
 
     def fate(self, attempt: SendAttempt) -> Fate:
         """The fate of a record."""
-        if self.lost_from is not None and attempt.topic == _LEDGER:
-            record = decode(attempt.value)
+        if attempt.topic == _LEDGER:
+            record, worker = decode(attempt.value), self._acting
+            assert worker is None or not worker.plans, "a plan only reads"
             if isinstance(record, Open):
-                self.sent[record.nonce] = len(self.sent)
+                self.openers[record.nonce] = None if worker is None else worker.run
         share = self._share if attempt.topic == "visits" else 4 * self._share  # Of few records much depends.
         return self.rng.choice(_FATES) if self._strikes(share) else Fate.DELIVER
 
@@ -309,21 +315,31 @@ class Machine:
             worker.is_busy = False
             self._become(*before)
 
-    def beside(self, session: Session, call: Callable[[], Any], *, looks: bool = True) -> Any:
-        """Call it in a worker beside the driver. If it `looks` at the ledger, it does not succeed in one that knew what
-        that has lost since, once a look from before the loss is too old.
+    def beside(
+        self,
+        session: Session,
+        call: Callable[[], Any],
+        *,
+        run: str | None = None,
+        plans: bool = False,
+        looks: bool = True,
+    ) -> Any:
+        """Call it in a worker beside the driver, to commit a batch of a `run`, or to plan one. If it `looks` at the
+        ledger, it does not succeed in one that knew what that has lost since, once a look from before the loss is too
+        old.
         """
         with self.acting(worker := self.worker(session.beside, session)):
+            worker.run, worker.plans = run, plans
             known = [log for log in worker.knew if log in worker.logs]
             result = self.environment.run(call)
             is_told = not [log for log in known if log in worker.logs]
             assert is_told or not (looks and self.is_seen_again), "it went on behind a loss that it knew"
             return result
 
-    def on_executor(self, session: Session, query_id: str, call: Callable[[], Any]) -> Any:
+    def on_executor(self, session: Session, query_id: str, run_id: str, call: Callable[[], Any]) -> Any:
         """Call it as an attempt of a task."""
         session.attempts += 1
-        task = _Task(query_id, session.attempts)
+        task = _Task(query_id, run_id, session.attempts)
         with self.acting(self.worker(session.executors, session), task):
             return self.environment.run(call)
 
@@ -342,7 +358,7 @@ class Machine:
             setattr(module, name, cache)
 
     @contextmanager
-    def installed(self, directory: str) -> Generator[None]:
+    def installed(self) -> Generator[None]:
         """In this block Spark's side of statelog runs on this machine."""
         machine = self
 
@@ -362,25 +378,15 @@ class Machine:
 
             producer = staticmethod(lambda: machine._kafka().producer())
 
-        def session() -> tuple[int, str]:
-            assert machine._acting is not None
-            return machine._acting.session.number, "1"
-
         def open_log(_: object) -> Log:
             return self.rig.open()
 
-        def start_time(number: int) -> str:
-            return "" if machine._sessions[number - 1].is_dead else "1"
-
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tempfile.tempdir", directory)
             patch.setattr("statelog.storage.log.ledger._ASK_AGAIN_S", 0.0)
             patch.setattr(clients, "open_log", open_log)
             patch.setattr(clients, "ConfluentKafka", Client)
             patch.setattr(sink, "TaskContext", Context)
             patch.setattr(sink, "TASK_SETTINGS", SMALL)
-            patch.setattr(query_run, "_session", session)
-            patch.setattr(query_run, "_start_time", start_time)
             for module, name in _CACHES:
                 patch.setattr(module, name, None)
             self.is_quiet = False

@@ -1,96 +1,101 @@
 """Rivals as the ledger tells of them: whom an Open would fence, and when they were last heard of."""
 
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from statelog.environment import Environment
 from statelog.errors import LogInUse
-from statelog.producer.epoch import open_epoch
-from statelog.schemas.ledger.handle import Checkpoint
-from statelog.schemas.ledger.state import LastCommit, LiveEpoch
+from statelog.producer.writer import Writer
 from statelog.spark.options import WriteOptions, write_options
-from statelog.spark.ownership import RECENT_S, Rival, check_ownership, find_rivals
-from statelog.spark.query_run import run_tag, sibling_nonce
+from statelog.spark.ownership import RECENT_S, check_rivals
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import twin_rig
 
-OPENED_S = 1_000_000.0
+WRITTEN_S = 1_000_000.0
 WHERE = {"log": "log", "root": "memory://twin", "kafka.bootstrap.servers": "memory:9092"}
-ONE = write_options({**WHERE, "writerId": "one", "queryId": "q1", "checkpointLocation": "/one"}, streaming=True)
-TWO = write_options({**WHERE, "writerId": "two", "queryId": "q2", "checkpointLocation": "/two"}, streaming=True)
+QUERY = write_options({**WHERE, "writerId": "two", "partitions": "0"}, streaming=True)
+PLAIN = write_options({**WHERE, "writerId": "two", "partitions": "0"}, streaming=False)
 
 
-PLAIN = write_options({**WHERE, "writerId": "two"}, streaming=False)
+def committed_by_one(log: Log) -> None:
+    """A query commits, as the writer `one`."""
+    with Writer(log, "one", partitions=[0]) as writer:
+        writer.commit({"queryId": "q1", "batchId": 0})
 
 
-@contextmanager
-def opened_by_one(*, stamped: bool) -> Generator[Log]:
-    """A log that a query has opened, on brokers that stamp what they append, or not."""
-    rig = twin_rig("log", cluster=MemoryCluster(clock=lambda: OPENED_S))
-    with rig.create() as log:
-        if not stamped:
-            rig.set_topic_config(log.ledger_topic, {"message.timestamp.type": "CreateTime"})
-        Environment(nonce=lambda: sibling_nonce(run_tag(ONE, log.descriptor.identity))).run(
-            open_epoch, log, "one"
-        ).close()
-        yield log
+def opened_by_one(log: Log) -> None:
+    """It dies before its first commit."""
+    Writer(log, "one", partitions=[0]).close()
 
 
-def seen_by_two(log: Log, now_s: float) -> list[Rival]:
-    """What another query finds."""
-    ledger = log.ledger.newest_client()
-    ledger.fold_end()
-    ledger.close()
-    return find_rivals(log, ledger.fold, TWO, now_s)
+def committed_by_python(log: Log) -> None:
+    """A writer that is no job of Spark's."""
+    with Writer(log, "one", partitions=[0]) as writer:
+        writer.commit()
 
 
-def test_the_age_of_a_rival_is_that_of_its_last_record() -> None:
-    """By the brokers' stamps; one that was silent for long stands in nobody's way."""
-    with opened_by_one(stamped=True) as log:
-        (rival,) = seen_by_two(log, OPENED_S + 60)
-        assert rival.age_s == 60
-        with pytest.raises(LogInUse):
-            check_ownership(TWO, "q2", run_tag(TWO, log.descriptor.identity), None, [rival])
-        check_ownership(
-            TWO, "q2", run_tag(TWO, log.descriptor.identity), None, seen_by_two(log, OPENED_S + RECENT_S + 1)
-        )
+def committed_and_opened_again(log: Log) -> None:
+    """The query was started again, and has committed nothing since."""
+    committed_by_one(log)
+    opened_by_one(log)
+
+
+def committed_on_another(log: Log) -> None:
+    """It has a partition of its own."""
+    with Writer(log, "one", partitions=[1]) as writer:
+        writer.commit({"queryId": "q1", "batchId": 0})
+
+
+def fenced(log: Log) -> None:
+    """Somebody took over from it."""
+    committed_by_one(log)
+    Writer(log, "three").close()
+
+
+def ended_by_us(log: Log) -> None:
+    """We have the partition."""
+    committed_by_one(log)
+    Writer(log, "two", partitions=[0]).close()
+
+
+@pytest.mark.parametrize("options", [QUERY, PLAIN], ids=["query", "plain"])
+@pytest.mark.parametrize(
+    ("history", "is_rival"),
+    [
+        (committed_by_one, True),
+        (committed_and_opened_again, True),
+        (opened_by_one, False),
+        (committed_by_python, False),
+        (committed_on_another, False),
+        (fenced, False),
+        (ended_by_us, False),
+    ],
+)
+def test_a_query_of_another_writer_that_has_committed_bars_others(
+    history: Callable[[Log], None], is_rival: bool, options: WriteOptions
+) -> None:
+    """As long as it may be alive, on a partition that is to be taken. `takeOver` asks for none of this."""
+    with twin_rig("log", cluster=MemoryCluster(clock=lambda: WRITTEN_S)).create(partitions=2, key_groups=4) as log:
+        history(log)
+        with log.checked_ledger() as ledger:
+            if is_rival:
+                with pytest.raises(LogInUse) as caught:
+                    check_rivals(log, ledger.fold, options, WRITTEN_S + 60)
+                assert (caught.value.facts["writer"], caught.value.facts["query_id"]) == ("one", "q1")
+                assert (caught.value.facts["partitions"], caught.value.facts["last_seen_s"]) == ("0", 60)
+            else:
+                check_rivals(log, ledger.fold, options, WRITTEN_S + 60)
+            check_rivals(log, ledger.fold, options, WRITTEN_S + RECENT_S + 1)
+            check_rivals(log, ledger.fold, replace(options, take_over=True), WRITTEN_S + 60)
 
 
 def test_a_rival_whose_age_nobody_knows_may_live() -> None:
     """Without the brokers' stamps it is not taken for dead: it would be fenced in silence."""
-    with opened_by_one(stamped=False) as log:
-        rivals = seen_by_two(log, OPENED_S + 60)
-        with pytest.raises(LogInUse):
-            check_ownership(TWO, "q2", run_tag(TWO, log.descriptor.identity), None, rivals)
-
-
-@pytest.mark.parametrize(
-    ("writer", "opened_by", "owner", "take_over_from", "is_ours"),
-    [
-        ("two", TWO, None, None, True),
-        ("two", ONE, None, None, True),
-        ("two", PLAIN, None, None, False),
-        ("two", ONE, "q2", None, True),
-        ("two", TWO, "q1", None, False),
-        ("two", ONE, "q1", "q1", True),
-        ("one", ONE, "q2", "q2", False),
-    ],
-)
-def test_a_rival_is_ours_by_its_commits_else_by_what_opened_it(
-    writer: str, opened_by: WriteOptions, owner: str | None, take_over_from: str | None, is_ours: bool
-) -> None:
-    """Of another name it never is; with takeOverFrom the query is, too, that the option names. A query that has not
-    committed, of a writer that never has, is a first try: nobody's rows are lost with it.
-    """
-    with twin_rig("log").create() as log:
-        identity = log.descriptor.identity
-    live = LiveEpoch(1, writer, sibling_nonce(run_tag(opened_by, identity)), frozenset({0}))
-    last = LastCommit(Checkpoint(1, live.nonce), 2, {"queryId": owner}) if owner else None
-    rival = Rival(live, 60.0, has_committed=last is not None, last=last)
-    options = replace(TWO, take_over_from=take_over_from)
-    with nullcontext() if is_ours else pytest.raises(LogInUse):
-        check_ownership(options, "q2", run_tag(options, identity), None, [rival])
+    rig = twin_rig("log", cluster=MemoryCluster(clock=lambda: WRITTEN_S))
+    with rig.create(partitions=2, key_groups=4) as log:
+        rig.set_topic_config(log.ledger_topic, {"message.timestamp.type": "CreateTime"})
+        committed_by_one(log)
+        with log.checked_ledger() as ledger, pytest.raises(LogInUse):
+            check_rivals(log, ledger.fold, QUERY, WRITTEN_S + 2 * RECENT_S)
