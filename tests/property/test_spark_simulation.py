@@ -10,7 +10,6 @@ seed that replays it.
 """
 
 import random
-import shutil
 import tempfile
 import warnings
 from contextlib import suppress
@@ -152,14 +151,8 @@ class History:
         self._begun, self._numbers = 0, count()
 
     def _job(self, name: str, partitions: tuple[int, ...], kind: str) -> Job:
-        location = self.scratch / f"checkpoint-{name}"
         rows = self.rng.choice(("unique", "checked", "sequence"))
-        job = Job(name, Source(name, partitions), kind, rows, f"s3://bucket/{name}", self.rng.random() < 0.7)
-        if self.rng.random() < 0.5:
-            location.mkdir()
-            (location / "metadata").write_text(f'{{"id": "{job.query_id}"}}')
-            job.location = str(location)
-        return job
+        return Job(name, Source(name, partitions), kind, rows, numbers_writes=self.rng.random() < 0.7)
 
     # ---- what goes on
 
@@ -210,11 +203,8 @@ class History:
     def fork(self) -> None:
         """Somebody copies the checkpoint of a query, or has a copy of how it was."""
         job = self.rng.choice([job for job in self.jobs if job.kind != "plain"])
-        location = f"{job.location}-{len(self.jobs)}"
-        if Path(job.location).is_dir():
-            shutil.copytree(job.location, location)
         batches = max(0, len(job.ranges) - self.rng.choice((0, 0, 1, 1, 2, 3)))
-        self.jobs.append(job.fork(location, batches, is_noted=self.rng.random() < 0.5))
+        self.jobs.append(job.fork(batches, is_noted=self.rng.random() < 0.5))
         self.runs[self.jobs[-1]] = []
 
     def lose(self) -> None:

@@ -83,7 +83,6 @@ class Job:
     source: Source
     kind: str
     rows: str
-    location: str
     numbers_writes: bool = True
     ranges: list[Range] = field(default_factory=list[Range])
     done: set[int] = field(default_factory=set[int])
@@ -93,12 +92,12 @@ class Job:
     written: "dict[tuple[bytes, int], tuple[Job, int]]" = field(default_factory=dict[Any, Any])
     """Of which batch a change set is, and by which checkpoint, by its nonce and number."""
 
-    def fork(self, location: str, batches: int, *, is_noted: bool) -> "Job":
+    def fork(self, batches: int, *, is_noted: bool) -> "Job":
         """The query on a copy of its checkpoint, as that was when it had so many batches; the last may not be noted
         as committed.
         """
         done = {one for one in self.done if one < batches - (not is_noted)}
-        copy = replace(self, location=location, ranges=self.ranges[:batches], done=done)
+        copy = replace(self, ranges=self.ranges[:batches], done=done)
         copy.told, copy.empty = set(), set()
         return copy
 
@@ -115,7 +114,7 @@ class Job:
         """Those of the write of this batch."""
         given = {**_WHERE, "writerId": self.name, "partitions": ",".join(map(str, self.source.partitions))}
         if self.kind == "stream":
-            given["checkpointLocation"] = self.location
+            given["checkpointLocation"] = f"s3://bucket/{self.name}"
         elif self.kind == "upsert":
             given |= {"batchId": str(batch), "queryId": self.query_id, "runId": run_id}
         elif self.numbers_writes:
