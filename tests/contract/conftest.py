@@ -144,7 +144,7 @@ def kafka_world(request: pytest.FixtureRequest) -> Iterator[World]:
     yield made
     made.kafka.close()
     if "measured" in str(request.param):
-        assert {one.operation for one in told.requests} <= {*dir(Kafka), "send", "read"}
+        assert {one.operation for one in told.requests} <= {*dir(Kafka), "send", "read", "follow"}
         assert {(one.log, one.port) for one in told.requests} == {("log", "kafka")}
 
 

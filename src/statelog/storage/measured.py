@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast
 
 from statelog.environment import current_environment
 from statelog.observing import Observer, Request
-from statelog.storage.kafka import Delivery, Kafka, OffsetRange, Producer, Reader, Record
+from statelog.storage.kafka import Delivery, Follower, Kafka, OffsetRange, Producer, Reader, Record
 from statelog.storage.store import RangeReader, Store
 
 _Port = Literal["kafka", "store"]
@@ -114,6 +114,10 @@ class MeasuredKafka(_Measured[Kafka]):
         """As the port; each read is measured."""
         return _MeasuredReader(self.port.reader(topic), self.to)
 
+    def follower(self, topic: str, offset: int) -> Follower:
+        """As the port; each poll that brings something is a request."""
+        return _MeasuredFollower(self.port.follower(topic, offset), self.to)
+
     def close(self) -> None:
         """As the port."""
         self.port.close()
@@ -179,6 +183,27 @@ class _MeasuredReader:
 
     def close(self) -> None:
         self._reader.close()
+
+
+class _MeasuredFollower:
+    def __init__(self, follower: Follower, to: _Teller) -> None:
+        self._follower = follower
+        self._to = to
+
+    def poll(self, timeout_s: float) -> Sequence[Record]:
+        started_s = time.perf_counter()
+        try:
+            records = self._follower.poll(timeout_s)
+        except BaseException as raised:
+            self._to.tell("follow", time.perf_counter() - started_s, 0, type(raised).__name__)
+            raise
+        if records:
+            size_bytes = sum(len(record.value) for record in records)
+            self._to.tell("follow", time.perf_counter() - started_s, size_bytes, "")
+        return records
+
+    def close(self) -> None:
+        self._follower.close()
 
 
 class MeasuredStore(_Measured[Store], Store):

@@ -135,6 +135,11 @@ class MemoryKafka:
         self._check_open()
         return MemoryReader(self, topic)
 
+    def follower(self, topic: str, offset: int) -> "MemoryFollower":
+        """A new follower of partition 0 of one topic, from an offset on."""
+        self._check_open()
+        return MemoryFollower(self, topic, offset)
+
     def close(self) -> None:
         """Refuse further use through this view; the cluster and its other views live on. Idempotent."""
         self._is_closed = True
@@ -289,6 +294,53 @@ def _report(sending: Sending, delivery: Delivery) -> None:
     report, sending.report = sending.report, None
     if report is not None:
         report(delivery)
+
+
+class MemoryFollower:
+    """Follows partition 0 of a topic of an in-memory cluster; implements `kafka.Follower`."""
+
+    def __init__(self, kafka: MemoryKafka, topic: str, offset: int) -> None:
+        self._kafka = kafka
+        self._topic = topic
+        self._next = offset
+        self._is_closed = False
+
+    def poll(self, timeout_s: float) -> Sequence[Record]:
+        """Return what is there from its place on; let time pass once if nothing is. Raises Damaged, Unavailable."""
+        try:
+            found = self._read()
+            if not found and timeout_s > 0:
+                self._kafka.idle(timeout_s)
+                found = self._read()
+        except BaseException:
+            self.close()
+            raise
+        return found
+
+    def close(self) -> None:
+        """Refuse further use. Idempotent."""
+        self._is_closed = True
+
+    def _read(self) -> list[Record]:
+        if self._is_closed:
+            raise ClosedError("the follower is closed", hint="Make a new one")
+        cluster = self._kafka.cluster
+        with cluster.lock:
+            cluster.check_up()
+            cluster.lose(cluster.answer("follow", self._topic, [0]))
+            log = cluster.log(self._topic, 0)
+            check_range(self._topic, 0, OffsetRange(self._next, self._next), OffsetRange(log.start, log.end))
+            found = log.records[log.index_from(self._next) :]
+            spoilt = [batch for batch in log.spoilt if batch.end > self._next]
+        if spoilt:
+            lost = OffsetRange(max(self._next, spoilt[0].start), spoilt[0].end)
+            found = [one for one in found if one.offset < lost.start]
+            if not found:
+                raise unreadable(self._topic, 0, lost, "it is spoilt")
+        if found:
+            self._next = found[-1].offset + 1
+            self._kafka.seen.reached(self._topic, 0, self._next)
+        return found
 
 
 class MemoryReader:

@@ -26,6 +26,7 @@ __all__ = [
     "STALL_TIMEOUT_S",
     "Delivery",
     "DeliveryStatus",
+    "Follower",
     "Kafka",
     "OffsetRange",
     "Producer",
@@ -172,6 +173,24 @@ class Reader(Protocol):
         """Release the client. Idempotent."""
 
 
+class Follower(Protocol):
+    """Follows partition 0 of one topic from an offset on: its fetch waits at the broker. One thread at a time polls.
+
+    Where the topic is gone it may wait in silence: a question for offsets tells.
+    """
+
+    def poll(self, timeout_s: float) -> Sequence[Record]:
+        """Return the next records, by offset; wait for the first for at most `timeout_s`, and return none if none came.
+
+        Raises OffsetGone if the log starts above its place, BeyondEnd if it ends below, Unreadable, NotFound,
+        BrokerUnavailable, ClosedError. Any error ends it: make a new one.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the client. Idempotent."""
+
+
 class Kafka(Protocol):
     """One cluster, as seen by one process."""
 
@@ -225,6 +244,10 @@ class Kafka(Protocol):
 
     def reader(self, topic: str) -> Reader:
         """A new reader of one topic."""
+        ...
+
+    def follower(self, topic: str, offset: int) -> Follower:
+        """A new follower of partition 0 of one topic, from an offset on."""
         ...
 
     def close(self) -> None:

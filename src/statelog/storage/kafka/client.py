@@ -31,6 +31,7 @@ from statelog.storage.kafka import OffsetRange, TopicDescription, TopicSpec
 from statelog.storage.kafka.admin import AdminSession, Answers, Leaders, Retries
 from statelog.storage.kafka.config import ClientConfig, consumer_properties
 from statelog.storage.kafka.errors import client_error
+from statelog.storage.kafka.follower import ConfluentFollower
 from statelog.storage.kafka.native import Refused, kafka_error, make_client, native
 from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
 from statelog.storage.kafka.producer import ConfluentProducer
@@ -329,6 +330,11 @@ class ConfluentKafka:
         """A new reader of one topic."""
         self._admin.guard.check()
         return ConfluentReader(self._config, topic, self, self._clock, self._seen, self._idle)
+
+    def follower(self, topic: str, offset: int) -> ConfluentFollower:
+        """A new follower of partition 0 of one topic."""
+        self._admin.guard.check()
+        return ConfluentFollower(self._config, topic, offset, self, self._seen)
 
     def lend(self) -> "ConfluentKafka":
         """The same for many borrowers, whose `close` ends nothing. A producer is each one's own, and its trouble."""

@@ -113,6 +113,8 @@ _CONSUMER = {
     "queued.max.messages.kbytes": str(64 << 10),
     "fetch.queue.backoff.ms": "5",
 }
+_FOLLOWING_WAIT_MS = 10_000
+"""How long the fetch of a follower waits at the broker: an idle topic costs one request in that time."""
 _SPARING = {"fetch.message.max.bytes": str(64 << 10)}
 """A broker gives the first batch whole, however large it is."""
 _ADMIN = {
@@ -258,6 +260,14 @@ def consumer_properties(config: ClientConfig, *, is_sparing: bool = False) -> di
     """
     own = {**_CONSUMER, **_SPARING} if is_sparing else _CONSUMER
     return {**_merged(config, own, without=_PRODUCER_TUNING), "group.id": _READERS}
+
+
+def following_properties(config: ClientConfig) -> dict[str, str]:
+    """All librdkafka settings of a consumer whose fetch waits long at the broker: it follows one partition for long."""
+    wait_ms = min(
+        _FOLLOWING_WAIT_MS, round(config.request_timeout_s * 500)
+    )  # librdkafka wants less than its own limit.
+    return {**consumer_properties(config), "fetch.wait.max.ms": str(wait_ms)}
 
 
 def member_properties(config: ClientConfig) -> dict[str, str]:

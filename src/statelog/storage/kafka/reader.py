@@ -54,7 +54,7 @@ _MOST_IDLE = 32
 _FRESH_S = 60.0
 """So long a connection that nobody uses is trusted: less than any load balancer drops one after."""
 _BY_BROKER = confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
-_OF_THE_GROUP = frozenset({"GROUP_AUTHORIZATION_FAILED"})
+OF_THE_GROUP = frozenset({"GROUP_AUTHORIZATION_FAILED"})
 """The client asks for the coordinator of a group that a reader never joins: no right on it is needed to read."""
 _PERHAPS_GONE = REFUSED_OFFSET | ABSENT
 
@@ -286,7 +286,7 @@ class ConfluentReader:
                 expected_offset=wanted.start, hint="Read again; if it happens again, the broker's log is damaged",
             )  # fmt: skip
         if not is_end and offset < wanted.end:
-            records.append(Record(partition, offset, message.value() or b"", _stamp_ms(message)))
+            records.append(Record(partition, offset, message.value() or b"", stamp_ms(message)))
         next_offset = offset if is_end else offset + 1
         if next_offset >= wanted.end:
             del left[partition]
@@ -342,7 +342,7 @@ class ConfluentReader:
         where: dict[str, Fact] = {"topic": self._topic, "partition": message.partition()}
         if name in _PERHAPS_GONE:
             self._check_available(left)
-        if name in ENDING - _OF_THE_GROUP:
+        if name in ENDING - OF_THE_GROUP:
             needs = f"READ on topic {self._topic}"
             raise client_error(name, text, "reading", self._config.bootstrap_servers, needs=needs, **where)
         if name in REFUSED_OFFSET and not self._was_refused:
@@ -400,7 +400,7 @@ class ConfluentReader:
             close_consumer(client, was_astray=was_astray)
 
 
-def _stamp_ms(message: confluent_kafka.Message) -> int:
-    """The broker's time. Where the topic bears the times of who sends, any clock may stand behind it."""
+def stamp_ms(message: confluent_kafka.Message) -> int:
+    """Return the broker's time; -1 where the topic bears the times of who sends: any clock may stand behind those."""
     kind, stamp_ms = message.timestamp()
     return stamp_ms if kind == _BY_BROKER else -1
