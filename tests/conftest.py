@@ -26,7 +26,8 @@ from pathlib import Path
 
 import pytest
 
-from statelog.storage.log import ledger, topics
+from statelog.storage.history import source
+from statelog.storage.log import topics
 from statelog.storage.log.log import Log
 from statelog.tables.state import state
 from statelog.testing.broker import wait_until_ready
@@ -186,7 +187,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks or looks again does so at once, and not for long."""
     monkeypatch.setattr(Log, "patience_s", 1.0)
-    monkeypatch.setattr(ledger, "_ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(source, "_ASK_AGAIN_S", 0.0)
     monkeypatch.setattr(topics, "_LOOK_AGAIN_S", 0.0)
     monkeypatch.setattr(state, "_PAUSE_S", 0.0)
 

@@ -8,11 +8,11 @@ from contextlib import suppress
 import pytest
 
 from statelog.errors import BeyondEnd, ClosedError, NotFound, OffsetGone
-from statelog.storage.kafka import Follower, Kafka, Record
+from statelog.storage.kafka import Kafka, PartitionFollower, Record
 from tests.support.rigs.kafka import TIMEOUT_S, numbered, spec_of, write_all
 
 
-def following(follower: Follower, count: int) -> list[Record]:
+def following(follower: PartitionFollower, count: int) -> list[Record]:
     """Return the next records, so many."""
     found: list[Record] = []
     deadline_s = time.monotonic() + TIMEOUT_S

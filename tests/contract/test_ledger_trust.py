@@ -59,11 +59,13 @@ def test_no_writer_opens_on_a_log_that_was_made_anew(rig: LogRig, log: Log) -> N
         Coordinator(log, "w")
 
 
+@pytest.mark.usefixtures("log")
 @pytest.mark.parametrize("commits", [3, 5])
-def test_a_living_writer_learns_that_its_log_was_made_anew(rig: LogRig, log: Log, commits: int) -> None:
+def test_a_living_writer_learns_that_its_log_was_made_anew(rig: LogRig, commits: int) -> None:
     """With as many records in the new ledger as it has folded itself, and with more."""
     clock = Clock()
-    old = Environment(clock=clock).run(Writer, log, "w")
+    log = Environment(clock=clock).run(rig.open)
+    old = Writer(log, "w")
     for i in (1, 2, 3):
         commit(old, i)
     with make_anew(rig) as new:
@@ -76,14 +78,17 @@ def test_a_living_writer_learns_that_its_log_was_made_anew(rig: LogRig, log: Log
         with pytest.raises(DataLoss):
             commit(old, 4)
         old.close()
+        log.close()
 
         assert set(new.commits()) == {"other"}
 
 
-def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: LogRig, log: Log) -> None:
+@pytest.mark.usefixtures("log")
+def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: LogRig) -> None:
     """A commit without changes on a log that was made anew is refused all the same."""
     clock = Clock()
-    old = Environment(clock=clock).run(Writer, log, "w")
+    log = Environment(clock=clock).run(rig.open)
+    old = Writer(log, "w")
     old.commit(checkpoint_id=1)
     with make_anew(rig) as new, Writer(new, "other") as other:
         other.commit(checkpoint_id=1)
@@ -91,6 +96,7 @@ def test_quiet_commits_have_no_offsets_that_could_give_it_away(rig: LogRig, log:
         with pytest.raises(DataLoss):
             old.commit(checkpoint_id=2)
     old.close()
+    log.close()
 
 
 def test_settings_are_checked_when_a_writer_opens(rig: LogRig, log: Log) -> None:

@@ -110,10 +110,8 @@ class World:
 
     def plan(self) -> ReplayPlan:
         """Everything that was committed."""
-        with self.rig.open() as log:
-            ledger = log.ledger.client()
-            bodies: list[CommitBody] = [valid.commit.read_body() for valid in ledger.read_end()]
-            ledger.close()
+        with self.rig.open() as log, log.replay() as ledger:
+            bodies: list[CommitBody] = [one.commit.read_body() for one in ledger.commits(log.ledger.end())]
         return plan_replay(bodies, range(2))
 
 

@@ -3,7 +3,7 @@ and then goes on as the log would have. On the twins, as two clusters with a sto
 """
 
 from collections.abc import Iterable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -303,9 +303,9 @@ def test_a_copier_that_slept_takes_nothing_back(move: Move, point: str) -> None:
         if name == point and is_asleep:
             is_asleep.clear()
             move.copy(finish=True)
-            with move.new.open() as log:
-                move.write(log)
-                writers.append(Writer(log, "v"))
+            log = move.new.open()
+            move.write(log)
+            writers.append(Writer(log, "v"))
 
     writers: list[Writer] = []
     with pytest.raises((AlreadyExists, LogInUse), match=r"finished|faster"):
@@ -448,8 +448,7 @@ def test_a_copy_that_has_what_its_log_gave_up_says_what_to_do(move: Move) -> Non
     """No memory and no disk is to blame, and to copy again would end the same for ever."""
     move.copy()
     with move.old.open() as log:
-        with closing(log.checked_ledger()) as ledger:
-            ends = ledger.fold.freeze().committed_positions
+        ends = log.history.read().state.committed_positions
         lost = [LossRange(partition, end - 1, end) for partition, end in ends.items()]
         accept_data_loss(log, lost, reason="a disk died", operator="ann")
         move.write(log, "v")

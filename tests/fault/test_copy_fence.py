@@ -44,8 +44,7 @@ def test_a_log_that_is_opened_behind_the_fence_is_not_finished(move: Move, point
 @pytest.mark.parametrize("point", [*CRASH_POINTS, *ROUND_POINTS])
 def test_what_a_living_writer_was_told_is_in_the_finished_copy(move: Move, point: str) -> None:
     """Wherever its next commit falls: before the fence it is copied, behind it the writer is Fenced, by the copy."""
-    with move.old.open() as log:
-        writer = Writer(log, "w")
+    writer = Writer(move.old.open(), "w")
 
     def write(name: str) -> None:
         if name == point:

@@ -11,7 +11,6 @@ import pytest
 
 from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
 from statelog.producer.coordinator import Coordinator, TaskWriter
-from statelog.producer.epoch import EpochClients
 from statelog.producer.writer import Writer
 from statelog.storage.kafka import Delivery, DeliveryStatus
 from statelog.storage.kafka.client import ConfluentKafka
@@ -186,23 +185,3 @@ def test_a_fatal_error_at_any_send_is_typed_and_settled(fate: Fate, number: int)
         _story(rig, told)
     with rig.open() as log, Writer(log, "w") as again:
         assert (again.last_commit.checkpoint.id if again.last_commit else 0) >= told[-1]
-
-
-def test_both_clients_are_closed_whatever_the_first_says() -> None:
-    """A producer that cannot be closed leaves no ledger reader behind."""
-    closed: list[str] = []
-
-    class Broken:
-        def close(self) -> None:
-            """Fail."""
-            raise RuntimeError("it burns")
-
-    class Noted:
-        def close(self) -> None:
-            """Note it."""
-            closed.append("ledger")
-
-    opened = EpochClients(grant=None, ledger=Noted(), producer=Broken())  # type: ignore[arg-type] # only closing is asked for
-    with pytest.raises(RuntimeError):
-        opened.close()
-    assert closed == ["ledger"]

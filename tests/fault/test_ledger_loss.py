@@ -14,8 +14,9 @@ from statelog.recovery import AtPosition, recover
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import Open
+from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.history import append_record
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_tape import append_record
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_ledger_loss
 from statelog.testing.kafka import MemoryKafka
@@ -213,11 +214,13 @@ def test_a_ledger_is_read_beside_its_first_truncation(tmp_path: Path, monkeypatc
     with twin.open() as log:
         run_round(log, settings_for(tmp_path))
         log.kafka.delete_records(log.ledger_topic, {0: 2})
-        newest, before = log.manifests.newest, [None]
-        monkeypatch.setattr(log.manifests, "newest", lambda: before.pop() if before else newest())
-        with log.ledger.newest_client() as ledger:
-            ledger.fold_end()
-            assert ledger.fold.last_checkpoint("w").id == COMMITS
+        newest, before = log.manifests.newest_sound, [None]
+
+        def late(*, max_age_s: float = 0.0) -> Manifest | None:
+            return before.pop() if before else newest(max_age_s=max_age_s)
+
+        monkeypatch.setattr(log.manifests, "newest_sound", late)
+        assert log.history.read().state.commits["w"].checkpoint.id == COMMITS
 
 
 def test_a_barrier_appends_nothing_where_records_were_lost() -> None:

@@ -1,7 +1,6 @@
 """A reader never gets an older state than what it knows to be there, however old Kafka's answers are."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -9,14 +8,12 @@ from statelog.errors import BeyondEnd, BrokerUnavailable, Misuse
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.schemas.ledger.place import Place
 from statelog.storage.kafka import OffsetRange
 from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, where_at
-from tests.support.waiting import Compared
 
 
 class OldLeader(MemoryKafka):
@@ -110,13 +107,3 @@ def test_a_barrier_includes_all_that_anybody_was_told() -> None:
     assert recover(log, barrier=True).to_dict() == twin.model
     with pytest.raises(Misuse):
         recover(log, barrier=True, at_least=1)
-
-
-def test_of_two_threads_that_note_a_place_at_once_the_further_one_stays() -> None:
-    """A reader that has come less far takes nothing back of what a writer of the same log was told."""
-    log, _ = opened(TwinLog())
-    with log, ThreadPoolExecutor(1) as writer:
-        read = Compared(log.position + 1)
-        read.meanwhile = [lambda: wait([writer.submit(log.saw, Place(read + 1))], 0.2)]
-        log.saw(Place(read))
-    assert log.position == read + 1

@@ -190,7 +190,7 @@ def test_a_log_that_starts_too_high_is_offset_gone() -> None:
     twins.hooked(lambda method, path: plans.append(path) if (method, path) == ("list", "manifests/") else None)
     error = _fails(twins, OffsetGone, attempts=3)
     assert (error.facts["partition"], error.facts["log_start"]) == (0, end)
-    assert len(plans) == 4  # The first also asks for the snapshot of what the rig's writer was told: that is gone, too.
+    assert len(plans) == 3
 
 
 # ---- the snapshot

@@ -135,6 +135,7 @@ def test_a_truncated_ledger_without_a_manifest_stops_every_reader(rig: LogRig) -
             writer.put(b"k", b"v")
             writer.commit(checkpoint_id=1)
         log.kafka.delete_records(log.ledger_topic, {0: 1})
+    with rig.open() as log:
         with pytest.raises(OffsetGone) as caught:
             log.describe()
         shown(caught.value, log.ledger_topic)

@@ -1,7 +1,7 @@
 """A ledger that lost acknowledged records and grew again behind an unchanged id: nobody is told "committed" on it."""
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,8 @@ from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import LossRange
 from statelog.spark.stream_planner import CommitWindow
 from statelog.storage import LogOptions
+from statelog.storage.history import COMPARE_S
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import LOOK_AGAIN_S
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.testing.cluster import MemoryCluster
@@ -34,18 +34,23 @@ def append_strange(twin: TwinLog, count: int) -> None:
     write_all(MemoryKafka(cluster=twin.cluster), "log.ledger", 0, [b"somebody's"] * count)
 
 
+def _opened(twin: TwinLog) -> Log:
+    """Open the log as a process does that goes by the twin's clock."""
+    return Environment(clock=twin.clock).run(twin.open)
+
+
 @pytest.mark.parametrize("others", [1, 2, 5])
 def test_a_living_writer_is_not_told_committed(others: int) -> None:
     """Its last commit is gone, others have written since: its next one must not count for it alone."""
     twin = TwinLog()
-    with twin.open() as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0, 1]) as a:
+    with _opened(twin) as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0, 1]) as a:
         a.put(key_in(log, 0), b"1")
         last = a.commit(checkpoint_id=1).offset
         twin.cluster.lose_tail("log.ledger", 0, last)
         for i in range(others):
             with twin.open() as other, Writer(other, f"c{i}", partitions=[2]):
                 pass
-        twin.now_s += LOOK_AGAIN_S
+        twin.now_s += COMPARE_S
         a.put(key_in(log, 0), b"2")
         with pytest.raises(DataLoss):
             a.commit(checkpoint_id=2)
@@ -64,7 +69,7 @@ def test_a_writer_that_went_on_right_where_its_fold_ends_learns_of_the_loss_with
     """
     twin = TwinLog()
     with ExitStack() as stack:
-        log = stack.enter_context(Environment(clock=twin.clock).run(twin.open))
+        log = stack.enter_context(_opened(twin))
         a, b = (
             stack.enter_context(Environment(clock=twin.clock).run(Writer, log, name, partitions=[partition]))
             for partition, name in enumerate("ab")
@@ -75,7 +80,7 @@ def test_a_writer_that_went_on_right_where_its_fold_ends_learns_of_the_loss_with
         with twin.open() as other, Writer(other, "c", partitions=[2]):
             pass
         assert a.commit().offset == last + 1
-        twin.now_s += LOOK_AGAIN_S
+        twin.now_s += COMPARE_S
         if shared:  # Another writer had folded none of it, and is told by the link in the first one's commit.
             with pytest.raises(DataLoss):
                 b.commit()
@@ -92,7 +97,7 @@ def test_a_process_forgets_no_commit_that_one_of_its_writers_was_told_of(others:
     twin = TwinLog()
     environment = Environment(clock=twin.clock)
     with ExitStack() as stack:
-        log = stack.enter_context(environment.run(twin.open))
+        log = stack.enter_context(_opened(twin))
         a, b = (
             stack.enter_context(environment.run(Writer, log, name, partitions=[partition]))
             for partition, name in enumerate("ab")
@@ -104,12 +109,12 @@ def test_a_process_forgets_no_commit_that_one_of_its_writers_was_told_of(others:
         with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
             for _ in range(others - 1):
                 c.commit()
-        twin.now_s += LOOK_AGAIN_S
-        for _ in range(2):
-            if goes_on == "writer":
+        twin.now_s += COMPARE_S
+        if goes_on == "writer":
+            with pytest.raises(AnchorMismatch):
                 b.commit()
-            else:
-                follower.take(0)
+        else:
+            follower.take(0)
         with pytest.raises(AnchorMismatch):
             recover(log)
 
@@ -117,7 +122,7 @@ def test_a_process_forgets_no_commit_that_one_of_its_writers_was_told_of(others:
 @contextmanager
 def _bereft(twin: TwinLog, *, lost: int) -> Generator[tuple[Log, Writer, int]]:
     """A log, its writer, and the offset of the second of its two commits; the newest `lost` records are gone since."""
-    with twin.open() as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0]) as a:
+    with _opened(twin) as log, Environment(clock=twin.clock).run(Writer, log, "a", partitions=[0]) as a:
         a.commit()
         last = a.commit().offset
         twin.cluster.lose_tail("log.ledger", 0, last + 1 - lost)
@@ -128,9 +133,9 @@ def test_what_a_process_noted_is_not_joined_to_what_a_snapshot_above_the_loss_go
     """Who opens from that snapshot is told of the loss, and so is an idle writer of the same log."""
     twin = TwinLog()
     environment = Environment(clock=twin.clock)
-    with twin.open() as log, environment.run(Writer, log, "a", partitions=[0]) as a:
+    with _opened(twin) as log, environment.run(Writer, log, "a", partitions=[0]) as a:
         a.commit()
-        twin.now_s += LOOK_AGAIN_S
+        twin.now_s += COMPARE_S
         last = a.commit().offset
         twin.cluster.lose_tail("log.ledger", 0, last - 1)
         with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
@@ -138,7 +143,7 @@ def test_what_a_process_noted_is_not_joined_to_what_a_snapshot_above_the_loss_go
             twin.environment.run(run_round, other, settings_for(tmp_path))
             assert log.manifests.newest() is not None
             c.commit()
-        twin.now_s += LOOK_AGAIN_S
+        twin.now_s += COMPARE_S
         with pytest.raises(AnchorMismatch):
             environment.run(Writer, log, "b", partitions=[1])
         with pytest.raises(AnchorMismatch):
@@ -152,7 +157,7 @@ def test_what_a_process_noted_is_not_joined_to_what_it_appended_behind_the_loss(
     with _bereft(twin, lost=2) as (log, a, last):
         with twin.open() as other, Writer(other, "c", partitions=[2]) as c:
             c.commit()
-        twin.now_s += LOOK_AGAIN_S
+        twin.now_s += COMPARE_S
         with pytest.raises(AnchorMismatch):
             a.commit()
         with twin.open() as other, pytest.raises(AnchorMismatch):
@@ -179,7 +184,7 @@ def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_grou
                 CommitWindow(other, other.manifests.at(a.position), a.place)
         with pytest.raises(AnchorMismatch):
             Writer(log, "b", partitions=[1])
-        twin.now_s += LOOK_AGAIN_S
+        twin.now_s += COMPARE_S
         with pytest.raises(CommitRefused):
             a.commit()
 
@@ -187,7 +192,8 @@ def test_a_loss_that_rounds_truncated_up_to_the_writers_place_is_no_commits_grou
 def test_who_follows_is_told_where_the_ledger_was_truncated_up_to_its_place(tmp_path: Path) -> None:
     """A query that stood still, and whose hold has ended, by the snapshot that is kept of its place."""
     twin = TwinLog()
-    with twin.open() as log, Writer(log, "a", partitions=[0]) as a, CommitWindow(log, None, ORIGIN) as window:
+    with _opened(twin) as log, Writer(log, "a", partitions=[0]) as a:
+        window = CommitWindow(log, None, ORIGIN)
         last = [a.commit().offset for _ in range(2)][-1]
         window.read_ahead(window.ledger_end(), lambda: False)
         assert [commit.position for commit in window.commits] == [last, last + 1]
@@ -197,6 +203,7 @@ def test_who_follows_is_told_where_the_ledger_was_truncated_up_to_its_place(tmp_
                 twin.environment.run(run_round, other, settings_for(tmp_path))
                 c.commit()
         assert log.ledger.range().start == last + 1
+        twin.now_s += COMPARE_S
         with pytest.raises(AnchorMismatch):
             window.read_ahead(window.ledger_end(), lambda: False)
 
@@ -213,7 +220,7 @@ def test_a_loss_below_what_was_acknowledged_since_shows_though_the_ledger_was_tr
             with pytest.raises(AnchorMismatch):
                 c.commit()
             log.kafka.delete_records(log.ledger_topic, {0: last})  # As Kafka does, where it deletes by age.
-        twin.now_s += LOOK_AGAIN_S
+        twin.now_s += COMPARE_S
         with pytest.raises(AnchorMismatch):
             a.commit()
 
@@ -227,7 +234,7 @@ def test_a_loss_that_was_truncated_up_to_the_newest_snapshot_shows_in_that(tmp_p
             c.commit()
             twin.environment.run(run_round, other, settings_for(tmp_path))
         log.kafka.delete_records(log.ledger_topic, {0: last + 1})  # As Kafka does, where it deletes by age.
-        twin.now_s += LOOK_AGAIN_S
+        twin.now_s += COMPARE_S
         with pytest.raises(AnchorMismatch):
             environment.run(Writer, log, "b", partitions=[1])
         with pytest.raises(AnchorMismatch):
@@ -237,7 +244,7 @@ def test_a_loss_that_was_truncated_up_to_the_newest_snapshot_shows_in_that(tmp_p
 def test_what_is_truncated_since_it_was_acknowledged_proves_nothing(tmp_path: Path) -> None:
     """A writer that has not read for a while goes on from the records that are left."""
     twin = TwinLog()
-    with twin.open() as log, Environment(clock=twin.clock).run(Writer, log, "a") as a:
+    with _opened(twin) as log, Environment(clock=twin.clock).run(Writer, log, "a") as a:
         offset = 0
         for i in range(6):
             a.put(key_in(log, 0), b"%d" % i)
@@ -245,7 +252,7 @@ def test_what_is_truncated_since_it_was_acknowledged_proves_nothing(tmp_path: Pa
             if i in (2, 3, 4):
                 twin.environment.run(run_round, log, settings_for(tmp_path))
         assert 0 < log.ledger.range().start < offset
-        twin.now_s += LOOK_AGAIN_S
+        twin.now_s += COMPARE_S
         assert a.commit().offset == offset + 1
 
 
@@ -264,37 +271,35 @@ def test_what_a_writer_went_on_behind_within_the_second_others_of_its_log_are_to
         accept_ledger_loss(log, reason="lost", operator="me")
         recover(log)
         Writer(log, "b", partitions=[1]).close()
-        assert not log.ledger_tape.lost
 
 
 def test_a_writer_that_commits_within_its_second_takes_back_no_proof_of_a_loss() -> None:
-    """Another one's look has found what it went on behind: that is known on, though it compares nothing itself yet."""
+    """A reader of its log has found what it goes on behind: that is known on, whatever becomes of the commit."""
     twin = TwinLog()
     with twin.open() as log:
         with Writer(log, "a", partitions=[0]) as a:
             last = a.commit().offset
             twin.cluster.lose_tail("log.ledger", 0, last)
             append_strange(twin, 1)
-            with log.ledger.newest_client() as follower:
-                follower.fold_end()
-            assert log.ledger_tape.lost
-            a.commit()
+            with pytest.raises(AnchorMismatch):
+                recover(log)
+            with suppress(DataLoss):
+                a.commit()
         with pytest.raises(AnchorMismatch):
             recover(log)
 
 
-def test_what_one_client_was_told_is_gone_others_of_its_log_are_told_as_well() -> None:
-    """It alone knew that record, and nobody uses it any more."""
+def test_what_one_reader_was_told_is_gone_others_of_its_log_are_told_as_well() -> None:
+    """It alone knew that record."""
     twin = TwinLog()
     twin.write({b"k": b"v"})
-    with twin.open() as log:
-        with Environment(clock=twin.clock).run(log.ledger.newest_client) as follower:
-            follower.fold_end()
-            twin.cluster.lose_tail("log.ledger", 0, follower.position - 1)
-            append_strange(twin, 1)
-            twin.now_s += LOOK_AGAIN_S
-            with pytest.raises(AnchorMismatch):
-                follower.fold_end()
+    with _opened(twin) as log:
+        log.history.read()
+        twin.cluster.lose_tail("log.ledger", 0, log.position - 1)
+        append_strange(twin, 1)
+        twin.now_s += COMPARE_S
+        with pytest.raises(AnchorMismatch):
+            log.history.read_to(log.ledger.end())
         with pytest.raises(AnchorMismatch):
             recover(log)
 
@@ -303,14 +308,14 @@ def test_a_follower_that_stands_at_the_end_compares_it_once_its_look_is_old() ->
     """By the clock of its environment, as a worker of Spark does that kept its epoch."""
     twin = TwinLog()
     twin.write({b"k": b"v"})
-    with twin.open() as log, Environment(clock=twin.clock).run(log.ledger.newest_client) as follower:
-        follower.fold_end()
-        twin.cluster.lose_tail("log.ledger", 0, follower.position - 1)
+    with _opened(twin) as log:
+        log.history.read()
+        twin.cluster.lose_tail("log.ledger", 0, log.position - 1)
         append_strange(twin, 1)
-        follower.fold_end()
-        twin.now_s += LOOK_AGAIN_S
+        log.history.read_to(log.ledger.end())
+        twin.now_s += COMPARE_S
         with pytest.raises(AnchorMismatch):
-            follower.fold_end()
+            log.history.read_to(log.ledger.end())
 
 
 @pytest.mark.parametrize("regrown", [3, 9])
@@ -405,17 +410,17 @@ def test_who_followed_what_a_snapshot_voids_does_not_go_on_behind_the_restart(tm
     a person accepts. The records are the same, and the commits are void: a place behind them is no place of the log.
     """
     twin = TwinLog()
-    with twin.open() as log, Writer(log, "a", partitions=[0]) as a, log.ledger.client() as follower:
+    with twin.open() as log, Writer(log, "a", partitions=[0]) as a, log.replay() as follower:
         a.put(key_in(log, 0), b"1")
         counts_at = a.commit().offset + 1
-        follower.fold_end()
+        follower.fold_to(log.ledger.end())
         with twin.open() as other, Writer(other, "c", partitions=[0]):
             twin.environment.run(run_round, other, settings_for(tmp_path))
         twin.cluster.lose_tail("log.ledger", 0, counts_at)
         for value in (b"2", b"3"):
             a.put(key_in(log, 0), value)
             a.commit()
-        assert len(follower.read_end()) == 2
+        assert len(follower.read_to(log.ledger.end())) == 2
         place, kept = follower.place, follower.folded
         with twin.open() as other:
             assert accept_ledger_loss(other, reason="r", operator="o") == place.position
@@ -430,12 +435,10 @@ def test_who_followed_what_a_snapshot_voids_does_not_go_on_behind_the_restart(tm
             recover(log, resume=cursor)
         with pytest.raises(NotFound, match="does not hold changes"):
             plan_changes(log, AtPosition(place.position))
-        with log.ledger.client(kept) as again, pytest.raises(OffsetGone, match="what was followed"):
-            again.read_end()
-        with (
-            CommitWindow(log, log.manifests.newest(), place) as window,
-            pytest.raises(OffsetGone, match="what was followed"),
-        ):
+        with log.replay(kept) as again, pytest.raises(OffsetGone, match="what was followed"):
+            again.fold_to(log.ledger.end())
+        with pytest.raises(OffsetGone, match="what was followed"):
+            window = CommitWindow(log, log.manifests.newest(), place)
             window.read_ahead(window.ledger_end(), lambda: False)
-        with CommitWindow(log, log.manifests.newest(), Place(snapshot_at)) as window:
-            window.read_ahead(window.ledger_end(), lambda: False)
+        window = CommitWindow(log, log.manifests.newest(), Place(snapshot_at))
+        window.read_ahead(window.ledger_end(), lambda: False)

@@ -19,8 +19,7 @@ from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
 from statelog.storage.log.log import Log
 from statelog.testing.faults import Fate, SendAttempt
-from tests.support.faults.breaking_kafka import BreakingKafka
-from tests.support.rigs.log import WAIVED, TwinRig, key_in, settings_for, twin_rig
+from tests.support.rigs.log import TwinRig, key_in, settings_for, twin_rig
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")
 
@@ -217,18 +216,22 @@ def test_taken_over_after_the_commit_landed_is_committed_and_over(world: World) 
     assert world.rig.state() == {b"k": b"v", b"l": b"w"}
 
 
-def test_a_commit_whose_verdict_cannot_be_read_is_unknown_and_not_retryable(world: World) -> None:
-    """It landed behind another's record, and reading fails: not Unavailable, which would invite a second try."""
-    with world.rig.open() as log, world.rig.open() as other:
-        kafka = BreakingKafka(world.cluster, 1, BrokerUnavailable("no answer"))  # Opening reads the mark.
-        broken = Log(log.descriptor, kafka, log.store, waived=WAIVED)
-        with Coordinator(broken, "w", partitions=[0]) as coordinator:
-            with Writer(other, "x", partitions=[1]) as writer:
-                writer.commit(checkpoint_id=1)
-            with pytest.raises(OutcomeUnknown) as caught:
-                coordinator.commit([], {"offset": "1"}, checkpoint_id=1)
-            with pytest.raises(ClosedError):
-                coordinator.commit([], {"offset": "1"}, checkpoint_id=1)
+def test_a_commit_whose_verdict_cannot_be_read_is_unknown_and_not_retryable(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It landed, and reading fails: not Unavailable, which would invite a second try."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise BrokerUnavailable("no answer")
+
+    with world.rig.open() as log, Coordinator(log, "w", partitions=[0]) as coordinator:
+        for name in ("reader", "follower"):
+            monkeypatch.setattr(log.kafka, name, refuse)
+        with pytest.raises(OutcomeUnknown) as caught:
+            coordinator.commit([], {"offset": "1"}, checkpoint_id=1)
+        with pytest.raises(ClosedError):
+            coordinator.commit([], {"offset": "1"}, checkpoint_id=1)
+        monkeypatch.undo()
 
     assert isinstance(caught.value.__cause__, BrokerUnavailable)
     last = world.last()

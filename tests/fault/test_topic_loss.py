@@ -12,12 +12,14 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import (
+    CommitRefused,
     Damaged,
     DataLoss,
     Fenced,
     IdentityChanged,
     NotFound,
     OutcomeUnknown,
+    PersistFailed,
     StoreUnavailable,
 )
 from statelog.materializer.copy import copy_log
@@ -27,9 +29,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.records import LossRange
-from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.ledger_client import LedgerClient
-from statelog.storage.log.ledger import Ledger
+from statelog.storage.history import History
 from statelog.storage.log.log import Log, open_snapshots
 from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.storage.log.where import Where
@@ -114,7 +114,7 @@ def test_it_is_loud_and_names_the_way_out(twin: TwinLog, strike: Callable[[TwinL
             lambda: Writer(log, "writer"),
             lambda: recover(log),
             lambda: one_round(log, twin, tmp_path),
-            lambda: accept_ledger_loss(log, **who),
+            lambda: accept_ledger_loss(log, reason=who["reason"], operator=who["operator"]),
             lambda: accept_data_loss(log, [LossRange(0, 0, 1)], **who),
         ):
             with pytest.raises(IdentityChanged):
@@ -155,8 +155,10 @@ def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], 
     door = copied(twin, tmp_path)
     go_on(twin, tmp_path, door)
     twin.now_s += 1.0
-    with pytest.raises((Fenced, DataLoss, OutcomeUnknown)):
-        old.confirm(handle)
+    with pytest.raises((Fenced, DataLoss, OutcomeUnknown, CommitRefused, PersistFailed)):
+        old.confirm(handle)  # A ledger that is left takes it: of the data topic only the next change tells.
+        old.put(b"more", b"v")
+        old.commit(checkpoint_id=11)
     old.close()
     with pytest.raises((Damaged, NotFound)):  # NotFound, if it asked while there was no topic.
         follower.apply(lambda _: None)
@@ -193,10 +195,12 @@ def test_a_snapshot_that_is_not_whole_makes_no_copy(twin: TwinLog, tmp_path: Pat
 def test_nobody_reads_a_new_ledger_from_a_snapshot_of_the_old_one(twin: TwinLog, entry: str, tmp_path: Path) -> None:
     """All that is asked first was asked in time; the ledger is replaced right before it is read."""
 
-    def replaced_now(ledger: Ledger, base: Manifest | None = None, **options: Any) -> LedgerClient:
+    read_to = History.read_to
+
+    def replaced_now(*args: Any) -> None:
         patch.undo()
         LOSSES["ledger anew, and longer"](twin)
-        return ledger.client(base, **options)
+        read_to(*args)
 
     entries: dict[str, Callable[[], object]] = {
         "reader": lambda: recover(log),
@@ -204,7 +208,7 @@ def test_nobody_reads_a_new_ledger_from_a_snapshot_of_the_old_one(twin: TwinLog,
         "writer": lambda: Writer(log, "writer"),
     }
     with twin.open() as log, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "client", replaced_now)
+        patch.setattr(History, "read_to", replaced_now)
         with pytest.raises(DataLoss):
             entries[entry]()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from statelog.errors import CheckpointMismatch, ClosedError, Fenced, IncompleteChangeSet, OffsetGone, PersistFailed
+from statelog.errors import CheckpointMismatch, ClosedError, Fenced, IncompleteChangeSet, PersistFailed
 from statelog.materializer.round import run_round
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.outbox import Outbox
@@ -16,7 +16,6 @@ from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle, Step
 from statelog.schemas.ledger.records import Restart, encode
 from statelog.storage.kafka import Delivery
-from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.log import Log
 from statelog.storage.log.producers import append_all
 from statelog.testing.kafka import MemoryProducer
@@ -142,24 +141,6 @@ def test_a_failed_writer_says_why(log: Log) -> None:
     with pytest.raises(ClosedError) as raised:
         writer.commit()
     assert raised.value.__cause__ is None
-
-
-def test_a_ledger_client_never_goes_back_to_an_older_base(rig: TwinRig, log: Log) -> None:
-    """Where the ledger was truncated past it, a base that is no newer than its own fold is no way on."""
-    with Writer(log, "w") as writer:
-        for i in range(1, 5):
-            writer.commit(checkpoint_id=i)
-    older = log.ledger.client()
-    older.read_to(2)
-    answers = iter([older.folded] * 2)  # Who took it would ask again and again.
-    client = LedgerClient(log.kafka, log.ledger_topic, log.descriptor.identity, rebase=lambda: next(answers))
-    client.read_to(3)
-    log.kafka.delete_records(log.ledger_topic, {0: 4})
-    with pytest.raises(OffsetGone):
-        client.read_end()
-    assert client.fold.position == 3
-    older.close()
-    client.close()
 
 
 def test_a_writer_goes_on_behind_a_loss_that_was_accepted_to_be_told_that_it_is_over(

@@ -28,10 +28,7 @@ def live(lives: Lives, rig: LogRig, bootstrap: str, directory: Path, point: str,
 def committed(rig: LogRig) -> int:
     """The source position that the log names."""
     with rig.open() as log:
-        ledger = log.ledger.client()
-        ledger.read_end()
-        ledger.close()
-    last = ledger.fold.last_commit("doomed")
+        last = log.history.read().state.commits.get("doomed")
     return int(last.metadata["position"]) if last else 0
 
 

@@ -31,9 +31,8 @@ def test_a_table_of_more_than_two_gigabytes(broker: Broker, log_name: str, tmp_p
             writer.append_batch(pa.Table.from_batches(batches))
             writer.commit(checkpoint_id=1)
             assert writer.statistics().chunk_bytes.largest < 2 << 20
-        ledger = log.ledger.client()
-        bodies = [valid.commit.read_body() for valid in ledger.read_end()]
-        ledger.close()
+        with log.replay() as ledger:
+            bodies = [valid.commit.read_body() for valid in ledger.commits(log.ledger.end())]
         reader = log.kafka.reader(log.data_topic)
         plan = plan_replay(bodies, range(2))
         chunks = replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=60)

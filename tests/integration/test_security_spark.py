@@ -197,7 +197,7 @@ def test_no_secret_is_in_anything_that_spark_shows_or_writes(ran: Ran) -> None:
     broker's log, the processes' arguments.
     """
     assert "InvalidChange" in ran.met["misfits"].error
-    for part in ("events", "checkpoints", "logs", "local-before-the-end", "tmp"):
+    for part in ("events", "checkpoints", "logs", "local-before-the-end"):
         assert any(path.is_file() for path in (ran.directory / part).rglob("*")), f"nothing was found in {part}"
     events = b"".join(path.read_bytes() for path in (ran.directory / "events").rglob("events_*"))
     assert b"SparkListenerSQLExecutionStart" in events

@@ -31,7 +31,7 @@ from statelog.producer.coordinator import TaskWriter
 from statelog.producer.epoch import TaskGrant
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
-from statelog.spark import clients, epochs, sink
+from statelog.spark import clients, sink
 from statelog.spark.clients import task_producer
 from statelog.spark.data_source import StatelogSource
 from statelog.spark.epochs import plan_batch
@@ -53,7 +53,7 @@ def rig(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[SparkLog]:
     made = SparkLog.create(log_name, broker.bootstrap, tmp_path)
     with made.log:
         yield made
-    for cache in (epochs._ledgers, sink._committers, clients._logs, clients._producers):  # pyright: ignore[reportPrivateUsage] # the worker's end
+    for cache in (sink._committers, clients._logs, clients._producers):  # pyright: ignore[reportPrivateUsage] # the worker's end
         cache.clear()
 
 
@@ -143,8 +143,7 @@ def test_all_workers_of_a_session_use_one_epoch(rig: SparkLog, tmp_path: Path) -
 
 def forget() -> None:
     """As after the workers were ended, because they were idle for a minute."""
-    for cache in (epochs._ledgers, sink._committers):  # pyright: ignore[reportPrivateUsage] # as above
-        cache.clear()
+    sink._committers.clear()  # pyright: ignore[reportPrivateUsage] # as above
 
 
 @pytest.mark.parametrize("forgets", [False, True])

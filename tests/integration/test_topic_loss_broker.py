@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from statelog.cli.output import DAMAGED, OK
 from statelog.cli.program import program
-from statelog.errors import DataLoss, IdentityChanged, NotFound
+from statelog.errors import DataLoss, IdentityChanged, NotFound, PersistFailed
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
@@ -17,7 +17,7 @@ from statelog.storage import LogOptions, Where
 from statelog.storage.kafka.client import ConfluentKafka
 from statelog.storage.kafka.config import client_config
 from statelog.storage.log.log import Log
-from tests.support.rigs.log import UNSAFE, settings_for, where_at
+from tests.support.rigs.log import UNSAFE, key_in, settings_for, where_at
 from tests.support.services.broker import Broker
 
 pytestmark = pytest.mark.broker
@@ -101,7 +101,8 @@ def test_a_log_goes_on_as_a_copy_without_the_topics_that_somebody_deleted(
                 run_round(now, settings_for(tmp_path))
         assert recover(now).to_dict() == KEPT | {b"new%d" % i: b"v" for i in range(3)}
         assert now.kafka.offsets(now.ledger_topic, [0])[0].start > 0
-    with pytest.raises(DataLoss):
+    old.put(key_in(log, 0), b"v")
+    with pytest.raises((DataLoss, PersistFailed)):
         old.commit(checkpoint_id=1)
     old.close()
     with pytest.raises(IdentityChanged):

@@ -118,7 +118,7 @@ def test_what_was_truncated_says_what_is_held(seed: int, steps: int, pick: float
     if not rig.manifests:
         return
     start = rig.manifests[0].position + round(pick * (end - rig.manifests[0].position))
-    with rig.log.ledger.client(rig.manifests[0], start) as ledger:
+    with rig.log.replay(rig.manifests[0], start) as ledger:
         kept = ledger.folded
     for manifest in list(rig.manifests[:-1]):
         rig.drop(manifest)

@@ -207,3 +207,17 @@ def test_a_record_of_an_earlier_log_proves_nothing() -> None:
         Open(writer="B", partitions=(1,), nonce=bytes(16), prior=-1, last=last, identity=_STRANGER, witness=far)
     )
     assert world.stranger().fold.loss is None
+
+
+def test_the_newest_hashes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that follows a ledger for years has a bounded number of them."""
+    monkeypatch.setattr("statelog.schemas.ledger.fold._MOST_HASHES", 4)
+    fold = LedgerFold(_IDENTITY)
+    for offset in range(21):
+        fold.apply(offset, Mark(bytes(32)), offset + 1)
+        assert fold.hashed_from <= max(0, offset - 3)
+        assert [fold.hash_at(at) for at in range(fold.hashed_from, offset + 1)] == [
+            at + 1 for at in range(fold.hashed_from, offset + 1)
+        ]
+    assert fold.hashed_from >= 12
+    assert fold.hash_at(fold.hashed_from - 1) == 0

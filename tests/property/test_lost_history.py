@@ -113,8 +113,8 @@ def test_who_remembers_is_told_until_a_person_accepts(
         assert all(known.go_on(rig).values())
     assert all(known.go_on(rig).values())
     with rig.open() as log:
-        log.saw(known.place)  # A person was told by one of those who remember.
-        accept_ledger_loss(log, reason="test", operator="ann")
+        # A person was told by one of those who remember.
+        accept_ledger_loss(log, reason="test", operator="ann", seen=[known.place])
     with rig.open() as log:
         assert recover(log).position > end
         _commit(log, "a", 0, b"new")
@@ -123,6 +123,6 @@ def test_who_remembers_is_told_until_a_person_accepts(
 
 def _committed(rig: TwinRig, end: int) -> dict[int, int]:
     """The committed positions of what the ledger still holds: the data below is what a restore brings, too."""
-    with rig.open() as log, closing(log.ledger.client()) as ledger:
+    with rig.open() as log, closing(log.replay()) as ledger:
         ledger.fold_to(end)
         return ledger.fold.freeze().committed_positions

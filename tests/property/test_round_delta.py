@@ -33,7 +33,7 @@ def test_the_delta_is_the_last_change_of_every_key_in_order(
         twin.write(changes)
         last |= changes
     log = twin.open()
-    bodies = [found.commit.read_body() for found in log.ledger.client().read_end()]
+    bodies = [found.commit.read_body() for found in log.replay().commits(log.ledger.end())]
     plan = plan_replay(bodies, range(twin.partitions))
     with TemporaryDirectory() as scratch:
         work = RoundWork(

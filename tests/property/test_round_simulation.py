@@ -174,11 +174,11 @@ class RoundWorld:
         stored = log.manifests.newest()
         if stored is None:
             return
-        ledger = log.ledger.client(stored)
+        ledger = log.replay(stored)
         try:
             while True:
-                ledger.fold_end()
-                written = held.hold(ledger.fold.freeze(), ledger.last, take_up=True)
+                ledger.fold_to(log.ledger.end())
+                written = held.hold(ledger.fold.freeze(), ledger.place.last, take_up=True)
                 if held.is_sure:
                     self._held[reader] = written
                 self.moves += 1
@@ -287,7 +287,7 @@ class RoundWorld:
             raise ViolationError(f"manifest {number} of {self._names} cannot be recovered: {error}") from error
 
 
-SEEDS = (0, 3, 4)
+SEEDS = (0, 1, 3)
 """Together they have each thing that is counted below."""
 STEPS = 1200
 

@@ -62,7 +62,8 @@ class Judge:
         self._epochs: dict[str, int] = {}
         """Under which epoch each run committed last."""
         self._is_foreign: set[str] = set()
-        self._ledger = machine.apart(machine.rig.open().ledger.client)
+        self._log = machine.apart(machine.rig.open)
+        self._ledger = machine.apart(self._log.replay)
 
     def look(self) -> None:
         """Everything is as it has to be now."""
@@ -70,7 +71,7 @@ class Judge:
             self.machine.apart(self._look)
 
     def _look(self) -> None:
-        for valid in self._ledger.read_end():
+        for valid in self._ledger.commits(self._log.ledger.end()):
             self._take(valid)
         for job in self.jobs:
             lost = job.told - {*self.seen[job.name]} - job.empty

@@ -30,7 +30,7 @@ from statelog.recovery import RecoverySettings
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.state import LastCommit
 from statelog.storage.claims import list_leases
-from statelog.storage.log import ledger
+from statelog.storage.history import source
 from statelog.tables import Loading, Table, TableSettings
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
@@ -285,7 +285,7 @@ def test_one_commit_for_several_checkpoints(is_kept: bool, tmp_path: Path) -> No
 
 
 def _run(examples: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "_ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(source, "_ASK_AGAIN_S", 0.0)
     checked = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
     with lines():  # A directory that is behind truncation is set aside, and that is told.
         run_state_machine_as_test(TableMachine, settings=checked)

@@ -94,7 +94,7 @@ class Life:
         self.told = 0
         self.under_way: list[tuple[Pending[Handle], int]] = []
         self.now_s = 0.0
-        log = rig.open()
+        log = Environment(clock=self.clock).run(rig.open)
         self.writer = Environment(clock=self.clock, crash=crasher(rng)).run(Writer, log, source.name, settings=SMALL)
         last = self.writer.last_commit
         self.next_id = last.checkpoint.id + 1 if last else 1
@@ -155,12 +155,11 @@ def check(rig: LogRig, sources: list[Source], told: dict[str, int]) -> dict[str,
     """The log holds what a plain fold of each source gives up to the position that its last commit names."""
     state = rig.state()
     with rig.open() as log:
-        ledger = log.ledger.client()
-        ledger.read_end()
+        commits = log.history.read().state.commits
     ends: dict[str, int] = {}
     expected: dict[bytes, bytes] = {}
     for source in sources:
-        last = ledger.fold.last_commit(source.name)
+        last = commits.get(source.name)
         ends[source.name] = int(last.metadata["position"]) if last else 0
         expected |= source.fold(ends[source.name])
     assert state == expected

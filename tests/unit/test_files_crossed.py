@@ -87,10 +87,8 @@ def test_a_writer_and_a_recovery(tmp_path: Path) -> None:
         with pytest.warns(UncommittedChanges), Writer(log, "w", partitions=[0]) as part:
             key = key_in(log, 0)
             assert len(_files(lambda: part.put(key, b"v"))) == 1
-        # One of each compares what the ledger's client reads again with what was told before.
         assert len(found := _files(lambda: Writer(log, "w").close())) <= 38, found
-        # One is the tape: the place of a valid commit takes the hash that its record keeps there.
-        assert len(found := _files(to_dict)) <= 47, found
+        assert len(found := _files(to_dict)) <= 48, found
 
 
 def test_a_table(tmp_path: Path) -> None:

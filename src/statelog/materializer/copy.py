@@ -27,6 +27,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from statelog.environment import Environment
 from statelog.errors import (
     AlreadyExists,
     ConfigError,
@@ -56,7 +57,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import in_order
 from statelog.schemas.topic_policy import LEDGER_WRITING
 from statelog.storage import LogOptions, Where
-from statelog.storage.log.ledger import fence_writers
+from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log
 from statelog.storage.log.loss import append_restarts
 from statelog.storage.log.making import make_log
@@ -64,6 +65,7 @@ from statelog.storage.log.topics import record_at
 from statelog.storage.log.where import opened_ports
 
 _LOG = logging.getLogger("statelog.storage")
+_OPENS = 32
 _TERMS = Terms("statelog copy", 300.0)
 _THREAD = "statelog-copy"
 _ALL = range(MAX_KEY_GROUPS)
@@ -198,7 +200,7 @@ class LogCopy(Round):
         with self._held:
             self._origin = self._copied_so_far(self._log.manifests.newest())
             if self._finishes and self._source is not None and not self._is_alone:
-                self._fence = fence_writers(self._source)
+                self._fence = _fence_writers(self._source, self._environment)
             self._environment.crash("after-fence")
             if self._source is not None:
                 self._plan = self._planned(self._source, self._origin)
@@ -405,10 +407,9 @@ class LogCopy(Round):
         source, fence, plan = self._source, self._fence, self._plan
         if source is None or fence is None or plan is None:
             return
-        with closing(source.checked_ledger()) as ledger:
-            if ledger.fold.live_epoch(fence) is not None:
-                return
-            state = ledger.fold.freeze()
+        state = check_ledger(source).state
+        if any(live.epoch == fence for live in state.live):
+            return
         missing = [f"{name}: {last.checkpoint.id}" for name, last in state.commits.items() if last.offset > fence]
         opened = [row.name for row in state.writers if row.newest_epoch > fence]
         what = f"the log {source.name} is still written to"
@@ -419,6 +420,23 @@ class LogCopy(Round):
         raise LogInUse(
             what, log=source.name, writers=", ".join(opened), missing_checkpoints=", ".join(missing), hint=hint
         )
+
+
+def _fence_writers(log: Log, environment: Environment) -> int:
+    """Open all partitions of the log in the name of the copy, and return the epoch.
+
+    While that epoch is live, the commits below it are all that there are. Raises LogInUse if others keep opening,
+    ConfigError without the right to write the ledger, OutcomeUnknown, Damaged, Unavailable.
+    """
+    log.verify(LEDGER_WRITING)
+    partitions, nonce = tuple(range(log.descriptor.partitions)), environment.nonce
+    check_ledger(log)
+    with closing(log.kafka.producer()) as producer:
+        for _ in range(_OPENS):
+            epoch = log.history.open(producer, lambda fold: fold.next_open(COPIER, partitions, nonce(), log.place))
+            if epoch is not None:
+                return epoch
+    raise LogInUse("other writers keep opening at the same time", log=log.name, hint="Stop them, and run it again")
 
 
 def _reason(source: str, name: str) -> str:

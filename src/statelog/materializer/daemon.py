@@ -388,6 +388,8 @@ class Materializer:
     def _ended_well(self, outcome: RoundOutcome, started_s: float) -> None:
         at_s = self._clock()
         self._statistics = with_outcome(self._statistics, outcome, duration_s=at_s - started_s)
+        if isinstance(outcome, CompletedRound):
+            self._log.history.forget(outcome.position)  # A fleet's logs are many.
         self._tell(_ENDED[type(outcome)], at_s, outcome=outcome, **asdict(outcome))
         for event in shortfalls(self._log.name, outcome, at_s):
             self._on_event(event)

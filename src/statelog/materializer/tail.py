@@ -1,20 +1,17 @@
 """The tail: what was committed since the newest snapshot, followed on the ledger alone, beside the rounds.
 
-A look asks for the ledger's end and folds what is new; no chunk is read. `TailWatch` looks at how long a restore would
+A look asks the log's history for what is new; no chunk is read. `TailWatch` looks at how long a restore would
 take.
 
 Invariants:
 - Nothing here is needed for a round to be right.
-- One look folds a bounded number of records and of bytes, so that a long ledger is followed in several.
 - No more looks may hang than failures are tolerated; beyond that none begins until one returns, and the age grows.
-- A look counts only if no round ended meanwhile: else its gauge started from an older manifest.
+- A look counts only if no round ended meanwhile: else it started from an older manifest.
 """
 
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 from statelog.environment import current_environment
@@ -25,12 +22,8 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import ROUND
-from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log, check_log
-
-_LOOK_RECORDS = 16_384
-_LOOK_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,60 +77,28 @@ class Tail:
         )
 
 
-class TailGauge:
-    """Follows the tail from the manifest that is the newest at the first look. `clock`: seconds since 1970.
+def tail_of(log: Log, tail: Tail | None, now_s: float) -> Tail:
+    """Return a tail with what was committed since it was looked at; None: that of the newest manifest.
 
-    One look at a time; `close` may come from another thread, and does not wait for a look that hangs.
+    `now_s` is in seconds since 1970. Raises OffsetGone if the ledger was truncated past it, Damaged, Unavailable.
     """
-
-    def __init__(self, log: Log, *, clock: Callable[[], float]) -> None:
-        self._log = log
-        self._clock = clock
-        self._ledger: LedgerClient | None = None
-        self._looking = threading.Lock()
-        self._is_closed = False
-        self._tail = Tail.behind(None)
-
-    def look(self) -> Tail:
-        """The tail now. Raises OffsetGone if the ledger was truncated past the gauge, Damaged, Unavailable."""
-        try:
-            with self._looking:
-                return self._look()
-        finally:
-            if self._is_closed:
-                self.close()
-
-    def check(self) -> None:
-        """Raise BeyondEnd or AnchorMismatch if anything speaks against the ledger as the last look left it."""
-        if self._ledger is not None:
-            check_ledger(self._log, self._ledger)
-
-    def close(self) -> None:
-        """Release the reader; a look that is under way does so when it ends. Idempotent."""
-        self._is_closed = True
-        if self._looking.acquire(blocking=False):
-            try:
-                if self._ledger is not None:
-                    self._ledger.close()
-            finally:
-                self._looking.release()
-
-    def _look(self) -> Tail:
-        if self._ledger is None:
-            manifest = self._log.manifests.newest()
-            self._ledger = self._log.ledger.client(manifest)
-            self._tail = Tail.behind(manifest)
-        ledger = self._ledger
-        end_position = min(ledger.end_position(), ledger.position + _LOOK_RECORDS)
-        commits = ledger.read_to(end_position, most_bytes=_LOOK_BYTES)
-        self._tail = self._tail.with_commits(commits, ledger.position, self._clock())
-        return self._tail
+    log.history.read_to(log.history.end())
+    position = log.history.place.position
+    commits = None if tail is None else log.history.commits(tail.position, position)
+    if tail is not None and commits is not None:
+        return tail.with_commits(commits, position, now_s)
+    manifest = log.manifests.newest()
+    tail = Tail.behind(manifest)
+    with log.replay(manifest) as replay:
+        for found in replay.commits(position):  # One by one, for each may be large.
+            tail = tail.with_commits([found], found.position, now_s)
+    return tail.with_commits((), max(position, tail.position), now_s)
 
 
 def tail_now(log: Log) -> Tail:
     """The whole tail up to the ledger's end at this moment. Raises OffsetGone, Damaged, Unavailable.
 
-    It reads the ledger, and what chunks that no commit lists say of it:
+    It reads the ledger, and what the last chunks that no commit lists say of it:
 
         >>> from statelog.materializer import tail_now
         >>> tail_now(log).commits
@@ -145,12 +106,8 @@ def tail_now(log: Log) -> Tail:
     """
     check_log(log)
     log.verify(ROUND)
-    end_position = log.kafka.offsets(log.ledger_topic, [0])[0].end
-    with closing(TailGauge(log, clock=current_environment().wall_clock)) as gauge:
-        while (tail := gauge.look()).position < end_position:
-            pass
-        gauge.check()
-        return tail
+    check_ledger(log)
+    return tail_of(log, None, current_environment().wall_clock())
 
 
 class TailWatch:
@@ -166,7 +123,7 @@ class TailWatch:
         self._over: deque[BackgroundTask[Tail]] = deque()
         self._under_way: BackgroundTask[Tail] | None = None
         self._out = 0
-        self._gauge: TailGauge | None = None
+        self._tail: Tail | None = None
         self._due_s = self._environment.clock()
 
     @property
@@ -187,9 +144,9 @@ class TailWatch:
 
     def begin(self) -> None:
         """Begin a look."""
-        gauge = self._gauge = self._gauge or TailGauge(self._log, clock=self._environment.wall_clock)
+        log, tail, clock = self._log, self._tail, self._environment.wall_clock
         self._out += 1
-        self._under_way = begin_task(self._environment, gauge.look, self._came_back)
+        self._under_way = begin_task(self._environment, lambda: tail_of(log, tail, clock()), self._came_back)
 
     def take_in(self) -> Iterator[tuple[Tail, float]]:
         """The tails found since the last call, each with the time its look began. Raises Damaged."""
@@ -201,7 +158,7 @@ class TailWatch:
             self._under_way = None
             self._due_s = self._environment.clock() + look_every_s(self._settings)
             try:
-                tail = look.future.result()
+                tail = self._tail = look.future.result()
             except (Unavailable, StoreRefused, OffsetGone):
                 self.drop()  # Transient or not: the next round finds out, or else the watchdog does.
             else:
@@ -218,10 +175,8 @@ class TailWatch:
         self._due_s = self._environment.clock()
 
     def drop(self) -> None:
-        """Release the gauge. A look under way is not waited for, and not taken in."""
-        if self._gauge is not None:
-            self._gauge.close()
-        self._gauge = self._under_way = None
+        """Forget the tail. A look under way is not waited for, and not taken in."""
+        self._tail = self._under_way = None
         if self.outlook is RestoreOutlook.ROUND_DUE:
             self.outlook = RestoreOutlook.IN_TIME
 

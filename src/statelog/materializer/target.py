@@ -1,8 +1,8 @@
 """The target of a round: the ledger position up to which it rolls up, and the commits below it; and whether the log
 still has what the round needs.
 
-A manifest's state must be the fold exactly at its position. So the fold goes on in steps, each from a frozen state;
-where the budget ends inside a step, that step is folded once more, up to the last commit within the budget.
+A manifest's state must be the fold exactly at its position. Where the budget ends before the ledger, it is folded once
+more, from the newest manifest up to the last commit within the budget.
 
 Invariants:
 - The ends of ledger and partitions are asked for once. The target is at most the ledger's, and at least the first
@@ -14,23 +14,20 @@ Invariants:
   manifest again before it believes that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.materializer.settings import MaterializerSettings
+from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import CommitBody, LossRange, given_up, not_given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log import evidence
 from statelog.storage.log.evidence import check_anchors, check_data_anchors
 from statelog.storage.log.log import Log
-
-_STEP_RECORDS = 4096
-_STEP_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,33 +57,41 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
 
     Raises OffsetGone, BeyondEnd, AnchorMismatch, CorruptLedger, UnknownFormat, BrokerUnavailable.
     """
-    with log.ledger.client(newest) as ledger:
-        state, commits, behind = _fold(log, ledger, end_position, settings)
-        ledger.fold_to(end_position)  # What no commit lists yet begins behind the last of them all.
-        there = log.data_offsets(at_least=not_given_up(state.accepted, newest.next_offsets if newest else {}))
-        evidence.check_ledger(log, ledger, there=there)
-    target = RoundTarget(state=state, commits=tuple(commits), behind=behind, there=there)
+    needed = newest.next_offsets if newest else {}
+    history = log.history
+    since_s = history.now_s()
+    history.read_to(end_position, since_s)
+    view, start = history.view(), newest.position if newest else 0
+    commits = history.commits(start, view.place.position)
+    if commits is None:
+        with log.replay(newest) as replay:
+            taken, left_at = _within_budget(replay.commits(view.place.position), settings)
+    else:
+        taken, left_at = _within_budget(commits, settings)
+    state = view.state
+    if left_at is not None:
+        with log.replay(newest, left_at) as replay:
+            state = replay.folded.state
+    there = log.data_offsets(at_least=not_given_up(state.accepted, needed))
+    evidence.check_ledger(log, places=[newest.place] if newest else [], there=there, end=end_position, since_s=since_s)
+    target = RoundTarget(state=state, commits=tuple(taken), behind=left_at is not None, there=there)
     return replace(target, before=_read_before(newest, target))
 
 
-def _fold(
-    log: Log, ledger: LedgerClient, end_position: int, settings: MaterializerSettings
-) -> tuple[LedgerState, list[CommitBody], bool]:
-    """The state and the commits that the budget allows, and whether others are left."""
+def _within_budget(
+    commits: Iterable[ValidCommit], settings: MaterializerSettings
+) -> tuple[list[CommitBody], int | None]:
+    """Return the commits that the budget allows, and the offset of the first of the others, if there are any."""
     taken: list[CommitBody] = []
     left_bytes = settings.budget_bytes
-    while ledger.position < end_position:
-        before = ledger.folded
-        step = min(ledger.position + _STEP_RECORDS, end_position)
-        for found in ledger.read_to(step, most_bytes=_STEP_BYTES):
-            # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
-            size_bytes = len(found.commit.body) + sum(handle.size_bytes for handle in found.body.handles)
-            if taken and (size_bytes > left_bytes or len(taken) >= settings.budget_commits):
-                with log.ledger.client(before, found.offset) as again:
-                    return again.folded.state, taken, True
-            left_bytes -= size_bytes
-            taken.append(found.body)
-    return ledger.folded.state, taken, False
+    for found in commits:
+        # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
+        size_bytes = len(found.commit.body) + sum(handle.size_bytes for handle in found.body.handles)
+        if taken and (size_bytes > left_bytes or len(taken) >= settings.budget_commits):
+            return taken, found.offset
+        left_bytes -= size_bytes
+        taken.append(found.body)
+    return taken, None
 
 
 def check_ledger(log: Log, newest: Manifest | None) -> int:

@@ -17,6 +17,7 @@ from statelog.materializer.tail import Tail
 from statelog.operate.log_checks import lag_facts, of_rounds
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import Held, held
+from statelog.reading import fold_to
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.ledger.records import AcceptLoss, LossRange, given_up
@@ -172,9 +173,7 @@ def missing(log: Log) -> tuple[LossRange, ...]:
     there and damaged is named by a reader's error. Raises Damaged, Unavailable.
     """
     newest = log.manifests.newest()
-    with log.ledger.client(newest) as ledger:
-        ledger.fold_to(ledger.end_position())
-        state = ledger.folded.state
+    state = log.history.read().state
     covered = newest.next_offsets if newest else {}
     there = log.data_offsets(at_least=state.committed_positions)
     found: list[LossRange] = []
@@ -192,8 +191,9 @@ def taken_along(log: Log, ranges: Collection[LossRange]) -> Listing:
 
     A range without a row is in the snapshot: nothing is lost with it. Raises Damaged, Unavailable.
     """
-    with log.ledger.client(log.manifests.newest()) as ledger:
-        commits = ledger.read_end()
+    since_s = log.history.now_s()
+    end, newest = log.history.end(), log.manifests.newest()
+    commits = fold_to(log, newest, end, end, since_s).commits
     rows: list[tuple[object, ...]] = []
     for lost in sorted(ranges):
         for commit in commits:

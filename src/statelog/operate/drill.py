@@ -100,7 +100,7 @@ def _other_plans(log: Log, plan: Plan) -> Iterator[Plan]:
     """Plans for the same position, the one that reads the most of the log first."""
     for base in (None, *_older(log, plan.manifest_number)):
         try:
-            with log.ledger.client(base) as ledger:
+            with log.replay(base) as ledger:
                 commits = ledger.read_to(plan.position)
                 found = plan_of(log, Folding(base, commits, ledger.folded), None)
             check_plan(log, found)

@@ -37,7 +37,7 @@ from statelog.operate import log_checks
 from statelog.operate.finding import Finding, Severity, Verdict, error_verdict
 from statelog.operate.log_checks import BadRun, Check
 from statelog.operate.versions import versions
-from statelog.reading import ATTEMPTS, Converter, Folding, LogOffsets, Plan, check_reach, data_offsets, plan_of
+from statelog.reading import ATTEMPTS, Converter, LogOffsets, Plan, check_reach, data_offsets, fold_to, plan_of
 from statelog.recovery.plan_reader import committed_chunks
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor
@@ -223,12 +223,13 @@ class _Examination:
         if is_closed_copy(log, newest):
             hint = "Finish it with `statelog copy --finish`, or delete it"
             return Verdict(Severity.NOTE, "this is a copy that is not finished: it is closed", hint)
-        with log.ledger.client(newest) as ledger:
-            commits = ledger.read_end()
-            plan = plan_of(log, Folding(newest, commits, ledger.folded), None)
-            there = data_offsets(log, plan)
-            check_ledger(log, ledger, there=there)
-        self._commits, self._plan = commits, plan
+        since_s = log.history.now_s()
+        end = log.history.end(newest.position if newest else 0)
+        folding = fold_to(log, newest, end, end, since_s)
+        plan = plan_of(log, folding, None)
+        there = data_offsets(log, plan)
+        check_ledger(log, there=there, end=end, since_s=since_s)
+        self._commits, self._plan = folding.commits, plan
         self._there = LogOffsets(there, log.ledger.range(at_least=plan.position))
         state = plan.state
         facts = {"position": plan.position, "writers": len(state.writers), "accepted_losses": len(state.accepted)}

@@ -12,10 +12,10 @@ Invariants:
 - After a commit that did not end well nothing more is committed: a new life reads what became of it.
 """
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 from statelog.environment import current_environment
 from statelog.errors import (
@@ -32,14 +32,16 @@ from statelog.errors import (
     ValueTooLarge,
 )
 from statelog.pending import Pending
-from statelog.producer.epoch import EpochClients, Grant, check_live, open_epoch
-from statelog.schemas.ledger.fold import VoidReason
+from statelog.producer.epoch import EpochClients, Grant, live_commit, open_epoch
+from statelog.schemas.ledger.fold import LedgerFold, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id, refuse_repeats
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import Commit, LossRange
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.evidence import read_on
+from statelog.storage.history import Landed
 from statelog.storage.log.log import Log
+
+T = TypeVar("T")
 
 _SETTLE_ATTEMPTS = 3
 _AGAIN = "Open it again and resume from last_commit"
@@ -62,26 +64,23 @@ class _UnderWay:
     metadata: Metadata
     sent_s: float
     position: int
-    appended: Pending[int]
+    appended: Pending[Landed]
 
 
 class Committer:
-    """Commits handles for one writer. Owns the clients in `opened`; settling an outcome replaces them. If the grant
+    """Commits handles for one writer. Owns the producer in `opened`; settling an outcome replaces it. If the grant
     `is_shared`, other processes may commit under it, too.
     """
 
     def __init__(self, log: Log, opened: EpochClients, *, is_shared: bool = False) -> None:
         self.opened = opened
         self._is_shared = is_shared
-        self.last = opened.ledger.fold.last_commit(opened.grant.writer)
+        self.last = opened.last
         self.attempts = 0
         """How many Commits the newest checkpoint took: 1, plus 1 for each that was lost."""
         self._end: _End | None = None
         self._under_way: _UnderWay | None = None
         self._log = log
-        self._told = self.place
-        self._uncompared: deque[Place] = deque()
-        """What the log was told before, ascending, until this one's own client has compared it."""
         self._environment = current_environment()
 
     @property
@@ -92,7 +91,11 @@ class Committer:
     @property
     def place(self) -> Place:
         """The folded ledger position, below which everything acknowledged lies, and the record below it."""
-        return self.opened.ledger.place
+        return self._log.history.place
+
+    def ask(self, question: Callable[[LedgerFold], T]) -> T:
+        """Answer a question by the ledger, as far as this process has read it."""
+        return self._log.history.ask(question)
 
     @property
     def is_over(self) -> bool:
@@ -127,7 +130,7 @@ class Committer:
             handles=handles,
             metadata=dict(metadata),
             sent_s=sent_s,
-            position=self.opened.ledger.position,
+            position=self.place.position,
             appended=self._send(commit),
         )
 
@@ -155,7 +158,6 @@ class Committer:
                 if not settle:
                     raise
                 offset, is_overtaken = self._settle(sent, error)
-            self._tell()
             self._environment.crash("committed")
             self.last = LastCommit(sent.commit.checkpoint, offset, sent.metadata)
             self._end = _End.FINAL if sent.commit.final else _End.OVERTAKEN if is_overtaken else None
@@ -166,40 +168,33 @@ class Committer:
 
         Raises Fenced if the grant is over, Damaged, Unavailable.
         """
-        ledger, grant = self.opened.ledger, self.grant
-        read_on(self._log, ledger, seen)
-        check_live(ledger.fold, grant)
-        self.last = ledger.fold.last_commit(grant.writer)
+        self._log.history.read(seen)
+        self.catch_up(seen)
+
+    def catch_up(self, seen: Place) -> None:
+        """Take up what was committed under the grant since, as far as this process has read, and at least to a place.
+
+        Raises Fenced if the grant is over, Damaged, Unavailable.
+        """
+        grant = self.grant
+        self._log.history.expect([seen])
+        self.last = self._log.history.ask(lambda fold: live_commit(fold, grant))
 
     def close(self) -> None:
-        """Release the clients. Idempotent."""
+        """Release the producer. Idempotent."""
         self.opened.close()
 
-    def _send(self, commit: Commit) -> Pending[int]:
+    def _send(self, commit: Commit) -> Pending[Landed]:
         self.attempts += 1
-        return self.opened.ledger.send(self.opened.producer, commit)
+        return self._log.history.append(self.opened.producer, commit)
 
-    def _tell(self) -> None:
-        """The log may note where this one stands now, and forget where it stood before what its client has compared."""
-        self._uncompared.append(self._told)
-        self._told, position = self.place, self.opened.ledger.compared_position
-        compared = list[Place]()
-        while self._uncompared and self._uncompared[0].last_offset < position:
-            compared.append(self._uncompared.popleft())
-        self._log.saw(self._told, compared)
-
-    def _valid_append(self, appended: Pending[int], commit: Commit) -> int:
+    def _valid_append(self, appended: Pending[Landed], commit: Commit) -> int:
         """The offset of a Commit that was sent, which is valid."""
-        offset = appended.result()
         try:
-            void = self.opened.ledger.verdict(offset, commit)
+            offset, void = appended.result()
         except Unavailable as error:
-            raise OutcomeUnknown(
-                "the commit is in the ledger, but its validity could not be read",
-                topic=self._log.ledger_topic,
-                offset=offset,
-                hint=_AGAIN,
-            ) from error
+            what = "the commit is in the ledger, but its validity could not be read"
+            raise OutcomeUnknown(what, topic=self._log.ledger_topic, hint=_AGAIN) from error
         if void is not None:
             is_fenced = void.reason in (VoidReason.FENCED, VoidReason.UNKNOWN_EPOCH)
             raise (Fenced if is_fenced else CommitRefused)(
@@ -215,16 +210,15 @@ class Committer:
         """The offset of the commit, which is valid now, and whether another writer has taken over behind it."""
         commit, position = sent.commit, sent.position
         for _ in range(_SETTLE_ATTEMPTS):
-            old = self.opened
             try:
                 is_overtaken, end_position = self._reopen()
-                offset = self._valid_offset(old, commit, position, end_position)
+                offset = self._valid_offset(commit, position, end_position)
             except (Unavailable, OutcomeUnknown, ConfigError, Unsafe) as failure:
                 raise error from failure  # Rights or settings that were changed meanwhile say nothing of the commit.
             if offset is not None:
                 return offset, is_overtaken
             is_replaced = not is_overtaken and self.grant.base != commit.base
-            if (is_overtaken or is_replaced) and old.ledger.fold.start > position:
+            if (is_overtaken or is_replaced) and self._is_hidden(position):
                 raise error  # It may lie where a round truncated since, with all that the other writer made of it.
             if is_overtaken:
                 raise Fenced(
@@ -245,7 +239,7 @@ class Committer:
                 witness=self.place,
             )
             # A commit without handles would take the new epoch's nonce, and its caller knows the handle's.
-            commit, position = replace(again, checkpoint=commit.checkpoint), self.opened.ledger.position
+            commit, position = replace(again, checkpoint=commit.checkpoint), self.place.position
             try:
                 return self._valid_append(self._send(commit), commit), False
             except OutcomeUnknown as newer:
@@ -277,22 +271,22 @@ class Committer:
         self.opened = opened
         return False, opened.grant.epoch + 1
 
-    def _valid_offset(self, old: EpochClients, commit: Commit, position: int, end_position: int) -> int | None:
-        """Where the ledger shows the commit valid below `end_position`, if it does. `old` stood at `position` before.
+    def _valid_offset(self, commit: Commit, position: int, end_position: int) -> int | None:
+        """Where the ledger shows the commit valid below `end_position`, if it does. It was sent at `position`.
 
         The commits themselves are asked: a final one leaves no row in the fold, and others may have followed.
         """
-        try:
-            for valid in old.ledger.read_to(end_position):
-                if valid.commit == commit:
-                    return valid.offset
-            last = old.ledger.fold.last_commit(self.grant.writer)
-            # What a truncation hid from us shows here, unless it may be another's, who goes on under the grant, too.
-            is_hidden = old.ledger.fold.start > position and not self._is_shared
-            return last.offset if is_hidden and last and last.checkpoint == commit.checkpoint else None
-        finally:
-            if old is not self.opened:
-                old.close()
+        for valid in self._log.history.commits(position, end_position) or ():
+            if valid.commit == commit:
+                return valid.offset
+        # What a truncation hid from us shows here, unless it may be another's, who goes on under the grant, too.
+        last = self._log.history.ask(lambda fold: fold.last_commit(self.grant.writer))
+        is_hidden = self._is_hidden(position) and not self._is_shared
+        return last.offset if is_hidden and last and last.checkpoint == commit.checkpoint else None
+
+    def _is_hidden(self, position: int) -> bool:
+        """Whether commits behind a position may have been truncated before this process read them."""
+        return self._log.history.commits(position, position) is None
 
 
 class GrantHolder:
@@ -324,12 +318,12 @@ class GrantHolder:
     @property
     def accepted_losses(self) -> tuple[LossRange, ...]:
         """The ranges of the log that a person gave up, below `position`."""
-        return self._committer.opened.ledger.fold.accepted
+        return self._committer.ask(lambda fold: fold.accepted)
 
     @property
     def restarted(self) -> int:
         """The offset of the newest Restart below `position`, by which a person gave up what the ledger lost; or -1."""
-        return self._committer.opened.ledger.fold.restarted
+        return self._committer.ask(lambda fold: fold.restarted)
 
 
 def make_commit(

@@ -18,8 +18,9 @@ Invariants:
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from statelog.closing import undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import (
     BeyondEnd,
@@ -30,27 +31,25 @@ from statelog.errors import (
     OutcomeUnknown,
     StatelogError,
 )
-from statelog.reading import Folding
 from statelog.schemas.changes.changes import change_bytes_max, change_schema
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.ledger.fold import LedgerBase, LedgerFold
+from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
-from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
-from statelog.schemas.ledger.records import VOID_VALUE, LossRange, given_up, not_given_up
-from statelog.schemas.ledger.state import NO_EPOCH, LiveEpoch
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, Metadata, Place
+from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, encode, given_up, not_given_up
+from statelog.schemas.ledger.state import NO_EPOCH, LastCommit, LedgerState, LiveEpoch
 from statelog.schemas.names import COPIER, check_writer_name, whole_numbers
-from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
 from statelog.storage.kafka import OffsetRange, Producer
-from statelog.storage.ledger_client import LedgerClient
-from statelog.storage.log.evidence import check_data_anchors, check_ledger
-from statelog.storage.log.ledger import OPENS, append_open
+from statelog.storage.log.evidence import check_data_anchors, check_ledger, check_witnesses
 from statelog.storage.log.log import Log, check_log
 from statelog.storage.log.producers import append_all
 
 _LOG = logging.getLogger("statelog.storage")
 _ATTEMPTS = 8
+_OPENS = 32
+"""How many Opens a producer sends before everything is checked again."""
 _MOVED = (
     "%s: `statelog copy --finish` took this log over at ledger offset %d. What is committed here from now on is in no"
     " copy, unless that is finished again"
@@ -109,20 +108,16 @@ class TaskGrant:
 
 @dataclass(slots=True)
 class EpochClients:
-    """A grant, and the clients that it was opened through. The owner closes them."""
+    """A grant, and the producer that it was opened through. The owner closes it."""
 
     grant: Grant
-    ledger: LedgerClient
     producer: Producer
-    folding: Folding | None = None
-    """What the Open folded, if that was to be kept."""
+    last: LastCommit | None
+    """The writer's last commit when it opened."""
 
     def close(self) -> None:
-        """Release both clients, the second even if the first fails. Idempotent."""
-        try:
-            self.producer.close()
-        finally:
-            self.ledger.close()
+        """Release the producer. Idempotent."""
+        self.producer.close()
 
 
 def open_epoch(
@@ -133,8 +128,6 @@ def open_epoch(
     expect: int | None = None,
     ours: Collection[bytes] | None = None,
     judged: int | None = None,
-    base: LedgerBase | None = None,
-    keeps_folding: bool = False,
 ) -> EpochClients:
     """Open `writer` on `partitions` (None: all).
 
@@ -142,8 +135,7 @@ def open_epoch(
     process: if given, partitions and name must still belong to one of them, so that a re-open never takes them back
     from another writer. Fenced then names the ledger position below which that was found. `judged` is the newest epoch
     on them (`LedgerFold.prior`) that the caller has looked at: if given, one that was opened after it, other than by
-    this call, is Fenced, too. `base` is a fold that the caller has kept. With `keeps_folding` what is folded on the way
-    is handed on: the base of the recovery behind the Open.
+    this call, is Fenced, too.
 
     Raises CheckpointMismatch, Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
     """
@@ -153,40 +145,25 @@ def open_epoch(
     issued = None if ours is None and judged is None else set(ours or ())
     failure: StatelogError = Fenced("other writers keep opening at the same time", writer=writer, log=log.name)
     log.verify(WRITING)
-    newest = log.manifests.newest(max_age_s=log.look_again_s)
-    begin = max((one for one in (newest, base) if one is not None), key=lambda one: one.state.position, default=None)
-    ledger = log.ledger.client(
-        begin,
-        rebase=log.manifests.newest,
-        keeps=keeps_folding and begin is newest,
-        shares=True,
-    )
 
-    def next_nonce() -> bytes:
-        _check_expected(log, ledger.fold, writer, expect)
-        _check_still_ours(log, ledger.fold, writer, taken, issued, judged)
+    def make(fold: LedgerFold) -> Open:
+        _check_expected(log, fold, writer, expect)
+        _check_still_ours(log, fold, writer, taken, issued, judged)
         nonce = environment.nonce()
         if issued is not None:
             issued.add(nonce)
-        return nonce
+        return fold.next_open(writer, taken, nonce, log.place)
 
-    try:
-        for _ in range(_ATTEMPTS):
-            try:
-                with log.asking_who_answers():
-                    opened = _attempt(log, ledger, newest, writer, taken, next_nonce)
-            except OutcomeUnknown as error:
-                failure = error  # The next Open settles it.
-                continue
-            if opened is not None:
-                commits = ledger.kept()
-                if commits is not None:
-                    opened.folding = Folding(newest, commits, ledger.folded)
-                return opened
-        raise failure  # noqa: TRY301  # the cleanup below is the same for every way out
-    except BaseException:
-        ledger.close()
-        raise
+    for _ in range(_ATTEMPTS):
+        try:
+            with log.asking_who_answers():
+                opened = _attempt(log, writer, taken, make)
+        except OutcomeUnknown as error:
+            failure = error  # The next Open settles it.
+            continue
+        if opened is not None:
+            return opened
+    raise failure
 
 
 def grant_of(log: Log, fold: LedgerFold, live: LiveEpoch) -> Grant:
@@ -212,13 +189,15 @@ def resume_grant(log: Log, grant: Grant) -> EpochClients:
     """
     if grant.descriptor.identity != log.descriptor.identity:
         raise IdentityChanged("the grant was given on another log", writer=grant.writer, log=log.name)
-    ledger = log.checked_ledger(grant.witness)
-    try:
-        check_live(ledger.fold, grant)
-        return EpochClients(grant, ledger, log.kafka.producer())
-    except BaseException:
-        ledger.close()
-        raise
+    check_ledger(log, places=[grant.witness])
+    last = log.history.ask(lambda fold: live_commit(fold, grant))
+    return EpochClients(grant, log.kafka.producer(), last)
+
+
+def live_commit(fold: LedgerFold, grant: Grant) -> LastCommit | None:
+    """Return the last commit under a grant. Raises Fenced if the grant is over."""
+    check_live(fold, grant)
+    return fold.last_commit(grant.writer)
 
 
 def check_live(fold: LedgerFold, grant: Grant) -> None:
@@ -229,50 +208,59 @@ def check_live(fold: LedgerFold, grant: Grant) -> None:
 
 
 def _attempt(
-    log: Log,
-    ledger: LedgerClient,
-    newest: Manifest | None,
-    writer: str,
-    partitions: tuple[int, ...],
-    next_nonce: Callable[[], bytes],
+    log: Log, writer: str, partitions: tuple[int, ...], make: Callable[[LedgerFold], Open]
 ) -> EpochClients | None:
-    """Checks, and then Opens, one after the other; None if each is void because another record came in between.
+    """Check, and then open, again and again; None if each Open is void because another record came in between.
 
-    `next_nonce` gives that of an Open that may be sent now, or raises.
+    `make` gives an Open that may be sent now, or raises.
     """
-    producer = log.warm_producer.take(current_environment().clock()) or log.kafka.producer()
-    try:
+    producer = log.warm_producer.take(log.ledger.clock()) or log.kafka.producer()
+    with undone_by_errors(producer.close):
         producer.connect()  # Which takes about as long as the checks.
-        # An older answer is no proof of a loss: it is asked again.
-        ledger.fold_end(log.ledger.end(at_least=max(ledger.fold.position, log.position)))
-        there = _check_data(log, ledger.fold, partitions)
-        check_data_anchors(log, newest, partitions, ledger.fold.accepted, there)
-        check_ledger(log, ledger, there=there)
-        for _ in range(OPENS):
-            grant = _open(log, ledger, producer, writer, partitions, next_nonce())
-            if grant is not None:
-                return EpochClients(grant, ledger, producer)
-    except BaseException:
-        producer.close()
-        raise
+        view = log.history.read()
+        there = _check_data(log, view.state, partitions)
+        check_data_anchors(
+            log, log.manifests.newest(max_age_s=log.look_again_s), partitions, view.state.accepted, there
+        )
+        check_witnesses(log, view.state, there)
+        for _ in range(_OPENS):
+            opened = _open(log, producer, writer, partitions, make)
+            if opened is not None:
+                return opened
     producer.close()
     return None
 
 
 def _open(
-    log: Log, ledger: LedgerClient, producer: Producer, writer: str, partitions: tuple[int, ...], nonce: bytes
-) -> Grant | None:
-    """One Open; None if it is void because another record came in between."""
-    live = append_open(log, ledger, producer, writer, partitions, nonce)
-    if live is None:
+    log: Log, producer: Producer, writer: str, partitions: tuple[int, ...], make: Callable[[LedgerFold], Open]
+) -> EpochClients | None:
+    """Open once; None if the Open is void because another record came in between."""
+    sent: list[tuple[Open, LastCommit | None]] = []
+
+    def note(fold: LedgerFold) -> Open:
+        sent.append((make(fold), fold.last_commit(writer)))
+        return sent[-1][0]
+
+    epoch = log.history.open(producer, note)
+    if epoch is None:
         return None
-    fold = ledger.fold
-    if (moved := fold.newest_epoch(COPIER)) != NO_EPOCH:
+    record, last = sent[-1]  # The Open is valid, so this is the writer's last commit still.
+    moved, accepted = log.history.ask(lambda fold: (fold.newest_epoch(COPIER), fold.accepted))
+    if moved != NO_EPOCH:
         _LOG.warning(_MOVED, log.name, moved)
-    _fill_given_up(log, fold, producer, partitions)
-    grant = replace(grant_of(log, fold, live), witness=ledger.place)
-    log.saw(ledger.place)
-    return grant
+    _fill_given_up(log, accepted, producer, partitions)
+    grant = Grant(
+        descriptor=log.descriptor,
+        value_schema=log.value_schemas.newest(),
+        writer=writer,
+        epoch=epoch,
+        nonce=record.nonce,
+        partitions=partitions,
+        base=record.last,
+        metadata=last.metadata if last else {},
+        witness=Place(epoch + 1, LastRecord.of(epoch, encode(record))),
+    )
+    return EpochClients(grant, producer, last)
 
 
 def owned_partitions(log: Descriptor, partitions: Sequence[int] | None) -> tuple[int, ...]:
@@ -289,17 +277,17 @@ def owned_partitions(log: Descriptor, partitions: Sequence[int] | None) -> tuple
     raise ConfigError(text, hint=hint, partitions=str(partitions), log_partitions=count)
 
 
-def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> dict[int, OffsetRange]:
+def _check_data(log: Log, state: LedgerState, partitions: Sequence[int]) -> dict[int, OffsetRange]:
     """Log start and log end of all partitions. Raises BeyondEnd if one of `partitions` ends below its committed
     position, unless the missing range was given up.
 
     What is written then would lie below the committed position, so no commit could be valid.
     """
-    committed = {p: fold.committed_position(p) for p in partitions}
-    there = log.data_offsets(at_least=not_given_up(fold.accepted, committed))
+    committed = {p: state.committed_positions.get(p, 0) for p in partitions}
+    there = log.data_offsets(at_least=not_given_up(state.accepted, committed))
     for partition in partitions:
         lost = LossRange(partition, there[partition].end, committed[partition])
-        if not given_up(fold.accepted, *lost):
+        if not given_up(state.accepted, *lost):
             raise BeyondEnd(
                 "the log ends below an offset that was committed",
                 topic=log.data_topic,
@@ -311,16 +299,16 @@ def _check_data(log: Log, fold: LedgerFold, partitions: Sequence[int]) -> dict[i
     return there
 
 
-def _fill_given_up(log: Log, fold: LedgerFold, producer: Producer, partitions: Sequence[int]) -> None:
+def _fill_given_up(log: Log, accepted: Collection[LossRange], producer: Producer, partitions: Sequence[int]) -> None:
     """Fill partitions whose end was given up with void records, up to their committed positions.
 
     All others reach theirs, or there would be no Open. A chunk below that position could never be committed. Others
     that do the same at the same time only use up offsets. Raises OutcomeUnknown: the next Open fills what is missing.
     """
-    lossy = {lost.partition for lost in fold.accepted}
-    committed = {p: fold.committed_position(p) for p in partitions if p in lossy}
-    if not committed:
+    lossy = {lost.partition for lost in accepted} & set(partitions)
+    if not lossy:
         return
+    committed = log.history.ask(lambda fold: {p: fold.committed_position(p) for p in lossy})
     for partition, (_, end) in log.kafka.offsets(log.data_topic, sorted(committed)).items():
         if end < committed[partition]:
             append_all(producer, log.data_topic, partition, VOID_VALUE, committed[partition] - end)

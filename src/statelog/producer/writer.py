@@ -273,7 +273,6 @@ class Writer(GrantHolder, ChangeWriter):
         last_id = steps[-1].checkpoint_id if steps else self._committer.base.id
         checkpoint_id = next_checkpoint_id(checkpoint_id, last_id, writer=self.name)
         started_s = self._environment.clock()
-        self._log.look_ahead(self._environment.start)
         with self._guard:
             step = self._pipeline.hold(checkpoint_id, self._buffer.take(), self._meta.take())
             self._environment.crash("sent")

@@ -12,7 +12,7 @@ Invariants:
   finds that, and planning starts over.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -21,16 +21,15 @@ from statelog.environment import current_environment
 from statelog.errors import BeyondEnd, CorruptManifest, CorruptRun, Misuse, NotFound, OffsetGone
 from statelog.reading.plan import At, Folding, Plan, check_at, make_change_plan, make_plan, wanted_key_groups
 from statelog.reading.retained_history import RetainedHistory, Snapshots
-from statelog.schemas.ledger.fold import LedgerBase
+from statelog.schemas.ledger.fold import Folded, LedgerBase, ValidCommit
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import given_up, not_given_up
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
+from statelog.storage.history import check_reaches
 from statelog.storage.kafka import OffsetRange
-from statelog.storage.ledger_client import LedgerClient
 from statelog.storage.log.aging import warn_of_age
 from statelog.storage.log.evidence import check_anchors, check_data_anchors, check_ledger
-from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log, check_log
 
 ATTEMPTS = 5
@@ -66,11 +65,9 @@ def plan_state(
             raise history.no_state(end, hint)
         base = history.snapshot_at(position)
         try:
-            with log.ledger.client(base) as ledger:
-                commits, folded = ledger.read_to(position), ledger.folded
-                found = plan_of(log, Folding(base, commits, folded), key_groups)
-                ledger.fold_to(history.ledger.end)
-                there = _check_made(log, history, ledger, found)
+            folding = fold_to(log, base, position, history.ledger.end, history.asked_s)
+            found = plan_of(log, folding, key_groups)
+            there = _check_made(log, history, found)
             check_data_anchors(log, base, found.partitions, found.state.accepted, there)
         except OffsetGone as error:
             if history.snapshots.failure:
@@ -79,6 +76,20 @@ def plan_state(
                 raise history.no_state(end, hint) from error
             raise
         return found
+
+
+def fold_to(log: Log, base: Manifest | None, position: int, end: int, since_s: float) -> Folding:
+    """Fold the ledger, which ended at `end` at a time of its history, from a snapshot up to a position: by what this
+    process has read, if that is the newest state, else by a replay. Raises Damaged, Unavailable.
+    """
+    if position == end:
+        log.history.read_to(end, since_s)
+        view = log.history.view()
+        commits = log.history.commits(base.position if base else 0, view.place.position)
+        if commits is not None:
+            return Folding(base, commits, Folded(view.state, view.place))
+    with log.replay(base) as replay:
+        return Folding(base, replay.read_to(position), replay.folded)
 
 
 def _aim(history: RetainedHistory, end: At | None, before: int | None) -> int | None:
@@ -137,7 +148,7 @@ def plan_changes(
     `start` None means the oldest position that the log holds, `end` None the newest; the newest is never older than
     what this `log` object has seen, nor than `seen`, the places that the caller remembers. `key_groups` None means all.
     Values come in the value schema `value_schema_id`, None for the newest. `base` is a fold of the ledger that the
-    caller kept (`LedgerClient.folded`), for a start below every snapshot that is left. Nothing holds what is planned.
+    caller kept (`Replay.folded`), for a start below every snapshot that is left. Nothing holds what is planned.
 
     Raises NotFound if the log does not hold the range (and says what it holds), Misuse if it ends before it begins,
     ConfigError, KeyGroupMismatch, Damaged, Unavailable.
@@ -175,27 +186,69 @@ def _plan_between(
             hint="Give an end behind the start, or none for the newest",
         )
     try:
-        with log.ledger.client(history.base_for(first), first) as ledger:
-            commits, folded = ledger.read_to(last), ledger.folded
-            ledger.fold_to(history.ledger.end)
-            found = make_change_plan(
-                log.descriptor,
-                commits,
-                folded,
-                start_position=first,
-                # Asked for behind the last commit: a schema is stored before the first chunk that needs it.
-                value_schema_id=log.value_schemas.newest().id if value_schema_id is None else value_schema_id,
-                key_groups=key_groups,
-                accepted=ledger.fold.accepted,
-            )
-            _check_made(log, history, ledger, found)
-            return found
+        commits, folded = _commits_between(log, history, first, last)
+        found = make_change_plan(
+            log.descriptor,
+            commits,
+            folded,
+            start_position=first,
+            # Asked for behind the last commit: a schema is stored before the first chunk that needs it.
+            value_schema_id=log.value_schemas.newest().id if value_schema_id is None else value_schema_id,
+            key_groups=key_groups,
+            accepted=log.history.ask(lambda fold: fold.accepted),
+        )
+        _check_made(log, history, found)
     except OffsetGone as error:
         if history.misses_changes:
             if history.snapshots.failure:
                 raise history.snapshots.failure from error
             raise
         raise history.not_held(f"changes from position {first} on") from error
+    return found
+
+
+def folded_at(log: Log) -> Folding | None:
+    """Return what this process has read of the ledger since the snapshot that it began with, if it has all of it."""
+    view = log.history.view()
+    commits = log.history.commits(view.base.position if view.base else 0, view.place.position)
+    return None if commits is None else Folding(view.base, commits, Folded(view.state, view.place))
+
+
+def commits_behind(log: Log, folded: LedgerBase) -> tuple[list[ValidCommit], Folded]:
+    """Return the valid commits behind a fold, as far as this process has read the ledger, and where they lead.
+
+    Raises Damaged, Unavailable.
+    """
+    view = log.history.view()
+    commits = log.history.commits(folded.place.position, view.place.position)
+    if commits is None:
+        with log.replay(folded) as replay:
+            commits = replay.read_to(view.place.position)
+            if replay.fold.restarted != view.state.restarted:
+                raise OffsetGone(
+                    "a loss was accepted, and nothing is left that shows whether what was folded before is part of it",
+                    log=log.name,
+                    offset=view.state.restarted,
+                    position=folded.place.position,
+                    hint="Start from the newest snapshot",
+                )
+    return commits, Folded(view.state, view.place)
+
+
+def _commits_between(
+    log: Log, history: RetainedHistory, first: int, last: int
+) -> tuple[Sequence[ValidCommit], LedgerBase]:
+    """The commits behind a position and up to another, and the ledger there; all of it is folded by now."""
+    base = history.base_for(first)  # What a snapshot no longer holds is not served by chance.
+    log.history.read_to(history.ledger.end, history.asked_s)
+    if last == history.ledger.end:
+        view = log.history.view()
+        commits = log.history.commits(first, view.place.position)
+        if commits is not None:
+            log.history.expect([Place(first)])
+            return commits, Folded(view.state, view.place)
+    with log.replay(base, first) as replay:
+        return replay.read_to(last), replay.folded
 
 
 def planned_anew(attempt: Callable[[], T]) -> T:
@@ -229,12 +282,12 @@ class LogOffsets(NamedTuple):
     ledger: OffsetRange
 
 
-def _check_made(log: Log, history: RetainedHistory, ledger: LedgerClient, made: Plan) -> dict[int, OffsetRange]:
-    """Compare the ledger, folded to its end, and the log with what was seen and planned. Returns `data_offsets`. Raises
+def _check_made(log: Log, history: RetainedHistory, made: Plan) -> dict[int, OffsetRange]:
+    """Compare the ledger, read to its end, and the log with what was seen and planned. Returns `data_offsets`. Raises
     OffsetGone, BeyondEnd, AnchorMismatch, Unavailable.
     """
     there = data_offsets(log, made)
-    check_ledger(log, ledger, places=history.seen, there=there)
+    check_ledger(log, places=history.seen, there=there, end=history.ledger.end, since_s=history.asked_s)
     check_reach(made, LogOffsets(there, history.ledger), log.name)
     return there
 

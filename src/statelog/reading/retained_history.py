@@ -30,8 +30,8 @@ from statelog.schemas.ledger.fold import Folded, LedgerBase
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.ledger.records import given_up
 from statelog.schemas.snapshot.manifest import Manifest
+from statelog.storage.history import check_reaches, records_at
 from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Record
-from statelog.storage.log.ledger import check_reaches, records_at
 from statelog.storage.log.log import Log
 from statelog.storage.store import FileInfo
 
@@ -82,6 +82,8 @@ class RetainedHistory:
         self.manifests = self.snapshots.listed(max_age_s=max_age_s)
         self.seen = [*seen, *([self.newest.place] if self.newest else [])]
         """What the ledger is compared with: the places that the caller remembers, and that of the newest snapshot."""
+        self.asked_s = log.history.now_s()
+        """When the ledger's end was asked for, by the time of its history."""
         self.ledger = self._ledger_range()
 
     @property
@@ -206,10 +208,8 @@ class RetainedHistory:
     def _misses_nothing(self, base: LedgerBase, cut: Collection[int]) -> bool:
         """Whether no commit behind a base lists what is gone of these partitions, but for what people gave up."""
         position, starts = base.state.position, {partition: self._data[partition].start for partition in cut}
-        with suppress(OffsetGone), self._log.ledger.client(self.base_for(position), position) as ledger:
-            listed = (
-                entry for found in ledger.portions(self.ledger.end) for one in found for entry in one.entries(cut)
-            )
+        with suppress(OffsetGone), self._log.replay(self.base_for(position), position) as ledger:
+            listed = (entry for one in ledger.commits(self.ledger.end) for entry in one.entries(cut))
             gone = [entry for entry in listed if entry.first_offset < starts[entry.partition]]
             return all(
                 given_up(
@@ -245,8 +245,8 @@ class RetainedHistory:
     def _find_between(self, at: AtCheckpoint, base: Manifest | None, end: int) -> int | None:
         wanted = (at.writer, at.checkpoint_id)
         try:
-            with self._log.ledger.client(base) as ledger:
-                found = [one.position for one in ledger.read_to(end) if (one.writer, one.checkpoint_id) == wanted]
+            with self._log.replay(base) as ledger:
+                found = [one.position for one in ledger.commits(end) if (one.writer, one.checkpoint_id) == wanted]
         except OffsetGone:
             return None  # The ledger does not reach back this far, so no state there can be recovered either.
         return found[-1] if found else None

@@ -22,7 +22,6 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from statelog.closing import undone_by_errors
 from statelog.environment import Environment, current_environment
 from statelog.errors import (
     BrokerUnavailable,
@@ -41,13 +40,14 @@ from statelog.reading import (
     Plan,
     RetryWindow,
     SortedTail,
+    commits_behind,
     partitions_of,
 )
 from statelog.recovery.plan_reader import PlanReader, committed_chunks
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.schemas.arrays import column_of, column_of_rows
 from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife, plan_replay
-from statelog.schemas.ledger.fold import ValidCommit
+from statelog.schemas.ledger.fold import Folded, ValidCommit
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.names import check_kind, check_whole, settings_or
 from statelog.storage.log.log import Log, check_log
@@ -265,14 +265,13 @@ class CommitFeed:
         self.converter = Converter(log, settings.value_schema_id)
         """Says the schema of the changes that come out. It moves on with the first one in a newer value schema."""
         self._retries = RetryWindow(settings.stall_timeout_s, self._environment.clock)
-        self.ledger = self._environment.run(log.ledger.client, plan)
+        self.folded = Folded(plan.state, plan.place)
         """The ledger, up to where commits were asked for, and came out."""
         self.is_answered = True
         """Whether Kafka gave an answer when commits were asked for last."""
-        with undone_by_errors(self.ledger.close):
-            self._hold = Hold(log.store, terms_of(settings), environment=self._environment).claim(
-                Needs.behind(plan.state, self._partitions)
-            )
+        self._hold = Hold(log.store, terms_of(settings), environment=self._environment).claim(
+            Needs.behind(plan.state, self._partitions)
+        )
 
     @property
     def passed_position(self) -> int:
@@ -283,29 +282,34 @@ class CommitFeed:
         """The commits since this was asked last, oldest first; none as well if Kafka, or the store where it has to be
         asked, does not answer for now.
 
-        `end_position` is where to stop, one that is known to be there: then the ledger's end is not asked for.
+        `end_position` is one that is known to be there, and enough: then the ledger's end is not asked for.
         """
         self.renew()
         self._retries.ask()
-        before = self.ledger.place
         try:
             with _saying_what_to_do():
-                found = self.ledger.read_end() if end_position is None else self.ledger.read_to(end_position)
+                found = self._commits(end_position)
         except (BrokerUnavailable, StoreUnavailable):  # The store says what a truncated ledger held.
             self.is_answered = False
             if self._retries.is_over:
                 raise
             return []
         self._retries.heard()
-        self._log.saw(self.ledger.place, [before] if self.ledger.place != before else [])  # Else nothing may be read.
         self.is_answered = True
         if not found:
-            self._hold.move(self.ledger.position, self._hold.needs.next_offsets)
+            self._hold.move(self.folded.place.position, self._hold.needs.next_offsets)
+        return found
+
+    def _commits(self, end_position: int | None) -> list[ValidCommit]:
+        history = self._log.history
+        history.read_to(history.end() if end_position is None else end_position)
+        history.expect([self.folded.place])
+        found, self.folded = commits_behind(self._log, self.folded)
         return found
 
     def changes(self, commits: Sequence[ValidCommit], check: Callable[[], None]) -> Generator[pa.Table]:
         """The newest change of each wanted key in these commits, deletes too, sorted. `check` is often called."""
-        replay = plan_replay((one.body for one in commits), self._partitions, self.ledger.fold.accepted)
+        replay = plan_replay((one.body for one in commits), self._partitions, self.folded.state.accepted)
         if not replay.listed:
             return
         with _saying_what_to_do():
@@ -348,11 +352,8 @@ class CommitFeed:
         self._hold.renew()
 
     def close(self) -> None:
-        """Remove the lease and release the ledger's reader. Idempotent."""
-        try:
-            self._hold.close()
-        finally:
-            self.ledger.close()
+        """Remove the lease. Idempotent."""
+        self._hold.close()
 
 
 @contextmanager

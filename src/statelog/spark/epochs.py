@@ -19,7 +19,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-from statelog.closing import undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import Fenced
 from statelog.producer.committer import Committer
@@ -27,12 +26,12 @@ from statelog.producer.epoch import EpochClients, Grant, TaskGrant, grant_of, op
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.state import LastCommit
+from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
-from statelog.spark.clients import ProcessCache, cached_log, planned
+from statelog.spark.clients import cached_log, planned
 from statelog.spark.options import WriteOptions
 from statelog.spark.ownership import are_in_order, check_rivals, has_opened, is_of_run, planned_earlier
-from statelog.storage.ledger_client import LedgerClient
-from statelog.storage.log.evidence import read_on
+from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
@@ -41,9 +40,6 @@ _TAG_BYTES = 8
 
 Check = Callable[[Descriptor, ValueSchema], object]
 """Raises if what is to be written does not fit the log."""
-
-_ledgers: ProcessCache[Log, LedgerClient] = ProcessCache()
-"""Of the planning process, by the opened log: each batch reads on where the last one ended."""
 
 
 def plan_batch(options: WriteOptions, *, check: Check | None = None) -> TaskGrant:
@@ -57,13 +53,12 @@ def plan_batch(options: WriteOptions, *, check: Check | None = None) -> TaskGran
 
 def _plan(options: WriteOptions, check: Check | None) -> TaskGrant:
     log = cached_log(options.where)
+    log.verify(WRITING)  # What the tasks and the commit need is refused here, for all of them.
     value_schema = log.value_schemas.newest()
     if check is not None:
         check(log.descriptor, value_schema)
-    with undone_by_errors(_ledgers.drop, log):
-        ledger = _ledgers.get_or_make(log, log.ledger.newest_client)
-        read_on(log, ledger)
-    taken, fold = options.taken(log.descriptor.partitions), ledger.fold
+    view = log.history.read()
+    taken, fold = options.taken(log.descriptor.partitions), LedgerFold(log.descriptor.identity, view.state)
     check_rivals(log, fold, options, current_environment().wall_clock())
     base = fold.last_checkpoint(options.writer)
     grant = Grant(
@@ -74,7 +69,7 @@ def _plan(options: WriteOptions, check: Check | None) -> TaskGrant:
         nonce=current_environment().nonce(),
         partitions=taken,
         base=base,
-        witness=ledger.place,
+        witness=view.place,
     )
     return TaskGrant(grant=grant, base=base, checkpoint_id=base.id + 1)
 
@@ -91,18 +86,14 @@ def committer_of(
     run = _Run(log, options, plan, query_id)
     overtaken: Fenced | None = None
     for _ in range(_LOOKS):
-        ledger = log.checked_ledger(plan.witness)
-        with undone_by_errors(ledger.close):
-            committer = run.resumed(ledger)
-            if committer is not None:
-                return committer
-            is_done = is_there(ledger.fold.last_commit(options.writer))
-            ended = None if is_done else run.judged(ledger.fold)
-        ledger.close()
-        if ended is None:
+        fold = LedgerFold(log.descriptor.identity, check_ledger(log, places=[plan.witness]).state)
+        committer = run.resumed(fold)
+        if committer is not None:
+            return committer
+        if is_there(fold.last_commit(options.writer)):
             return None
         try:
-            return run.opened(*ended)
+            return run.opened(*run.judged(fold))
         except Fenced as error:
             overtaken = error
     assert overtaken is not None, "every look ends in an epoch or is overtaken"
@@ -121,15 +112,17 @@ class _Run:
             self._tag = tag = hashlib.sha256(repr((options.writer, options.run_id)).encode()).digest()[:_TAG_BYTES]
             self._environment = replace(self._environment, nonce=lambda: tag + os.urandom(16 - _TAG_BYTES))
 
-    def resumed(self, ledger: LedgerClient) -> Committer | None:
+    def resumed(self, fold: LedgerFold) -> Committer | None:
         """A committer under the epoch that a worker of this run has opened; None if it has none. Raises Fenced if that
         was taken from it: started again the query opens a new one.
         """
-        writer, fold = self._options.writer, ledger.fold
+        writer = self._options.writer
         newest = fold.prior(writer, self._plan.partitions)
         live = fold.live_epoch(newest)
         if self._tag and live is not None and live.nonce.startswith(self._tag):
-            clients = EpochClients(grant_of(self._log, fold, live), ledger, self._log.kafka.producer())
+            clients = EpochClients(
+                grant_of(self._log, fold, live), self._log.kafka.producer(), fold.last_commit(writer)
+            )
             return self._environment.run(Committer, self._log, clients, is_shared=True)
         has_committed = is_of_run(fold.last_commit(writer), self._options.run_id)
         if has_committed or (self._tag and has_opened(self._log, newest, self._tag)):

@@ -30,8 +30,8 @@ from statelog.schemas.ledger.records import Commit, Open, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.options import WriteOptions
+from statelog.storage.history import records_at
 from statelog.storage.kafka import Record
-from statelog.storage.log.ledger import records_at
 from statelog.storage.log.log import Log
 
 NO_QUERY = "none"

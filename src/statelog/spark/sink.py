@@ -276,9 +276,9 @@ def _followed(key: _Key, plan: Grant) -> Committer | None:
     epoch is over.
     """
     found = _committers.get(key)
-    if found is not None and (found.place != plan.witness or found.place.position < key[0].position):
+    if found is not None:
         try:
-            found.refresh(plan.witness)  # Others wrote between its last commit and the plan, or it has, elsewhere.
+            found.catch_up(plan.witness)  # Others wrote between its last commit and the plan, or it has, elsewhere.
         except Fenced:
             _committers.drop(key)
             return None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from statelog.closing import Closing, undone_by_errors
+from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import NotFound, OffsetGone, StatelogError, SubscriptionEnded
 from statelog.reading import (
@@ -47,7 +47,6 @@ from statelog.spark.options import NO_LIMIT, Beginning, Limit, OnTruncation, Str
 from statelog.spark.parts import lease_terms
 from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
 from statelog.storage.claims import HeldSubscription, end_subscription
-from statelog.storage.log.ledger import check_reaches
 from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
@@ -167,8 +166,6 @@ class StreamPlanner(Closing):
         """Let a lease go and release the clients; a subscription stays. Idempotent."""
         if self._hold is not None:
             self._hold.close()
-        if self._window is not None:
-            self._window.close()
         self._hold = self._window = None
         self._release_state()
 
@@ -186,9 +183,7 @@ class StreamPlanner(Closing):
         if self._window is not None and self._window.holds(offset.position):
             self._window.move_to(offset.position)
             return self._window
-        if self._window is not None:
-            self._window.close()
-            self._window = None
+        self._window = None
         reach = RetainedHistory(self.log, self._groups, self._held(offset).kept_base(), seen=[offset.place])
         base = reach.base_for(offset.position)
         self._window = CommitWindow(self.log, base, offset.place, self._groups, self._held(offset).kept_base)
@@ -236,7 +231,7 @@ class StreamPlanner(Closing):
             self._let_state_go = None
 
 
-class CommitWindow(Closing):
+class CommitWindow:
     """The commits from `start` on, of which `key_groups` count (None: all). Belongs to one thread.
 
     `base` lies at or below the start; None is the ledger's first record; `kept` gives what others may have kept since.
@@ -255,16 +250,17 @@ class CommitWindow(Closing):
         self._kept = kept
         self._near: LedgerBase | None = None
         self._partitions = partitions_of(key_groups, log.descriptor)
-        self._ledger = log.ledger.client(base, start.position)
-        with undone_by_errors(self.close):
-            self._ledger.check([start])
-        self._start = start.position
-        self.base = self._ledger.folded
+        with log.replay(base, start.position) as replay:
+            self.base = replay.folded
+        log.history.expect([start])
+        self._start = self._position = start.position
+        self._read = self.base
+        """The ledger at some place that was read, where the base may be by and by."""
         self.commits: deque[CommitFacts] = deque()
 
     def holds(self, position: int) -> bool:
         """Whether a stream can go on at this position without a new window."""
-        return self._start <= position <= self._ledger.position
+        return self._start <= position <= self._position
 
     def move_to(self, position: int) -> None:
         """Begin at a position that the window holds."""
@@ -276,26 +272,36 @@ class CommitWindow(Closing):
         """The ledger's end now. Raises BeyondEnd or AnchorMismatch if it lacks what was read, IdentityChanged,
         BrokerUnavailable.
         """
-        with self._log.asking_who_answers():
-            end_position = self._log.ledger.end(at_least=self._ledger.position)
-            check_reaches(self._log.name, end_position, self._ledger.position)
-        if end_position == self._ledger.position:
-            self._ledger.fold_to(end_position)  # Which looks at the last record again, now and then.
+        end_position = self._log.history.end(self._position)
+        self._log.history.read_to(end_position)
         return end_position
 
     def read_ahead(self, end_position: int, is_enough: Callable[[], bool]) -> None:
         """Read on, up to the end or until it is enough. Raises OffsetGone, BeyondEnd, Damaged, Unavailable."""
-        portions = self._ledger.portions(end_position)
-        while not is_enough() and (portion := next(portions, None)) is not None:
-            self.commits.extend(commit_facts(found, self._partitions) for found in portion)
+        if is_enough():
+            return
+        found = self._log.history.commits(self._position, end_position)
+        if found is None:
+            with self._log.replay(self.base, self._position) as replay:
+                found = replay.read_to(end_position)
+        self.commits.extend(commit_facts(one, self._partitions) for one in found)
+        self._position = max(self._position, end_position)
+        view = self._log.history.view()
+        self._read = Folded(view.state, view.place)
 
     def rebase(self) -> Folded:
         """Fold the base up to the start, which it then is; reads again what lies between. Behind a rest the ledger may
         hold less of that, and a snapshot have the rest, or the hold, which another driver of the query moved.
         """
+        if self._read.place.position == self._start:
+            self.base = self._read
         if self.base.state.position < self._start:
-            with self._log.ledger.client(self.base, self._start, rebase=self._nearest) as ledger:
-                self.base = ledger.folded
+            try:
+                with self._log.replay(self.base, self._start) as replay:
+                    self.base = replay.folded
+            except OffsetGone:
+                with self._log.replay(self._nearest(), self._start) as replay:
+                    self.base = replay.folded
         return self.base
 
     def _nearest(self) -> LedgerBase | None:
@@ -307,10 +313,6 @@ class CommitWindow(Closing):
             if self._near is None or found is None or found.state.position > self._near.state.position:
                 self._near = found
         return self._near
-
-    def close(self) -> None:
-        """Release the ledger's reader. Idempotent."""
-        self._ledger.close()
 
 
 class StreamHold(Closing):

@@ -5,7 +5,7 @@ One view is a schema and a function, named in `VIEWS`; the option `read` takes i
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import islice
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from statelog.spark.reported import reported
 from statelog.storage.claims import list_subscriptions
 from statelog.storage.log.log import Log
 
+_PORTION = 1024
 _TYPES = {
     "string": pa.string(),
     "long": pa.int64(),
@@ -64,9 +65,10 @@ def _commits(log: Log, position: int) -> Iterator[Rows]:
     """The valid commits that the log still holds, oldest first. `metadata` is JSON."""
     reach = RetainedHistory(log, None, seen=[Place(position)])
     start = min(reach.oldest_position, position)
-    with log.ledger.client(reach.base_for(start), start) as ledger:
-        for found in ledger.portions(position):
-            yield [_commit(log, one) for one in found]
+    with log.replay(reach.base_for(start), start) as ledger:
+        found = ledger.commits(position)
+        while portion := list(islice(found, _PORTION)):
+            yield [_commit(log, one) for one in portion]
 
 
 def _commit(log: Log, one: ValidCommit) -> dict[str, object]:
@@ -86,7 +88,7 @@ def _commit(log: Log, one: ValidCommit) -> dict[str, object]:
 def _writers(log: Log, position: int) -> Iterator[Rows]:
     """The writers that have not ended: last commit, newest epoch, and the partitions that are theirs now."""
     reach = RetainedHistory(log, None, seen=[Place(position)])
-    with log.ledger.client(reach.base_for(position), position) as ledger:
+    with log.replay(reach.base_for(position), position) as ledger:
         state = ledger.folded.state
     owned = {live.writer: sorted(live.partitions) for live in state.live}
     yield [
@@ -128,8 +130,8 @@ def _lag(log: Log, position: int) -> Iterator[Rows]:
     base = log.manifests.newest()
     start = base.position if base else 0
     commits, changes, size_bytes, since = 0, 0, 0, None
-    with log.ledger.client(base, start) as ledger:
-        for one in chain.from_iterable(ledger.portions(position)):
+    with log.replay(base, start) as ledger:
+        for one in ledger.commits(position):
             facts = _facts(log, one)
             since = _micros(facts.timestamp_ms) if not commits else since
             commits, changes, size_bytes = commits + 1, changes + facts.changes, size_bytes + facts.size_bytes

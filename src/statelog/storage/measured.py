@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast
 
 from statelog.environment import current_environment
 from statelog.observing import Observer, Request
-from statelog.storage.kafka import Delivery, Follower, Kafka, OffsetRange, Producer, Reader, Record
+from statelog.storage.kafka import Delivery, Kafka, OffsetRange, PartitionFollower, Producer, Reader, Record
 from statelog.storage.store import RangeReader, Store
 
 _Port = Literal["kafka", "store"]
@@ -114,7 +114,7 @@ class MeasuredKafka(_Measured[Kafka]):
         """As the port; each read is measured."""
         return _MeasuredReader(self.port.reader(topic), self.to)
 
-    def follower(self, topic: str, offset: int) -> Follower:
+    def follower(self, topic: str, offset: int) -> PartitionFollower:
         """As the port; each poll that brings something is a request."""
         return _MeasuredFollower(self.port.follower(topic, offset), self.to)
 
@@ -186,9 +186,13 @@ class _MeasuredReader:
 
 
 class _MeasuredFollower:
-    def __init__(self, follower: Follower, to: _Teller) -> None:
+    def __init__(self, follower: PartitionFollower, to: _Teller) -> None:
         self._follower = follower
         self._to = to
+
+    @property
+    def position(self) -> int:
+        return self._follower.position
 
     def poll(self, timeout_s: float) -> Sequence[Record]:
         started_s = time.perf_counter()

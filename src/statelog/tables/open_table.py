@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from os import PathLike
 
 from statelog.environment import current_environment
+from statelog.reading import folded_at
 from statelog.schemas.names import settings_or
 from statelog.storage import LogOptions, Where
 from statelog.storage.log.options import K, V
@@ -60,9 +61,9 @@ def table(
         )
         failing.push(setup)
         kept = KeptState.found(setup, ValueRule(setup.log.value_schemas.newest()), may_lack=True)
-        owner, folding = setup.writer()
+        owner = setup.writer()
         failing.push(owner)
-        state, report = StateOpener(setup, Wanted.by(owner, folding)).open(kept)
+        state, report = StateOpener(setup, Wanted.by(owner, folded_at(setup.log))).open(kept)
         failing.callback(state.close)
         setup.environment.crash("table-open")
         keyed = Table[K, V](setup, owner, state, report)

@@ -14,12 +14,10 @@ from statelog.errors import ConfigError
 from statelog.producer import Writer, WriterSettings
 from statelog.producer.epoch import open_epoch, owned_partitions
 from statelog.producer.writer import OpenedWriter
-from statelog.reading import Folding
 from statelog.recovery import RecoverySettings
 from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of
-from statelog.schemas.ledger.fold import LedgerBase
 from statelog.schemas.names import check_kind, check_name, parse_enum, whole_numbers
 from statelog.storage import Log, LogOptions, Where
 from statelog.storage import open as open_log
@@ -145,15 +143,11 @@ class TableSetup(Closing):
                 environment=current_environment(),
             )
 
-    def writer(self, base: LedgerBase | None = None) -> tuple[Writer, Folding | None]:
-        """The owner's Open, and what it folded; nothing if it began at `base`.
-
-        Raises Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError.
-        """
-        run, keeps = self.environment.run, base is None
-        opened = run(open_epoch, self.log, self.owner, partitions=self.partitions, base=base, keeps_folding=keeps)
-        folding, opened.folding = opened.folding, None  # For the opening of the state only: there may be many commits.
-        return run(OpenedWriter, self.log, opened, self.settings.writer), folding
+    def writer(self) -> Writer:
+        """Open the owner. Raises Fenced, OutcomeUnknown, Damaged, Unavailable, ConfigError."""
+        run = self.environment.run
+        opened = run(open_epoch, self.log, self.owner, partitions=self.partitions)
+        return run(OpenedWriter, self.log, opened, self.settings.writer)
 
     def close(self) -> None:
         """Release both. Idempotent."""

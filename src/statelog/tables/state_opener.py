@@ -407,8 +407,7 @@ def _is_lost(log: Log, directory: StateDirectory, place: StatePlace) -> bool:
 
     Raises BeyondEnd or AnchorMismatch if nobody has, BrokerUnavailable for an old answer of Kafka's.
     """
-    ledger = log.ledger
-    end = ledger.end(at_least=place.position)
+    end = log.ledger.end(at_least=place.position)
     facts: dict[str, Any] = {
         "path": str(directory.database),
         "position": place.position,
@@ -421,8 +420,6 @@ def _is_lost(log: Log, directory: StateDirectory, place: StatePlace) -> bool:
     last, found = place.ledger.last, place_at(log, place.position).last
     if last is None or found in (None, last):
         return False
-    with closing(ledger.newest_client()) as client:
-        client.fold_end()
-        if client.fold.restarted >= last.offset:
-            return True
+    if log.history.read().state.restarted >= last.offset:
+        return True
     raise AnchorMismatch("the local state was built on another record than the ledger has", **facts)

@@ -297,12 +297,12 @@ def _report(sending: Sending, delivery: Delivery) -> None:
 
 
 class MemoryFollower:
-    """Follows partition 0 of a topic of an in-memory cluster; implements `kafka.Follower`."""
+    """Follows partition 0 of a topic of an in-memory cluster; implements `kafka.PartitionFollower`."""
 
     def __init__(self, kafka: MemoryKafka, topic: str, offset: int) -> None:
         self._kafka = kafka
         self._topic = topic
-        self._next = offset
+        self.position = offset
         self._is_closed = False
 
     def poll(self, timeout_s: float) -> Sequence[Record]:
@@ -329,17 +329,17 @@ class MemoryFollower:
             cluster.check_up()
             cluster.lose(cluster.answer("follow", self._topic, [0]))
             log = cluster.log(self._topic, 0)
-            check_range(self._topic, 0, OffsetRange(self._next, self._next), OffsetRange(log.start, log.end))
-            found = log.records[log.index_from(self._next) :]
-            spoilt = [batch for batch in log.spoilt if batch.end > self._next]
+            if not log.start <= self.position <= log.end:
+                check_range(self._topic, 0, OffsetRange(self.position, self.position), OffsetRange(log.start, log.end))
+            found, end = log.records[log.index_from(self.position) :], log.end
+            spoilt = [batch for batch in log.spoilt if batch.end > self.position]
         if spoilt:
-            lost = OffsetRange(max(self._next, spoilt[0].start), spoilt[0].end)
+            lost = OffsetRange(max(self.position, spoilt[0].start), spoilt[0].end)
             found = [one for one in found if one.offset < lost.start]
             if not found:
                 raise unreadable(self._topic, 0, lost, "it is spoilt")
-        if found:
-            self._next = found[-1].offset + 1
-            self._kafka.seen.reached(self._topic, 0, self._next)
+        if found or not spoilt:
+            self.position = found[-1].offset + 1 if spoilt else end
         return found
 
 

@@ -18,7 +18,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Generic, TypeVar
 
 import pyarrow as pa
@@ -32,8 +31,9 @@ from statelog.operate.finding import error_text
 from statelog.operate.lookup import KeyHistory, Looked, groups_of, history_of, look_up
 from statelog.operate.report import Report
 from statelog.operate.rows import BytesText, read_keys
-from statelog.reading import CommitFacts, commit_facts
+from statelog.reading import CommitFacts, commit_facts, commits_behind
 from statelog.recovery import RecoverySettings
+from statelog.schemas.ledger.fold import Folded
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.storage.log.log import Log
 from statelog.storage.log.where import Where, log_names, one_client, opened_store
@@ -226,7 +226,6 @@ class _Watched:
             try:
                 recent.read()
             except Damaged:  # Perhaps only below the newest snapshot, where a truncation may have overtaken it.
-                recent.close()
                 recent = self._recent = _Recent(log, newest=True)
                 recent.read()
         return LogLook(
@@ -237,23 +236,26 @@ class _Watched:
         )
 
     def _let_go(self) -> None:
-        held = [one for one in (self._recent, self._log) if one is not None]
-        self._recent = self._log = None
-        for one in held:
-            one.close()
+        log, self._recent, self._log = self._log, None, None
+        if log is not None:
+            log.close()
 
 
 class _Recent:
     """The latest commits of a log, and when they came. `newest`: not those below the newest snapshot."""
 
     def __init__(self, log: Log, *, newest: bool = False) -> None:
+        self._log = log
         self._partitions = range(log.descriptor.partitions)
-        self._commits = log.ledger.client(log.manifests.newest() if newest else _behind_some(log))
+        base = log.manifests.newest() if newest else _behind_some(log)
+        self._folded = Folded(base.state, base.place) if base else Folded()
         self.latest: deque[CommitFacts] = deque(maxlen=_LATEST)
         self._times_s: deque[float] = deque(maxlen=_MOST_TIMES)
 
     def read(self) -> None:
-        for found in chain.from_iterable(self._commits.portions(self._commits.end_position())):
+        self._log.history.read_to(self._log.history.end())
+        commits, self._folded = commits_behind(self._log, self._folded)
+        for found in commits:
             self.latest.append(commit_facts(found, self._partitions))
             if found.timestamp_ms >= 0:
                 self._times_s.append(found.timestamp_ms / 1000)
@@ -264,9 +266,6 @@ class _Recent:
             self._times_s.popleft()
         full = len(self._times_s) == _MOST_TIMES
         return len(self._times_s) / (max(1.0, now_s - self._times_s[0]) if full else _RATE_OVER_S)
-
-    def close(self) -> None:
-        self._commits.close()
 
 
 def _behind_some(log: Log) -> Manifest | None:

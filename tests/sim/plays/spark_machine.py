@@ -22,11 +22,11 @@ from statelog.errors import Damaged
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.records import Open, decode
-from statelog.spark import clients, epochs, sink
+from statelog.spark import clients, sink
 from statelog.spark.clients import ProcessCache
-from statelog.storage.ledger_client import LOOK_AGAIN_S
-from statelog.storage.log.evidence import furthest_witness
+from statelog.storage.history import COMPARE_S
 from statelog.storage.log.log import Log
+from statelog.storage.log.loss import furthest_witness
 from statelog.testing import Crash
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import (
@@ -52,7 +52,6 @@ SMALL = WriterSettings(roll_rows=3, list_bytes=64, roll_bytes=128, chunk_bytes=6
 _CACHES: tuple[tuple[ModuleType, str], ...] = (
     (clients, "_logs"),
     (clients, "_producers"),
-    (epochs, "_ledgers"),
     (sink, "_committers"),
 )
 _FATES = [
@@ -208,18 +207,18 @@ class Machine:
     @property
     def is_seen_again(self) -> bool:
         """Whether no look from before the loss is young enough to go on with."""
-        return self._now_s - self._lost_s >= LOOK_AGAIN_S
+        return self._now_s - self._lost_s >= COMPARE_S
 
     def shows_loss(self) -> bool:
         """Whether chunks that no commit lists, or its own records, show whoever opens now that the ledger lost some."""
 
         def look() -> bool:
-            with self.quiet(), self.rig.open() as log, closing(log.ledger.client()) as ledger:
+            with self.quiet(), self.rig.open() as log, closing(log.replay()) as ledger:
                 try:
-                    ledger.fold_to(ledger.end_position())
+                    ledger.fold_to(log.ledger.end())
                 except Damaged:
                     return True
-                return furthest_witness(log, ledger.fold) > ledger.position
+                return furthest_witness(log, ledger.fold.freeze()) > ledger.position
 
         return self.lost_from is not None and self.apart(look)
 
@@ -382,7 +381,7 @@ class Machine:
             return self.rig.open()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("statelog.storage.log.ledger._ASK_AGAIN_S", 0.0)
+            patch.setattr("statelog.storage.history.source._ASK_AGAIN_S", 0.0)
             patch.setattr(clients, "open_log", open_log)
             patch.setattr(clients, "ConfluentKafka", Client)
             patch.setattr(sink, "TaskContext", Context)

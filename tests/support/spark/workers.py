@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from statelog.producer.coordinator import TaskWriter
-from statelog.spark import clients, epochs, sink
+from statelog.spark import clients, sink
 from statelog.spark.clients import ProcessCache
 from statelog.spark.epochs import plan_batch
 from statelog.spark.options import WriteOptions, write_options
@@ -17,7 +17,7 @@ from tests.support.rigs.log import TwinRig
 __all__ = ["CACHES", "Place", "become", "new_worker", "options_of", "write", "written"]
 
 Place = Callable[..., TwinRig]
-CACHES = ((clients, "_logs"), (epochs, "_ledgers"), (sink, "_committers"))
+CACHES = ((clients, "_logs"), (sink, "_committers"))
 
 
 def options_of(root: str, batch: int) -> WriteOptions:

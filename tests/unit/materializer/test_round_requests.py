@@ -13,7 +13,6 @@ from statelog.materializer import run_round
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
-from statelog.materializer.tail import TailGauge
 from statelog.materializer.target import choose_target
 from statelog.producer.writer import Writer
 from statelog.schemas.names import MANIFESTS
@@ -130,18 +129,6 @@ def test_metadata_counts_against_the_budget(tmp_path: Path) -> None:
     assert target.behind
     assert 1 <= len(target.commits) <= 5
     assert target.state.commits["talker"].checkpoint.id == len(target.commits)
-
-
-def test_a_look_holds_no_more_metadata_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on where it ended, in several looks, and counts each commit once."""
-    monkeypatch.setattr("statelog.materializer.tail._LOOK_BYTES", 50_000)
-    twin = TwinLog()
-    _write_with_metadata(twin, 20)
-    gauge = TailGauge(twin.open(), clock=twin.clock)
-    looks = [gauge.look().commits for _ in range(5)]
-    gauge.close()
-    assert looks[0] <= 6
-    assert looks[-1] == 20
 
 
 def test_a_failing_probe_tells_its_cause(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from statelog.materializer.daemon import Materializer
 from statelog.materializer.events import Event, EventKind
 from statelog.materializer.round import run_round
 from statelog.materializer.statistics import MaterializerStatistics
-from statelog.materializer.tail import TailGauge
-from statelog.storage.ledger_client import LedgerClient
+from statelog.materializer.tail import tail_of
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for
 
@@ -25,8 +24,7 @@ def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path
     twin.write({b"a": b"1"})
     twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     log = twin.open()
-    gauge = TailGauge(log, clock=twin.clock)
-    empty = gauge.look()
+    empty = tail_of(log, None, twin.clock())
     assert (empty.number, empty.commits, empty.changes, empty.size_bytes, empty.age_s) == (1, 0, 0, 0, 0.0)
 
     twin.now_s += 10
@@ -34,17 +32,16 @@ def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path
     twin.now_s += 10
     twin.write({b"c": None})
     twin.now_s += 10
-    found = gauge.look()
+    found = tail_of(log, empty, twin.clock())
     sizes = sum(len(record.value) for p in range(3) for record in twin.cluster.records(log.data_topic, p))
     assert (found.commits, found.changes, found.age_s) == (2, 3, 20.0)
     assert 0 < found.size_bytes < sizes
     newest = log.manifests.newest()
     assert newest is not None
     assert found.snapshot_bytes == sum(run.size_bytes for run in newest.runs)
-    gauge.close()
 
     twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
-    after = TailGauge(log, clock=twin.clock).look()
+    after = tail_of(log, None, twin.clock())
     assert (after.number, after.commits, after.age_s) == (2, 0, 0.0)
 
 
@@ -52,10 +49,11 @@ def test_a_commit_without_a_timestamp_is_as_old_as_its_first_look(tmp_path: Path
     """A broker that stamps nothing does not make every commit as old as 1970."""
     twin = TwinLog(stamps=False)
     twin.write({b"a": b"1"})
-    gauge = TailGauge(twin.open(), clock=twin.clock)
-    assert gauge.look().age_s == 0.0
+    log = twin.open()
+    first = tail_of(log, None, twin.clock())
+    assert first.age_s == 0.0
     twin.now_s += 5
-    assert gauge.look().age_s == 5.0
+    assert tail_of(log, first, twin.clock()).age_s == 5.0
 
 
 def test_a_commit_of_a_time_to_come_is_as_old_as_its_first_look() -> None:
@@ -64,10 +62,11 @@ def test_a_commit_of_a_time_to_come_is_as_old_as_its_first_look() -> None:
     twin.now_s += 3600
     twin.write({b"a": b"1"})
     twin.now_s -= 3600
-    gauge = TailGauge(twin.open(), clock=twin.clock)
-    assert gauge.look().age_s == 0.0
+    log = twin.open()
+    first = tail_of(log, None, twin.clock())
+    assert first.age_s == 0.0
     twin.now_s += 5
-    assert gauge.look().age_s == 5.0
+    assert tail_of(log, first, twin.clock()).age_s == 5.0
 
 
 @pytest.mark.parametrize("skew_s", [-3600, 0, 3600])
@@ -90,44 +89,6 @@ def _write_at(twin: TwinLog, skew_s: float) -> None:
     twin.now_s += skew_s
     twin.write({b"a": b"1"})
     twin.now_s -= skew_s
-
-
-def test_a_long_ledger_is_followed_in_several_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One look folds a bounded number of records; looks add up to the whole."""
-    monkeypatch.setattr("statelog.materializer.tail._LOOK_RECORDS", 3)
-    twin = TwinLog()
-    for i in range(5):
-        twin.write({b"a": str(i).encode()})
-    gauge = TailGauge(twin.open(), clock=twin.clock)
-    commits = [gauge.look().commits for _ in range(6)]
-    assert commits == sorted(commits)
-    assert commits[0] < 5
-    assert commits[-1] == 5
-
-
-def test_a_closed_gauge_leaves_no_reader_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closed while a look is under way, it waits for nothing, and the look itself closes the reader at its end."""
-    closed: list[str] = []
-    close = LedgerClient.close
-
-    def note(self: LedgerClient) -> None:
-        closed.append("closed")
-        close(self)
-
-    monkeypatch.setattr(LedgerClient, "close", note)
-    twin = TwinLog()
-    log = twin.open()
-    gauge = TailGauge(log, clock=twin.clock)
-    offsets = log.kafka.offsets
-
-    def closing_meanwhile(*given: object) -> object:
-        gauge.close()
-        assert closed == []
-        return offsets(*given)  # type: ignore[arg-type] # passed on as it came
-
-    log.kafka.offsets = closing_meanwhile  # type: ignore[assignment, method-assign] # the moment in question
-    gauge.look()
-    assert closed == ["closed"]
 
 
 def test_the_watchdog_alarms_once_per_age_and_calms_when_the_age_falls(
@@ -266,8 +227,8 @@ def test_a_long_round_on_an_idle_log_does_not_age_it(tmp_path: Path) -> None:
     assert ages[0] <= 30
 
 
-def test_a_ledger_truncated_past_the_gauge_is_looked_at_anew(tmp_path: Path) -> None:
-    """Another materializer won meanwhile and truncated: the gauge starts from its manifest, and nothing is raised."""
+def test_a_ledger_truncated_past_the_tail_is_looked_at_anew(tmp_path: Path) -> None:
+    """Another materializer won meanwhile and truncated: the tail starts from its manifest, and nothing is raised."""
     bench = DaemonBench(tmp_path, interval_s=1000.0)
 
     def others() -> None:
@@ -282,18 +243,17 @@ def test_a_ledger_truncated_past_the_gauge_is_looked_at_anew(tmp_path: Path) -> 
     assert (tail.number, tail.commits) == (3, 0)
 
 
-def test_a_gauge_does_not_step_over_truncated_commits(tmp_path: Path) -> None:
+def test_a_tail_does_not_step_over_truncated_commits(tmp_path: Path) -> None:
     """It raises, rather than tell of a tail without them."""
     twin = TwinLog()
     twin.write({b"a": b"0"})
     twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
     log = twin.open()
-    gauge = TailGauge(log, clock=twin.clock)
-    gauge.look()
+    tail = tail_of(log, None, twin.clock())
     twin.write({b"a": b"1"})
     log.kafka.delete_records(log.ledger_topic, {0: log.kafka.offsets(log.ledger_topic, [0])[0].end})
     with pytest.raises(OffsetGone):
-        gauge.look()
+        tail_of(log, tail, twin.clock())
 
 
 def test_the_watchdog_alarms_while_a_round_hangs(tmp_path: Path) -> None:

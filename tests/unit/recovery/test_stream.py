@@ -17,7 +17,6 @@ from statelog.recovery.recover import recover
 from statelog.recovery.run_cache import CacheSettings
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.storage.claims import list_leases
-from statelog.storage.ledger_client import LedgerClient
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.history import Reader, history_rig
 from tests.support.told import told
@@ -147,26 +146,6 @@ def test_a_store_that_is_away_for_a_moment_ends_no_follower() -> None:
         assert live.commits() == []
         assert list_leases(store) == [second]
     assert list_leases(store) == []
-
-
-def test_a_follower_that_gets_no_lease_leaves_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that goes away right before the live lease is that error, and the ledger's reader is closed."""
-    is_away = [False]
-    store = MemoryStore(
-        MemoryDisk(lambda: 1000.0), "rig", faults=lambda m, _p: Fault.BEFORE if is_away[0] and m == "put" else None
-    )
-    rig = history_rig(store=store)
-    closed: list[LedgerClient] = []
-
-    def note(self: LedgerClient) -> None:
-        closed.append(self)
-
-    with recover(rig.log) as recovery:
-        is_away[0] = True
-        monkeypatch.setattr(LedgerClient, "close", note)
-        with pytest.raises(StoreUnavailable):
-            CommitFeed(rig.log, recovery.plan, None, RecoverySettings())
-        assert len(closed) == 1
 
 
 def test_a_failure_while_a_snapshot_is_judged_leaves_no_lease() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from statelog.errors import LogInUse
 from statelog.producer.writer import Writer
+from statelog.schemas.ledger.fold import LedgerFold
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.ownership import RECENT_S, check_rivals
 from statelog.storage.log.log import Log
@@ -79,16 +80,16 @@ def test_a_query_of_another_writer_that_has_committed_bars_others(
     """As long as it may be alive, on a partition that is to be taken. `takeOver` asks for none of this."""
     with twin_rig("log", cluster=MemoryCluster(clock=lambda: WRITTEN_S)).create(partitions=2, key_groups=4) as log:
         history(log)
-        with log.checked_ledger() as ledger:
-            if is_rival:
-                with pytest.raises(LogInUse) as caught:
-                    check_rivals(log, ledger.fold, options, WRITTEN_S + 60)
-                assert (caught.value.facts["writer"], caught.value.facts["query_id"]) == ("one", "q1")
-                assert (caught.value.facts["partitions"], caught.value.facts["last_seen_s"]) == ("0", 60)
-            else:
-                check_rivals(log, ledger.fold, options, WRITTEN_S + 60)
-            check_rivals(log, ledger.fold, options, WRITTEN_S + RECENT_S + 1)
-            check_rivals(log, ledger.fold, replace(options, take_over=True), WRITTEN_S + 60)
+        fold = LedgerFold(log.descriptor.identity, log.history.read().state)
+        if is_rival:
+            with pytest.raises(LogInUse) as caught:
+                check_rivals(log, fold, options, WRITTEN_S + 60)
+            assert (caught.value.facts["writer"], caught.value.facts["query_id"]) == ("one", "q1")
+            assert (caught.value.facts["partitions"], caught.value.facts["last_seen_s"]) == ("0", 60)
+        else:
+            check_rivals(log, fold, options, WRITTEN_S + 60)
+        check_rivals(log, fold, options, WRITTEN_S + RECENT_S + 1)
+        check_rivals(log, fold, replace(options, take_over=True), WRITTEN_S + 60)
 
 
 def test_a_rival_whose_age_nobody_knows_may_live() -> None:
@@ -97,5 +98,6 @@ def test_a_rival_whose_age_nobody_knows_may_live() -> None:
     with rig.create(partitions=2, key_groups=4) as log:
         rig.set_topic_config(log.ledger_topic, {"message.timestamp.type": "CreateTime"})
         committed_by_one(log)
-        with log.checked_ledger() as ledger, pytest.raises(LogInUse):
-            check_rivals(log, ledger.fold, QUERY, WRITTEN_S + 2 * RECENT_S)
+        fold = LedgerFold(log.descriptor.identity, log.history.read().state)
+        with pytest.raises(LogInUse):
+            check_rivals(log, fold, QUERY, WRITTEN_S + 2 * RECENT_S)

@@ -24,13 +24,13 @@ from statelog.producer.coordinator import TaskWriter
 from statelog.producer.epoch import TaskGrant
 from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.spark import epochs, sink, source
-from statelog.spark.clients import IDLE_S, ProcessCache, cached_log
+from statelog.spark.clients import IDLE_S, cached_log
 from statelog.spark.epochs import plan_batch
 from statelog.spark.options import WriteOptions
 from statelog.spark.ownership import NO_QUERY
 from statelog.spark.sink import TaskResult, commit_batch
 from statelog.storage import Where
-from statelog.storage.ledger_client import LOOK_AGAIN_S
+from statelog.storage.history import COMPARE_S
 from statelog.storage.log.log import Log
 from statelog.testing.faults import TRUE, Answer, Call, old
 from tests.support.rigs.log import TwinRig
@@ -154,17 +154,14 @@ def test_a_worker_that_commits_for_two_queries_forgets_no_lost_commit(place: Pla
         ledger = rig.cluster.log("visits.ledger", 0)
         rig.cluster.lose_tail("visits.ledger", 0, ledger.end - 1)
         ledger.append(VOID_VALUE)
-        late_s[0] = LOOK_AGAIN_S
+        late_s[0] = COMPARE_S
         with pytest.raises(AnchorMismatch):
             commit_batch(two[1], [result], 1)
 
     Environment(clock=lambda: time.monotonic() + late_s[0]).run(go)
 
 
-@pytest.mark.parametrize("keeps_ledger", [True, False])
-def test_a_batch_behind_a_lost_commit_is_not_planned_where_that_was_made(
-    place: Place, monkeypatch: pytest.MonkeyPatch, keeps_ledger: bool
-) -> None:
+def test_a_batch_behind_a_lost_commit_is_not_planned_where_that_was_made(place: Place) -> None:
     """The worker has committed it, and plans the next batch. Whoever commits that has seen nothing."""
     rig = place("memory://a")
     for batch in range(2):
@@ -172,8 +169,6 @@ def test_a_batch_behind_a_lost_commit_is_not_planned_where_that_was_made(
     rig.cluster.lose_tail("visits.ledger", 0, rig.cluster.log("visits.ledger", 0).end - 1)
     options = options_of("memory://a", 2)
     cached_log(options.where).patience_s = 0.0
-    if not keeps_ledger:
-        monkeypatch.setattr(epochs, "_ledgers", ProcessCache[Any, Any]())
     with pytest.raises(BeyondEnd):
         plan_batch(options)
 

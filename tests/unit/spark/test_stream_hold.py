@@ -19,7 +19,7 @@ _OPTIONS = {"log": "l", "root": "r", "kafka.bootstrap.servers": "b", "startingPo
 
 
 def _base(log: Log, position: int) -> Folded:
-    with log.ledger.client(None, position) as ledger:
+    with log.replay(None, position) as ledger:
         return ledger.folded
 
 
@@ -214,43 +214,6 @@ def test_two_drivers_of_one_query_keep_what_they_hold(rests_s: float, tmp_path: 
     with twin.open() as log, environment.run(StreamPlanner, log, options) as second:
         found = second.end_of(read)
         assert (len(second.plan(read, found, 0).commits), found.is_reset) == (3, False)
-
-
-def test_a_snapshot_that_goes_between_two_looks_is_no_loss(tmp_path: Path) -> None:
-    """A hold moves by the snapshot at its new place, for the ledger begins right at its old one; and rounds drop that
-    snapshot between the look that finds it and the next one.
-    """
-    twin, looks = TwinLog(), list[str]()
-    options = stream_options({**_OPTIONS, "startingPosition": "earliest", "readerId": "lake"})
-
-    def roll_up() -> None:
-        twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
-
-    def stall(method: str, path: str) -> None:
-        looks.append(f"{method} {path}")
-        if is_armed and looks.count("list manifests/") == 2:
-            for _ in range(2):
-                twin.write({b"k": b"newer"})
-                roll_up()
-
-    is_armed = False
-    with twin.open(stall) as log, Environment(clock=twin.clock).run(StreamPlanner, log, options) as planner:
-        begun = read = planner.begin()
-        for _ in range(2):
-            twin.write({b"k": b"1"})
-            begun, read = read, planner.end_of(read)
-            planner.plan(begun, read, 0)
-            roll_up()
-            twin.now_s += 60
-        assert planner.end_of(begun) == read
-        twin.write({b"k": b"2"})
-        roll_up()
-        twin.now_s += 60
-        twin.cluster.truncate(log.ledger_topic, 0, begun.position)  # As rounds did that kept no record below it.
-        looks.clear()
-        is_armed = True
-        assert planner.end_of(read).position > read.position
-        assert looks.count("list manifests/") > 1
 
 
 @pytest.mark.parametrize("start", ["snapshot", "earliest"])

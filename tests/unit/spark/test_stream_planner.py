@@ -34,7 +34,7 @@ from statelog.spark.stream_offset import StreamOffset, is_reset
 from statelog.spark.stream_planner import StreamPlanner
 from statelog.spark.stream_reader import part_rows, parts_of
 from statelog.storage.claims import list_leases, list_subscriptions
-from statelog.storage.ledger_client import LOOK_AGAIN_S
+from statelog.storage.history import COMPARE_S
 from statelog.storage.log.log import Log
 from statelog.testing import Crash
 from tests.support.rigs.log import TwinLog, impatient, settings_for
@@ -481,7 +481,7 @@ def test_a_running_query_is_told_what_its_ledger_lost(loss: str, told: type[Exce
         if loss == "its last record":
             with twin.open() as other:
                 other.barrier()
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(COMPARE_S)
         with pytest.raises(told):
             planner.end_of(read)
 

@@ -21,9 +21,7 @@ def written() -> tuple[TwinRig, Log, tuple[Anchor, ...]]:
         for i in range(64):
             writer.put(b"k%d" % i, b"v")
         writer.commit(checkpoint_id=1)
-    ledger = log.ledger.client()
-    ledger.read_end()
-    return rig, log, take_anchors(log, ledger.fold.freeze(), None)
+    return rig, log, take_anchors(log, log.history.read().state, None)
 
 
 def of(anchors: tuple[Anchor, ...], topic: str) -> list[Anchor]:

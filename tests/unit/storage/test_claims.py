@@ -49,7 +49,7 @@ def test_a_move_writes_the_next_file_and_sweeps_the_last() -> None:
     assert (first.number, first.is_taken_up, held.is_sure) == (1, False, True)
     twin.write({b"k": b"2"})
     twin.now_s += 5
-    second = held.hold(_state(log), log.ledger.client().last, take_up=True)
+    second = held.hold(_state(log), log.history.read().place.last, take_up=True)
     assert _paths(twin) == [subscription_path("lake", 2)]
     (stored,) = list_subscriptions(log.store).files
     assert (stored.subscription, stored.modified_s) == (second, twin.now_s)

@@ -42,6 +42,8 @@ from statelog.schemas.ledger.state import (
 from statelog.schemas.names import COPIER
 
 _MOST_PENDING_BYTES = 8 << 20
+_MOST_HASHES = 1 << 22
+"""So many of the newest records are compared at least, with what later writers and readers had seen: 32 MiB."""
 _UNKNOWN = 0
 """Stands for the hash of an offset that holds no record, or one whose hash the caller does not know."""
 MOST_OFFSETS = 1 << 56
@@ -128,6 +130,18 @@ class LedgerFold:
         mine = self.newest_epoch(writer)
         return max([self.restarted, mine, *(self._newest.get(partition, NO_EPOCH) for partition in partitions)])
 
+    def next_open(self, writer: str, partitions: tuple[int, ...], nonce: bytes, witness: Place) -> Open:
+        """Make the Open that is valid if nothing comes in between, of a writer that has folded up to `witness`."""
+        return Open(
+            writer=writer,
+            partitions=partitions,
+            nonce=nonce,
+            prior=self.prior(writer, partitions),
+            last=self.last_checkpoint(writer),
+            identity=self.identity,
+            witness=witness,
+        )
+
     def newest_epoch(self, writer: str) -> int:
         """Return the writer's newest valid Open, fenced or not; -1 if it has none."""
         row = self._rows.get(writer)
@@ -206,11 +220,19 @@ class LedgerFold:
         at = offset - self._first
         return self._hashes[at] if 0 <= at < len(self._hashes) else _UNKNOWN
 
+    @property
+    def hashed_from(self) -> int:
+        """The offset below which no hash is known."""
+        return self._first
+
     def _note(self, offset: int, record_hash: int) -> None:
         gap = offset - self._first - len(self._hashes)
         if gap:
             self._hashes.extend([_UNKNOWN] * gap)
         self._hashes.append(record_hash)
+        if len(self._hashes) > 2 * _MOST_HASHES:
+            del self._hashes[:_MOST_HASHES]
+            self._first += _MOST_HASHES
 
     def _contradiction(self, offset: int, record: LedgerRecord | None) -> "ProvedLoss | None":
         """Return the loss that a record proves, if it does: what its writer knew is not what was folded."""

@@ -26,9 +26,9 @@ __all__ = [
     "STALL_TIMEOUT_S",
     "Delivery",
     "DeliveryStatus",
-    "Follower",
     "Kafka",
     "OffsetRange",
+    "PartitionFollower",
     "Producer",
     "Reader",
     "Record",
@@ -173,11 +173,16 @@ class Reader(Protocol):
         """Release the client. Idempotent."""
 
 
-class Follower(Protocol):
+class PartitionFollower(Protocol):
     """Follows partition 0 of one topic from an offset on: its fetch waits at the broker. One thread at a time polls.
 
     Where the topic is gone it may wait in silence: a question for offsets tells.
     """
+
+    @property
+    def position(self) -> int:
+        """The next offset: every record below it was returned."""
+        ...
 
     def poll(self, timeout_s: float) -> Sequence[Record]:
         """Return the next records, by offset; wait for the first for at most `timeout_s`, and return none if none came.
@@ -246,7 +251,7 @@ class Kafka(Protocol):
         """A new reader of one topic."""
         ...
 
-    def follower(self, topic: str, offset: int) -> Follower:
+    def follower(self, topic: str, offset: int) -> PartitionFollower:
         """A new follower of partition 0 of one topic, from an offset on."""
         ...
 

@@ -334,7 +334,7 @@ class ConfluentKafka:
     def follower(self, topic: str, offset: int) -> ConfluentFollower:
         """A new follower of partition 0 of one topic."""
         self._admin.guard.check()
-        return ConfluentFollower(self._config, topic, offset, self, self._seen)
+        return ConfluentFollower(self._config, topic, offset, self)
 
     def lend(self) -> "ConfluentKafka":
         """The same for many borrowers, whose `close` ends nothing. A producer is each one's own, and its trouble."""

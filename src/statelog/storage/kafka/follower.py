@@ -23,21 +23,20 @@ from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Record
 from statelog.storage.kafka.config import ClientConfig, following_properties
 from statelog.storage.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, UNPACKING, check_range, client_error
 from statelog.storage.kafka.native import ProcessGuard, close_consumer, last_error, make_client, native
-from statelog.storage.kafka.positions import HighWater
 from statelog.storage.kafka.reader import OF_THE_GROUP, stamp_ms
 
 _MOST = 512
 
 
 class ConfluentFollower:
-    """Follows partition 0 of one topic from an offset on; implements `kafka.Follower`."""
+    """Follows partition 0 of one topic from an offset on; implements `kafka.PartitionFollower`."""
 
-    def __init__(self, config: ClientConfig, topic: str, offset: int, kafka: Kafka, seen: HighWater) -> None:
+    def __init__(self, config: ClientConfig, topic: str, offset: int, kafka: Kafka) -> None:
         self._config = config
         self._topic = topic
-        self._next = offset
+        self.position = offset
+        """All below it was given."""
         self._kafka = kafka
-        self._seen = seen
         self._guard = ProcessGuard("follower")
         self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=4)
         client = make_client(confluent_kafka.Consumer, "a consumer", following_properties(config), config, self._errors)
@@ -82,24 +81,24 @@ class ConfluentFollower:
             error = message.error()
             if error is None:
                 records.append(self._advance(message))
-            elif error.name() != "_PARTITION_EOF":
+            elif error.name() == "_PARTITION_EOF":
+                self.position = max(self.position, message.offset() or 0)  # Above an offset that holds no record.
+            else:
                 self._refusal = error
                 if not records:
                     self._raise(error)
                 break
-        if records:
-            self._seen.reached(self._topic, 0, self._next)
         return records
 
     def _advance(self, message: confluent_kafka.Message) -> Record:
         offset = message.offset()
         assert offset is not None, "records carry their offset"
-        if offset < self._next:
+        if offset < self.position:
             raise Corrupt(
                 "offsets of a partition went backwards", topic=self._topic, partition=0, offset=offset,
-                expected_offset=self._next, hint="Read again; if it happens again, the broker's log is damaged",
+                expected_offset=self.position, hint="Read again; if it happens again, the broker's log is damaged",
             )  # fmt: skip
-        self._next = offset + 1
+        self.position = offset + 1
         return Record(0, offset, message.value() or b"", stamp_ms(message))
 
     def _raise(self, error: confluent_kafka.KafkaError) -> None:
@@ -108,14 +107,16 @@ class ConfluentFollower:
         name, text = error.name(), self._config.redact(error.str())
         if name in UNPACKING:  # A reader finds out where the batch ends.
             with closing(self._kafka.reader(self._topic)) as reader:
-                here = {0: OffsetRange(self._next, self._next + 1)}
+                here = {0: OffsetRange(self.position, self.position + 1)}
                 next(reader.read(here, stall_timeout_s=STALL_TIMEOUT_S), None)
         if name in REFUSED_OFFSET | ABSENT:
-            available = self._kafka.offsets(self._topic, [0], at_least={0: self._next})[0]
-            check_range(self._topic, 0, OffsetRange(self._next, self._next), available)
+            available = self._kafka.offsets(self._topic, [0], at_least={0: self.position})[0]
+            check_range(self._topic, 0, OffsetRange(self.position, self.position), available)
         if name in ENDING - OF_THE_GROUP - UNPACKING:
             needs = f"READ on topic {self._topic}"
             raise client_error(name, text, "reading", self._config.bootstrap_servers, needs=needs, topic=self._topic)
         if name in REFUSED_OFFSET | UNPACKING or error.fatal():
             hint = "Read again: the offset is there now, a leader may have moved while it was read"
-            raise BrokerUnavailable(f"following was refused: {text}", hint=hint, topic=self._topic, offset=self._next)
+            raise BrokerUnavailable(
+                f"following was refused: {text}", hint=hint, topic=self._topic, offset=self.position
+            )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from statelog.errors import OffsetGone
 from statelog.formatting import show_duration
-from statelog.storage.log.ledger import records_at
+from statelog.storage.history import records_at
 
 if TYPE_CHECKING:
     from statelog.storage.log.log import Log

@@ -268,6 +268,17 @@ class ManifestChain:
             raise self._another(found.identity, what, hint, manifest=found.number)
         return found
 
+    def newest_sound(self, *, max_age_s: float = 0.0) -> Manifest | None:
+        """As `newest`, but pass over those that are damaged: of that, readers tell."""
+        with suppress(CorruptManifest):
+            return self.newest(max_age_s=max_age_s)
+        for number, listed in reversed(self.listed().items()):
+            with suppress(CorruptManifest):
+                found = self.find(number, listed=listed)
+                if found is not None and found.identity == self._descriptor.identity:
+                    return found
+        return None
+
     def _another(self, found: LogIdentity, what: str, hint: str, **facts: Fact) -> IdentityChanged:
         ids = {"expected": self._descriptor.identity.ledger_topic_id, "found": found.ledger_topic_id}
         return IdentityChanged(what, hint=hint, store=self._store.url, **ids, **facts)

@@ -10,21 +10,21 @@ Invariants:
 """
 
 import logging
-import math
 import time
-from collections.abc import Collection, Generator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
-from threading import Lock
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from statelog.closing import Closing, undone_by_errors
-from statelog.environment import Start, current_environment
-from statelog.errors import AlreadyExists, DataLoss, IdentityChanged, NotFound, StatelogError, Unavailable
+from statelog.environment import current_environment
+from statelog.errors import AlreadyExists, IdentityChanged, NotFound, StatelogError
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.ledger.place import ORIGIN, Place
+from statelog.schemas.ledger.fold import LedgerBase
+from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import VOID_VALUE
 from statelog.schemas.ledger.state import LastCommit, LedgerState
 from statelog.schemas.names import check_kind, check_whole, data_topic, ledger_topic
@@ -41,22 +41,18 @@ from statelog.schemas.topic_policy import (
     retention_s,
 )
 from statelog.schemas.values.schema import ValueSchema
+from statelog.storage.history import History, LedgerSource, Replay
 from statelog.storage.kafka import Kafka, OffsetRange, Producer
-from statelog.storage.ledger_client import LOOK_AGAIN_S, LedgerClient
-from statelog.storage.ledger_tape import LedgerTape
-from statelog.storage.log.evidence import Looks, Verified, Witnesses, check_ledger
+from statelog.storage.log.evidence import check_ledger
 from statelog.storage.log.files import ManifestChain, ValueSchemas, descriptor_of, put_truncation, truncation_of
-from statelog.storage.log.ledger import Ledger
 from statelog.storage.log.making import delete_log, make_log, prove_truncation
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.producers import WarmProducer, append_all
-from statelog.storage.log.topics import check_owner, identify, topics_in_force
+from statelog.storage.log.topics import IdentifiedTopics, check_owner, identify, topics_in_force
 from statelog.storage.log.where import Where, no_kafka, opened_ports, opened_store
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.storage")
-_JUDGE_AGAIN_S = 60.0
-"""How often an open writer's topics are judged by their settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +72,16 @@ class LogDescription:
     truncation: Truncation
 
 
+class _Verified(NamedTuple):
+    """What the cluster said of a log's topics, which are the descriptor's, and when it was asked; and who truncates
+    them, once it was seen that they may be used. The store is only asked where they keep nothing for ever.
+    """
+
+    topics: IdentifiedTopics
+    asked_s: float
+    truncation: Truncation | None = None
+
+
 class Log(Closing):
     """A named history of keyed state changes: two topics and a directory, verified to belong together.
 
@@ -85,9 +91,9 @@ class Log(Closing):
 
     patience_s: float = 10.0
     """How long an answer of Kafka's that goes back behind what is known is asked again before it is believed."""
-    look_again_s: float = LOOK_AGAIN_S
-    """How long, by the clock of the environment that opened the log, the cluster is not asked again whether it still is
-    the log's, but for verdicts."""
+    look_again_s: float = 1.0
+    """How long, by the clock of the environment that opened the log, `verify` does not ask the cluster again whether it
+    still is the log's."""
 
     def __init__(
         self, descriptor: Descriptor, kafka: Kafka, store: Store, *, waived: frozenset[Waiver] = frozenset()
@@ -100,25 +106,27 @@ class Log(Closing):
         """The topic of the ledger."""
         self.kafka = kafka
         self.store = store
-        self.ledger = Ledger(self, self._identify)
-        """The way to the ledger: its end, and clients that fold it."""
         self.manifests = ManifestChain(store, descriptor)
         self.value_schemas = ValueSchemas(store, descriptor.value_schema_id)
         self.warm_producer = WarmProducer(self._writing_producer)
         """A producer made ahead of an Open, for who keeps one."""
-        self.witnesses = Witnesses(kafka, self.data_topic, descriptor.seal_key)
-        """What the writers of chunks have seen of the ledger."""
-        self.ledger_tape = LedgerTape()
-        """What the writers of this process know of the ledger's end."""
-        self._place = ORIGIN
-        self._uncompared: set[Place] = set()
-        self._noting = Lock()
-        clock = current_environment().clock
-        self._looks = Looks(lambda: identify(kafka, store, descriptor), clock, self._warn_of_deletions)
+        self.ledger = LedgerSource(
+            kafka=kafka,
+            topic=self.ledger_topic,
+            identity=descriptor.identity,
+            snapshots=self.manifests,
+            identify=self._judge,
+            url=store.url,
+            clock=current_environment().clock,
+            patience_s=lambda: self.patience_s,
+        )
+        """Where the ledger is, and its end."""
+        self.history = History(self.ledger)
+        """The ledger, as this process has read it."""
+        self._verified: _Verified | None = None
         self.deletions = ""
         """The topics' settings by which Kafka deletes what is committed, as a round or an open writer saw them last; or
         an empty text."""
-        self._judged_s = -math.inf
         self._waived = waived
         self._schemas: dict[int, pa.Schema] = {}
 
@@ -171,9 +179,9 @@ class Log(Closing):
         NotFound for a log that was deleted, IdentityChanged, UnsafeTopic, Unavailable. Partitions that were added later
         are a log line only.
         """
-        return self._check(self._identify(), rights)
+        return self._check(self._identify(self.look_again_s), rights)
 
-    def _check(self, verified: Verified, rights: Rights) -> Truncation:
+    def _check(self, verified: _Verified, rights: Rights) -> Truncation:
         data, ledger, warning = verified.topics
         truncation = verified.truncation
         try:
@@ -186,61 +194,61 @@ class Log(Closing):
                 )
             rights.check(data, ledger)
         except BaseException:
-            self._looks.newest = None  # What is refused here is asked anew.
+            self._verified = None  # What is refused here is asked anew.
             raise
         # What only a round goes on with is checked again by the next one who asks, and may be refused.
-        self._looks.newest = verified._replace(truncation=None if self.deletions else truncation)
+        self._verified = verified._replace(truncation=None if self.deletions else truncation)
         return truncation
 
-    def _truncation_of(self, verified: Verified) -> Truncation:
+    def _truncation_of(self, verified: _Verified) -> Truncation:
         """Return who truncates, asked of the store only where Kafka deletes by age."""
         is_kept = retention_s(*(one.config for one in verified.topics[:2])) is None
         return Truncation() if is_kept else self.truncation()
 
-    def _warn_of_deletions(self, verified: Verified) -> None:
-        """Warn, once a minute at most, if Kafka has come to delete what an open writer commits. The writer goes on."""
-        if verified.asked_s < self._judged_s + _JUDGE_AGAIN_S:
+    def verify_anew(self, rights: Rights = NO_RIGHTS) -> Truncation:
+        """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""
+        return self._check(self._identify(0.0), rights)
+
+    def asking_who_answers(self) -> AbstractContextManager[None]:
+        """Report what is found missing inside only after the cluster was asked: it may be another one, or the log may
+        have been made anew. Raises IdentityChanged then.
+        """
+        return self.ledger.asking_who_answers()
+
+    def _judge(self, max_age_s: float) -> None:
+        """Ask who the cluster is. Warn if Kafka has come to delete what an open writer commits; the writer goes on."""
+        known = self._verified
+        verified = self._identify(max_age_s)
+        if verified is known or not self.history.has_appended:
             return
-        self._judged_s = verified.asked_s
         with suppress(StatelogError):  # All else that may be wrong is for an open to refuse.
             truncation = self._truncation_of(verified)
             self.deletions = verified.topics.check_made(self.descriptor, truncation, self._waived, saves=True)
             if self.deletions:
                 _LOG.warning("%s: %s: correct the settings with Kafka's own tools, at once", self.name, self.deletions)
 
-    def verify_anew(self, rights: Rights = NO_RIGHTS) -> Truncation:
-        """As `verify`, of what the cluster answers now: before a verdict is believed, or records are deleted."""
-        return self._check(self._identify(anew=True), rights)
-
-    @contextmanager
-    def asking_who_answers(self) -> Generator[None]:
-        """What is found missing inside is reported only after the cluster was asked: it may be another one, or the log
-        may have been made anew. Raises IdentityChanged then.
-        """
+    def _identify(self, max_age_s: float) -> _Verified:
+        known, asked_s = self._verified, self.ledger.clock()
+        if known is not None and asked_s - known.asked_s < max_age_s:
+            return known
         try:
-            yield
-        except (NotFound, DataLoss):
-            with suppress(Unavailable):
-                self._identify(anew=True)
+            self._verified = found = _Verified(identify(self.kafka, self.store, self.descriptor), asked_s)
+        except (NotFound, IdentityChanged):
+            self._verified = None  # What was answered before is true no more, whoever hears of it.
             raise
-
-    def look_ahead(self, start: Start) -> None:
-        """Ask beside what follows, by `start`, whether the cluster still is the log's, so that a verdict need not."""
-        self._looks.ahead(self.look_again_s, start)
-
-    def _identify(self, *, anew: bool = False) -> Verified:
-        return self._looks.verified(None if anew else self.look_again_s)
+        return found
 
     @property
     def retention_s(self) -> float | None:
         """After how long Kafka deletes records of the topics, as they were verified last; None: never."""
-        verified = self._looks.newest
+        verified = self._verified
         return retention_s(*(one.config for one in verified.topics[:2])) if verified else None
 
     def close(self) -> None:
         """Release the clients. Idempotent."""
         try:
             self.warm_producer.close()
+            self.history.close()
         finally:
             self.kafka.close()
 
@@ -271,7 +279,7 @@ class Log(Closing):
         it, ConfigError, also where records cannot be deleted; Unavailable.
         """
         wanted = Truncation.named(truncation, retention_days)
-        topics = self._identify(anew=True).topics
+        topics = self._identify(0.0).topics
         topics.check_made(self.descriptor, wanted, self._waived)
         if not wanted.is_by_kafka:
             ROLLING_UP.check(topics.data, topics.ledger)
@@ -291,42 +299,29 @@ class Log(Closing):
 
     @property
     def position(self) -> int:
-        """The highest ledger position that was opened at, acknowledged or read through this object."""
-        return self._place.position
+        """The highest ledger position that was read through this object: what it was told lies below."""
+        return self.history.place.position
 
     @property
     def place(self) -> Place:
-        """That position with the record below it, as far as it is known: for `recover(at_least=)` elsewhere."""
-        return self._place
+        """That position with the record below it: for `recover(at_least=)` elsewhere."""
+        return self.history.place
 
-    @property
-    def places(self) -> frozenset[Place]:
-        """All that the ledger has to be compared with: that place, those below that nobody has compared since, and what
-        a look has not found that was there before.
-        """
-        lost = {Place(one.offset + 1, one) for one in self.ledger_tape.lost}
-        with self._noting:
-            return frozenset({self._place, *self._uncompared, *lost})
+    def replay(self, base: LedgerBase | None = None, position: int = 0) -> Replay:
+        """Fold the ledger from `base` on, or from its first record, up to a position of the past. The caller closes it.
 
-    def saw(self, place: Place, compared: Collection[Place] = ()) -> None:
-        """Note a place: nothing that this object reads from now on may end below it, or hold another record there; nor
-        at the place noted last, nor at those before it, unless they are `compared` by now.
+        Raises OffsetGone if there is no base and the ledger was truncated: an unknown epoch would silently void valid
+        commits; else as `Replay.commits`.
         """
-        with self._noting:  # Writers and readers in other threads note theirs.
-            known, self._place = self._place, max(self._place, place, key=lambda one: (one.position, bool(one.last)))
-            self._uncompared.update(one for one in (known, place) if one.last is not None)
-            self._uncompared.difference_update(compared)
-            self._uncompared.discard(self._place)
-
-    def checked_ledger(self, seen: Place = ORIGIN) -> LedgerClient:
-        """A client that has folded the ledger to its end now, and found nothing that speaks against it. The caller
-        closes it. `seen` is what another process saw of it. Raises Damaged, Unavailable.
-        """
-        client = self.ledger.newest_client()
-        with undone_by_errors(client.close):
-            client.fold_end(self.ledger.end(at_least=max(client.position, self.position, seen.position)))
-            check_ledger(self, client, places=[seen])
-        return client
+        if base is None:
+            self.ledger.require_whole()
+        made = Replay(self.ledger, base)
+        with undone_by_errors(made.close):
+            if position > made.position:
+                made.fold_to(position)
+            is_kept = base is not None and not isinstance(base, Manifest)
+            made.fold.followed = made.position if is_kept or position else 0
+        return made
 
     def barrier(self) -> int:
         """Append a void record to the ledger. What is read up to the position returned includes everything that anybody
@@ -336,9 +331,11 @@ class Log(Closing):
         that right, OutcomeUnknown, Damaged, Unavailable.
         """
         self.verify(LEDGER_WRITING)  # Refused at once: the producer would only not know what became of its record.
-        self.checked_ledger().close()
+        check_ledger(self)
         with closing(self.kafka.producer()) as producer:
-            return append_all(producer, self.ledger_topic, 0, VOID_VALUE, 1)[0] + 1
+            position = append_all(producer, self.ledger_topic, 0, VOID_VALUE, 1)[0] + 1
+        self.history.read_to(position)
+        return position
 
     def data_offsets(self, *, at_least: Mapping[int, int] | None = None) -> dict[int, OffsetRange]:
         """Log start and log end of every data partition, now; an end below `at_least` is asked for again."""
@@ -351,27 +348,24 @@ class Log(Closing):
         After a writer opened, those of the writers that it replaced are final: this is where a job that was rescaled
         finds the source positions of the partitions that it took over. Raises Damaged, Unavailable.
         """
-        with closing(self.checked_ledger()) as client:
-            return client.fold.freeze().commits
+        self._identify(self.look_again_s)
+        return check_ledger(self).state.commits
 
     def describe(self) -> LogDescription:
         """The log at this moment. Raises Damaged, Unavailable, ConfigError without the right to read both topics."""
         self.verify(READING)
-        manifest = self.manifests.newest()
-        with closing(self.ledger.client(manifest)) as client:
-            client.fold_end()
-            check_ledger(self, client)
-            return LogDescription(
-                descriptor=self.descriptor,
-                url=self.store.url,
-                data_offsets=self.data_offsets(),
-                ledger_offsets=self.ledger.range(),
-                state=client.fold.freeze(),
-                manifest=manifest,
-                manifests=len(self.manifests.numbers()),
-                value_schemas=self.value_schemas.all(),
-                truncation=self.truncation(),
-            )
+        view, manifest = check_ledger(self), self.manifests.newest()
+        return LogDescription(
+            descriptor=self.descriptor,
+            url=self.store.url,
+            data_offsets=self.data_offsets(),
+            ledger_offsets=self.ledger.range(),
+            state=view.state,
+            manifest=manifest,
+            manifests=len(self.manifests.numbers()),
+            value_schemas=self.value_schemas.all(),
+            truncation=self.truncation(),
+        )
 
     def _writing_producer(self) -> Producer:
         """A new producer. Only for writers: without the right to write, its client would report a fatal error."""

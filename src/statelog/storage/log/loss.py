@@ -24,7 +24,7 @@ from statelog.errors import (
     NotFound,
     OutcomeUnknown,
 )
-from statelog.schemas.ledger.place import LastRecord, Place, has_utf8
+from statelog.schemas.ledger.place import Place, has_utf8
 from statelog.schemas.ledger.records import (
     AcceptLoss,
     LossRange,
@@ -37,8 +37,8 @@ from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_kind, check_whole
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import LEDGER_WRITING
-from statelog.storage.ledger_tape import append_record
-from statelog.storage.log.evidence import check_anchors, furthest_witness, settle
+from statelog.storage.history import append_record
+from statelog.storage.log.evidence import check_anchors, check_ledger, witnesses
 from statelog.storage.log.files import put_loss
 from statelog.storage.log.log import Log, check_log
 from statelog.storage.log.producers import append_up_to
@@ -60,13 +60,13 @@ def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, op
     if not ranges:
         raise ConfigError("accepting a loss needs ranges")
     log.verify(LEDGER_WRITING)
-    with closing(log.checked_ledger()) as ledger:
-        check_committed(ranges, ledger.fold.freeze().committed_positions)
+    check_committed(ranges, check_ledger(log).state.committed_positions)
     return _accept(log, ranges, reason, operator)
 
 
-def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
-    """Record that a person gives up what the ledger lost. Returns the offset of the Restart that counts.
+def accept_ledger_loss(log: Log, *, reason: str, operator: str, seen: Collection[Place] = ()) -> int:
+    """Record that a person gives up what the ledger lost. Returns the offset of the Restart that counts. `seen` are
+    places that somebody remembers, where nothing else shows the loss.
 
     If the newest snapshot reaches further than the ledger, or stands on records that are others now, it is the history;
     else what the ledger still holds is. Every writer that is open is fenced, and commits that are in neither are gone.
@@ -80,10 +80,10 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
     log.verify(LEDGER_WRITING)
     newest = log.manifests.newest()
     reach = newest.position if newest else 0
-    witness = _witness(log)
+    witness = max([_witness(log), *(place.position for place in seen)])
     end = log.ledger.end(at_least=max(reach, witness, 1))
     is_replaced = end < reach or _is_other(log)
-    is_lossy = is_replaced or end < 1 or _is_torn(log)
+    is_lossy = is_replaced or end < 1 or _is_torn(log, seen)
     if is_lossy:
         if newest is not None and is_replaced:
             check_runs(log.store, newest)
@@ -91,11 +91,8 @@ def accept_ledger_loss(log: Log, *, reason: str, operator: str) -> int:
         record = Restart(digest=log.descriptor.digest, position=position, reason=reason, operator=operator)
         put_loss(log.store, record)
         last = append_restarts(log, record, max(position, witness - 1, end))
-        lost, given_up_with_it = log.ledger_tape.lost, log.places
-        settle(log, Place(last + 1, LastRecord.of(last, encode(record))), given_up_with_it, lost)
-    with closing(log.ledger.newest_client()) as ledger:
-        ledger.fold_end()
-        state = ledger.fold.freeze()
+        log.history.read_to(last + 1)
+    state = log.history.read().state
     ranges = _in_snapshot_alone(log, newest, state) if newest and state.restarted >= reach else ()
     if not (is_lossy or ranges):
         raise ConfigError("the ledger lost nothing", log=log.name, log_end=end, hint="There is nothing to accept")
@@ -139,26 +136,31 @@ def check_acceptance(reason: str, operator: str) -> None:
 
 def _witness(log: Log) -> int:
     """The furthest that this process, or the writer of a chunk, has seen of the ledger."""
-    with closing(log.ledger.newest_client()) as ledger:
+    with log.replay(log.manifests.newest()) as replay:
         with suppress(DataLoss):  # That is why we are here: what it has folded by then tells what is committed.
-            ledger.fold_end()
-        return max(log.position, furthest_witness(log, ledger.fold))
+            replay.fold_to(log.ledger.end())
+        return max(log.position, furthest_witness(log, replay.fold.freeze()))
+
+
+def furthest_witness(log: Log, state: LedgerState) -> int:
+    """The highest position that one of the last chunks behind the committed positions names; 0 if none does."""
+    return max((place.position for place in witnesses(log, state, log.data_offsets())), default=0)
 
 
 def _is_other(log: Log) -> bool:
     """Whether the newest snapshot stands on other records than the ledger has now."""
     try:
-        with closing(log.ledger.newest_client()) as ledger:
-            ledger.fold_end()
+        with log.replay(log.manifests.newest()) as replay:
+            replay.fold_to(log.ledger.end())
     except DataLoss as error:
         return isinstance(error, AnchorMismatch)
     return False
 
 
-def _is_torn(log: Log) -> bool:
+def _is_torn(log: Log, seen: Collection[Place]) -> bool:
     """Whether the ledger, or a witness of it, shows that it lost records."""
     try:
-        log.checked_ledger().close()
+        check_ledger(log, places=seen)
     except (AnchorMismatch, BeyondEnd):
         return True
     return False

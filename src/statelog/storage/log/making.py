@@ -29,9 +29,9 @@ from statelog.schemas.topic_policy import (
     largest_record_bytes,
 )
 from statelog.schemas.values.schema import check_compatible, parse_value_schema
+from statelog.storage.history import append_record
 from statelog.storage.kafka import Kafka
 from statelog.storage.kafka.errors import MISSING_REQUEST
-from statelog.storage.ledger_tape import append_record
 from statelog.storage.log.files import descriptor_of, descriptor_or_none, put_same, put_truncation, truncation_of
 from statelog.storage.log.options import LogOptions
 from statelog.storage.log.topics import (

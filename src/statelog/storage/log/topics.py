@@ -41,9 +41,9 @@ from statelog.schemas.topic_policy import (
     topic_config,
     without_refused,
 )
+from statelog.storage.history import records_at
 from statelog.storage.kafka import Kafka, TopicDescription, TopicSpec
 from statelog.storage.log.files import ManifestChain, descriptor_or_none
-from statelog.storage.log.ledger import records_at
 from statelog.storage.store import Store
 
 _LOG = logging.getLogger("statelog.storage")

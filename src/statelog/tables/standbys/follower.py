@@ -139,7 +139,7 @@ class Follower:
         if not feed.is_answered:
             return ""
         self._environment.crash("asked")
-        if len(feed.ledger.fold.accepted) != self.state.view.place.losses:
+        if len(feed.folded.state.accepted) != self.state.view.place.losses:
             return "a loss was accepted since, and what was lost may be in it"
         with closing(feed.changes(commits, self._check_wanted)) as tables:
             first = next(tables, None)  # By now all of it was read.
@@ -156,8 +156,8 @@ class Follower:
         feed, old = self._feed, self.state.view
         moved = replace(
             old,
-            place=StatePlace.folded(feed.ledger.place, feed.ledger.fold),
-            last_commit=feed.ledger.fold.last_commit(self.setup.owner),
+            place=StatePlace.folded(feed.folded.place, feed.folded.state),
+            last_commit=feed.folded.state.last_commit(self.setup.owner),
             level_s=asked_s,
         )
         if moved.place == old.place:
@@ -236,7 +236,7 @@ class Follower:
         """
         setup, environment = self.setup, self._environment
         with self.state.without_scans(), self._turn():
-            writer, _ = setup.writer(self._feed.ledger.folded)
+            writer = setup.writer()
             try:
                 environment.crash("promoting")
                 report = self._catch_up(writer)
@@ -270,7 +270,7 @@ class Follower:
         if self._schema_id != schema.id:
             self._rebuild("it was made anew in another value schema than the table's", position, schema)
         wanted, reached = Wanted.by(writer), self.state.view
-        wanted.check_final(self._feed.ledger.folded.state)
+        wanted.check_final(self._feed.folded.state)
         place = wanted.place
         if place.losses != reached.place.losses:
             raise DataLoss("a loss was accepted while the standby was promoted", hint="Open the table")

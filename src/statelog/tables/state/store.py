@@ -39,7 +39,6 @@ from statelog.recovery import Recovery
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.changes import DELETE, gone_and_live
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import NO_EPOCH, LedgerState
 from statelog.schemas.values.schema import ValueSchema
@@ -92,7 +91,7 @@ class StatePlace:
         return cls(owner.place, len(owner.accepted_losses), owner.restarted)
 
     @classmethod
-    def folded(cls, ledger: Place, folded: LedgerFold | LedgerState) -> "StatePlace":
+    def folded(cls, ledger: Place, folded: LedgerState) -> "StatePlace":
         """A place, as far as the ledger was folded."""
         return cls(ledger, len(folded.accepted), folded.restarted)
 

@@ -1,0 +1,153 @@
+"""`History` on both implementations of the port: many threads share one fold, and each record is folded once."""
+
+import os
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from statelog.schemas.ledger.fold import LedgerFold, Void
+from statelog.schemas.ledger.handle import Checkpoint
+from statelog.schemas.ledger.place import LogIdentity
+from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, encode
+from statelog.storage.history import History, Landed, LedgerSource
+from statelog.storage.kafka import Kafka, Producer
+from tests.support.rigs.kafka import TIMEOUT_S, spec_of, write_all
+
+_THREADS, _COMMITS = 8, 25
+_IDENTITY = LogIdentity(cluster_id="cluster", data_topic_id="data", ledger_topic_id="ledger")
+
+
+class _None:
+    """A log without snapshots."""
+
+    def newest_sound(self, *, max_age_s: float = 0.0) -> None:
+        """There is none."""
+
+    def at(self, position: int) -> None:
+        """There is none."""
+
+
+@pytest.fixture
+def ledger(kafka: Kafka) -> Iterator[str]:
+    """A new topic that begins with a mark."""
+    name = f"history-{uuid.uuid4().hex[:12]}"
+    kafka.create_topic(spec_of(name))
+    write_all(kafka, name, 0, [encode(Mark(bytes(32)))])
+    yield name
+    kafka.delete_topic(name)
+
+
+@pytest.fixture
+def history(kafka: Kafka, ledger: str) -> Iterator[History]:
+    """One that follows it."""
+    source = LedgerSource(kafka=kafka, topic=ledger, identity=_IDENTITY, snapshots=_None())
+    with History(source) as made:
+        yield made
+
+
+def opened(history: History, producer: Producer, number: int) -> tuple[int, bytes]:
+    """Open the writer of this number. Return epoch and nonce."""
+    nonce, writer = os.urandom(16), f"w{number}"
+    while True:
+        history.read()
+        prior, last = history.ask(lambda fold: (fold.prior(writer, [number]), fold.last_checkpoint(writer)))
+        record = Open(
+            writer=writer,
+            partitions=(number,),
+            nonce=nonce,
+            prior=prior,
+            last=last,
+            identity=_IDENTITY,
+            witness=history.place,
+        )
+        landed = history.append(producer, record).result()
+        if landed.void is None:
+            return landed.offset, nonce
+
+
+def committed(history: History, producer: Producer, number: int, epoch: int, nonce: bytes) -> Landed:
+    """Commit progress."""
+    base = history.ask(lambda fold: fold.last_checkpoint(f"w{number}"))
+    commit = Commit.of(
+        epoch=epoch,
+        nonce=nonce,
+        base=base,
+        checkpoint=Checkpoint(base.id + 1, nonce),
+        metadata={"writer": number},
+        handles=[],
+        witness=history.place,
+    )
+    return history.append(producer, commit).result()
+
+
+def in_threads(work: Callable[[int], None]) -> None:
+    """Do it for each number in a thread of its own."""
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(_THREADS)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(TIMEOUT_S)
+    if errors:
+        raise errors[0]
+    assert not any(one.is_alive() for one in threads)
+
+
+def test_many_writers_share_one_fold(kafka: Kafka, history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own verdicts, all are right, and a record is folded once."""
+    folded: Counter[int] = Counter()
+    apply = LedgerFold.apply
+
+    def counted(fold: LedgerFold, offset: int, record: LedgerRecord | None, record_hash: int = 0) -> Void | None:
+        folded[offset] += 1
+        return apply(fold, offset, record, record_hash)
+
+    monkeypatch.setattr(LedgerFold, "apply", counted)
+
+    def work(number: int) -> None:
+        producer = kafka.producer()
+        epoch, nonce = opened(history, producer, number)
+        offsets = [committed(history, producer, number, epoch, nonce) for _ in range(_COMMITS)]
+        assert all(one.void is None for one in offsets)
+        producer.close()
+
+    in_threads(work)
+    view = history.read()
+    assert [view.state.commits[f"w{number}"].checkpoint.id for number in range(_THREADS)] == [_COMMITS] * _THREADS
+    assert set(folded.values()) == {1}
+    assert sorted(folded) == list(range(view.place.position))
+    found = history.commits(0, view.place.position)
+    assert found is not None
+    assert Counter(one.writer for one in found) == {f"w{number}": _COMMITS for number in range(_THREADS)}
+
+
+def test_a_void_record_is_told(kafka: Kafka, history: History) -> None:
+    """Whose epoch is over learns why."""
+    producer = kafka.producer()
+    old, nonce = opened(history, producer, 0)
+    opened(history, producer, 0)
+    landed = committed(history, producer, 0, old, nonce)
+    assert landed.void is not None
+    producer.close()
+
+
+def test_what_others_append_is_read(kafka: Kafka, ledger: str, history: History) -> None:
+    """A History of another process sees it by its next read."""
+    source = LedgerSource(kafka=kafka, topic=ledger, identity=_IDENTITY, snapshots=_None())
+    producer = kafka.producer()
+    with History(source) as other:
+        epoch, nonce = opened(history, producer, 0)
+        for number in range(1, 4):
+            committed(history, producer, 0, epoch, nonce)
+            assert other.read().state.commits["w0"].checkpoint.id == number
+    producer.close()
