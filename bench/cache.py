@@ -14,11 +14,11 @@ from bench.logs import bench_log, bulk_append
 from bench.remote_store import Link, RemoteStore
 from bench.setting import Setting
 from bench.workload import batches, every_key
+from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.recovery import CacheSettings, Recovery, RecoverySettings, recover
-from statelog.storage import Log
-from statelog.storage.store.local import LocalStore
+from statelog.store.local import LocalStore
 
 __all__ = ["cache"]
 

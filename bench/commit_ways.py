@@ -13,13 +13,13 @@ from functools import partial
 from itertools import count
 
 from bench.workload import Pairs
+from statelog.kafka.port import Delivery
+from statelog.log import Log
 from statelog.producer import Writer
 from statelog.schemas.changes.chunk import encode_chunk
 from statelog.schemas.changes.few import FewChanges
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN
-from statelog.storage import Log
-from statelog.storage.kafka import Delivery
 
 __all__ = ["Commit", "Way", "commits_of", "latencies", "least_commits", "without_garbage"]
 

@@ -21,8 +21,8 @@ from bench.logs import bench_log
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.workload import Pairs, batches, pairs
+from statelog.log import Log
 from statelog.schemas.key_groups import key_group_of, partition_of
-from statelog.storage import Log
 
 __all__ = ["commits"]
 

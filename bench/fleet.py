@@ -16,12 +16,12 @@ from uuid import uuid4
 from bench.figures import Figure, timed
 from bench.logs import bench_where
 from bench.setting import Setting
+from statelog.log import Log, LogOptions, Where
+from statelog.log.where import one_client
 from statelog.materializer import Control, Event, EventKind, MaterializerSettings, run_round
 from statelog.materializer.engine import LocalEngine
 from statelog.materializer.fleet import Fleet, Kit
 from statelog.producer import Writer
-from statelog.storage import Log, LogOptions, Where
-from statelog.storage.log.where import one_client
 
 __all__ = ["fleet"]
 

@@ -20,11 +20,11 @@ from bench.plain import plain_topic
 from bench.rounds import write_newest
 from bench.setting import Setting
 from bench.workload import KINDS, Pairs, batches, pairs
+from statelog.log import Log
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.recovery import recover
-from statelog.storage import Log
 
 __all__ = ["key_kinds"]
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import xxhash
 
 from bench.workload import Pairs
+from statelog.kafka.port import OffsetRange, Record
+from statelog.log import Log, LogOptions, Where
 from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.schemas.arrays import taken
 from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.key_groups import key_groups_of, partition_starts
-from statelog.storage import Log, LogOptions, Where
-from statelog.storage.kafka import OffsetRange, Record
 
 __all__ = ["bench_log", "bench_where", "bulk_append", "least_chunks", "passed_over", "put_singly", "read_records"]
 

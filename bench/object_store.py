@@ -30,13 +30,13 @@ from bench.setting import Setting
 from bench.slow_store import SlowStore, slow_store
 from bench.tables import first_commit
 from bench.workload import batches, every_key
+from statelog.log import Log, LogOptions, Where
 from statelog.materializer import Control, Materializer, MaterializerSettings
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
 from statelog.recovery import recover
 from statelog.schemas.changes.replay_plan import ReplayPlan
-from statelog.storage import Log, LogOptions, Where
 from statelog.tables import TableSettings
 
 __all__ = ["object_store"]

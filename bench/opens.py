@@ -23,11 +23,11 @@ from bench.figures import Figure, Took, medians, timed
 from bench.logs import bench_log, bench_where
 from bench.plain import PlainTopic, plain_topic
 from bench.setting import Setting
+from statelog.kafka.config import admin_properties, client_config, consumer_properties, producer_properties
+from statelog.log import Log
 from statelog.producer import Writer
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS
-from statelog.storage import Log
-from statelog.storage.kafka.config import admin_properties, client_config, consumer_properties, producer_properties
 
 __all__ = ["opens"]
 

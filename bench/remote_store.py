@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
-from statelog.storage.store import FileInfo, RangeReader
-from statelog.storage.store.local import LocalStore
+from statelog.store.local import LocalStore
+from statelog.store.port import FileInfo, RangeReader
 
 __all__ = ["Link", "RemoteStore"]
 

@@ -30,6 +30,7 @@ from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.tables import open_table
 from bench.workload import batches, every_key, pairs
+from statelog.log import Log
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
@@ -37,7 +38,6 @@ from statelog.pending import Pending
 from statelog.recovery import recover
 from statelog.schemas.changes.chunk import decode_head
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage import Log
 from statelog.tables import TableSettings
 
 __all__ = ["restore"]

@@ -13,10 +13,10 @@ from bench.figures import Figure, Took, rate, timed
 from bench.logs import bench_log, bulk_append
 from bench.setting import Setting
 from bench.workload import batches
+from statelog.log import Log
 from statelog.reading.replay import replay
 from statelog.recovery import recover
 from statelog.recovery.rocksdb_target import raw_keys, rocksdb_options
-from statelog.storage import Log
 
 __all__ = ["rocksdb"]
 

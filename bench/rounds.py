@@ -25,6 +25,8 @@ from bench.figures import Figure, Took, summed, timed
 from bench.logs import bench_log, bulk_append, passed_over
 from bench.setting import Setting
 from bench.workload import batches, every_key
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
@@ -33,8 +35,6 @@ from statelog.recovery import recover
 from statelog.schemas.arrays import binary_column
 from statelog.schemas.key_groups import key_groups_of
 from statelog.schemas.snapshot.run_ref import RunRef
-from statelog.storage import Log
-from statelog.storage.kafka import OffsetRange
 
 __all__ = ["merge_newest", "rounds", "write_newest"]
 

@@ -12,12 +12,12 @@ from bench.logs import bench_log, bulk_append, least_chunks, passed_over, put_si
 from bench.plain import plain_topic
 from bench.setting import Setting
 from bench.workload import Pairs, batches, every_key, pairs
+from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Writer
 from statelog.reading.replay import replay as replay_chunks
 from statelog.recovery import recover
-from statelog.storage import Log
 
 __all__ = ["BENCHMARKS"]
 

@@ -20,9 +20,9 @@ from bench.figures import Figure, medians
 from bench.logs import bench_log, bench_where, bulk_append
 from bench.setting import Setting
 from bench.workload import batches
+from statelog.log import Log
 from statelog.materializer import MaterializerSettings, run_round
 from statelog.materializer.engine import EngineMaker, LocalEngine
-from statelog.storage import Log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

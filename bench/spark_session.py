@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pyspark.sql import DataFrameReader, DataFrameWriter, SparkSession
 
 from bench.setting import Setting
-from statelog.storage import Log
+from statelog.log import Log
 from tests.support.spark.connector import connector_jars
 
 __all__ = ["options_of", "our_reader", "our_writer", "spark_session"]

@@ -32,7 +32,7 @@ from bench.plain import PlainTopic, plain_topic
 from bench.setting import Setting
 from bench.tables import BACKENDS, open_table
 from bench.workload import Pairs, batches, pairs
-from statelog.storage import Log
+from statelog.log import Log
 from statelog.tables import Table
 
 __all__ = ["table_loop"]

@@ -17,8 +17,9 @@ from bench.remote_store import Link, RemoteStore
 from bench.setting import Setting
 from bench.tables import BACKENDS, first_commit, open_table
 from bench.workload import batches, every_key
+from statelog.log import Log
 from statelog.materializer import MaterializerSettings, run_round
-from statelog.storage import Log, Store
+from statelog.store import Store
 from statelog.tables import Table, TableSettings
 
 __all__ = ["table_open"]

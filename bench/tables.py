@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.logs import bench_where
 from bench.setting import Setting
 from bench.workload import batches, pairs
-from statelog.storage import Store
+from statelog.store import Store
 from statelog.tables import Table, TableSettings, table
 
 __all__ = ["BACKENDS", "first_commit", "live", "open_table"]

@@ -25,8 +25,7 @@ from demo.report import show_differences, show_followed, show_log, show_recovery
 from demo.screen import Screen
 from demo.stream import Streamed, run_stream
 from statelog.errors import StatelogError
-from statelog.storage import LogOptions
-from statelog.storage.log.log import Log, LogDescription
+from statelog.log import Log, LogDescription, LogOptions
 
 __all__ = ["main"]
 

@@ -21,7 +21,7 @@ from demo.failure import DemoFailed
 from demo.ledger_watch import Chunks, LedgerWatch
 from demo.place import Place, child_environment
 from demo.processes import alive, children_of, process_table, resume, start, stop, wait_until
-from statelog.storage.kafka import OffsetRange
+from statelog.kafka.port import OffsetRange
 from statelog.testing.process import tail
 
 __all__ = ["Killed", "Orphans", "SparkDriver", "end_orphans", "kill_in_mid_batch", "wake_orphans"]

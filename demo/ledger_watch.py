@@ -8,12 +8,12 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log
 from statelog.schemas.changes.chunk import decode_head
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.records import Commit, Open, decode
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.log import Log
 
 __all__ = ["Chunks", "LedgerWatch", "SeenCommit"]
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from statelog.storage import Where
-from statelog.storage.log.log import Log
+from statelog.log import Log, Where
 from statelog.testing.broker import cache_directory
 
 __all__ = ["ALLOW_UNSAFE", "READER", "WRITER", "Place", "child_environment", "demo_directory", "fresh_directory"]

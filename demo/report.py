@@ -10,7 +10,7 @@ from demo.followed import Followed
 from demo.recovery import Recovered
 from demo.screen import Screen, kib, rate
 from demo.stream import Streamed
-from statelog.storage.log.log import LogDescription
+from statelog.log import LogDescription
 
 __all__ = ["show_differences", "show_followed", "show_log", "show_recovery", "show_state", "show_stream"]
 

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from demo.driver import Killed, Orphans
+from statelog.kafka.port import OffsetRange
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.kafka import OffsetRange
 
 __all__ = ["Screen", "kib", "rate"]
 

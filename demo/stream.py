@@ -18,7 +18,7 @@ from demo.materialize import MaterializerDaemon
 from demo.place import Place
 from demo.processes import wait_until
 from demo.screen import Screen
-from statelog.storage.log.log import Log
+from statelog.log import Log
 
 __all__ = ["Life", "Streamed", "run_stream"]
 

@@ -23,7 +23,10 @@ __all__ = ["OUTSIDE", "on_files", "on_page_content", "on_page_markdown", "on_pos
 ROOT = Path(__file__).parents[1]
 ROOMS = (
     "schemas",
-    "storage",
+    "kafka",
+    "store",
+    "history",
+    "log",
     "reading",
     "producer",
     "materializer",

@@ -33,10 +33,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from statelog.log import Log, LogOptions, Where
 from statelog.producer import Coordinator, TaskGrant, TaskWriter
 from statelog.recovery import recover
 from statelog.schemas import Handle, KeyType, key_group_of, share
-from statelog.storage import Log, LogOptions, Where
 
 __all__ = ["Job", "coordinate", "count_words", "run_to_the_end"]
 

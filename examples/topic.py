@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.errors import NotFound, StatelogError
-from statelog.storage import Log, Where
+from statelog.log import Log, Where
 
 __all__ = ["Place", "main", "on_signal"]
 

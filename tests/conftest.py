@@ -26,9 +26,8 @@ from pathlib import Path
 
 import pytest
 
-from statelog.storage.history import source
-from statelog.storage.log import topics
-from statelog.storage.log.log import Log
+from statelog.history import source
+from statelog.log import Log, topics
 from statelog.tables.state import state
 from statelog.testing.broker import wait_until_ready
 from tests.sim.cluster.nodes import Cluster, running_cluster

@@ -18,8 +18,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from statelog.log import Log, LogOptions, Where
 from statelog.recovery import recover
-from statelog.storage import Log, LogOptions, Where
 
 __all__ = ["LAPTOP", "Example", "Place", "main", "run"]
 

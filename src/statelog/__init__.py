@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from statelog.log import Log, LogOptions, Where, open  # noqa: A004 - the name that users look for, as gzip.open
     from statelog.materializer import Materializer, MaterializerSettings, run_round
     from statelog.pending import Pending
     from statelog.producer import Coordinator, TaskWriter, Writer, WriterSettings
     from statelog.recovery import AtCheckpoint, AtPosition, RecoverySettings, read, recover, recover_snapshot
-    from statelog.storage import Log, LogOptions, Where, open  # noqa: A004 - the name that users look for, as gzip.open
     from statelog.tables import Standby, Table, TableSettings, Worker, standby, table, worker
 
 __all__ = [
@@ -51,7 +51,7 @@ _HOMES = {
     "statelog.pending": ("Pending",),
     "statelog.producer": ("Coordinator", "TaskWriter", "Writer", "WriterSettings"),
     "statelog.recovery": ("AtCheckpoint", "AtPosition", "RecoverySettings", "read", "recover", "recover_snapshot"),
-    "statelog.storage": ("Log", "LogOptions", "Where", "open"),
+    "statelog.log": ("Log", "LogOptions", "Where", "open"),
     "statelog.tables": ("Standby", "Table", "TableSettings", "Worker", "standby", "table", "worker"),
 }
 _HOME_OF = {name: room for room, names in _HOMES.items() for name in names}

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
+from statelog.kafka.port import Kafka
+from statelog.log import Log
+from statelog.log.measured import MeasuredKafka
 from statelog.observing import Request, TimedStep
-from statelog.storage.kafka import Kafka
-from statelog.storage.log.log import Log
-from statelog.storage.measured import MeasuredKafka
-from statelog.storage.run_writer import RunWriter
+from statelog.store.run_writer import RunWriter
 from statelog.tables import Loading
 from tests.support.providers.provider import Provider
 from tests.support.rigs.kafka import World, broker_world, memory_world, spec_of

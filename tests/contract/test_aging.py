@@ -23,6 +23,7 @@ from statelog.errors import (
     UnknownFormat,
     UnsafeTopic,
 )
+from statelog.log import Log, LogOptions, Where, accept_data_loss
 from statelog.materializer import CompletedRound, Materializer, SkippedRound, run_round
 from statelog.materializer.events import EventKind, shortfalls
 from statelog.materializer.outcome import RoundOutcome
@@ -35,10 +36,7 @@ from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import TRUNCATIONS
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topic_policy import Truncation
-from statelog.storage import LogOptions, Where
-from statelog.storage.log.files import put_truncation
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss
+from statelog.store.files import put_truncation
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore

@@ -11,12 +11,12 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import IncompatibleSchema, Misuse, NotFound, OffsetGone
+from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.reading.hold import Hold, Terms
 from statelog.recovery import AtPosition, AtTime, plan_changes, read_changes, recover, split_changes
-from statelog.storage.claims import list_leases
-from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import LogRig, TwinLog, real_rig, settings_for, twin_rig
 from tests.support.services.broker import Broker

@@ -3,10 +3,10 @@
 import pytest
 
 from statelog.errors import CheckpointMismatch
+from statelog.log import Log
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.place import Metadata
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from statelog.environment import Environment, inline
 from statelog.errors import UnsafeTopic
+from statelog.log import Log
 from statelog.materializer import CompletedRound, Materializer, SkippedRound, run_round, tail_now
 from statelog.materializer.events import Event, EventKind
 from statelog.materializer.outcome import RoundOutcome
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.topic_policy import ROUND
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.told import lines, told
 

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import IdentityChanged, PersistFailed
+from statelog.history import COMPARE_S, history
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log, accept_ledger_loss
 from statelog.materializer import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, Cursor, plan_changes, recover
-from statelog.storage.history import COMPARE_S, history
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_ledger_loss
 from tests.support.faults.mirror import mirror
 from tests.support.rigs.copies import DOORS
 from tests.support.rigs.log import LogRig, settings_for

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from statelog.history import History, Landed, LedgerSource
+from statelog.kafka.port import Kafka, Producer
 from statelog.schemas.ledger.fold import LedgerFold, Void
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, encode
-from statelog.storage.history import History, Landed, LedgerSource
-from statelog.storage.kafka import Kafka, Producer
 from tests.support.rigs.kafka import TIMEOUT_S, spec_of, write_all
 
 _THREADS, _COMMITS = 8, 25

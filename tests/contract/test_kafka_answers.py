@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import pytest
 
 from statelog.errors import AlreadyExists, BrokerUnavailable
-from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, TopicSpec
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.positions import HighWater, Listed
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import Delivery, DeliveryStatus, Kafka, OffsetRange, TopicSpec
+from statelog.kafka.positions import HighWater, Listed
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import HALF, LOST, TRUE, UNAVAILABLE, Answer, Call
 from statelog.testing.kafka import MemoryKafka

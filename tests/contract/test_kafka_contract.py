@@ -13,7 +13,7 @@ from statelog.errors import (
     ClosedError,
     NotFound,
 )
-from statelog.storage.kafka import Kafka, OffsetRange
+from statelog.kafka.port import Kafka, OffsetRange
 from tests.support.rigs.kafka import World, numbered, read_all, spec_of, write_all
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from statelog.errors import BeyondEnd, ClosedError, NotFound, OffsetGone
-from statelog.storage.kafka import Kafka, PartitionFollower, Record
+from statelog.kafka.port import Kafka, PartitionFollower, Record
 from tests.support.rigs.kafka import TIMEOUT_S, numbered, spec_of, write_all
 
 

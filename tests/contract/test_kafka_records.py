@@ -18,7 +18,7 @@ from statelog.errors import (
     OffsetGone,
     ValueTooLarge,
 )
-from statelog.storage.kafka import Delivery, DeliveryStatus, Kafka, OffsetRange, Record
+from statelog.kafka.port import Delivery, DeliveryStatus, Kafka, OffsetRange, Record
 from tests.support.rigs.kafka import TIMEOUT_S, World, numbered, read_all, settle, spec_of, write_all
 
 

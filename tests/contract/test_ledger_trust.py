@@ -9,12 +9,12 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import AlreadyExists, BeyondEnd, DataLoss, IdentityChanged, NotFound, UnsafeTopic
+from statelog.log import Log
+from statelog.log.making import mark_ledger
+from statelog.log.producers import append_all
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.storage.log.log import Log
-from statelog.storage.log.making import mark_ledger
-from statelog.storage.log.producers import append_all
 from tests.support.rigs.log import LogRig, TwinRig, real_rig, twin_rig
 
 
@@ -134,7 +134,7 @@ def die_before_the_mark(rig: LogRig, monkeypatch: pytest.MonkeyPatch) -> None:
         raise DeadBeforeTheMark
 
     with monkeypatch.context() as patched, pytest.raises(DeadBeforeTheMark):
-        patched.setattr("statelog.storage.log.making.mark_ledger", die)
+        patched.setattr("statelog.log.making.mark_ledger", die)
         rig.create()
 
 
@@ -188,12 +188,12 @@ def test_of_two_creates_at_once_one_wins(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def mark_after_the_other(*args: Any) -> None:
         with monkeypatch.context() as undone:
-            undone.setattr("statelog.storage.log.making.mark_ledger", mark_ledger)
+            undone.setattr("statelog.log.making.mark_ledger", mark_ledger)
             second.create().close()
         mark_ledger(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr("statelog.storage.log.making.mark_ledger", mark_after_the_other)
+        patched.setattr("statelog.log.making.mark_ledger", mark_after_the_other)
         with pytest.raises(AlreadyExists, match="another root"):
             first.create()
     with pytest.raises(IdentityChanged, match="another root"):

@@ -10,15 +10,15 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import Corrupt, NotFound, PersistFailed, UnknownFormat
+from statelog.kafka.port import OffsetRange, Reader, Record
+from statelog.log import Log
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
+from statelog.reading.local_copy import LocalCopy, LocalCopyReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.ledger.records import CommitBody
-from statelog.storage.kafka import OffsetRange, Reader, Record
-from statelog.storage.local.copy import LocalCopy, LocalCopyReader
-from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka, MemoryReader

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import AlreadyExists, ConfigError, Damaged, NotFound, UnsafeTopic
+from statelog.log import Log, LogOptions, Where, topics
 from statelog.recovery import recover
 from statelog.schemas.topic_policy import TopicRole, Waiver, topic_config
-from statelog.storage import LogOptions, Where
-from statelog.storage.log import topics
-from statelog.storage.log.log import Log
 from statelog.testing.faults import TRUE, Answer, Call
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from statelog.errors import InvalidMetadata, UnsafeTopic, ValueTooLarge
+from statelog.log import Log, making, topics
 from statelog.materializer import CompletedRound, run_round
 from statelog.producer import Writer, WriterSettings
 from statelog.schemas.topic_policy import TopicRole, topic_config
-from statelog.storage.log import making, topics
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.rigs.table import TableRig
 

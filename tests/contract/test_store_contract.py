@@ -11,9 +11,9 @@ import pytest
 from docker.errors import DockerException
 
 from statelog.errors import AlreadyExists, InvalidName, NotFound, StoreRefused, StoreUnavailable, UnsafeStore
-from statelog.storage.measured import MeasuredStore
-from statelog.storage.store import Store
-from statelog.storage.store.fsspec import open_store
+from statelog.log.measured import MeasuredStore
+from statelog.store.fsspec import open_store
+from statelog.store.port import Store
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.services.broker import docker_reason
 from tests.support.services.emulators import EmulatedStore

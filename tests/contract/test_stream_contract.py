@@ -8,17 +8,16 @@ from typing import cast
 import pytest
 
 from statelog.errors import NotFound, OffsetGone
+from statelog.log import Log, LogOptions
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.recovery.changes import CommitFeed
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage import LogOptions
-from statelog.storage.claims import list_leases
-from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig, Reader, history_rig
 from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker

@@ -22,16 +22,16 @@ from statelog.errors import (
     KeyGroupMismatch,
     OverlappingTasks,
 )
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import Producer
+from statelog.log import Log
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.epoch import TaskGrant, resume_grant
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.handle import Handle
-from statelog.storage.kafka import Producer
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.log.log import Log
 from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import LogRig, TwinRig, real_rig
 from tests.support.services.broker import Broker

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 from statelog.errors import StatelogError
+from statelog.kafka.port import Kafka, TopicSpec
+from statelog.log import Where
 from statelog.schemas.topic_policy import NO_TOPIC_ID, TopicRole, topic_config
-from statelog.storage.kafka import Kafka, TopicSpec
-from statelog.storage.log.where import Where
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.providers.cluster import ProviderCluster

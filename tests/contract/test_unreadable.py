@@ -6,8 +6,8 @@ Beside them on a real broker: what its own decoders take and the client's do not
 import pytest
 
 from statelog.errors import BrokerUnavailable, Unreadable
-from statelog.storage.kafka import Kafka, OffsetRange
-from statelog.storage.kafka.errors import read_past
+from statelog.kafka.errors import read_past
+from statelog.kafka.port import Kafka, OffsetRange
 from statelog.testing.faults import ScriptedQuestions, stalled
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.kafka import TIMEOUT_S, World, broker_world, read_all, spec_of, spoil_memory, write_all

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import ConfigError, Unreadable
+from statelog.log import accept_data_loss
 from statelog.producer.writer import Writer
 from statelog.recovery import plan_changes, read_changes, recover
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage.log.loss import accept_data_loss
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.attacked import commit, everybody_goes_on, roll_up, tables_go_on
 from tests.support.rigs.kafka import spoil_memory

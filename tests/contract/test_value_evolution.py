@@ -12,11 +12,11 @@ import pytest
 import rocksdict
 
 from statelog.errors import IncompatibleSchema, InvalidChange
+from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, Recovery, RecoverySettings, read_rocksdb_state, recover
 from statelog.schemas.key_groups import key_group_of, partition_of
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, settings_for
 
 FIRST = """{"type": "record", "name": "Order", "fields": [

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from statelog.environment import Environment
+from statelog.kafka.port import Delivery, OffsetRange
+from statelog.log import Log
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.producer.settings import WriterSettings
@@ -15,8 +17,6 @@ from statelog.recovery.recover import recover
 from statelog.schemas.changes.changes import PUT
 from statelog.schemas.changes.chunk import decode_head, encode_chunk
 from statelog.schemas.ledger.place import Place
-from statelog.storage.kafka import Delivery, OffsetRange
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.samples.chunks import rows_batch
 

@@ -9,11 +9,11 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import BeyondEnd, BrokerUnavailable, IdentityChanged, NotFound
+from statelog.history import IDENTIFY_S
+from statelog.log import Log
 from statelog.materializer import tail_now
 from statelog.producer.writer import Writer
 from statelog.recovery import RecoverySettings, recover
-from statelog.storage.history import IDENTIFY_S
-from statelog.storage.log.log import Log
 from tests.support.faults.mirror import mirror
 from tests.support.rigs.log import LogRig, TwinRig, twin_rig
 from tests.support.rigs.table import TableRig
@@ -42,7 +42,7 @@ def awaited(what: Callable[[], object]) -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who answers is asked every second, and not every minute."""
-    monkeypatch.setattr("statelog.storage.history.history.IDENTIFY_S", 1.0)
+    monkeypatch.setattr("statelog.history.history.IDENTIFY_S", 1.0)
 
 
 @pytest.mark.usefixtures("often")

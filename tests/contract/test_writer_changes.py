@@ -11,12 +11,12 @@ from statelog.errors import (
     KeyGroupMismatch,
     ValueTooLarge,
 )
+from statelog.log import Log
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType, key_group_of
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, key_in
 
 POINT = """{"type": "record", "name": "Point", "fields": [

@@ -15,9 +15,9 @@ from statelog.errors import (
     NotFound,
     ValueTooLarge,
 )
+from statelog.log import Log
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, key_in
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from statelog.errors import CheckpointMismatch, KeyGroupMismatch, Misuse, SequenceAhead, SequenceTruncated
+from statelog.log import Log
 from statelog.pending import Pending
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.handle import Handle
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, TwinRig
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")

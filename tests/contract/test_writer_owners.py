@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from statelog.errors import ClosedError
+from statelog.log import Log
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig
 
 

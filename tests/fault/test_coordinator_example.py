@@ -17,8 +17,8 @@ from demo.processes import alive, resume, wait_until
 from examples import coordinator as example
 from examples.coordinator import LICENSE, LINES_PER_COMMIT, Job, count_words, run_to_the_end, words
 from statelog.environment import Environment
+from statelog.log import Where
 from statelog.schemas.key_groups import KeyType
-from statelog.storage.log.where import Where
 from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import UNSAFE, LogRig, real_rig
 from tests.support.services.broker import Broker

@@ -10,15 +10,14 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable, ConfigError, StatelogError
+from statelog.log import Log, LogOptions
 from statelog.materializer import CompletedRound, claim_root, run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.names import MANIFESTS
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Publication
-from statelog.storage import LogOptions
-from statelog.storage.log.log import Log
-from statelog.storage.store.local import LocalStore
+from statelog.store.local import LocalStore
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore

@@ -26,6 +26,8 @@ from statelog.errors import (
     NotFound,
     OffsetGone,
 )
+from statelog.log import Log, Where, accept_data_loss
+from statelog.log.log import open_snapshots
 from statelog.materializer import engine as engine_module
 from statelog.materializer.copy import CRASH_POINTS, copy_log, finish_copy
 from statelog.materializer.engine import LocalRunRef
@@ -38,9 +40,6 @@ from statelog.reading.hold import Terms
 from statelog.recovery import AtPosition, plan_changes, read_changes, recover, recover_snapshot
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import COPIER
-from statelog.storage.log.log import Log, open_snapshots
-from statelog.storage.log.loss import accept_data_loss
-from statelog.storage.log.where import Where
 from statelog.testing import Crash, crash_at
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.store import MemoryStore

@@ -10,13 +10,13 @@ import confluent_kafka
 import pytest
 
 from statelog.errors import BrokerUnavailable, ClosedError, StatelogError
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import Delivery, DeliveryStatus
+from statelog.kafka.producer import ConfluentProducer
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.writer import Writer
-from statelog.storage.kafka import Delivery, DeliveryStatus
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.producer import ConfluentProducer
-from statelog.storage.store.fsspec import open_store
+from statelog.store.fsspec import open_store
 from statelog.tables import Standby
 from statelog.testing.faults import Fate, ScriptedFaults
 from tests.support.processes.starts import in_fork

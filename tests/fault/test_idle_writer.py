@@ -6,10 +6,10 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import Fenced, OutcomeUnknown
+from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.key_groups import key_group_of, partition_of
-from statelog.storage.log.log import Log
 from statelog.testing.faults import Fate
 from tests.fault.test_settle import Clock, LedgerFaults
 from tests.support.rigs.log import TwinLog, settings_for, state_of, twin_rig

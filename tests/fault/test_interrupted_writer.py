@@ -13,11 +13,11 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import ClosedError, ConfigError, InvalidChange, NestedCall
+from statelog.log import Log
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.storage.log.log import Log
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka, MemoryProducer
 from tests.support.faults.signals import at_line, handled

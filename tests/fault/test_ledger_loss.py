@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, ConfigError, DataLoss, Fenced, NotFound
+from statelog.history import append_record
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log, accept_ledger_loss
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
@@ -15,10 +18,6 @@ from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import Open
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.history import append_record
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_ledger_loss
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.kafka import write_all

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import DataLoss
-from statelog.storage.log.producers import append_all
+from statelog.log.producers import append_all
 from tests.sim.plays.losses import CASES, DOORS, Case, Loss, Verdict, World, verdict
 from tests.sim.plays.workers import PARTITIONS, SteppedWorker, WorkersWorld
 from tests.sim.source import WORK

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from statelog.cli.output import DAMAGED
 from statelog.cli.program import program
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.positions import HighWater
-from statelog.storage.store.fsspec import open_store
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.positions import HighWater
+from statelog.store.fsspec import open_store
 from statelog.testing.broker import EmbeddedBroker
 from tests.sim.plays.losses import CASES, DOORS, Case, Loss, Verdict, World, state_at, verdict
 from tests.support.faults.power_loss import cut_tail, ends

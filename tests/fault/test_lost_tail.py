@@ -5,13 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from statelog.errors import BeyondEnd, ConfigError, Fenced
+from statelog.log import Log, accept_data_loss
 from statelog.materializer import tail_now
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss
 from tests.support.rigs.log import TwinRig, twin_rig
 
 SMALL = WriterSettings(chunk_bytes=1, roll_bytes=1)

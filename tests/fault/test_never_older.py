@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from statelog.errors import BeyondEnd, BrokerUnavailable, Misuse
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore

@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from statelog.log import Log, LogOptions
 from statelog.materializer.round import run_round
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.storage import LogOptions
-from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import TRUE, Answer, Call, old
 from statelog.testing.kafka import MemoryKafka

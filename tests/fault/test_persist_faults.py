@@ -6,10 +6,10 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import ClosedError, OutcomeUnknown, PersistFailed, StatelogError, Unavailable
+from statelog.log import Log
 from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.producer.writer import Writer
-from statelog.storage.log.log import Log
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.log import TwinRig, twin_rig, where_at

@@ -14,14 +14,12 @@ from click.testing import CliRunner, Result
 from statelog.cli.output import DAMAGED
 from statelog.cli.program import program
 from statelog.errors import BeyondEnd, DataLoss, Fenced
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log, LogOptions, accept_ledger_loss
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import Restart, decode
-from statelog.storage import LogOptions
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_ledger_loss
 from statelog.testing.broker import EmbeddedBroker
 from tests.support.faults.power_loss import cut_tail
 from tests.support.rigs.log import UNSAFE, keys_in, settings_for, where_at

@@ -5,12 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from statelog.errors import StoreRefused, StoreUnavailable
+from statelog.log import Log, LogOptions
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.recovery import newest_changes, plan_changes, recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage import LogOptions
-from statelog.storage.claims import list_leases
-from statelog.storage.log.log import Log
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig

@@ -19,8 +19,10 @@ from statelog.errors import (
     StatelogError,
     StoreUnavailable,
 )
+from statelog.log import Log, accept_data_loss
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.recovery import Recovery
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
@@ -28,10 +30,7 @@ from statelog.schemas.changes.chunk import VerifiedChunks, decode_batches, decod
 from statelog.schemas.changes.few import key_groups_in
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import MANIFESTS
-from statelog.storage.claims import list_leases
-from statelog.storage.log.files import ManifestChain
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss
+from statelog.store.files import ManifestChain
 from tests.support.rigs.history import SnapshotTwins
 from tests.support.rigs.log import twin_rig
 from tests.support.told import told

@@ -8,11 +8,11 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import NotFound
+from statelog.reading.claims import list_leases
 from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.claims import expired
-from statelog.storage.claims import list_leases
 from tests.support.rigs.history import SnapshotTwins
 from tests.support.waiting import wait_for
 

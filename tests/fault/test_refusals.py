@@ -23,13 +23,12 @@ from statelog.errors import (
     UnknownFormat,
     UnsafeTopic,
 )
+from statelog.kafka.port import TopicSpec
+from statelog.log import Log, LogOptions, Where
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.names import DESCRIPTOR_PATH
-from statelog.storage import LogOptions, Where
-from statelog.storage.kafka import TopicSpec
-from statelog.storage.log.log import Log
-from statelog.storage.store.fsspec import open_store
+from statelog.store.fsspec import open_store
 from tests.support.rigs.log import UNSAFE, LogRig, ports_closed, real_rig, twin_rig
 from tests.support.services.broker import Broker
 from tests.support.waiting import wait_for
@@ -151,7 +150,7 @@ def test_no_broker_is_a_typed_error_in_bounded_time(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    monkeypatch.setattr("statelog.storage.kafka.config._REQUEST_TIMEOUT_S", 900.0)  # Whoever waits for it is told so.
+    monkeypatch.setattr("statelog.kafka.config._REQUEST_TIMEOUT_S", 900.0)  # Whoever waits for it is told so.
     started_s = time.monotonic()
     with pytest.raises(BrokerUnavailable) as caught:
         kafka = {"bootstrap.servers": address, "socket.timeout.ms": "1000"}

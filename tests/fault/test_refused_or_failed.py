@@ -17,13 +17,13 @@ from statelog.errors import (
     KeyGroupMismatch,
     ValueTooLarge,
 )
+from statelog.log import Log
 from statelog.producer.coordinator import Coordinator
 from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, twin_rig
 
 pytestmark = pytest.mark.filterwarnings("ignore::statelog.errors.UncommittedChanges")

@@ -8,6 +8,9 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import AnchorMismatch, CommitRefused, DataLoss, NotFound, OffsetGone
+from statelog.history import COMPARE_S
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log, LogOptions, accept_data_loss, accept_ledger_loss
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading import AtPosition, plan_changes
@@ -16,11 +19,6 @@ from statelog.recovery.cursor import Applied
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.ledger.records import LossRange
 from statelog.spark.stream_planner import CommitWindow
-from statelog.storage import LogOptions
-from statelog.storage.history import COMPARE_S
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka

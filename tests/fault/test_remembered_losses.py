@@ -11,17 +11,16 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import AnchorMismatch, BrokerUnavailable, DataLoss, Fenced, StatelogError
+from statelog.history import COMPARE_S, History, following
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log, accept_ledger_loss
+from statelog.log.evidence import check_ledger
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading import AtPosition, plan_changes
 from statelog.recovery import RecoverySettings, recover
 from statelog.recovery.changes import CommitFeed
 from statelog.schemas.ledger.place import ORIGIN
-from statelog.storage.history import COMPARE_S, History, following
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.evidence import check_ledger
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_ledger_loss
 from statelog.testing.kafka import MemoryKafka, MemoryReader
 from tests.support.rigs.kafka import write_all
 from tests.support.rigs.log import TwinLog, key_in, settings_for

@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import Fenced
+from statelog.log import Log
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import share
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.log import Log
 from tests.sim.plays.rescale import KEY_GROUPS, PARTITIONS, count
 from tests.support.processes.starts import quick_start
 from tests.support.rigs.log import LogRig, real_rig

@@ -14,13 +14,12 @@ from click.testing import CliRunner, Result
 from statelog.cli.output import DAMAGED, MISUSE, OK
 from statelog.cli.program import program
 from statelog.errors import DataLoss, Unreadable
+from statelog.log import Log, LogOptions, accept_ledger_loss
+from statelog.log.loss import append_restarts
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange, Restart
-from statelog.storage import LogOptions
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_ledger_loss, append_restarts
 from statelog.testing.broker import EmbeddedBroker
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.kafka import write_all

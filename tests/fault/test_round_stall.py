@@ -8,6 +8,7 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import NotFound, OffsetGone, StatelogError
+from statelog.log import Log, Where
 from statelog.materializer import cleanup
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import Cleanup, CompletedRound, LostRound, RoundOutcome
@@ -17,9 +18,7 @@ from statelog.materializer.work import RoundWork
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage import Where
-from statelog.storage.log.log import Log
-from statelog.storage.store import FileInfo
+from statelog.store.port import FileInfo
 from tests.sim.actors import Stepper
 from tests.support.rigs.log import TwinLog, rolled_up, settings_for, state_of
 

@@ -8,6 +8,8 @@ import pytest
 
 from statelog.environment import Environment, random_nonce
 from statelog.errors import BrokerUnavailable, ClosedError, CommitRefused, Fenced, OutcomeUnknown, PersistFailed
+from statelog.kafka.config import MAX_MESSAGE_BYTES
+from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
@@ -16,8 +18,6 @@ from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.records import Commit, decode
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
-from statelog.storage.log.log import Log
 from statelog.testing.faults import Fate, SendAttempt
 from tests.support.rigs.log import TwinRig, key_in, settings_for, twin_rig
 

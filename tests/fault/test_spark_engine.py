@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from statelog.log import Log, Where
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round
 from statelog.materializer.work import FOLD_BYTES
@@ -18,8 +19,6 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover_snapshot
 from statelog.spark.engine import SparkEngine, TaskWork
 from statelog.spark.option_texts import log_address
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from tests.support.services.broker import Broker
 from tests.support.spark.engine_job import CASES
 from tests.support.spark.engine_pair import settings_at

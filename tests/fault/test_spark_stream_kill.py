@@ -15,11 +15,11 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.errors import Unavailable
+from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 from tests.support.spark.connector import CONNECTOR, connector_jars

@@ -10,10 +10,10 @@ from typing import TypeVar
 import pytest
 
 from statelog.errors import Unavailable
+from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import LogRig, real_rig, settings_for, where_at
 from tests.support.services.faulty_broker import FaultyBroker
 from tests.support.services.tcp_proxy import Deed

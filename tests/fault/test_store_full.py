@@ -10,13 +10,12 @@ from random import randbytes
 import pytest
 
 from statelog.errors import NotFound, StorageFull, StoreRefused
+from statelog.log import Log, LogOptions
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage import LogOptions
-from statelog.storage.claims import list_leases
-from statelog.storage.log.log import Log
-from statelog.storage.store.local import LocalStore
+from statelog.store.local import LocalStore
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.history import history_rig

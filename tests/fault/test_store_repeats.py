@@ -10,10 +10,10 @@ import pytest
 from statelog.errors import AlreadyExists, StatelogError, StoreUnavailable
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
-from statelog.storage.log.files import ManifestChain
-from statelog.storage.store.errors import REPEAT_DELAYS_S
-from statelog.storage.store.fsspec import FsspecStore
-from statelog.storage.store.url import parse_root
+from statelog.store.errors import REPEAT_DELAYS_S
+from statelog.store.files import ManifestChain
+from statelog.store.fsspec import FsspecStore
+from statelog.store.url import parse_root
 from tests.support.samples.manifests import IDENTITY, first_manifest
 from tests.support.services.s3_faulty import BROKEN, FaultyS3, Told, faulty_s3
 

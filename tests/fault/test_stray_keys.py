@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from statelog.errors import Corrupt, CorruptRun
+from statelog.log import Log, accept_data_loss
 from statelog.materializer.round import run_round
 from statelog.operate.examination import examine
 from statelog.operate.finding import Finding
@@ -20,8 +21,6 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss
 from tests.support.rigs.log import LogRig, settings_for, state_of, twin_rig
 
 WHAT = "a key lies in a key group that is not its own"

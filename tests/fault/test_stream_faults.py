@@ -29,6 +29,7 @@ from statelog.errors import (
     UnknownFormat,
 )
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.reading.plan import AtPosition
 from statelog.recovery import stream as streams
 from statelog.recovery.plan_reader import Phase
@@ -37,9 +38,8 @@ from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.stream import Portion
 from statelog.schemas.ledger.place import Place
-from statelog.storage import run_reader
-from statelog.storage.claims import list_leases
-from statelog.storage.local.spill import SpillSegment
+from statelog.store import run_reader
+from statelog.store.disk.spill import SpillSegment
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryStore
 from tests.support.faults.spill import Disks

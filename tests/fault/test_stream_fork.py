@@ -10,9 +10,9 @@ import pytest
 
 from statelog.errors import ClosedError
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.claims import list_leases
 from tests.support.processes.parts import output
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.history import Reader, history_rig

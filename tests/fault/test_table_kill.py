@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from statelog.storage.run_writer import RunWriter
+from statelog.store.run_writer import RunWriter
 from statelog.tables import Table
 from tests.sim.source import COPIED
 from tests.support.processes.doomed import NEVER, position_of, table_life

@@ -22,6 +22,9 @@ from statelog.errors import (
     PersistFailed,
     StoreUnavailable,
 )
+from statelog.history import History
+from statelog.log import Log, Where, accept_data_loss, accept_ledger_loss
+from statelog.log.log import open_snapshots
 from statelog.materializer.copy import copy_log
 from statelog.materializer.outcome import CompletedRound, RoundOutcome
 from statelog.materializer.round import run_round
@@ -29,10 +32,6 @@ from statelog.producer.writer import Writer
 from statelog.recovery import AtPosition, recover
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage.history import History
-from statelog.storage.log.log import Log, open_snapshots
-from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
-from statelog.storage.log.where import Where
 from statelog.testing import Crash
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import UnsafeStore
+from statelog.log import Log
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinLog, settings_for, state_of
 
 

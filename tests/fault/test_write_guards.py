@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import CheckpointMismatch, ClosedError, Fenced, IncompleteChangeSet, PersistFailed
+from statelog.kafka.port import Delivery
+from statelog.log import Log
+from statelog.log.producers import append_all
 from statelog.materializer.round import run_round
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.outbox import Outbox
@@ -15,9 +18,6 @@ from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle, Step
 from statelog.schemas.ledger.records import Restart, encode
-from statelog.storage.kafka import Delivery
-from statelog.storage.log.log import Log
-from statelog.storage.log.producers import append_all
 from statelog.testing.kafka import MemoryProducer
 from tests.support.rigs.log import TwinRig, settings_for, twin_rig
 

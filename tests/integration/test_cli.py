@@ -18,8 +18,8 @@ import rocksdict
 
 from statelog.errors import SubscriptionEnded
 from statelog.producer.writer import Writer
+from statelog.reading.claims import HeldSubscription
 from statelog.recovery import RecoverySettings, read_rocksdb_state, recover
-from statelog.storage.claims import HeldSubscription
 from tests.support.rigs.shell import Shell, write_csv, write_lines, writer_row
 from tests.support.services.broker import Broker
 from tests.support.waiting import wait_for

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from statelog.producer.writer import Writer
-from statelog.storage.claims import list_leases
+from statelog.reading.claims import list_leases
 from tests.support.rigs.shell import Shell, write_lines
 from tests.support.services.broker import Broker
 from tests.support.waiting import wait_for

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import BrokerUnavailable, UnsafeTopic
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import Delivery, OffsetRange, TopicSpec
+from statelog.kafka.positions import Listed
+from statelog.log import Log, LogOptions, Where
+from statelog.log.producers import append_all
 from statelog.producer import Writer
-from statelog.storage import LogOptions, Where
-from statelog.storage.kafka import Delivery, OffsetRange, TopicSpec
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.positions import Listed
-from statelog.storage.log.log import Log
-from statelog.storage.log.producers import append_all
 from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from statelog.errors import AlreadyExists
+from statelog.log import Log
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.names import DESCRIPTOR_PATH
-from statelog.storage.log.log import Log
 from statelog.testing.broker import free_port
 from statelog.testing.process import wait_for
 from tests.support.services.broker import KAFKA_IMAGE, choices, docker_reason

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from statelog.kafka.port import TopicSpec
 from statelog.operate.kafka_needs import Need
 from statelog.schemas.topic_policy import TopicRole, topic_config
-from statelog.storage.kafka import TopicSpec
 from tests.support.rigs.kafka import broker_world
 from tests.support.rigs.shell import Shell, doctors_topics
 from tests.support.services.broker import Broker

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from examples.spark import alarms, cdc, lake, windows
 from examples.spark.place import Example, Place, run
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
 from tests.support.services.broker import Broker
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]

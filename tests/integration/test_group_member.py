@@ -13,10 +13,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from statelog.errors import Fenced, Unreadable
-from statelog.storage.kafka import member as members
-from statelog.storage.kafka.group import Taken, group_settings
-from statelog.storage.kafka.member import ConfluentMember
-from statelog.storage.kafka.native import native
+from statelog.kafka import member as members
+from statelog.kafka.group import Taken, group_settings
+from statelog.kafka.member import ConfluentMember
+from statelog.kafka.native import native
 from tests.support.processes.starts import quick_start
 from tests.support.services import stranger
 from tests.support.services.broker import Broker

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from statelog.errors import BrokerUnavailable, ClosedError
-from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, TopicSpec
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.native import make_client
-from statelog.storage.log.producers import append_all
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.native import make_client
+from statelog.kafka.port import Delivery, DeliveryStatus, OffsetRange, TopicSpec
+from statelog.log.producers import append_all
 from tests.support.processes.starts import in_fork
 from tests.support.services.broker import Broker
 
@@ -181,7 +181,7 @@ def test_single_records_amid_others_are_fetched_alone(
         sizes.append(properties["fetch.message.max.bytes"])
         return make_client(kind, what, properties, *others)
 
-    monkeypatch.setattr("statelog.storage.kafka.reader.make_client", noting)
+    monkeypatch.setattr("statelog.kafka.reader.make_client", noting)
 
     def read(start: int, end: int) -> None:
         ranges = {partition: OffsetRange(start, end) for partition in range(4)}

@@ -15,9 +15,9 @@ from typing import NoReturn
 
 import pytest
 
-from statelog.storage.kafka import Delivery, OffsetRange, Producer, Reader, TopicSpec
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import Delivery, OffsetRange, Producer, Reader, TopicSpec
 from tests.support.processes.parts import output
 from tests.support.services.broker import Broker
 

@@ -22,10 +22,10 @@ import pytest
 from confluent_kafka import TopicPartition, admin
 
 from statelog.errors import NotFound
-from statelog.storage.kafka import OffsetRange, TopicSpec
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.positions import HighWater
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import OffsetRange, TopicSpec
+from statelog.kafka.positions import HighWater
 from tests.support.processes.parts import output
 from tests.support.services.broker import Broker
 

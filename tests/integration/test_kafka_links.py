@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import OffsetRange, TopicSpec
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
-from statelog.storage.kafka import OffsetRange, TopicSpec
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
 from tests.support.rigs.log import real_rig
 from tests.support.services.faulty_broker import FaultyBroker
 

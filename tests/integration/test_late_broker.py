@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from statelog.errors import Damaged, IdentityChanged, PersistFailed, StatelogError
+from statelog.kafka.admin import AdminSession, Leaders, Request
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import ClientConfig, client_config
+from statelog.kafka.native import Refused
+from statelog.log import Log, LogOptions, Where
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.storage import Log, LogOptions, Where
-from statelog.storage.kafka.admin import AdminSession, Leaders, Request
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import ClientConfig, client_config
-from statelog.storage.kafka.native import Refused
 from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker
 

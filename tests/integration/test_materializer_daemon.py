@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import NotFound, StatelogError, Unavailable
+from statelog.log import Log, Where
 from statelog.materializer import Event, EventKind, Materializer, Rates
 from statelog.materializer.schedule import Speed
 from statelog.producer import Writer
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from tests.support.rigs.log import real_rig, settings_for, state_of
 from tests.support.services.broker import Broker, OwnBroker
 

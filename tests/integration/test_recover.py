@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import IdentityChanged, NotFound, OffsetGone
+from statelog.kafka.port import TopicSpec
+from statelog.log import Log, LogOptions
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.reading.plan import AtCheckpoint, AtPosition
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.topic_policy import TopicRole, topic_config
-from statelog.storage import LogOptions
-from statelog.storage.claims import list_leases
-from statelog.storage.kafka import TopicSpec
-from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig
 from tests.support.rigs.log import where_at
 from tests.support.services.broker import Broker

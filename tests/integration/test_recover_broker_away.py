@@ -12,12 +12,11 @@ import pyarrow as pa
 import pytest
 
 from statelog.environment import Environment, start_thread
+from statelog.log import Log, LogOptions
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage import LogOptions
-from statelog.storage.claims import list_leases
-from statelog.storage.log.log import Log
 from tests.support.rigs.history import HistoryRig, Reader
 from tests.support.rigs.log import where_at
 from tests.support.services.broker import OwnBroker

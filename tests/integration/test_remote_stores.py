@@ -9,13 +9,12 @@ import pytest
 from azure.storage.blob import AccountSasPermissions, ResourceTypes, generate_account_sas
 
 from statelog.errors import ConfigError, StatelogError, StoreRefused
+from statelog.log import Log, LogOptions, Where
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.storage import LogOptions, Where
-from statelog.storage.log.log import Log
-from statelog.storage.store.fsspec import open_store
+from statelog.store.fsspec import open_store
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.log import settings_for, where_at

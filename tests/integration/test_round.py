@@ -10,12 +10,11 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from statelog.environment import Environment
 from statelog.errors import IdentityChanged, OffsetGone
+from statelog.kafka.port import TopicSpec
+from statelog.log import Log, LogOptions
 from statelog.materializer.outcome import CompletedRound, LostRound, RoundOutcome, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
-from statelog.storage import LogOptions
-from statelog.storage.kafka import TopicSpec
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import settings_for, state_of, where_at
 from tests.support.samples.folds import apply_all, put_all
 from tests.support.services.broker import Broker

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from statelog.errors import ConfigError, Unavailable
+from statelog.log import Log, LogOptions, Where, accept_data_loss, accept_ledger_loss
 from statelog.materializer import Materializer
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
@@ -21,8 +22,6 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Coordinator, TaskWriter, Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage import Log, LogOptions, Where
-from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
 from tests.support.canary import CANARY
 from tests.support.rigs.log import where_at
 from tests.support.services.s3_faulty import Told, faulty_s3

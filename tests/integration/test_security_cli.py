@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import TopicSpec
 from statelog.operate.kafka_needs import Need
 from statelog.schemas.topic_policy import TopicRole, topic_config
-from statelog.storage.kafka import TopicSpec
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
 from tests.support.canary import CANARY, canary_in, files_with_canary
 from tests.support.processes.starts import Command, Ended
 from tests.support.rigs.shell import write_lines

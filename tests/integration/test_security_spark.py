@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
+from statelog.log import Log, LogOptions, Where
 from statelog.recovery import recover
 from statelog.spark.option_texts import address_options
-from statelog.storage import Log, LogOptions, Where
 from tests.support.canary import CANARY, files_with_canary
 from tests.support.rigs.log import UNSAFE, where_at
 from tests.support.services.s3_faulty import faulty_s3

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from statelog.errors import BeyondEnd, NotFound, OffsetGone
-from statelog.storage.kafka import OffsetRange, TopicSpec
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.positions import HighWater
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import OffsetRange, TopicSpec
+from statelog.kafka.positions import HighWater
 from tests.support.rigs.kafka import numbered, read_all, write_all
 from tests.support.services.broker import Broker
 

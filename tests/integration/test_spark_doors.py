@@ -9,10 +9,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 
 from statelog.errors import CheckpointMismatch, ConfigError, InvalidChange, StatelogError
+from statelog.log import Log
 from statelog.spark.data_source import register
 from statelog.spark.reported import error_of
 from statelog.spark.sink import Upsert, upsert
-from statelog.storage.log.log import Log
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import SparkLog, forget_last_commit, read_stream, run_sink, run_stream, write_batches
 

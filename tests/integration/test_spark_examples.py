@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import statelog.spark
+from statelog.log import Where
 from statelog.producer.writer import Writer
-from statelog.storage.log.where import Where
 from tests.support.rigs.log import where_at
 from tests.support.rooms import SOURCE
 from tests.support.services.broker import Broker

@@ -8,13 +8,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from statelog.errors import IdentityChanged
+from statelog.log import Log, Where
 from statelog.materializer import run_round
 from statelog.producer.writer import Writer
 from statelog.spark.clients import cached_log
 from statelog.spark.data_source import StatelogSource
 from statelog.spark.option_texts import log_address
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from tests.support.processes.starts import in_fork
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import SparkLog, write_numbers

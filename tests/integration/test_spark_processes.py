@@ -27,6 +27,7 @@ from statelog.errors import (
     Misuse,
     OverlappingTasks,
 )
+from statelog.log import Log, Where
 from statelog.producer.coordinator import TaskWriter
 from statelog.producer.epoch import TaskGrant
 from statelog.producer.writer import Writer
@@ -38,8 +39,6 @@ from statelog.spark.epochs import plan_batch
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.ownership import NO_QUERY, RECENT_S
 from statelog.spark.sink import TaskResult, commit_batch, commit_write
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from tests.support.processes.starts import in_fork
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import SparkLog

@@ -19,12 +19,12 @@ from statelog.errors import ConfigError, NotFound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
+from statelog.reading.claims import HeldSubscription, list_leases
 from statelog.schemas.names import subscription_path
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.spark import error_of, state
 from statelog.spark.data_source import StatelogSource
 from statelog.spark.views import VIEWS
-from statelog.storage.claims import HeldSubscription, list_leases
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import AVSC, SparkLog
 

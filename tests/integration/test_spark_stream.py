@@ -15,10 +15,10 @@ from statelog.errors import IncompatibleSchema, NotFound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_subscriptions
 from statelog.schemas.snapshot.claims import newest_files
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.spark import error_of
-from statelog.storage.claims import list_subscriptions
 from tests.support.documents import DOCS
 from tests.support.samples.folds import apply_all
 from tests.support.services.broker import Broker

@@ -8,9 +8,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own custom
 
 from statelog.errors import ConfigError, Misuse
+from statelog.log import Where
 from statelog.spark.reported import error_of
 from statelog.spark.sink import Upsert, upsert
-from statelog.storage.log.where import Where
 from tests.support.rigs.log import UNSAFE
 from tests.support.services.broker import Broker
 from tests.support.spark.rig import SparkLog, forget_last_commit, read_stream, write_batches

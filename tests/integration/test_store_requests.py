@@ -10,15 +10,14 @@ import pytest
 from docker.errors import DockerException
 
 from bench.slow_store import SlowStore, slow_store
+from statelog.log import Log, LogOptions
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round, run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.storage import LogOptions
-from statelog.storage.log.log import Log
-from statelog.storage.store import Store
-from statelog.storage.store.fsspec import open_store
+from statelog.store.fsspec import open_store
+from statelog.store.port import Store
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.log import settings_for, where_at

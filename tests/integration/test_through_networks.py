@@ -10,11 +10,10 @@ from pyspark.sql import SparkSession
 
 import statelog
 from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
+from statelog.log import Log, LogOptions
 from statelog.materializer import Event, EventKind, Materializer
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.storage import LogOptions
-from statelog.storage.log.log import Log
 from tests.support.providers.provider import Provider
 from tests.support.providers.proxy import ProviderProxy
 from tests.support.rigs.log import LogRig, real_rig, settings_for

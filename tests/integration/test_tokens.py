@@ -20,16 +20,16 @@ import pytest
 
 import statelog
 from statelog.errors import BrokerUnavailable, ConfigError, StatelogError
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.native import make_client
+from statelog.kafka.port import TopicSpec
+from statelog.log import LogOptions, Where
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer import Writer
 from statelog.recovery import recover
-from statelog.storage import LogOptions, Where
-from statelog.storage.kafka import TopicSpec
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.native import make_client
 from tests.support.canary import CANARY, canary_in, files_with_canary
 from tests.support.rigs.log import UNSAFE, where_at
 from tests.support.services.secure_broker import SecureBroker, group, publishing, rolling_up, topic, writing

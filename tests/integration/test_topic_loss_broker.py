@@ -10,13 +10,12 @@ from click.testing import CliRunner, Result
 from statelog.cli.output import DAMAGED, OK
 from statelog.cli.program import program
 from statelog.errors import DataLoss, IdentityChanged, NotFound, PersistFailed
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.log import Log, LogOptions, Where
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.storage import LogOptions, Where
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE, key_in, settings_for, where_at
 from tests.support.services.broker import Broker
 

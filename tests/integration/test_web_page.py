@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 
 import statelog
 from statelog import LogOptions, Where
-from statelog.storage.log.log import Log
+from statelog.log import Log
 from tests.support.services.broker import OwnBroker
 from tests.support.services.browser import WHERE_TO_HAVE_IT, chromium
 

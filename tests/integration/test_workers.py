@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 import statelog
 from statelog.environment import Environment
 from statelog.errors import ConfigError, IdentityChanged, NotFound, OffsetGone
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
 from statelog.tables import Table, Worker, WorkerHooks
 from statelog.tables.group import schedule
 from tests.sim.source import WORK

@@ -17,13 +17,13 @@ from typing import cast
 import pytest
 
 from statelog.errors import BeyondEnd, DataLoss, OffsetGone
+from statelog.history import COMPARE_S, History, Landed, LedgerSource
+from statelog.history.following import Following
 from statelog.schemas.ledger.fold import Folded, LedgerFold
 from statelog.schemas.ledger.handle import Checkpoint
 from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Place
 from statelog.schemas.ledger.records import Commit, LedgerRecord, Mark, Open, Restart, encode
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.history import COMPARE_S, History, Landed, LedgerSource
-from statelog.storage.history.following import Following
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.kafka import spec_of, write_all
 

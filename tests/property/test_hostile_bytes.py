@@ -28,8 +28,8 @@ from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import Commit
 from statelog.schemas.snapshot.runs import RunFile
-from statelog.storage.run_reader import RunReader
-from statelog.storage.run_writer import RunWriter
+from statelog.store.run_reader import RunReader
+from statelog.store.run_writer import RunWriter
 from tests.support.processes.starts import in_fork
 from tests.support.samples.chunks import chunk_of, rows_batch
 from tests.support.samples.folds import Row, apply_to_dict

@@ -10,11 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import Damaged, DataLoss
+from statelog.log import Log, accept_ledger_loss
+from statelog.log.producers import append_all
 from statelog.producer import Writer
 from statelog.recovery import Cursor, plan_changes, recover
-from statelog.storage import Log
-from statelog.storage.log.loss import accept_ledger_loss
-from statelog.storage.log.producers import append_all
 from tests.support.rigs.log import TwinRig, key_in, twin_rig
 
 pytestmark = pytest.mark.usefixtures("at_once")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from statelog.errors import CorruptRun
 from statelog.schemas.changes.changes import merge_tables
 from statelog.schemas.snapshot.runs import RowGroupPacker, RunFile, first_unsorted
-from statelog.storage.merge import merge_streams
-from statelog.storage.run_reader import RunReader, read_back
+from statelog.store.merge import merge_streams
+from statelog.store.run_reader import RunReader, read_back
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.samples.folds import Row, rows_of
 from tests.support.samples.runs import change_table, table_of, write_run

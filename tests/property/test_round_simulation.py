@@ -15,12 +15,15 @@ import pytest
 
 from statelog.environment import Environment, inline
 from statelog.errors import CorruptRun, NotFound, OffsetGone, StatelogError, StoreUnavailable, SubscriptionEnded
+from statelog.log import Log
 from statelog.materializer import cleanup
 from statelog.materializer.engine import EngineMaker
 from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound, LostRound
 from statelog.materializer.round import Round, run_round
 from statelog.materializer.settings import MaterializerSettings
+from statelog.reading import claims
+from statelog.reading.claims import list_subscriptions
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.recovery import recover
 from statelog.recovery.settings import RecoverySettings
@@ -28,9 +31,6 @@ from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.claims import Lease, Subscription, SubscriptionCap, SubscriptionFile, newest_files
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Floor, RetentionPolicy, condemned, truncation_floor
-from statelog.storage import claims
-from statelog.storage.claims import list_subscriptions
-from statelog.storage.log.log import Log
 from tests.sim.actors import Actor
 from tests.sim.nemesis import Nemesis
 from tests.sim.world import World

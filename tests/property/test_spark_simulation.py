@@ -30,11 +30,11 @@ from statelog.errors import (
     StatelogError,
     Unavailable,
 )
+from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.spark.ownership import RECENT_S
-from statelog.storage.log.log import Log
 from tests.sim.plays.spark_jobs import Attempt, Job, Range, Run, Source, State
 from tests.sim.plays.spark_machine import SMALL, Machine, Session
 from tests.support.rigs.log import settings_for

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import Corrupt, StorageFull
-from statelog.storage.local.spill_queue import SpillQueue, SpillView
+from statelog.store.disk.spill_queue import SpillQueue, SpillView
 from tests.support.faults.spill import Disks
 
 _SIZES = st.one_of(st.integers(0, 40), st.integers(0, 400))

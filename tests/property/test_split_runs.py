@@ -16,7 +16,7 @@ from statelog.recovery import recover
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.snapshot.run_ref import Merge, RunRef, lanes
-from statelog.storage.run_reader import RunReader
+from statelog.store.run_reader import RunReader
 from tests.support.rigs.engine import split_engine
 from tests.support.rigs.log import TwinLog, settings_for, state_of_snapshot
 from tests.support.samples.runs import table_of

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.recovery.cursor import Applied, Cursor
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
-from statelog.storage.claims import list_leases
 from tests.support.rigs.history import HistoryRig, Reader, history_rig
 
 _KEYS = [b"key-%d" % i for i in range(60)]

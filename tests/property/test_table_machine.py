@@ -24,13 +24,13 @@ from hypothesis.stateful import (
 
 from statelog.environment import Environment, inline
 from statelog.errors import ClosedError
+from statelog.history import source
 from statelog.materializer import run_round
 from statelog.pending import Pending
+from statelog.reading.claims import list_leases
 from statelog.recovery import RecoverySettings
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.claims import list_leases
-from statelog.storage.history import source
 from statelog.tables import Loading, Table, TableSettings
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt

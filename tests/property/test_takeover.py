@@ -16,13 +16,13 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import Fenced
+from statelog.log import Log
 from statelog.producer.writer import Writer
 from statelog.reading.plan import AtPosition
 from statelog.recovery.recover import recover
 from statelog.schemas.key_groups import key_group_of
 from statelog.schemas.ledger.records import Commit, decode
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.log import Log
 from tests.sim.actors import Actor
 from tests.sim.nemesis import Nemesis
 from tests.sim.world import World

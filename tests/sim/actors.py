@@ -7,7 +7,7 @@ nothing of a simulation is cut into steps at whatever calls `pause`: a store's f
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from statelog.storage.kafka import OffsetRange, Record
+from statelog.kafka.port import OffsetRange, Record
 from statelog.testing import Crash
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader

@@ -14,11 +14,11 @@ from collections.abc import Callable, ItemsView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from statelog.log import Log
 from statelog.recovery import RecoverySettings, recover
 from statelog.schemas.ledger.records import decode
 from statelog.schemas.names import DESCRIPTOR_PATH, ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.log.log import Log
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.sim.naive_fold import NaiveFold

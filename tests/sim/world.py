@@ -15,13 +15,12 @@ from typing import Any
 
 from statelog.environment import CrashPoint, Environment, NewNonce, inline
 from statelog.errors import OutcomeUnknown, PersistFailed, StatelogError, Unavailable
+from statelog.log import Log, Where
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round import Round
 from statelog.producer import Coordinator, Writer
 from statelog.recovery.cursor import Cursor
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from statelog.tables import TableSettings
 from statelog.testing import Crash
 from statelog.testing.cluster import MemoryCluster

@@ -16,7 +16,7 @@ import pytest
 
 __all__ = ["collected", "lines", "listen", "nothing_untold", "told"]
 
-_LOGGERS = tuple(logging.getLogger(f"statelog.{room}") for room in ("storage", "recovery", "tables"))
+_LOGGERS = tuple(logging.getLogger(f"statelog.{room}") for room in ("log", "recovery", "tables"))
 
 
 def listen(hear: Callable[[logging.LogRecord], None]) -> Callable[[], None]:

@@ -6,7 +6,9 @@ import pytest
 
 from tests.support.rooms import HEADING, ROOMS, ROOT, SOURCE, document, layers, wings
 
-_MODULE = re.compile(r"`((?:schemas|storage|reading|producer|recovery|materializer|testing|cli)(?:\.[a-z_]+)+)[.`]")
+_MODULE = re.compile(
+    r"`((?:schemas|kafka|store|history|log|reading|producer|recovery|materializer|testing|cli)(?:\.[a-z_]+)+)[.`]"
+)
 
 
 def test_wings_are_current() -> None:
@@ -38,7 +40,7 @@ def test_room_has_a_readme(room: str) -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_modules_that_docstrings_name_are_there(room: str) -> None:
-    """A module in backticks, such as `storage.local`, is where it says."""
+    """A module in backticks, such as `store.disk`, is where it says."""
     named = [
         (path.name, name)
         for path in sorted((SOURCE / room).rglob("*.py"))

@@ -12,7 +12,12 @@ import statelog
 from statelog import materializer
 from statelog.cli.which_state import parse_from
 from statelog.errors import ClosedError, ConfigError, InvalidChange, StoreUnavailable
+from statelog.kafka.config import client_config
+from statelog.kafka.native import ProcessGuard
 from statelog.lake import export
+from statelog.log import Where, accept_data_loss, accept_ledger_loss
+from statelog.log.config import file_layer
+from statelog.log.where import log_names
 from statelog.operate.listening import listening_at
 from statelog.recovery import (
     AtCheckpoint,
@@ -27,12 +32,7 @@ from statelog.recovery import (
 )
 from statelog.schemas.ledger.records import LossRange
 from statelog.spark.options import state_options, write_options
-from statelog.storage import accept_data_loss, accept_ledger_loss
-from statelog.storage.config import file_layer
-from statelog.storage.kafka.config import client_config
-from statelog.storage.kafka.native import ProcessGuard
-from statelog.storage.log.where import Where, log_names
-from statelog.storage.store.fsspec import open_store
+from statelog.store.fsspec import open_store
 from statelog.tables import InputTopic, TableSettings, WorkerHooks
 from statelog.testing import Twin
 

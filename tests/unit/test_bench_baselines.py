@@ -14,7 +14,7 @@ from bench.processors import family_cpu_s, process_cpu_s
 from bench.remote_store import Link, RemoteStore
 from bench.rounds import merge_newest
 from bench.workload import KINDS, USUAL_KEYS, batches, every_key
-from statelog.storage.kafka.config import client_config, consumer_properties, producer_properties
+from statelog.kafka.config import client_config, consumer_properties, producer_properties
 
 _OWN = client_config({"bootstrap.servers": "localhost:9092"})
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from statelog.cli.materialize import command as materialize
+from statelog.log.config import file_layer
 from statelog.operate.health import Health, HealthServer, LogHealth
 from statelog.operate.listening import listening_at
-from statelog.storage.config import file_layer
 from tests.support.documents import ROOT, programs
 
 _DEPLOY = ROOT / "deploy"

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import statelog
+from statelog.log import Log, Where
 from statelog.recovery import AtPosition, Recovery, RecoverySettings, recover
-from statelog.storage import Log
-from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore

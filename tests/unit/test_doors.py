@@ -11,9 +11,9 @@ import pytest
 
 import statelog
 from statelog import Coordinator, RecoverySettings, TaskWriter, Where, Writer
+from statelog.log import Log
 from statelog.producer.settings import WriterSettings
 from statelog.recovery import recover
-from statelog.storage.log.log import Log
 from statelog.tables import InputTopic
 from statelog.tables.table import Table
 from tests.support.rigs.log import TwinRig, twin_rig

@@ -10,7 +10,7 @@ import pytest
 
 from statelog import msk
 from statelog.errors import ConfigError
-from statelog.storage.log.where import Where
+from statelog.log import Where
 
 KEY, SECRET = "AKIDEXAMPLE", "canary-7f3a-aws"
 

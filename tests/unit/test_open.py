@@ -9,10 +9,10 @@ import pytest
 
 import statelog
 from statelog.errors import AlreadyExists, ConfigError, InvalidName, NotFound, StoreUnavailable
-from statelog.storage.kafka import TopicSpec
-from statelog.storage.log import log as log_module
-from statelog.storage.log import where as where_module
-from statelog.storage.log.where import Where
+from statelog.kafka.port import TopicSpec
+from statelog.log import Where
+from statelog.log import log as log_module
+from statelog.log import where as where_module
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore

@@ -191,9 +191,9 @@ def _source(module: str) -> str:
 
 
 ROOT = Path(__file__).parents[2]
-INTERNAL = "reading"
-"""The room whose face is for the other rooms."""
-FACES = tuple(f"statelog.{room}" for room in ROOMS if room != INTERNAL)
+INTERNAL = ("reading", "history")
+"""The rooms whose faces are for the other rooms."""
+FACES = tuple(f"statelog.{room}" for room in ROOMS if room not in INTERNAL)
 HOMES = ("statelog", "statelog.errors", *FACES)
 _FACELESS = {"statelog.recovery": "statelog.reading.", "statelog.testing": "statelog.environment."}
 """For the others: what a program, or its test, meets of it stands on this face."""

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from statelog.history import history
+from statelog.kafka.port import Record
+from statelog.log import Log
 from statelog.materializer import run_round
 from statelog.producer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.fold import LedgerFold
-from statelog.storage.history import history
-from statelog.storage.kafka import Record
-from statelog.storage.log.log import Log
 from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, key_in, settings_for, twin_rig

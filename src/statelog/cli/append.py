@@ -46,12 +46,12 @@ from statelog.errors import (
     StoreUnavailable,
 )
 from statelog.formatting import show_count
+from statelog.log import Log
 from statelog.operate.report import Report
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.names import check_name
-from statelog.storage.log.log import Log
 
 _EVERY = 100_000
 _HELP = """Append the changes of INPUT to the log NAME, exactly once.

@@ -10,10 +10,10 @@ from statelog.cli.log import TRUNCATION_MODES
 from statelog.cli.progress import open_bar
 from statelog.cli.session import FILE, Session, connected, log_argument, materializer_settings
 from statelog.errors import ConfigError
+from statelog.log.config import file_layer, merge, read_text
+from statelog.log.log import open_snapshots
 from statelog.materializer.copy import Copied, copy_log, finish_copy
 from statelog.operate.report import Report
-from statelog.storage.config import file_layer, merge, read_text
-from statelog.storage.log.log import open_snapshots
 
 _HELP = """Copy the log NAME into the new log COPY: its state and its writers' progress, and no history.
 

@@ -11,12 +11,12 @@ from statelog.cli.output import confirm, exit_code
 from statelog.cli.session import Session, connected, log_argument, materializer_settings, stopped_by_signals
 from statelog.environment import current_environment
 from statelog.errors import NotFound, StatelogError
+from statelog.log import Log
+from statelog.log.config_keys import duration_s
+from statelog.log.where import log_names, one_client
 from statelog.operate.description import describe_log, subscriptions_listing
 from statelog.operate.report import Listing, Report, shown, words
-from statelog.storage.claims import list_subscriptions, remove_subscription
-from statelog.storage.config_keys import duration_s
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import log_names, one_client
+from statelog.reading import list_subscriptions, remove_subscription
 
 _SUBSCRIPTIONS_HELP = """Show the subscriptions of the log NAME: readers that hold truncation back, also while they are
 stopped.

@@ -6,8 +6,8 @@ import click
 
 from statelog.cli.output import Output
 from statelog.errors import BrokerUnavailable, NotFound
+from statelog.log.where import ONE_BROKER
 from statelog.operate.report import Report
-from statelog.storage.log.where import ONE_BROKER
 from statelog.testing.broker import cache_directory
 from statelog.testing.dev import start, status, stop
 

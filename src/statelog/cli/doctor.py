@@ -18,12 +18,12 @@ from statelog.cli.output import DAMAGED, MISUSE, OK, UNAVAILABLE, as_typed
 from statelog.cli.session import Session, complete_log, connected, materializer_settings
 from statelog.environment import current_environment
 from statelog.errors import ConfigError
+from statelog.log.where import configured_where, opened_ports
 from statelog.operate.examination import examine
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.kafka_needs import KafkaAnswers, findings, times
 from statelog.operate.kafka_probe import ThrowAwayTopics, ask_kafka
 from statelog.operate.report import Listing, Report
-from statelog.storage.log.where import configured_where, opened_ports
 
 _HELP = """Look for everything that can be wrong with the log NAME, and write nothing: topics, files, what is committed,
 who holds truncation back, ages, clocks.

@@ -17,6 +17,7 @@ from statelog.cli.session import Session, connected, log_argument, stopped_by_si
 from statelog.cli.streams import check_stdout
 from statelog.cli.which_state import From, Start, bytes_option, lease_option, parse_from, parse_key_groups
 from statelog.formatting import as_json, clean, in_text, show_time
+from statelog.log import Log
 from statelog.materializer.control import Control
 from statelog.operate.rows import BytesText, json_column, read_keys, rows_of
 from statelog.reading import RetainedHistory
@@ -25,7 +26,6 @@ from statelog.recovery.changes import CommitFeed
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.fold import ValidCommit
-from statelog.storage.log.log import Log
 
 _POLL_S = 0.2
 _BATCH_ROWS = 10_000

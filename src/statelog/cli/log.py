@@ -12,19 +12,17 @@ import click
 from statelog.cli.output import Output, confirm
 from statelog.cli.session import FILE, Session, connected, log_argument, materializer_settings
 from statelog.errors import ConfigError
+from statelog.log import Log, LogOptions, accept_data_loss, accept_ledger_loss
+from statelog.log.config import read_text
 from statelog.operate.description import missing, shape_of, shown_range, taken_along, truncation_facts
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import held
+from statelog.reading import list_leases, list_subscriptions
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.topic_policy import TruncationMode
-from statelog.storage import LogOptions
-from statelog.storage.claims import list_leases, list_subscriptions
-from statelog.storage.config import read_text
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss
-from statelog.storage.store.url import mask_url
+from statelog.store.url import mask_url
 
 _EVOLVE_HELP = """Give the log NAME its next value schema. It must read what every earlier one wrote;
 docs/values.md says which changes do. A schema that the log already has changes nothing.

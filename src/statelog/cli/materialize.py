@@ -18,6 +18,10 @@ from statelog.cli.session import Session, complete_log, connected, materializer_
 from statelog.cli.streams import give_up_stdout
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse, NotFound
+from statelog.log import Log
+from statelog.log.config import Config
+from statelog.log.config_keys import KEYS, MATERIALIZER
+from statelog.log.where import configured_where, log_names, one_client
 from statelog.materializer import CompletedRound, Control, Event, LostRound, Materializer, SkippedRound
 from statelog.materializer import claim_root as claim
 from statelog.materializer.engine import EngineMaker, LocalEngine
@@ -26,10 +30,6 @@ from statelog.materializer.outcome import RoundOutcome
 from statelog.operate.listening import Listening
 from statelog.operate.report import Report
 from statelog.schemas.topic_policy import ROUND
-from statelog.storage.config import Config
-from statelog.storage.config_keys import KEYS, MATERIALIZER
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import configured_where, log_names, one_client
 
 if TYPE_CHECKING:
     from statelog.operate.drill import OpenLog

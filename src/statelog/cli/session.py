@@ -17,22 +17,22 @@ import click
 from statelog.cli.output import Output
 from statelog.environment import begin, start_thread
 from statelog.errors import ConfigError
+from statelog.log import Log, Where
+from statelog.log.config import Config, config_layers, flag_layer, merge
+from statelog.log.config_keys import read_names
+from statelog.log.where import configured_where, log_names
 from statelog.materializer.control import Control, install_signal_handlers
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topic_policy import NO_RIGHTS, Rights
-from statelog.storage.config import Config, config_layers, flag_layer, merge
-from statelog.storage.config_keys import read_names
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where, configured_where, log_names
 
 FILE = click.Path(path_type=Path)
 P = ParamSpec("P")
 _INTERVALS_BEFORE_ALARM = 6
 _COMPLETION_S = 2.0
 """How long a person who pressed Tab waits for the root."""
-_SHOWN = (logging.getLogger("statelog.storage"), logging.getLogger("statelog.recovery"))
+_SHOWN = (logging.getLogger("statelog.log"), logging.getLogger("statelog.recovery"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from statelog.errors import ConfigError
+from statelog.log.config_keys import duration_s
 from statelog.operate.rows import BytesText
 from statelog.reading import At
 from statelog.recovery import AtCheckpoint, AtPosition, AtTime
 from statelog.schemas.key_groups import read_ranges
 from statelog.schemas.names import whole_in
-from statelog.storage.config_keys import duration_s
 
 
 class From(StrEnum):

@@ -39,6 +39,8 @@ from statelog.errors import (
     OffsetGone,
     StoreUnavailable,
 )
+from statelog.log import Log
+from statelog.log.log import check_log
 from statelog.reading import AtPosition, Plan, plan_changes
 from statelog.recovery.changes import newest_changes
 from statelog.recovery.recover import recover
@@ -48,8 +50,7 @@ from statelog.schemas.descriptor import HashRule
 from statelog.schemas.ledger.place import ORIGIN, Place
 from statelog.schemas.names import check_kind, settings_or
 from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_batches, state_schema
-from statelog.storage.log.log import Log, check_log
-from statelog.storage.store.url import mask_url
+from statelog.store.url import mask_url
 
 if TYPE_CHECKING:
     import deltalake

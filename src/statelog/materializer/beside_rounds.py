@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from statelog.errors import Damaged, IdentityChanged, NotFound, StatelogError
+from statelog.log import Log
 from statelog.materializer.schedule import first_delay_s
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.names import DESCRIPTOR_PATH
 from statelog.schemas.topic_policy import ROUND
-from statelog.storage.log.log import Log
 
 _DELETE_LOOKS, _DELETE_LOOK_S = 20, 0.5
 

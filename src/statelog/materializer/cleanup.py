@@ -24,10 +24,22 @@ from itertools import pairwise
 
 from statelog.environment import CrashPoint
 from statelog.errors import Corrupt, CorruptManifest, CorruptRun, NotFound
+from statelog.log import Log
 from statelog.materializer.outcome import CappedSubscription, Cleanup
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.side_by_side import side_by_side
 from statelog.materializer.work import RoundWork
+from statelog.reading import (
+    AgingRecord,
+    NeededRecord,
+    StoredSubscriptions,
+    claims_of,
+    end_subscription,
+    list_leases,
+    list_subscriptions,
+    living,
+    oldest_need,
+)
 from statelog.schemas.ledger.records import kept as kept_offsets
 from statelog.schemas.names import MANIFESTS, TRUNCATIONS
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap, superseded_paths
@@ -43,19 +55,9 @@ from statelog.schemas.snapshot.retention import (
 )
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.topic_policy import ROUND
-from statelog.storage.claims import (
-    StoredSubscriptions,
-    claims_of,
-    end_subscription,
-    list_leases,
-    list_subscriptions,
-    living,
-)
-from statelog.storage.log.aging import AgingRecord, NeededRecord, oldest_need
-from statelog.storage.log.files import ManifestChain
-from statelog.storage.log.log import Log
-from statelog.storage.run_reader import read_back
-from statelog.storage.store import FileInfo
+from statelog.store.files import ManifestChain
+from statelog.store.port import FileInfo
+from statelog.store.run_reader import read_back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

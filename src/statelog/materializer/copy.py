@@ -38,6 +38,12 @@ from statelog.errors import (
     NotFound,
     OffsetGone,
 )
+from statelog.log import Log, LogOptions, Where
+from statelog.log.evidence import check_ledger
+from statelog.log.loss import append_restarts
+from statelog.log.making import make_log
+from statelog.log.topics import record_at
+from statelog.log.where import opened_ports
 from statelog.materializer.cleanup import CleanupPlan
 from statelog.materializer.engine import LocalEngine
 from statelog.materializer.outcome import CompletedRound, LostRound
@@ -56,15 +62,8 @@ from statelog.schemas.names import COPIER, settings_or
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import in_order
 from statelog.schemas.topic_policy import LEDGER_WRITING
-from statelog.storage import LogOptions, Where
-from statelog.storage.log.evidence import check_ledger
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import append_restarts
-from statelog.storage.log.making import make_log
-from statelog.storage.log.topics import record_at
-from statelog.storage.log.where import opened_ports
 
-_LOG = logging.getLogger("statelog.storage")
+_LOG = logging.getLogger("statelog.log")
 _OPENS = 32
 _TERMS = Terms("statelog copy", 300.0)
 _THREAD = "statelog-copy"

@@ -26,6 +26,8 @@ from types import NoneType
 
 from statelog.environment import current_environment, repeated
 from statelog.errors import Damaged, RoundGivenUp, StatelogError, StoreRefused, Unavailable
+from statelog.log import Log
+from statelog.log.log import check_log
 from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.control import BackgroundTask, Control, begin_task
@@ -39,7 +41,6 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.statistics import MaterializerStatistics, with_failure, with_outcome, with_tail
 from statelog.materializer.tail import TailWatch
 from statelog.schemas.names import check_kind, settings_or
-from statelog.storage.log.log import Log, check_log
 
 _LAST_STEP_S = 10.0  # how long a round that should end may take to reach its next step
 _CHECKS_PER_ALARM = 10

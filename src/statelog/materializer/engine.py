@@ -26,8 +26,8 @@ from statelog.schemas.avro import datum_of
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata
-from statelog.storage.run_reader import read_back
-from statelog.storage.run_writer import RunWriter, WrittenRun, upload_run, write_cut
+from statelog.store.run_reader import read_back
+from statelog.store.run_writer import RunWriter, WrittenRun, upload_run, write_cut
 
 _TASK_BYTES = 32 << 20
 

@@ -29,6 +29,7 @@ from functools import partial
 from statelog.closing import undone_by_errors
 from statelog.environment import Environment, current_environment, repeated
 from statelog.errors import NotFound, StatelogError
+from statelog.log import Log
 from statelog.materializer.beside_rounds import after_all, ask_first_delay_s
 from statelog.materializer.control import BackgroundTask, Control, begin_task
 from statelog.materializer.copy import is_closed_copy
@@ -38,7 +39,6 @@ from statelog.materializer.events import Event, EventKind, error_facts, log_even
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.statistics import MaterializerStatistics
 from statelog.schemas.names import settings_or
-from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.materializer")
 _PATIENCE_S = 30.0

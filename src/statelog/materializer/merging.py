@@ -22,6 +22,7 @@ from threading import Lock
 from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import NotFound, RoundGivenUp
+from statelog.log import Log
 from statelog.materializer.engine import Engine, LocalEngine, Written, tasks_for
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tasks import Task, TaskOutput, expected_deltas, fold_tasks, merge_tasks
@@ -38,7 +39,6 @@ from statelog.schemas.snapshot.run_ref import (
     in_place,
     newest_bytes,
 )
-from statelog.storage.log.log import Log
 
 Runs = tuple[RunRef, ...]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from statelog.storage.log.aging import AgingRecord
+from statelog.reading import AgingRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

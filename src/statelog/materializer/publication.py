@@ -8,12 +8,13 @@ Invariants:
 from collections.abc import Mapping
 
 from statelog.errors import StatelogError
+from statelog.log import Log
+from statelog.log.log import check_log
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import Publication, why_not_ours
 from statelog.schemas.topic_policy import ROUND
-from statelog.storage.log.log import Log, check_log
-from statelog.storage.store import FileInfo
+from statelog.store.port import FileInfo
 
 
 def claim_root(log: Log) -> None:

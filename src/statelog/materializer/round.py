@@ -35,6 +35,10 @@ from statelog.errors import (
     RoundGivenUp,
     StatelogError,
 )
+from statelog.log import Log
+from statelog.log.evidence import take_anchors
+from statelog.log.log import check_log
+from statelog.log.making import prove_truncation
 from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, plan_cleanup, run_cleanup
 from statelog.materializer.engine import EngineMaker, LocalEngine, Written, not_whole
 from statelog.materializer.events import log_event, shortfalls
@@ -45,6 +49,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.target import RoundTarget, check_data, check_ledger, choose_target
 from statelog.materializer.tasks import TaskOutput
 from statelog.materializer.work import RoundWork, scratch_directory
+from statelog.reading import RENEW_SHARE
 from statelog.schemas.changes.replay_plan import plan_replay
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.place import LastRecord
@@ -52,10 +57,6 @@ from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, settings_or
 from statelog.schemas.snapshot.manifest import Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import Cuts, RunRef
 from statelog.schemas.topic_policy import ROLLING_UP, ROUND
-from statelog.storage.log.aging import RENEW_SHARE
-from statelog.storage.log.evidence import take_anchors
-from statelog.storage.log.log import Log, check_log
-from statelog.storage.log.making import prove_truncation
 
 QUIET_RECORDS = 1000
 """So many ledger records without a commit are rolled up all the same, so that a quiet ledger is truncated, too."""

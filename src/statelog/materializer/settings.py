@@ -10,7 +10,7 @@ from statelog.errors import ConfigError
 from statelog.schemas.names import check_kind
 from statelog.schemas.snapshot.claims import SubscriptionCap
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage.local.disk import local_path
+from statelog.store.disk.disk import local_path
 
 _THREADS_MAX = 4
 

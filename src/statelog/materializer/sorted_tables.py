@@ -2,7 +2,7 @@
 
 A fold is of the last change of every key that the commits touch, some partitions after others: they hold adjacent key
 groups, so their sorted changes one after the other are the whole in order. Partitions with little are read and sorted
-together, because each read of the client and each sort has its own cost. How rows are merged: `storage.merge`.
+together, because each read of the client and each sort has its own cost. How rows are merged: `store.merge`.
 
 Invariants:
 - A fold is complete only once the last partition's replay has ended: only then is it known that all that was listed is
@@ -22,6 +22,8 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from statelog.environment import DiskHook, Start, no_faults
+from statelog.kafka.port import STALL_TIMEOUT_S
+from statelog.log import Log
 from statelog.materializer.tasks import only
 from statelog.materializer.work import RoundWork
 from statelog.reading import CommittedChunk, Converter, SortedTail, replay
@@ -29,13 +31,11 @@ from statelog.schemas.changes.replay_plan import ReplayPlan
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.snapshot.run_ref import RunRef, lanes
 from statelog.schemas.snapshot.runs import RunFile, row_groups_for
-from statelog.storage.kafka import STALL_TIMEOUT_S
-from statelog.storage.local.spill import NamelessFile
-from statelog.storage.log.log import Log
-from statelog.storage.merge import Lane, LanePart, merge_streams
-from statelog.storage.run_reader import PIECE_BYTES, open_local
-from statelog.storage.run_writer import WrittenRun
-from statelog.storage.store import Store
+from statelog.store.disk.spill import NamelessFile
+from statelog.store.merge import Lane, LanePart, merge_streams
+from statelog.store.port import Store
+from statelog.store.run_reader import PIECE_BYTES, open_local
+from statelog.store.run_writer import WrittenRun
 
 _TOGETHER_BYTES = 16 << 20
 

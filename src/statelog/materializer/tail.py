@@ -16,14 +16,15 @@ from dataclasses import dataclass, replace
 
 from statelog.environment import current_environment
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
+from statelog.log import Log
+from statelog.log.evidence import check_ledger
+from statelog.log.log import check_log
 from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look_every_s, outlook
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import ROUND
-from statelog.storage.log.evidence import check_ledger
-from statelog.storage.log.log import Log, check_log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,16 +18,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from statelog.errors import BeyondEnd, OffsetGone
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log, evidence
+from statelog.log.evidence import check_anchors, check_data_anchors
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import CommitBody, LossRange, given_up, not_given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log import evidence
-from statelog.storage.log.evidence import check_anchors, check_data_anchors
-from statelog.storage.log.log import Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

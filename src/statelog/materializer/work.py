@@ -12,9 +12,9 @@ from pathlib import Path
 
 from statelog.environment import Environment
 from statelog.errors import ConfigError, StoreUnavailable
-from statelog.storage.local.disk import local_disk
-from statelog.storage.local.own_directory import make_own
-from statelog.storage.log.log import Log
+from statelog.log import Log
+from statelog.store.disk.disk import local_disk
+from statelog.store.disk.own_directory import make_own
 
 FOLD_BYTES = 64 << 20
 _PREFIX = "statelog-round-"

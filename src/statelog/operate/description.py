@@ -10,6 +10,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from statelog.formatting import show_time
+from statelog.log import Log, LogDescription
 from statelog.materializer import tail_now
 from statelog.materializer.schedule import Rates, estimate
 from statelog.materializer.settings import MaterializerSettings
@@ -17,16 +18,14 @@ from statelog.materializer.tail import Tail
 from statelog.operate.log_checks import lag_facts, of_rounds
 from statelog.operate.report import Listing, Report
 from statelog.operate.truncation import Held, held
-from statelog.reading import fold_to
+from statelog.reading import HeldLease, StoredSubscriptions, fold_to, list_leases, list_subscriptions
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import shown_id
 from statelog.schemas.ledger.records import AcceptLoss, LossRange, given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.claims import SubscriptionFile, newest_files
-from statelog.storage.claims import HeldLease, StoredSubscriptions, list_leases, list_subscriptions
-from statelog.storage.log.files import AcceptedLoss, losses_of
-from statelog.storage.log.log import Log, LogDescription
+from statelog.store.files import AcceptedLoss, losses_of
 
 _OLDEST = 2
 """So many snapshots are shown as bounds: the one that holds, and the one that would."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from statelog.environment import Environment, current_environment, repeated
 from statelog.errors import Corrupt, NotFound, OffsetGone
+from statelog.log import Log
 from statelog.materializer.events import Event, EventKind, error_facts
 from statelog.materializer.fleet import as_ours
 from statelog.reading import AtPosition, Folding, HeldPlan, Plan, check_plan, plan_of
@@ -27,7 +28,6 @@ from statelog.recovery.recover import Recovery
 from statelog.recovery.settings import terms_of
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.log.log import Log
 
 OpenLog = Callable[[str], AbstractContextManager[Log]]
 _SETTINGS = RecoverySettings(holder="statelog drill")

@@ -28,6 +28,10 @@ from statelog.errors import (
     StatelogError,
 )
 from statelog.formatting import show_bytes, show_count
+from statelog.log import Log, Where
+from statelog.log.evidence import check_data_anchors, check_ledger
+from statelog.log.topics import IdentifiedTopics, check_owner, identify, topics_in_force
+from statelog.log.where import Ports, opened_ports
 from statelog.materializer.cleanup import VerifiedRuns, aging_need
 from statelog.materializer.copy import is_closed_copy
 from statelog.materializer.publication import other_root, published
@@ -37,7 +41,22 @@ from statelog.operate import log_checks
 from statelog.operate.finding import Finding, Severity, Verdict, error_verdict
 from statelog.operate.log_checks import BadRun, Check
 from statelog.operate.versions import versions
-from statelog.reading import ATTEMPTS, Converter, LogOffsets, Plan, check_reach, data_offsets, fold_to, plan_of
+from statelog.reading import (
+    ATTEMPTS,
+    Converter,
+    HeldLease,
+    LogOffsets,
+    Plan,
+    StoredSubscriptions,
+    check_reach,
+    claims_of,
+    data_offsets,
+    fold_to,
+    list_leases,
+    list_subscriptions,
+    living,
+    plan_of,
+)
 from statelog.recovery.plan_reader import committed_chunks
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor
@@ -46,13 +65,8 @@ from statelog.schemas.snapshot.manifest import FORMAT_VERSION, Manifest
 from statelog.schemas.snapshot.retention import truncation_floor
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.topic_policy import TopicNeeds, retention_s
-from statelog.storage.claims import HeldLease, StoredSubscriptions, claims_of, list_leases, list_subscriptions, living
-from statelog.storage.log.evidence import check_data_anchors, check_ledger
-from statelog.storage.log.files import descriptor_or_none, losses_of
-from statelog.storage.log.log import Log
-from statelog.storage.log.topics import IdentifiedTopics, check_owner, identify, topics_in_force
-from statelog.storage.log.where import Ports, Where, opened_ports
-from statelog.storage.run_reader import read_back
+from statelog.store.files import descriptor_or_none, losses_of
+from statelog.store.run_reader import read_back
 
 _BAD = frozenset({Severity.REFUSED, Severity.UNAVAILABLE, Severity.DAMAGED})
 

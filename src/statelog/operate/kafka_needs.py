@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from statelog.errors import Fact, StatelogError
 from statelog.formatting import show_bytes, show_duration
+from statelog.kafka.errors import MISSING_REQUEST
+from statelog.kafka.port import OffsetRange, TopicDescription
 from statelog.operate.finding import Explained, Finding, Severity, Verdict, severity_of
 from statelog.schemas.topic_policy import EARLY, TopicRole, Waiver, objections
-from statelog.storage.kafka import OffsetRange, TopicDescription
-from statelog.storage.kafka.errors import MISSING_REQUEST
 
 _ODD_CLOCK_S = 1.0
 _SERVICE = "Ask the service: docs/kafka.md lists what a log needs"

@@ -19,16 +19,15 @@ from typing import TypeVar
 
 from statelog.environment import current_environment
 from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, NotFound, StatelogError, UnsafeTopic
+from statelog.kafka.port import STALL_TIMEOUT_S, Kafka, OffsetRange, Record, TopicSpec
+from statelog.log import Log, LogOptions, Where
+from statelog.log.producers import append_all
+from statelog.log.topics import create_topic, look_for
 from statelog.operate.kafka_needs import KafkaAnswers, Need, Read, Sent, TopicAnswer
 from statelog.producer import Writer
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.topic_policy import MIN_RECORD_BYTES, TopicRole, Waiver, largest_record_bytes, topic_config
-from statelog.storage import LogOptions, Where
-from statelog.storage.kafka import STALL_TIMEOUT_S, Kafka, OffsetRange, Record, TopicSpec
-from statelog.storage.log.log import Log
-from statelog.storage.log.producers import append_all
-from statelog.storage.log.topics import create_topic, look_for
-from statelog.storage.store import Store
+from statelog.store.port import Store
 
 A = TypeVar("A")
 T = TypeVar("T")

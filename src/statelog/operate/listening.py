@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statelog.errors import ConfigError
+from statelog.kafka.config import is_loopback
 from statelog.schemas.names import check_kind, whole_in
-from statelog.storage.kafka.config import is_loopback
-from statelog.storage.secret_files import read_secret
+from statelog.secrets import read_secret
 
 _LEAST_TOKEN_CHARS = 16
 

@@ -9,21 +9,20 @@ from typing import NamedTuple
 
 from statelog.errors import Fact, StatelogError, UnsafeTopic
 from statelog.formatting import show_bytes, show_count, show_duration, show_time
+from statelog.kafka.port import OffsetRange, TopicDescription
 from statelog.materializer.cleanup import check_links
 from statelog.materializer.settings import MaterializerSettings
 from statelog.materializer.tail import Tail
 from statelog.operate.finding import Explained, Severity, Verdict, severity_of
+from statelog.reading import AgingRecord, HeldLease, StoredSubscriptions
 from statelog.schemas.ledger.handle import MANY_PIECES
 from statelog.schemas.ledger.records import LossRange, given_up
 from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, is_run_path
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import TopicNeeds, TopicRole, Waiver, check_topic, objections
-from statelog.storage.claims import HeldLease, StoredSubscriptions
-from statelog.storage.kafka import OffsetRange, TopicDescription
-from statelog.storage.log.aging import AgingRecord
-from statelog.storage.log.files import AcceptedLoss
-from statelog.storage.store import STALE_AFTER_S, FileInfo
+from statelog.store.files import AcceptedLoss
+from statelog.store.port import STALE_AFTER_S, FileInfo
 
 ODD_CLOCK_S = 1.0
 _STUCK_LEASE_S = 2 * 3600.0

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from statelog.errors import ConfigError
+from statelog.log import Log
 from statelog.operate.rows import rows_of
 from statelog.reading import At, AtPosition
 from statelog.recovery import RecoverySettings, plan_changes, read_changes, recover
@@ -25,7 +26,6 @@ from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.log.log import Log
 
 _ROW = ("key_group", "key")
 

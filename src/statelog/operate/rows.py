@@ -22,7 +22,7 @@ from statelog.errors import InvalidChange
 from statelog.formatting import as_json
 from statelog.schemas.key_groups import KeyType, key_bytes
 from statelog.schemas.values.schema import columns_of
-from statelog.storage.local.disk import local_disk, require_file, sync
+from statelog.store.disk.disk import local_disk, require_file, sync
 
 _BATCH_ROWS = 10_000
 _NUMBER = re.compile(r"[+-]?[0-9]{1,99}")

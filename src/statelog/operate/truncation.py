@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from statelog.formatting import show_duration
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log
 from statelog.materializer.settings import MaterializerSettings
 from statelog.operate.report import Listing
+from statelog.reading import HeldLease, StoredSubscriptions, claims_of, living
 from statelog.schemas.snapshot.claims import Lease, Subscription, newest_files
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import (
@@ -21,9 +24,6 @@ from statelog.schemas.snapshot.retention import (
     stood_at,
     superseded_times,
 )
-from statelog.storage.claims import HeldLease, StoredSubscriptions, claims_of, living
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.log import Log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

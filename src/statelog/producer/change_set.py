@@ -28,6 +28,7 @@ from pathlib import Path
 from statelog.producer.epoch import Grant
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings, WriterStatistics
+from statelog.reading import LocalCopy, attempt_directory, copies_of_writer
 from statelog.schemas.arrays import fits
 from statelog.schemas.changes.changes import chunk_slices, split
 from statelog.schemas.changes.chunk import combine_checksums, encode_chunk
@@ -36,7 +37,6 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, to_bitmap
 from statelog.schemas.ledger.handle import Entry, gaps_of
 from statelog.schemas.ledger.place import Place
-from statelog.storage.local.copy import LocalCopy, attempt_directory, copies_of_writer
 
 _BLOCK_BYTES = 4096
 

@@ -31,6 +31,8 @@ from statelog.errors import (
     Unsafe,
     ValueTooLarge,
 )
+from statelog.history import Landed
+from statelog.log import Log
 from statelog.pending import Pending
 from statelog.producer.epoch import EpochClients, Grant, live_commit, open_epoch
 from statelog.schemas.ledger.fold import LedgerFold, VoidReason
@@ -38,8 +40,6 @@ from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_i
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import Commit, LossRange
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.history import Landed
-from statelog.storage.log.log import Log
 
 T = TypeVar("T")
 

@@ -22,6 +22,8 @@ import pyarrow as pa
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError
+from statelog.kafka.port import Producer
+from statelog.log import Log
 from statelog.producer.buffer import ChangeBuffer
 from statelog.producer.change_set import ChangeSet
 from statelog.producer.change_writer import ChangeWriter
@@ -36,8 +38,6 @@ from statelog.schemas.ledger.handle import Checkpoint, Handle, Step, next_checkp
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import check_kind, settings_or
-from statelog.storage.kafka import Producer
-from statelog.storage.log.log import Log
 
 _SLOTS = 1 << 31
 _SALT_BYTES = 4

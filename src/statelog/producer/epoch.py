@@ -31,6 +31,11 @@ from statelog.errors import (
     OutcomeUnknown,
     StatelogError,
 )
+from statelog.kafka.port import OffsetRange, Producer
+from statelog.log import Log
+from statelog.log.evidence import check_data_anchors, check_ledger, check_witnesses
+from statelog.log.log import check_log
+from statelog.log.producers import append_all
 from statelog.schemas.changes.changes import change_bytes_max, change_schema
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
@@ -41,12 +46,8 @@ from statelog.schemas.ledger.state import NO_EPOCH, LastCommit, LedgerState, Liv
 from statelog.schemas.names import COPIER, check_writer_name, whole_numbers
 from statelog.schemas.topic_policy import WRITING
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.kafka import OffsetRange, Producer
-from statelog.storage.log.evidence import check_data_anchors, check_ledger, check_witnesses
-from statelog.storage.log.log import Log, check_log
-from statelog.storage.log.producers import append_all
 
-_LOG = logging.getLogger("statelog.storage")
+_LOG = logging.getLogger("statelog.log")
 _ATTEMPTS = 8
 _OPENS = 32
 """How many Opens a producer sends before everything is checked again."""

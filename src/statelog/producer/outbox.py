@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from statelog.errors import PersistFailed
+from statelog.kafka.port import Delivery, DeliveryStatus, Producer, with_remedy
 from statelog.producer.epoch import Grant
 from statelog.producer.settings import WriterSettings, WriterStatistics
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.names import data_topic
-from statelog.storage.kafka import Delivery, DeliveryStatus, Producer, with_remedy
 
 _GRACE_S = 5.0  # If the client gives up before we do, wait for its own reason.
 _POLL_S = 0.1

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from statelog.errors import ConfigError
+from statelog.reading import check_directory
 from statelog.schemas.names import check_kind, check_whole
-from statelog.storage.local.copy import check_directory
 
 _POSITIVE = ("roll_rows", "list_bytes", "roll_bytes", "chunk_bytes", "in_flight_bytes_max", "local_copies_bytes_max")
 

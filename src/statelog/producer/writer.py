@@ -24,6 +24,7 @@ from threading import get_ident
 
 from statelog.environment import current_environment
 from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
+from statelog.log import Log
 from statelog.pending import Pending
 from statelog.producer.buffer import ChangeBuffer, MetaBuffer
 from statelog.producer.change_writer import ChangeWriter
@@ -38,7 +39,6 @@ from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_i
 from statelog.schemas.ledger.place import Metadata, check_metadata
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import check_kind, settings_or
-from statelog.storage.log.log import Log
 
 _Wait = Callable[[int, float | None], bool]
 _Finish = Callable[[Checkpoint, float, bool], LastCommit]

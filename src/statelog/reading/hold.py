@@ -1,7 +1,7 @@
 """What keeps truncation and clean-up from what a reader needs: `Hold`, one lease, written, then looked at again; and
 `HeldPlan`, which plans a state, holds it, and plans it again if the log moved on.
 
-What a lease says and when it has expired is decided in `schemas.snapshot.claims`. A subscription (`storage.claims`) is
+What a lease says and when it has expired is decided in `schemas.snapshot.claims`. A subscription (`reading.claims`) is
 apart for a reason: it belongs to a reader's name and not to a process, holds while nobody runs, and moves by numbered
 files of which others may write the next; a lease is one file of one process, written over.
 
@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from statelog.closing import Closing, OwnProcess, undone_by_errors
 from statelog.environment import Environment, current_environment, repeated
 from statelog.errors import Misuse, OffsetGone, StatelogError, StorageFull, StoreRefused, Unavailable
+from statelog.log import Log
 from statelog.reading import planner
 from statelog.reading.plan import At, AtPosition, Plan, wanted_key_groups
 from statelog.reading.planner import ATTEMPTS, NOT_HELD_HINT, SnapshotFailed, check_held, check_plan
@@ -38,12 +39,11 @@ from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.claims import AS_ITS_FILE_S, Lease
-from statelog.storage.log.log import Log
-from statelog.storage.store import Store
+from statelog.store.port import Store
 
 T = TypeVar("T")
 
-_LOG = logging.getLogger("statelog.storage")
+_LOG = logging.getLogger("statelog.log")
 _LOOKS_PER_TTL = 6
 _RENEWALS_PER_TTL = 3
 _AGE_S = 3600.0

@@ -19,6 +19,12 @@ from typing import NamedTuple, TypeVar
 
 from statelog.environment import current_environment
 from statelog.errors import BeyondEnd, CorruptManifest, CorruptRun, Misuse, NotFound, OffsetGone
+from statelog.history import check_reaches
+from statelog.kafka.port import OffsetRange
+from statelog.log import Log
+from statelog.log.evidence import check_anchors, check_data_anchors, check_ledger
+from statelog.log.log import check_log
+from statelog.reading.aging import warn_of_age
 from statelog.reading.plan import At, Folding, Plan, check_at, make_change_plan, make_plan, wanted_key_groups
 from statelog.reading.retained_history import RetainedHistory, Snapshots
 from statelog.schemas.ledger.fold import Folded, LedgerBase, ValidCommit
@@ -26,11 +32,6 @@ from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.records import given_up, not_given_up
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
-from statelog.storage.history import check_reaches
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.aging import warn_of_age
-from statelog.storage.log.evidence import check_anchors, check_data_anchors, check_ledger
-from statelog.storage.log.log import Log, check_log
 
 ATTEMPTS = 5
 """How often a reader plans again if truncation outruns it, unless the settings say otherwise."""

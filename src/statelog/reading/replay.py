@@ -18,6 +18,9 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 
 from statelog.errors import BrokerUnavailable, CorruptChunk, IncompatibleSchema, Unavailable, UnknownFormat
+from statelog.kafka.errors import read_past
+from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, Reader, Record
+from statelog.log import Log
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.changes.chunk import ChunkHead, VerifiedChunks, decode_batches, decode_head
 from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, plan_replay
@@ -25,9 +28,6 @@ from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.ledger.records import CommitBody
 from statelog.schemas.values.schema import ValueSchema, convert
-from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Reader, Record
-from statelog.storage.kafka.errors import read_past
-from statelog.storage.log.log import Log
 
 _SMALL_BYTES = 16 * 1024
 _HELD_BYTES = 2 * 1024  # A record, its head and the rest of its objects.

@@ -25,15 +25,15 @@ from statelog.errors import (
     OffsetGone,
     StatelogError,
 )
+from statelog.history import check_reaches, records_at
+from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, Record
+from statelog.log import Log
 from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, partitions_of
 from statelog.schemas.ledger.fold import Folded, LedgerBase
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.ledger.records import given_up
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.history import check_reaches, records_at
-from statelog.storage.kafka import STALL_TIMEOUT_S, OffsetRange, Record
-from statelog.storage.log.log import Log
-from statelog.storage.store import FileInfo
+from statelog.store.port import FileInfo
 
 _LOG = logging.getLogger("statelog.recovery")
 _HINT = (

@@ -34,8 +34,8 @@ from statelog.schemas.arrays import column_of, column_of_rows, numbers_of
 from statelog.schemas.changes.changes import DELETE, chunk_slices, cut_by_bytes, newest_sorted
 from statelog.schemas.changes.key_order import is_last_row
 from statelog.schemas.snapshot.runs import key_groups_of
-from statelog.storage.local.spill_queue import SpillQueue
-from statelog.storage.merge import merge_streams
+from statelog.store.disk.spill_queue import SpillQueue
+from statelog.store.merge import merge_streams
 
 _AT_ONCE = 16
 _LEAST_FRAME_BYTES = 256 * 1024

@@ -31,6 +31,8 @@ from statelog.errors import (
     OffsetGone,
     StoreUnavailable,
 )
+from statelog.log import Log
+from statelog.log.log import check_log
 from statelog.reading import (
     CommitSpan,
     CommittedChunk,
@@ -50,7 +52,6 @@ from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife, plan_re
 from statelog.schemas.ledger.fold import Folded, ValidCommit
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.names import check_kind, check_whole, settings_or
-from statelog.storage.log.log import Log, check_log
 
 LEAST_BYTES = 4 << 20
 """What a task of its own is worth: about what it reads while another one starts."""

@@ -30,10 +30,13 @@ import pyarrow as pa
 
 from statelog.environment import GRACE_S, Environment, begin
 from statelog.errors import Corrupt, CorruptRun, NotFound, StoreUnavailable, UnknownFormat
+from statelog.kafka.port import Reader
+from statelog.log import Log
 from statelog.reading import (
     CommittedChunk,
     Converter,
     Hold,
+    LocalCopyReader,
     MemoryTail,
     Pause,
     Plan,
@@ -49,10 +52,7 @@ from statelog.recovery.runs import RunOpener
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.snapshot.run_ref import lanes
 from statelog.schemas.snapshot.runs import key_groups_of
-from statelog.storage.kafka import Reader
-from statelog.storage.local.copy import LocalCopyReader
-from statelog.storage.log.log import Log
-from statelog.storage.merge import Job, Lane, LanePart, Prefetch, merge_streams
+from statelog.store.merge import Job, Lane, LanePart, Prefetch, merge_streams
 
 _LOG = logging.getLogger("statelog.recovery")
 _WAIT_S = 0.05

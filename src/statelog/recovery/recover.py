@@ -28,6 +28,8 @@ import pyarrow as pa
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.errors import ConfigError, Misuse, NotFound
+from statelog.log import Log, Where
+from statelog.log.log import check_log, open_snapshots
 from statelog.reading import At, AtPosition, HeldPlan, Plan, check_at, partitions_of
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.plan_reader import Beat, PlanReader
@@ -43,9 +45,7 @@ from statelog.schemas.ledger.place import Place
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import check_kind, check_whole, settings_or
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.local.disk import local_path, require_file
-from statelog.storage.log.log import Log, check_log, open_snapshots
-from statelog.storage.log.where import Where
+from statelog.store.disk.disk import local_path, require_file
 
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ from statelog.errors import (
 from statelog.schemas.descriptor import HashRule, check_hashing
 from statelog.schemas.key_groups import KeyType, key_bytes, key_group_of
 from statelog.schemas.ledger.place import LogIdentity, Metadata, Place
-from statelog.storage.local.disk import local_disk, local_disk_error, local_path
+from statelog.store.disk.disk import local_disk, local_disk_error, local_path
 
 STATE_FAMILY = "statelog"
 STATE_KEY = b"state"
@@ -200,7 +200,7 @@ _TOLD = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EACCES)  
 
 @contextmanager
 def rocksdb_disk(path: Path, step: str, disk: DiskHook) -> Generator[None]:
-    """As `storage.local.disk`. RocksDB's failures are plain `Exception` with a text."""
+    """As `store.disk.disk`. RocksDB's failures are plain `Exception` with a text."""
     try:
         with local_disk(path, step, disk):
             yield

@@ -40,8 +40,8 @@ from statelog.schemas.arrays import column_of, numbers_of, scalar_of
 from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.schemas.values.avro import avro_values
 from statelog.schemas.values.schema import ValueSchema
-from statelog.storage.local.disk import local_disk, make_parents, sync
-from statelog.storage.local.own_directory import make_own
+from statelog.store.disk.disk import local_disk, make_parents, sync
+from statelog.store.disk.own_directory import make_own
 
 _PIECE_BYTES = 4 << 20
 _NOTHING = scalar_of(b"", pa.binary())

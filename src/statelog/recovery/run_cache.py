@@ -34,9 +34,9 @@ from statelog.environment import current_environment
 from statelog.errors import ClosedError, ConfigError, CorruptRun, StorageFull, StoreUnavailable
 from statelog.schemas.names import check_whole
 from statelog.schemas.snapshot.runs import RunFile
-from statelog.storage.local.disk import local_disk
-from statelog.storage.local.own_directory import make_own
-from statelog.storage.store import Store
+from statelog.store.disk.disk import local_disk
+from statelog.store.disk.own_directory import make_own
+from statelog.store.port import Store
 
 _LOG = logging.getLogger("statelog.recovery")
 _LONGEST_WAIT_S = 3600.0

@@ -21,11 +21,11 @@ from typing import BinaryIO, NamedTuple, Self
 
 from statelog.closing import Closing
 from statelog.errors import ConfigError, CorruptRun, Misuse, NotFound, StatelogError, StorageFull
+from statelog.log import Log
 from statelog.reading import SnapshotFailed
 from statelog.recovery.run_cache import CacheDirectory, CacheSettings, CacheStatistics, RunCache
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.runs import RunFile
-from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.recovery")
 

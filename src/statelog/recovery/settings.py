@@ -8,10 +8,9 @@ from pathlib import Path
 from tempfile import gettempdir
 
 from statelog.errors import ConfigError
-from statelog.reading import ATTEMPTS, Terms
+from statelog.reading import ATTEMPTS, Terms, check_directory
 from statelog.recovery.run_cache import CacheSettings
 from statelog.schemas.names import check_kind, check_whole
-from statelog.storage.local.copy import check_directory
 
 _FRAME_BYTES = 4 * 1024 * 1024
 _LEAST = {"attempts": 1, "fold_bytes": 1, "threads": 1, "memory_bytes": 64 * 1024, "segment_bytes": 1}

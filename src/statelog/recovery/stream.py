@@ -42,7 +42,7 @@ from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame
 from statelog.recovery.plan_reader import Beat, Phase, PlanReader
 from statelog.recovery.progress import Monitor
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.local.spill_queue import SpillQueue, SpillStatistics
+from statelog.store.disk.spill_queue import SpillQueue, SpillStatistics
 
 _UNCLOSED = "unclosed stream of statelog: close it, or take from it in a with block"
 _OFFER_S = 1.0

@@ -20,8 +20,8 @@ from statelog.recovery.plan_reader import PlanReader
 from statelog.schemas.arrays import column_of
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.values.schema import columns_of
-from statelog.storage.local.disk import local_disk, make_parents, sync
-from statelog.storage.local.own_directory import make_own
+from statelog.store.disk.disk import local_disk, make_parents, sync
+from statelog.store.disk.own_directory import make_own
 
 _STATE_COLUMNS = ["key_group", "key", "value"]
 T = TypeVar("T")

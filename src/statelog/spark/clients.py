@@ -20,15 +20,14 @@ from typing import Generic, Protocol, TypeVar
 
 from statelog.closing import undone_by_errors
 from statelog.errors import IdentityChanged
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.port import Producer
+from statelog.log import Log, Where
+from statelog.log.measured import watched_producer
 from statelog.operate.exporting import export_from_worker
 from statelog.schemas.ledger.place import LogIdentity, shown_id
 from statelog.schemas.topic_policy import ROUND
 from statelog.spark.option_texts import LogAddress
-from statelog.storage.kafka import Producer
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
-from statelog.storage.measured import watched_producer
 
 IDLE_S = 600.0
 """Whatever was not used for so long is closed when the cache is next used: a process may serve any number of jobs."""

@@ -16,12 +16,12 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegerType, StructType
 
 from statelog.errors import ConfigError
+from statelog.log import Log
 from statelog.schemas.arrays import column_of_rows, scalar_of
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, spark_expression
 from statelog.schemas.names import check_kind
 from statelog.schemas.values.schema import BATCH_ROWS, ValueSchema, state_schema, table_type
-from statelog.storage.log.log import Log
 
 
 def state_columns(descriptor: Descriptor, value: ValueSchema, *, include_key_group: bool) -> StructType:

@@ -28,6 +28,7 @@ from pyspark.sql.functions import spark_partition_id
 
 from statelog.environment import current_environment, repeated
 from statelog.errors import ConfigError, CorruptRun, NotFound, RoundGivenUp, Unavailable
+from statelog.log import Log, Where
 from statelog.materializer.engine import EngineMaker, Replayed, Written, not_whole, write_runs, written_of
 from statelog.materializer.outcome import RoundOutcome
 from statelog.materializer.round import run_round
@@ -41,9 +42,8 @@ from statelog.spark.clients import cached_log
 from statelog.spark.data_source import require_spark
 from statelog.spark.option_texts import LogAddress, address_options, log_address
 from statelog.spark.reported import error_of, reported
-from statelog.storage import Log, Where
-from statelog.storage.run_reader import read_back
-from statelog.storage.run_writer import upload_run
+from statelog.store.run_reader import read_back
+from statelog.store.run_writer import upload_run
 
 _LOOK_S = 0.5
 TASK_BYTES = 16 << 20

@@ -21,6 +21,8 @@ from dataclasses import replace
 
 from statelog.environment import current_environment
 from statelog.errors import Fenced
+from statelog.log import Log
+from statelog.log.evidence import check_ledger
 from statelog.producer.committer import Committer
 from statelog.producer.epoch import EpochClients, Grant, TaskGrant, grant_of, open_epoch
 from statelog.schemas.descriptor import Descriptor
@@ -31,8 +33,6 @@ from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.clients import cached_log, planned
 from statelog.spark.options import WriteOptions
 from statelog.spark.ownership import are_in_order, check_rivals, has_opened, is_of_run, planned_earlier
-from statelog.storage.log.evidence import check_ledger
-from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
 _LOOKS = 5

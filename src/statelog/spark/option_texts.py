@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, cast
 
 from statelog.errors import ConfigError
+from statelog.log import Where
+from statelog.log.where import check_where
 from statelog.schemas.key_groups import read_ranges
 from statelog.schemas.names import check_name, whole_in
-from statelog.storage import Where
-from statelog.storage.log.where import check_where
-from statelog.storage.store.url import option_text, option_value
+from statelog.store.url import option_text, option_value
 
 _KAFKA = "kafka."
 _STORAGE = "storage."

@@ -21,6 +21,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from statelog.errors import CheckpointMismatch, Fenced, LogInUse, Misuse, OffsetGone
+from statelog.history import records_at
+from statelog.kafka.port import Record
+from statelog.log import Log
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import merge_bitmaps, ranges_text
 from statelog.schemas.ledger.fold import LedgerFold
@@ -30,9 +33,6 @@ from statelog.schemas.ledger.records import Commit, Open, decode
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.values.schema import ValueSchema
 from statelog.spark.options import WriteOptions
-from statelog.storage.history import records_at
-from statelog.storage.kafka import Record
-from statelog.storage.log.log import Log
 
 NO_QUERY = "none"
 """What `takeOverFrom` says for commits that no query made."""

@@ -29,6 +29,7 @@ from pyspark.sql.datasource import (
 )
 
 from statelog.errors import ConfigError, OffsetGone
+from statelog.log import Log
 from statelog.reading import AtPosition, Plan, SnapshotFailed, Terms, part_of
 from statelog.recovery.changes import LEAST_BYTES, split_changes
 from statelog.recovery.plan_reader import PlanReader
@@ -36,7 +37,6 @@ from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, share
-from statelog.storage.log.log import Log
 
 _TASK_BYTES = 16 << 20
 """About what a task of its own is worth: a few times what Spark itself spends on a task in Python, 30 to 60 ms."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from statelog.closing import Closing
 from statelog.errors import InvalidChange, ValueTooLarge
 from statelog.schemas.arrays import Fingerprints, column_of, fingerprints, numbers_of, taken
-from statelog.storage.local.spill import SpillSegment
+from statelog.store.disk.spill import SpillSegment
 
 _BUDGET_BYTES = 64 << 20
 _MEMORY_ROWS = 4 << 20

@@ -43,6 +43,7 @@ from statelog.errors import (
     StatelogError,
     ValueTooLarge,
 )
+from statelog.log import Log, Where
 from statelog.producer.committer import Committer, check_handle
 from statelog.producer.coordinator import TaskWriter
 from statelog.producer.epoch import Grant, TaskGrant
@@ -68,8 +69,6 @@ from statelog.spark.ownership import (
 )
 from statelog.spark.reported import reported, unpicklable
 from statelog.spark.rows import TASK_SETTINGS, RowMapping, row_mapping, write_rows
-from statelog.storage import Where
-from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
 QUERY_PROPERTY = "sql.streaming.queryId"  # Spark sets it for every job of a streaming query; it documents no name.

@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, Misuse, NotFound, OffsetGone
+from statelog.log import Log, Where
 from statelog.reading import At, AtPosition, HeldPlan, Hold, Plan, plan_changes
 from statelog.recovery.changes import read_changes
 from statelog.recovery.recover import recover
@@ -59,9 +60,7 @@ from statelog.spark.options import (
 from statelog.spark.parts import PlanPart, change_parts, lease_terms, narrowed, read_state, selected, state_parts
 from statelog.spark.reported import reported
 from statelog.spark.views import VIEWS, ViewReader, view_columns
-from statelog.storage import Where
-from statelog.storage.log.log import Log
-from statelog.storage.store.url import option_text
+from statelog.store.url import option_text
 
 Options = TypeVar("Options", bound=ReadOptions)
 

@@ -24,14 +24,17 @@ from dataclasses import replace
 from statelog.closing import Closing
 from statelog.environment import current_environment
 from statelog.errors import NotFound, OffsetGone, StatelogError, SubscriptionEnded
+from statelog.log import Log
 from statelog.reading import (
     AtPosition,
     CommitFacts,
+    HeldSubscription,
     Hold,
     Needs,
     Plan,
     RetainedHistory,
     commit_facts,
+    end_subscription,
     newer_values,
     partitions_of,
     place_at,
@@ -46,8 +49,6 @@ from statelog.schemas.snapshot.claims import check_holder
 from statelog.spark.options import NO_LIMIT, Beginning, Limit, OnTruncation, StreamOptions, refuse_future
 from statelog.spark.parts import lease_terms
 from statelog.spark.stream_offset import StreamOffset, batch_start, is_reset
-from statelog.storage.claims import HeldSubscription, end_subscription
-from statelog.storage.log.log import Log
 
 _LOG = logging.getLogger("statelog.spark")
 _MOVE_S = 30.0

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from statelog.closing import undone_by_errors
+from statelog.log import Log
 from statelog.reading import Plan
 from statelog.recovery.changes import read_changes
 from statelog.schemas.descriptor import Descriptor
@@ -37,7 +38,6 @@ from statelog.spark.parts import PlanPart, change_parts, read_state, state_parts
 from statelog.spark.reported import reported
 from statelog.spark.stream_offset import FORMAT_VERSION, StreamOffset, is_reset
 from statelog.spark.stream_planner import StreamPlanner
-from statelog.storage.log.log import Log
 
 RESET = "reset"
 """The op of a reset marker: what was read before does not count, the state at its position follows."""

@@ -13,7 +13,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from statelog.reading import CommitFacts, RetainedHistory, commit_facts
+from statelog.log import Log
+from statelog.reading import CommitFacts, RetainedHistory, commit_facts, list_subscriptions
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.place import LogIdentity, Place
 from statelog.schemas.snapshot.claims import newest_files
@@ -21,8 +22,6 @@ from statelog.spark.clients import cached_log
 from statelog.spark.columns import check_columns, spark_arrow_schema
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.reported import reported
-from statelog.storage.claims import list_subscriptions
-from statelog.storage.log.log import Log
 
 _PORTION = 1024
 _TYPES = {

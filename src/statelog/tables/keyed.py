@@ -5,9 +5,9 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, Va
 from typing import Any, cast
 
 from statelog.errors import NoSuchYear
+from statelog.log.options import K, V
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.options import K, V
 from statelog.tables.state.keys import KeyRule
 
 

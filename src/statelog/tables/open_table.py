@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from os import PathLike
 
 from statelog.environment import current_environment
+from statelog.log import LogOptions, Where
+from statelog.log.options import K, V
 from statelog.reading import folded_at
 from statelog.schemas.names import settings_or
-from statelog.storage import LogOptions, Where
-from statelog.storage.log.options import K, V
 from statelog.tables.setup import BackendKind, TableSettings, TableSetup
 from statelog.tables.state.values import ValueRule
 from statelog.tables.state_opener import KeptState, StateOpener, Wanted

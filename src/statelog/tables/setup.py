@@ -11,6 +11,8 @@ from os import PathLike
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import Environment, current_environment
 from statelog.errors import ConfigError
+from statelog.log import Log, LogOptions, Where
+from statelog.log import open as open_log
 from statelog.producer import Writer, WriterSettings
 from statelog.producer.epoch import open_epoch, owned_partitions
 from statelog.producer.writer import OpenedWriter
@@ -19,9 +21,7 @@ from statelog.recovery.rocksdb_state import require_rocksdict
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import key_groups_of_partition, partition_of
 from statelog.schemas.names import check_kind, check_name, parse_enum, whole_numbers
-from statelog.storage import Log, LogOptions, Where
-from statelog.storage import open as open_log
-from statelog.storage.local.disk import local_path
+from statelog.store.disk.disk import local_path
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from statelog.errors import AnchorMismatch, BeyondEnd, BrokerUnavailable, Corrupt, Fenced, NotFound, OffsetGone
+from statelog.log import Log
 from statelog.producer import Writer
 from statelog.reading import (
     Folding,
@@ -34,7 +35,6 @@ from statelog.recovery import AtPosition, Plan, Recovery, newest_changes, plan_c
 from statelog.recovery.settings import terms_of
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage import Log
 from statelog.tables.setup import Loading, TableSetup
 from statelog.tables.state.base import BaseSnapshot, Eligibility
 from statelog.tables.state.directory import StateDirectory

@@ -16,12 +16,12 @@ from threading import get_ident
 from typing import Any, ParamSpec, Self, TypeVar
 
 from statelog.errors import ClosedError, Misuse, NotCommitted, UncommittedChanges
+from statelog.log.options import K, V
 from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.options import K, V
 from statelog.tables.keyed import Keyed
 from statelog.tables.layers import Layer, Layers
 from statelog.tables.scheduler import LARGE, CommitScheduler, Named

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from statelog.errors import AlreadyExists, BrokerUnavailable, NotFound
-from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
-from statelog.storage.kafka.errors import classify_delivery
+from statelog.kafka.errors import classify_delivery
+from statelog.kafka.port import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
 from statelog.testing.faults import (
     TRUE,
     Answer,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 
 from statelog.errors import BeyondEnd, BrokerUnavailable, ClosedError, Misuse, ValueTooLarge
-from statelog.storage.kafka import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
-from statelog.storage.kafka.config import MAX_MESSAGE_BYTES
-from statelog.storage.kafka.errors import check_range, unreadable
-from statelog.storage.kafka.positions import HighWater, Listed, ask_offsets, known_id
+from statelog.kafka.config import MAX_MESSAGE_BYTES
+from statelog.kafka.errors import check_range, unreadable
+from statelog.kafka.port import Delivery, DeliveryStatus, OffsetRange, Record, TopicDescription, TopicSpec
+from statelog.kafka.positions import HighWater, Listed, ask_offsets, known_id
 from statelog.testing.cluster import MemoryCluster, PartitionLog, Sending
 from statelog.testing.faults import TRUE, Answer, AnswerKind
 

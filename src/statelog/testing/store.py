@@ -18,8 +18,8 @@ from typing import BinaryIO, NamedTuple
 
 from statelog.errors import AlreadyExists, NotFound, StorageFull, StoreUnavailable
 from statelog.schemas.names import check_name
-from statelog.storage.store import FileInfo, Store
-from statelog.storage.store.url import check_path
+from statelog.store.port import FileInfo, Store
+from statelog.store.url import check_path
 
 
 class Fault(Enum):

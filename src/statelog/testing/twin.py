@@ -31,9 +31,10 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_CREATE_TIME, Message
 
 from statelog.environment import CURRENT, CrashPoint, Environment, current_environment
-from statelog.storage.kafka import TopicSpec
-from statelog.storage.kafka.group import GroupListener, Taken
-from statelog.storage.log.where import ONE_BROKER, Where
+from statelog.kafka.group import GroupListener, Taken
+from statelog.kafka.port import TopicSpec
+from statelog.log import Where
+from statelog.log.where import ONE_BROKER
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, FaultHook, MemoryDisk, MemoryStore, no_store_faults

@@ -25,6 +25,8 @@ import pyarrow as pa
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import current_environment
 from statelog.errors import CorruptManifest, Damaged, NotFound, StatelogError
+from statelog.log import Log, Where
+from statelog.log.where import log_names, one_client, opened_store
 from statelog.materializer import MaterializerSettings
 from statelog.operate.description import describe_log
 from statelog.operate.finding import error_text
@@ -35,8 +37,6 @@ from statelog.reading import CommitFacts, commit_facts, commits_behind
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.fold import Folded
 from statelog.schemas.snapshot.manifest import Manifest
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where, log_names, one_client, opened_store
 
 _FRESH_S = 2.0
 _EACH_S = 0.5

@@ -19,9 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 
+from statelog.log import Log, LogOptions, Where
 from statelog.recovery import AtPosition, recover
-from statelog.storage import LogOptions, Where
-from statelog.storage.log.log import Log
 from tests.sim.cluster.cast import NAMES, Cast
 from tests.sim.cluster.judge import History, Sighting, judge
 from tests.sim.cluster.nodes import SESSION_S, Cluster, Node, running_cluster

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from statelog.errors import NotFound, Unavailable
+from statelog.log import Log
 from statelog.pending import Pending
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.recovery import AtPosition, CacheSettings, Cursor, Portion, RecoverySettings, recover
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage.log.log import Log
 from tests.sim.cluster.stage import (
     JOB,
     PARTITIONS_OF,

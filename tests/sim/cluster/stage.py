@@ -19,9 +19,8 @@ from typing import Any
 from xxhash import xxh3_64_intdigest
 
 from statelog.errors import StatelogError, Unavailable
+from statelog.log import Log, Where
 from statelog.schemas.key_groups import KeyType, key_group_of, partition_of
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 
 __all__ = [
     "JOB",

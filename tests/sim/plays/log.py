@@ -11,6 +11,7 @@ from typing import Any
 
 from statelog.environment import Environment, inline
 from statelog.errors import AlreadyExists, Fenced, StatelogError
+from statelog.log import Log, LogOptions
 from statelog.materializer.outcome import CompletedRound
 from statelog.producer import Coordinator, TaskGrant, TaskWriter, Writer
 from statelog.producer.guard import Life
@@ -20,8 +21,6 @@ from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.stream import Stream
 from statelog.schemas.key_groups import KeyType, key_group_of
 from statelog.schemas.ledger.handle import Handle
-from statelog.storage import LogOptions
-from statelog.storage.log.log import Log
 from tests.sim.actors import Actor, Stepper
 from tests.sim.nemesis import Kind, Nemesis
 from tests.sim.world import AGAIN, LOG, Attempt, Process, Read, StuckError, World

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import statelog
 from statelog.errors import Damaged, Fenced
 from statelog.lake import export
+from statelog.log import Log
+from statelog.log.producers import append_all
 from statelog.materializer import run_round
 from statelog.producer import Coordinator, Grant, Writer
 from statelog.recovery import AtPosition, Cursor, RecoverySettings, Stream, newest_changes, plan_changes, recover
@@ -26,8 +28,6 @@ from statelog.schemas.ledger.place import ORIGIN
 from statelog.spark.options import StreamOptions, stream_options
 from statelog.spark.stream_offset import StreamOffset
 from statelog.spark.stream_planner import StreamPlanner
-from statelog.storage import Log
-from statelog.storage.log.producers import append_all
 from statelog.tables import Standby, Table, TableSettings
 from tests.support.rigs.log import LogRig, impatient, keys_in, settings_for
 from tests.support.samples.folds import apply_to_dict

@@ -19,14 +19,14 @@ import pytest
 
 from statelog.environment import Environment, inline
 from statelog.errors import Damaged
+from statelog.history import COMPARE_S
+from statelog.log import Log
+from statelog.log.loss import furthest_witness
 from statelog.producer.settings import WriterSettings
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.records import Open, decode
 from statelog.spark import clients, sink
 from statelog.spark.clients import ProcessCache
-from statelog.storage.history import COMPARE_S
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import furthest_witness
 from statelog.testing import Crash
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import (
@@ -381,7 +381,7 @@ class Machine:
             return self.rig.open()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("statelog.storage.history.source._ASK_AGAIN_S", 0.0)
+            patch.setattr("statelog.history.source._ASK_AGAIN_S", 0.0)
             patch.setattr(clients, "open_log", open_log)
             patch.setattr(clients, "ConfluentKafka", Client)
             patch.setattr(sink, "TaskContext", Context)

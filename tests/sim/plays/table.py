@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import statelog
+from statelog.log import LogOptions
 from statelog.pending import Pending
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage import LogOptions
 from statelog.tables import Loading, Table, TableSettings
 from tests.sim.judge import InputJudge
 from tests.sim.nemesis import Kind, Nemesis

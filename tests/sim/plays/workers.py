@@ -5,7 +5,7 @@ from typing import Any
 
 import statelog
 from statelog.environment import CrashPoint, Environment, Start, inline
-from statelog.storage.kafka import TopicSpec
+from statelog.kafka.port import TopicSpec
 from statelog.tables import Standby, Table, TableSettings, Worker
 from statelog.tables.group.context import InputStart, InputTopic, WorkerContext, WorkerHooks
 from statelog.tables.standbys.standby import StandbyPool

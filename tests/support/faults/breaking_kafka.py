@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from statelog.storage.kafka import OffsetRange, Record
+from statelog.kafka.port import OffsetRange, Record
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka, MemoryReader
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from statelog.storage.store import Store
+from statelog.store.port import Store
 from statelog.testing import Crash
 
 __all__ = ["Death", "dying"]

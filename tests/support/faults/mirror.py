@@ -2,8 +2,8 @@
 
 from contextlib import closing
 
-from statelog.storage.kafka import Kafka, OffsetRange, TopicSpec
-from statelog.storage.log.producers import append_all
+from statelog.kafka.port import Kafka, OffsetRange, TopicSpec
+from statelog.log.producers import append_all
 from tests.support.rigs.kafka import read_all
 
 __all__ = ["mirror"]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from statelog.errors import StorageFull
-from statelog.storage.local.spill import NamelessFile
+from statelog.store.disk.spill import NamelessFile
 
 __all__ = ["Disks"]
 

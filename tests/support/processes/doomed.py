@@ -16,13 +16,12 @@ from typing import Any
 import statelog
 from statelog.environment import Environment
 from statelog.errors import CheckpointMismatch
+from statelog.log import Log, Where
 from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import Round, run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.handle import Handle
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from statelog.tables import TableSettings
 from tests.sim.judge import InputJudge
 from tests.sim.source import COPIED

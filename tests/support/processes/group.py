@@ -21,9 +21,9 @@ import confluent_kafka
 import statelog
 from statelog.environment import Environment
 from statelog.errors import Unavailable
-from statelog.storage.kafka import TopicSpec
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import TopicSpec
 from statelog.tables import InputTopic, Table
 from tests.sim.source import WORK
 from tests.support.processes.starts import quick_start

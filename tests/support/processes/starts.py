@@ -20,8 +20,8 @@ from statelog.cli import main
 __all__ = ["Command", "Ended", "in_fork", "quick_start", "write_to"]
 
 _PRELOADED = (
-    "statelog.producer", "statelog.recovery", "statelog.storage", "statelog.tables", "statelog.storage.store.fsspec",
-    "statelog.storage.kafka.client", "statelog.cli.append", "statelog.cli.describe", "statelog.cli.log",
+    "statelog.producer", "statelog.recovery", "statelog.log", "statelog.tables", "statelog.store.fsspec",
+    "statelog.kafka.client", "statelog.cli.append", "statelog.cli.describe", "statelog.cli.log",
     "statelog.cli.materialize", "statelog.cli.program", "statelog.cli.recover", "s3fs",
 )  # fmt: skip
 

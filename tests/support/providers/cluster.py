@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from statelog.storage.kafka import Delivery, DeliveryStatus, TopicDescription, TopicSpec
+from statelog.kafka.port import Delivery, DeliveryStatus, TopicDescription, TopicSpec
 from statelog.testing.cluster import MemoryCluster, Sending
 from statelog.testing.faults import Answer, Fate
 from tests.support.providers.provider import Provider

@@ -9,8 +9,8 @@ none of them was measured here.
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from statelog.kafka.errors import client_error
 from statelog.schemas.topic_policy import NO_TOPIC_ID
-from statelog.storage.kafka.errors import client_error
 
 _NO_LIMIT = float("inf")
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from statelog.environment import Environment
+from statelog.log import Log
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import plan_changes, read_changes, recover
-from statelog.storage.log.log import Log
 from tests.support.rigs.history import Reader
 from tests.support.rigs.log import LogRig, settings_for
 from tests.support.rigs.table import TableRig

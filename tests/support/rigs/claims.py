@@ -1,8 +1,8 @@
 """A subscription that tells whether it holds what it says."""
 
+from statelog.log import Log
+from statelog.reading.claims import HeldSubscription
 from statelog.schemas.snapshot.claims import Subscription
-from statelog.storage.claims import HeldSubscription
-from statelog.storage.log.log import Log
 
 __all__ = ["SureSubscription"]
 

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from statelog.errors import OffsetGone
+from statelog.log import Log, Where
 from statelog.materializer import tail_now
 from statelog.materializer.copy import Copied, copy_log
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import State, TwinRig, settings_for, state_of, twin_rig
 from tests.support.samples.folds import apply_all, put_all

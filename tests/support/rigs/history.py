@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import xxhash
 
+from statelog.kafka.port import Kafka, OffsetRange
+from statelog.log import Log
 from statelog.producer.writer import Writer
 from statelog.recovery.cursor import Cursor
 from statelog.recovery.stream import Portion
@@ -27,11 +29,9 @@ from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RunMetadata
-from statelog.storage.kafka import Kafka, OffsetRange
-from statelog.storage.log.files import ManifestChain
-from statelog.storage.log.log import Log
-from statelog.storage.run_reader import RunReader
-from statelog.storage.store import Store
+from statelog.store.files import ManifestChain
+from statelog.store.port import Store
+from statelog.store.run_reader import RunReader
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import FaultHook, MemoryDisk, MemoryStore

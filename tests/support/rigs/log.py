@@ -19,6 +19,10 @@ import pyarrow as pa
 from confluent_kafka import admin
 
 from statelog.environment import Environment
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.config import client_config
+from statelog.kafka.port import Kafka
+from statelog.log import Log, LogOptions, Where
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
@@ -32,14 +36,9 @@ from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.retention import RetentionPolicy
 from statelog.schemas.topic_policy import parse_waivers
-from statelog.storage import LogOptions, Where
-from statelog.storage.kafka import Kafka
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.config import client_config
-from statelog.storage.log.log import Log
-from statelog.storage.run_reader import RunReader
-from statelog.storage.store import Store
-from statelog.storage.store.fsspec import open_store
+from statelog.store.fsspec import open_store
+from statelog.store.port import Store
+from statelog.store.run_reader import RunReader
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Faults
 from statelog.testing.kafka import MemoryKafka

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import xxhash
 
+from statelog.log import Log
+from statelog.log.loss import append_restarts
+from statelog.log.producers import append_all
+from statelog.log.topics import identity_shown
 from statelog.materializer.round import run_round
 from statelog.schemas.ledger.records import VOID_VALUE, Restart, encode
 from statelog.schemas.snapshot.manifest import Anchor, next_manifest, restarted_state
-from statelog.storage.log.files import ManifestChain, descriptor_of
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import append_restarts
-from statelog.storage.log.producers import append_all
-from statelog.storage.log.topics import identity_shown
+from statelog.store.files import ManifestChain, descriptor_of
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.kafka import write_all

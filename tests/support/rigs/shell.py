@@ -17,7 +17,7 @@ from confluent_kafka import admin
 
 from statelog.cli.program import program
 from statelog.cli.session import Session
-from statelog.storage.log.log import Log
+from statelog.log import Log
 from tests.support.rigs.log import UNSAFE, TwinLog, where_at
 from tests.support.services.broker import Broker
 

@@ -10,8 +10,8 @@ from typing import Any
 import statelog
 from statelog.environment import CrashPoint, Environment
 from statelog.errors import ClosedError, NotFound
+from statelog.log import LogOptions
 from statelog.materializer import run_round
-from statelog.storage import LogOptions
 from statelog.tables import Loading, Standby, Table, TableSettings
 from tests.support.rigs.log import LogRig, settings_for
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from statelog.schemas.snapshot.runs import TARGET_ROWS, RunFile, RunMetadata, row_groups_for
-from statelog.storage.run_reader import RunReader
-from statelog.storage.run_writer import RunWriter, upload_run
-from statelog.storage.store import Store
+from statelog.store.port import Store
+from statelog.store.run_reader import RunReader
+from statelog.store.run_writer import RunWriter, upload_run
 from tests.support.samples.folds import Row
 
 __all__ = ["LABEL", "change_table", "label_of", "run_schema", "table_of", "tables_of", "write_run"]

@@ -12,12 +12,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from statelog.log import Log, LogOptions, Where
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
 from statelog.schemas.ledger.records import Commit, Open, decode
 from statelog.schemas.ledger.state import LastCommit
-from statelog.storage import LogOptions, Where
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import UNSAFE, where_at
 from tests.support.samples.folds import apply_all, put_all
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from statelog.log import Where
 from statelog.spark.sink import upsert
-from statelog.storage.log.where import Where
 from tests.support.spark.rig import read_stream, write_batches
 from tests.support.spark.session import open_session
 

@@ -13,7 +13,7 @@ from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import AcceptLoss, LossRange, decode
 from statelog.schemas.names import LOSSES
-from statelog.storage.log.files import put_loss
+from statelog.store.files import put_loss
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, settings_for
 from tests.support.rigs.shell import commands_open

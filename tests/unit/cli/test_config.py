@@ -15,8 +15,8 @@ from statelog.cli.materialize import command as materialize_command
 from statelog.cli.program import program
 from statelog.cli.session import Session, materializer_settings
 from statelog.errors import ConfigError, NotFound, StatelogError
-from statelog.materializer import MaterializerSettings
-from statelog.storage.config import (
+from statelog.log import Where
+from statelog.log.config import (
     Config,
     ConfigLayer,
     check_owner,
@@ -26,9 +26,9 @@ from statelog.storage.config import (
     flag_layer,
     merge,
 )
-from statelog.storage.config_keys import KEYS, duration_s, size_bytes
-from statelog.storage.log.where import Where
-from statelog.storage.secret_files import read_secret
+from statelog.log.config_keys import KEYS, duration_s, size_bytes
+from statelog.materializer import MaterializerSettings
+from statelog.secrets import read_secret
 from statelog.testing.broker import cache_directory
 from tests.support.rigs.log import TwinLog
 from tests.support.rigs.shell import commands_open
@@ -483,7 +483,7 @@ def test_what_is_read_is_what_was_found_to_be_the_users(tmp_path: Path, monkeypa
         judge(*facts)
         Path("theirs.toml").replace("statelog.toml")
 
-    monkeypatch.setattr("statelog.storage.config.check_owner", judge_late)
+    monkeypatch.setattr("statelog.log.config.check_owner", judge_late)
     layers = config_layers(None, {"XDG_CONFIG_HOME": str(tmp_path)}, flag_layer({}, [], []))
     assert merge(layers).bootstrap == "mine:1"
 

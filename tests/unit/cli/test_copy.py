@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from statelog.cli.output import MISUSE, OK
 from statelog.cli.program import program
 from statelog.cli.session import Session
-from statelog.storage.log.where import Where
+from statelog.log import Where
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import TwinLog, twin_rig
 from tests.support.rigs.shell import commands_open

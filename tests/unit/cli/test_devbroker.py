@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from statelog.cli import dev as dev_commands
 from statelog.errors import BrokerUnavailable, ConfigError, Corrupt, Unavailable
-from statelog.storage.log.where import Where
+from statelog.log import Where
 from statelog.testing import dev, node, process
 from statelog.testing.broker import EmbeddedBroker, cache_directory, free_port, locked, wait_until_ready
 from statelog.testing.dev import DevBroker, RunningBroker

@@ -4,8 +4,8 @@ import pytest
 
 from statelog.cli.materialize import engine_for
 from statelog.errors import ConfigError
+from statelog.log.config import Config, environment_layer, merge
 from statelog.materializer.engine import LocalEngine
-from statelog.storage.config import Config, environment_layer, merge
 
 
 def test_this_process_works_unless_another_engine_is_named() -> None:

@@ -115,7 +115,7 @@ def test_a_short_command_loads_no_room(args: list[str]) -> None:
     """Versions and help come without Arrow, and without any room but this one."""
     code = (
         "import sys\nfrom statelog.cli import main\ntry: main()\nexcept SystemExit: pass\n"
-        "print(sorted({name for name in sys.modules if name in ('pyarrow', 'numpy', 'statelog.storage')}))"
+        "print(sorted({name for name in sys.modules if name in ('pyarrow', 'numpy', 'statelog.log')}))"
     )
     # A process of its own does not know pytest's path.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

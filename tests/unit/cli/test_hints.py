@@ -11,11 +11,23 @@ import pytest
 from statelog.cli.output import as_typed
 from statelog.cli.program import program
 from statelog.errors import UnsafeTopic
+from statelog.kafka.port import TopicSpec
 from statelog.schemas.topic_policy import TopicRole, check_topic
-from statelog.storage.kafka import TopicSpec
 
 SOURCE = Path(__file__).parents[3] / "src" / "statelog"
-ROOMS = ("schemas", "storage", "producer", "materializer", "recovery", "operate", "cli")
+ROOMS = (
+    "schemas",
+    "kafka",
+    "store",
+    "history",
+    "log",
+    "reading",
+    "producer",
+    "materializer",
+    "recovery",
+    "operate",
+    "cli",
+)
 _PARAMETER = re.compile(r"\b[a-z_]+=")
 OF_PROGRAMS = {"checkpoint_id=", "kafka=", "grant=", "directory_mode=", "preserve_index=", "start="}
 """In hints that a command never meets, or names of a store's own options."""

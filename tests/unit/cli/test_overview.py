@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from statelog.cli.output import DAMAGED, MISUSE, NOT_FOUND, OK
 from statelog.cli.program import program
 from statelog.cli.session import Session
+from statelog.log import Where
 from statelog.materializer.round import run_round
-from statelog.storage.claims import HeldSubscription
-from statelog.storage.log.where import Where
+from statelog.reading.claims import HeldSubscription
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import UNSAFE, TwinLog, settings_for, twin_rig
 from tests.support.rigs.shell import commands_open

@@ -15,11 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 from statelog.errors import AlreadyExists, BeyondEnd, ConfigError, StoreUnavailable
 from statelog.lake import delta, export
 from statelog.lake.delta import DeltaTarget
+from statelog.log import accept_ledger_loss
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
 from statelog.schemas.key_groups import KeyType
-from statelog.storage.log.loss import accept_ledger_loss
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
 
 _VISITS = """{"type": "record", "name": "Visit", "fields": [

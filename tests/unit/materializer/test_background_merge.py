@@ -10,13 +10,13 @@ import pytest
 
 from statelog.environment import inline, start_thread
 from statelog.errors import CorruptRun, Damaged, DataLoss, RoundGivenUp, StorageFull
+from statelog.log import Log
 from statelog.materializer.daemon import Work
 from statelog.materializer.merging import BackgroundMerge
 from statelog.materializer.outcome import CompletedRound, RoundOutcome
 from statelog.materializer.round import Round, run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.producer.writer import Writer
-from statelog.storage.log.log import Log
 from tests.support.rigs.daemon import INTERVAL_S, DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot
 from tests.support.waiting import wait_for

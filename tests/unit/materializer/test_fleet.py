@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from statelog.errors import StoreUnavailable
+from statelog.log import Log, LogOptions
 from statelog.materializer import Control, Event, EventKind
 from statelog.materializer.copy import copy_log
 from statelog.materializer.engine import LocalEngine
 from statelog.materializer.fleet import Fleet, FleetSettings, Kit, MemberState
 from statelog.materializer.outcome import CompletedRound
 from statelog.producer import Writer
-from statelog.storage import LogOptions
-from statelog.storage.log.log import Log
 from statelog.testing import Twin
 from statelog.testing.store import Fault, MemoryStore
 from tests.support.rigs.log import settings_for

@@ -10,14 +10,13 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import IdentityChanged, NotFound, StoreUnavailable
+from statelog.log import Log, LogOptions, Where
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.names import MANIFESTS
-from statelog.storage import LogOptions, Where
-from statelog.storage.log.log import Log
-from statelog.storage.store.local import LocalStore
+from statelog.store.local import LocalStore
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from tests.support.rigs.daemon import DaemonBench

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from statelog.errors import CorruptManifest, StoreUnavailable
+from statelog.kafka.port import Record
 from statelog.materializer import run_round
 from statelog.materializer.cleanup import VerifiedRuns
 from statelog.materializer.outcome import CompletedRound
@@ -17,8 +18,7 @@ from statelog.materializer.target import choose_target
 from statelog.producer.writer import Writer
 from statelog.schemas.names import MANIFESTS
 from statelog.schemas.snapshot.retention import RetentionPolicy
-from statelog.storage.kafka import Record
-from statelog.storage.store import STALE_AFTER_S
+from statelog.store.port import STALE_AFTER_S
 from statelog.testing.kafka import MemoryReader
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for, state_of

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, CorruptRun, Damaged
+from statelog.log import Log, LogOptions, accept_data_loss
+from statelog.log.evidence import take_anchors
 from statelog.materializer.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage import LogOptions
-from statelog.storage.log.evidence import take_anchors
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.log import TwinLog, settings_for, state_of, state_of_snapshot, where_at

@@ -12,6 +12,7 @@ import pytest
 
 from statelog.environment import repeated
 from statelog.errors import ConfigError, IdentityChanged, NotFound, RoundGivenUp, StoreUnavailable
+from statelog.log import Log, Where
 from statelog.materializer.beside_rounds import ask_first_delay_s
 from statelog.materializer.control import Control, install_signal_handlers
 from statelog.materializer.daemon import Materializer
@@ -19,8 +20,6 @@ from statelog.materializer.events import Event, EventKind
 from statelog.materializer.round import run_round
 from statelog.materializer.schedule import first_delay_s
 from statelog.materializer.settings import MaterializerSettings
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for
 from tests.support.waiting import wait_for

@@ -8,14 +8,13 @@ import pytest
 
 import statelog
 from statelog.errors import Corrupt
+from statelog.log import Log, accept_data_loss
 from statelog.materializer.events import Event, EventKind
 from statelog.materializer.round import run_round
 from statelog.operate.drill import Drilled, drill, drilling
 from statelog.recovery import Recovery, RecoverySettings, recover
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss
 from statelog.testing import Twin
 from tests.support.rigs.log import TwinLog, settings_for
 

@@ -14,10 +14,10 @@ from statelog.errors import (
     StatelogError,
     UnsafeTopic,
 )
+from statelog.kafka.port import OffsetRange, TopicDescription
 from statelog.operate.finding import Finding, Severity, severity_of, worst
 from statelog.operate.kafka_needs import KafkaAnswers, Need, Read, Sent, TopicAnswer, findings, times
 from statelog.schemas.topic_policy import TopicRole, Waiver, topic_config
-from statelog.storage.kafka import OffsetRange, TopicDescription
 
 NAMES = {TopicRole.DATA: "t", TopicRole.LEDGER: "t.ledger"}
 TOPICS = tuple(

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import pytest
 
 from statelog.errors import BrokerUnavailable
+from statelog.kafka.port import Kafka, TopicSpec
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.kafka_needs import KafkaAnswers, Need, findings
 from statelog.operate.kafka_probe import ThrowAwayTopics, ask_kafka
 from statelog.schemas.topic_policy import Waiver, parse_waivers
-from statelog.storage.kafka import Kafka, TopicSpec
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import UNAVAILABLE, Fate, ScriptedFaults, ScriptedQuestions
 from statelog.testing.kafka import MemoryKafka

@@ -11,23 +11,21 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import NotFound
+from statelog.kafka.port import TopicDescription
+from statelog.log import Log, Where, accept_data_loss
 from statelog.materializer.copy import copy_log
 from statelog.materializer.round import run_round
 from statelog.operate import log_checks
 from statelog.operate.examination import _Examination, examine  # pyright: ignore[reportPrivateUsage] # below
 from statelog.operate.finding import Finding, Severity, worst
 from statelog.operate.log_checks import Check
+from statelog.reading.aging import AgingRecord
+from statelog.reading.claims import HeldSubscription
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.names import LOSSES, MANIFESTS
 from statelog.schemas.snapshot.claims import SubscriptionCap
-from statelog.storage.claims import HeldSubscription
-from statelog.storage.kafka import TopicDescription
-from statelog.storage.log.aging import AgingRecord
-from statelog.storage.log.log import Log
-from statelog.storage.log.loss import accept_data_loss
-from statelog.storage.log.where import Where
-from statelog.storage.store import FileInfo, Store
+from statelog.store.port import FileInfo, Store
 from statelog.testing.kafka import MemoryKafka, MemoryProducer
 from statelog.testing.store import MemoryStore
 from tests.support.documents import DOCS

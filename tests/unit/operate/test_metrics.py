@@ -21,6 +21,7 @@ from prometheus_client.exposition import generate_latest
 import statelog
 from statelog.environment import current_environment, watch
 from statelog.errors import ConfigError, NotFound
+from statelog.log import Log, Where
 from statelog.materializer import Materializer
 from statelog.materializer.outcome import Cleanup
 from statelog.materializer.statistics import MaterializerStatistics
@@ -31,8 +32,6 @@ from statelog.operate.exporting import export_from_worker
 from statelog.operate.metrics import METRICS, samples_of
 from statelog.producer import Writer
 from statelog.recovery import Progress, RecoverySettings, recover
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from tests.support.processes.starts import in_fork
 from tests.support.rigs.log import TwinLog, settings_for, twin_rig
 from tests.support.rigs.table import TableRig

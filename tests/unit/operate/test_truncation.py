@@ -10,14 +10,14 @@ from click.testing import CliRunner
 from statelog.cli.output import MISUSE
 from statelog.cli.program import program
 from statelog.environment import Environment
+from statelog.log import Log
 from statelog.materializer.outcome import CompletedRound
 from statelog.materializer.round import run_round
 from statelog.materializer.settings import MaterializerSettings
 from statelog.operate.truncation import Held, held
+from statelog.reading.claims import HeldSubscription, list_leases, list_subscriptions
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.snapshot.retention import RetentionPolicy, truncation_floor
-from statelog.storage.claims import HeldSubscription, list_leases, list_subscriptions
-from statelog.storage.log.log import Log
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, key_in, settings_for
 from tests.support.rigs.shell import commands_open

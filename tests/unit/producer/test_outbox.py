@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 
 from statelog.errors import ConfigError, PersistFailed
+from statelog.kafka.port import Delivery, DeliveryStatus
 from statelog.producer.epoch import open_epoch
 from statelog.producer.outbox import Outbox
 from statelog.producer.settings import WriterSettings
-from statelog.storage.kafka import Delivery, DeliveryStatus
 from tests.support.rigs.log import twin_rig
 
 CHUNKS = 40

@@ -20,13 +20,13 @@ from statelog.errors import (
     StatelogWarning,
     UncommittedChanges,
 )
+from statelog.log import Log
 from statelog.producer.change_writer import ChangeWriter
 from statelog.producer.coordinator import Coordinator, TaskWriter
 from statelog.producer.guard import Life
 from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.schemas.descriptor import HashRule
-from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import TwinRig, twin_rig
 

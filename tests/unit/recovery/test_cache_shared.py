@@ -15,12 +15,12 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import ConfigError, CorruptRun, Misuse
+from statelog.log import Log
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.recovery import CacheSettings, RecoverySettings, RunOpener, recover
-from statelog.storage.claims import list_leases
-from statelog.storage.log.log import Log
-from statelog.storage.store import Store
-from statelog.storage.store.local import LocalStore
+from statelog.store.local import LocalStore
+from statelog.store.port import Store
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryDisk, MemoryStore

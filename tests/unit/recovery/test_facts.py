@@ -8,13 +8,13 @@ from threading import Event
 import pytest
 
 from statelog.errors import CorruptRun, Misuse, NotFound
+from statelog.log import Where
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.reading.hold import needed
 from statelog.reading.sorted_tail import SortedTail
 from statelog.recovery.recover import Recovery, recover, recover_snapshot
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.claims import list_leases
-from statelog.storage.log.where import Where
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore

@@ -11,12 +11,12 @@ import pytest
 from statelog.errors import AlreadyExists, ConfigError, StoreUnavailable
 from statelog.operate.rows import whole_file
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Progress
 from statelog.recovery.recover import Recovery, recover
 from statelog.recovery.rocksdb_state import read_rocksdb_state
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage.claims import list_leases
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.rigs.history import HistoryRig, history_rig
 

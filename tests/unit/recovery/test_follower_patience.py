@@ -8,13 +8,13 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable
+from statelog.log import Log
 from statelog.producer.writer import Writer
 from statelog.recovery.changes import CommitFeed
 from statelog.recovery.plan_reader import PlanReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.recovery.targets import fill_dict, values_of
-from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore

@@ -6,11 +6,11 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import StorageFull, StoreRefused, StoreUnavailable
+from statelog.reading.claims import list_leases
 from statelog.reading.hold import Hold, Needs, Terms
 from statelog.schemas.names import lease_path
 from statelog.schemas.snapshot.claims import expired
-from statelog.storage.claims import list_leases
-from statelog.storage.store.local import LocalStore
+from statelog.store.local import LocalStore
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.processes.starts import in_fork
 from tests.support.told import told

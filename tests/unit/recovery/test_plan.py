@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import BeyondEnd, KeyGroupMismatch, Misuse, OffsetGone, UncommittedChanges
+from statelog.kafka.port import OffsetRange
+from statelog.log import accept_data_loss
 from statelog.materializer.round import run_round
 from statelog.producer import Writer
 from statelog.reading import Snapshots, place_at, plan_changes
@@ -24,8 +26,6 @@ from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.log.loss import accept_data_loss
 from tests.support.rigs.log import TwinLog, key_in, settings_for
 
 _IDENTITY = LogIdentity(cluster_id="c", data_topic_id="d", ledger_topic_id="l")

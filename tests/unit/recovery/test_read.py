@@ -11,7 +11,7 @@ import pytest
 
 import statelog
 from statelog.errors import NotFound
-from statelog.storage import Log
+from statelog.log import Log
 from statelog.testing import Twin
 from tests.support.rigs.log import settings_for
 

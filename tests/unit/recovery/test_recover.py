@@ -19,7 +19,7 @@ from statelog.recovery.plan_reader import Phase
 from statelog.recovery.progress import Progress
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
-from statelog.storage import run_reader
+from statelog.store import run_reader
 from tests.support.faults.spill import Disks
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.samples.avro_fields import MICROS, avsc_of, field

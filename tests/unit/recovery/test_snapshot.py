@@ -8,12 +8,11 @@ from click.testing import CliRunner
 from statelog.cli.output import DAMAGED, MISUSE, OK
 from statelog.cli.program import program
 from statelog.errors import ConfigError, CorruptRun, Misuse, NotFound
+from statelog.log import Log, LogOptions, Where
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading.plan import At
 from statelog.recovery import AtCheckpoint, AtPosition, Recovery, recover_snapshot
-from statelog.storage import LogOptions, Where
-from statelog.storage.log.log import Log
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, settings_for, where_at

@@ -15,7 +15,7 @@ from statelog.errors import ClosedError
 from statelog.reading import sorted_tail as module
 from statelog.reading.sorted_tail import PartitionChanges, SortedTail
 from statelog.schemas.changes.changes import cut_by_bytes, merge_tables
-from statelog.storage.merge import merge_streams
+from statelog.store.merge import merge_streams
 from tests.support.faults.spill import Disks
 from tests.support.samples.chunks import rows_batch
 from tests.support.samples.folds import rows_of
@@ -118,7 +118,7 @@ def test_a_merge_holds_half_of_the_limit_whatever_the_values(
         largest[0] = max(largest[0], sum(table.nbytes for table in tables))
         return merge_tables(tables, drop_deletes=drop_deletes)
 
-    monkeypatch.setattr("statelog.storage.merge.merge_tables", measured)
+    monkeypatch.setattr("statelog.store.merge.merge_tables", measured)
     monkeypatch.setattr(module, "_LEAST_FRAME_BYTES", 1)
     rows = max(2, min(FOLD_BYTES // value_bytes, 400))
     random, disks = np.random.default_rng(1), Disks()

@@ -18,9 +18,9 @@ from statelog.errors import ClosedError, ConfigError, Corrupt, StoreUnavailable
 from statelog.recovery.cursor import Applied, decode_frame, encode_frame
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.ledger.place import Place
-from statelog.storage.local import spill_queue
-from statelog.storage.local.spill import SpillSegment
-from statelog.storage.local.spill_queue import SpillQueue
+from statelog.store.disk import spill_queue
+from statelog.store.disk.spill import SpillSegment
+from statelog.store.disk.spill_queue import SpillQueue
 from tests.support.faults.spill import Disks
 from tests.support.processes.starts import in_fork
 
@@ -232,7 +232,7 @@ _SPILL_AND_WAIT = """
 import sys
 from pathlib import Path
 from types import FrameType
-from statelog.storage.local.spill_queue import SpillQueue
+from statelog.store.disk.spill_queue import SpillQueue
 queue = SpillQueue(memory_bytes=0, segment_bytes=1 << 20, directories=(Path(sys.argv[1]),))
 for _ in range(4):
     queue.put(memoryview(bytes(1 << 20)))

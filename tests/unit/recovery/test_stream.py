@@ -9,6 +9,7 @@ import pytest
 from statelog.environment import Environment
 from statelog.errors import NotFound, StoreUnavailable
 from statelog.producer.writer import Writer
+from statelog.reading.claims import list_leases
 from statelog.reading.hold import HeldPlan
 from statelog.reading.planner import SnapshotFailed
 from statelog.recovery import stream as streams
@@ -16,7 +17,6 @@ from statelog.recovery.changes import CommitFeed
 from statelog.recovery.recover import recover
 from statelog.recovery.run_cache import CacheSettings
 from statelog.recovery.settings import RecoverySettings, terms_of
-from statelog.storage.claims import list_leases
 from statelog.testing.store import Fault, MemoryDisk, MemoryStore
 from tests.support.rigs.history import Reader, history_rig
 from tests.support.told import told

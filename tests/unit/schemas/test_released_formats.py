@@ -28,7 +28,7 @@ from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.runs import FORMAT_VERSION as RUN_VERSION
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, RunIndex
 from statelog.schemas.topic_policy import Truncation, TruncationMode
-from statelog.storage.run_reader import RunReader
+from statelog.store.run_reader import RunReader
 from tests.support.samples.chunks import chunk_of, rows_batch
 from tests.support.samples.format_examples import EXAMPLES
 from tests.support.samples.runs import LABEL, label_of, table_of

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from statelog.log import Log
 from statelog.spark import clients, source
 from statelog.spark.clients import ProcessCache
 from statelog.spark.option_texts import LogAddress
-from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Faults
 from tests.support.rigs.log import TwinRig, twin_rig

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from statelog.errors import CheckpointMismatch, Misuse
+from statelog.log import Where
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.changes.digest import StateDigest
 from statelog.schemas.key_groups import KeyType
@@ -20,7 +21,6 @@ from statelog.schemas.values.schema import OPAQUE, ValueSchema
 from statelog.spark.option_texts import LogAddress
 from statelog.spark.options import WriteOptions
 from statelog.spark.ownership import NO_QUERY, BatchDecision, check_replay, decide_batch, decide_write, told_of
-from statelog.storage.log.where import Where
 
 _OPTIONS = WriteOptions(where=LogAddress("log", Where({"bootstrap.servers": "127.0.0.1:9"}, "/nowhere")), writer="w")
 

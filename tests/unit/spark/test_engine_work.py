@@ -15,6 +15,7 @@ import pytest
 import statelog
 from statelog.environment import current_environment
 from statelog.errors import IdentityChanged, StorageFull, StoreUnavailable
+from statelog.log import Log, LogOptions, Where
 from statelog.materializer import CompletedRound, MaterializerSettings, run_round
 from statelog.materializer.tasks import Task, TaskOutput
 from statelog.materializer.work import RoundWork
@@ -27,9 +28,6 @@ from statelog.schemas.snapshot.run_ref import Cuts
 from statelog.spark.clients import cached_log
 from statelog.spark.engine import SparkEngine, TaskDone, TaskWork
 from statelog.spark.option_texts import LogAddress
-from statelog.storage import LogOptions
-from statelog.storage.log.log import Log
-from statelog.storage.log.where import Where
 from statelog.testing import Twin
 from tests.support.rigs.log import settings_for
 

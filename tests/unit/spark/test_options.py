@@ -15,6 +15,7 @@ from pyspark.errors import PySparkAttributeError
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from statelog.errors import ConfigError, InvalidName, NotFound
+from statelog.log import Where
 from statelog.reading.plan import AtCheckpoint, AtPosition, AtTime
 from statelog.spark.clients import ProcessCache
 from statelog.spark.columns import repartition_by_key_group
@@ -25,7 +26,6 @@ from statelog.spark.options import state_options, write_options
 from statelog.spark.parts import slices
 from statelog.spark.reported import error_of
 from statelog.spark.sink import BatchWriter, StreamWriter, upsert
-from statelog.storage.log.where import Where
 
 WHERE = {"log": "flights", "root": "s3://bucket/logs", "kafka.bootstrap.servers": "b:9092"}
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from statelog.errors import LogInUse
+from statelog.log import Log
 from statelog.producer.writer import Writer
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.spark.options import WriteOptions, write_options
 from statelog.spark.ownership import RECENT_S, check_rivals
-from statelog.storage.log.log import Log
 from statelog.testing.cluster import MemoryCluster
 from tests.support.rigs.log import twin_rig
 

@@ -19,6 +19,8 @@ from statelog.errors import (
     OverlappingTasks,
     ValueTooLarge,
 )
+from statelog.history import COMPARE_S
+from statelog.log import Log, Where
 from statelog.producer.committer import Committer
 from statelog.producer.coordinator import TaskWriter
 from statelog.producer.epoch import TaskGrant
@@ -29,9 +31,6 @@ from statelog.spark.epochs import plan_batch
 from statelog.spark.options import WriteOptions
 from statelog.spark.ownership import NO_QUERY
 from statelog.spark.sink import TaskResult, commit_batch
-from statelog.storage import Where
-from statelog.storage.history import COMPARE_S
-from statelog.storage.log.log import Log
 from statelog.testing.faults import TRUE, Answer, Call, old
 from tests.support.rigs.log import TwinRig
 from tests.support.spark.workers import Place, become, new_worker, options_of, write, written

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from statelog.errors import CorruptRun
+from statelog.log import Log
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading.plan import part_of
 from statelog.recovery.recover import Recovery, recover
 from statelog.spark import parts, source
 from statelog.spark.parts import read_state, slices, state_parts
-from statelog.storage import run_reader
-from statelog.storage.log.log import Log
-from statelog.storage.merge import Lane
-from statelog.storage.store.local import LocalStore
+from statelog.store import run_reader
+from statelog.store.local import LocalStore
+from statelog.store.merge import Lane
 from tests.support.rigs.history import HistoryRig, history_rig
 from tests.support.rigs.log import settings_for, twin_rig
 from tests.support.told import lines

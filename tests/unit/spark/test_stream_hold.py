@@ -6,13 +6,13 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import BrokerUnavailable, NotFound, ReaderInUse
+from statelog.log import Log
 from statelog.materializer.round import run_round
+from statelog.reading.claims import list_leases, list_subscriptions
 from statelog.schemas.ledger.fold import Folded
 from statelog.spark.options import Limit, stream_options
 from statelog.spark.stream_offset import StreamOffset
 from statelog.spark.stream_planner import StreamHold, StreamPlanner
-from statelog.storage.claims import list_leases, list_subscriptions
-from statelog.storage.log.log import Log
 from tests.support.rigs.log import TwinLog, settings_for
 
 _OPTIONS = {"log": "l", "root": "r", "kafka.bootstrap.servers": "b", "startingPosition": "latest"}

@@ -25,7 +25,10 @@ from statelog.errors import (
     ReaderInUse,
     SubscriptionEnded,
 )
+from statelog.history import COMPARE_S
+from statelog.log import Log
 from statelog.materializer import run_round
+from statelog.reading.claims import list_leases, list_subscriptions
 from statelog.reading.plan import Plan
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files
 from statelog.spark.columns import change_columns, spark_arrow_schema
@@ -33,9 +36,6 @@ from statelog.spark.options import NO_LIMIT, Limit, stream_options
 from statelog.spark.stream_offset import StreamOffset, is_reset
 from statelog.spark.stream_planner import StreamPlanner
 from statelog.spark.stream_reader import part_rows, parts_of
-from statelog.storage.claims import list_leases, list_subscriptions
-from statelog.storage.history import COMPARE_S
-from statelog.storage.log.log import Log
 from statelog.testing import Crash
 from tests.support.rigs.log import TwinLog, impatient, settings_for
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, DataLoss
+from statelog.log import accept_data_loss, accept_ledger_loss
+from statelog.log.loss import append_restarts
 from statelog.schemas.ledger.place import LastRecord, Place
 from statelog.schemas.ledger.records import LossRange, Restart
-from statelog.storage.log.loss import accept_data_loss, accept_ledger_loss, append_restarts
 from statelog.tables import Loading, Table
 from statelog.tables.state.store import StatePlace, place_from_json, place_to_json
 from statelog.testing.cluster import MemoryCluster

@@ -16,10 +16,10 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import IdentityChanged, StatelogError, StoreRefused, StoreUnavailable
+from statelog.log import Log
 from statelog.producer.guard import Life
+from statelog.reading.claims import list_leases
 from statelog.schemas.snapshot.manifest import next_manifest
-from statelog.storage import Log
-from statelog.storage.claims import list_leases
 from statelog.tables import Loading, Table
 from statelog.tables.state.snapshot import RemoteSnapshot
 from statelog.testing.store import Fault, MemoryStore

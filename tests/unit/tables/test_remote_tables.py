@@ -13,12 +13,12 @@ import pytest
 
 from statelog.environment import Environment, inline
 from statelog.errors import CorruptRun, Fenced
+from statelog.log import Log
 from statelog.reading import Snapshots
+from statelog.reading.claims import list_leases
 from statelog.recovery import RecoverySettings
 from statelog.schemas.key_groups import key_group_of, partition_of
-from statelog.storage import Log
-from statelog.storage.claims import list_leases
-from statelog.storage.run_writer import RunWriter
+from statelog.store.run_writer import RunWriter
 from statelog.tables import Loading, Table, TableSettings
 from statelog.tables.state.base import Eligibility
 from statelog.tables.state.rocksdb import RocksdbStore

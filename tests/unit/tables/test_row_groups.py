@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from statelog.storage.run_reader import KeyBounds
+from statelog.store.run_reader import KeyBounds
 from statelog.tables.state.snapshot import RowGroup, RowGroupCache, may_hold, may_reach, sortable
 from tests.support.samples.runs import change_table
 

@@ -18,12 +18,12 @@ from statelog.errors import (
     StatelogError,
     Unavailable,
 )
+from statelog.kafka.port import OffsetRange, TopicDescription
+from statelog.log import accept_data_loss
 from statelog.materializer import run_round
 from statelog.producer.guard import Life
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.records import LossRange
-from statelog.storage.kafka import OffsetRange, TopicDescription
-from statelog.storage.log.loss import accept_data_loss
 from statelog.tables import Standby, Table, TableSettings
 from statelog.tables.standbys import follower
 from statelog.testing.kafka import MemoryKafka, MemoryProducer

@@ -8,7 +8,7 @@ import pytest
 import statelog
 from statelog import Table, Writer
 from statelog.errors import InvalidChange
-from statelog.storage import LogOptions, Where
+from statelog.log import LogOptions, Where
 from statelog.tables import Worker
 from tests.support.rigs.log import twin_rig
 

@@ -18,9 +18,9 @@ from statelog.errors import (
     Misuse,
     UncommittedChanges,
 )
+from statelog.kafka.port import TopicSpec
 from statelog.operate.metrics import samples_of
 from statelog.producer.guard import Life
-from statelog.storage.kafka import TopicSpec
 from statelog.tables import Standby, Table
 from statelog.tables.group import assignment
 from statelog.tables.group.context import InputStart

@@ -20,12 +20,12 @@ from statelog.errors import (
     StatelogError,
     UnsafeTopic,
 )
+from statelog.kafka.group import group_settings
+from statelog.kafka.port import OffsetRange
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.place import LogIdentity, Metadata
 from statelog.schemas.topic_policy import NO_TOPIC_ID, Waiver
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka.group import group_settings
 from statelog.tables.group.context import DescribedInput, InputStart, InputTopic, check_fits, check_identified
 from statelog.tables.group.schedule import FAILURES_MAX, IN_USE_MAX_S, OpenSchedule
 from statelog.testing import Twin

@@ -20,8 +20,8 @@ import trustme
 import statelog
 from statelog import MaterializerSettings, Where
 from statelog.errors import ConfigError
+from statelog.log import Log
 from statelog.operate.listening import Listening, listening_at
-from statelog.storage.log.log import Log
 from statelog.testing import Fault, Twin
 from statelog.testing.kafka import MemoryKafka
 from statelog.testing.store import MemoryStore, no_store_faults

@@ -190,7 +190,7 @@ def merge_tables(tables: Sequence[pa.Table], *, drop_deletes: bool) -> pa.Table:
     """One sorted table with the newest change of every key in `tables`: oldest first, at least one, of one schema, each
     in a run's order with one row per key. The only merge in the system.
 
-    Together they are below 2 GiB, which is what one column of Arrow's holds: `storage.merge` sees to it.
+    Together they are below 2 GiB, which is what one column of Arrow's holds: `store.merge` sees to it.
     `drop_deletes` leaves deletes out: only right when nothing older exists that they could hide.
     """
     filled = [table for table in tables if table.num_rows]

@@ -6,7 +6,7 @@ the identity beside it. Kafka never uses an id again. And whatever remembers a p
 place: once a ledger has lost its tail and grown again, the offsets alone look right.
 
 Invariants:
-- Two places of one ledger at the same position have the same record below. `storage.log.evidence` compares them.
+- Two places of one ledger at the same position have the same record below. `log.evidence` compares them.
 - What was written by earlier formats has a position only. It is compared as a position.
 - Metadata that passed `check_metadata` can be encoded, and decodes to an equal mapping of the same types.
 """

@@ -1,4 +1,4 @@
-"""Runs: the layout of changes in one immutable Parquet file. Pure values and decisions; `storage` does the I/O.
+"""Runs: the layout of changes in one immutable Parquet file. Pure values and decisions; `store` does the I/O.
 
 A run holds the columns `key_group` (uint16), `op` (uint8, 0 = put, 1 = delete), `key` and `value`, sorted by
 (key group, key), one row per key. It is ordinary Parquet, readable without statelog.

@@ -15,13 +15,13 @@ from typing import Any
 
 from statelog.environment import Environment
 from statelog.errors import BeyondEnd, ConfigError, IdentityChanged, NotFound, OffsetGone, UnsafeTopic
+from statelog.kafka import Kafka
+from statelog.kafka.group import GroupListener, GroupMember
+from statelog.kafka.port import OffsetRange
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.place import Metadata
 from statelog.schemas.names import check_kind, parse_enum
 from statelog.schemas.topic_policy import NO_TOPIC_ID, Waiver
-from statelog.storage import Kafka
-from statelog.storage.kafka import OffsetRange
-from statelog.storage.kafka.group import GroupListener, GroupMember
 from statelog.tables.standbys.standby import StandbyPool
 from statelog.tables.table import Table
 

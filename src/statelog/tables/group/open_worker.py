@@ -16,18 +16,19 @@ from typing import Any, Literal, TypeVar
 
 from statelog.environment import current_environment
 from statelog.errors import ConfigError, NotFound
+from statelog.kafka import Kafka
+from statelog.kafka.client import ConfluentKafka
+from statelog.kafka.group import GroupKafka, group_settings
+from statelog.kafka.member import ConfluentMember
+from statelog.log import Log, LogOptions, Where
+from statelog.log import open as open_log
+from statelog.log.options import K, V
+from statelog.log.where import check_where, one_client
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.names import check_kind, data_topic, ledger_topic, settings_or, whole_numbers
 from statelog.schemas.topic_policy import parse_waivers
-from statelog.storage import Kafka, Log, LogOptions, Where
-from statelog.storage import open as open_log
-from statelog.storage.kafka.client import ConfluentKafka
-from statelog.storage.kafka.group import GroupKafka, group_settings
-from statelog.storage.kafka.member import ConfluentMember
-from statelog.storage.local.disk import local_disk, local_path
-from statelog.storage.local.own_directory import make_own, sweep
-from statelog.storage.log.options import K, V
-from statelog.storage.log.where import check_where, one_client
+from statelog.store.disk.disk import local_disk, local_path
+from statelog.store.disk.own_directory import make_own, sweep
 from statelog.tables.group.context import (
     DescribedInput,
     InputTopic,

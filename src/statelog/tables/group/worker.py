@@ -20,8 +20,8 @@ from typing import Generic
 from confluent_kafka import Message
 
 from statelog.closing import undone_by_errors
+from statelog.log.options import K, V
 from statelog.producer.guard import NOBODY, Guard, Guarded, Life
-from statelog.storage.log.options import K, V
 from statelog.tables.group.assignment import Assignment
 from statelog.tables.group.context import WorkerContext
 from statelog.tables.group.schedule import AssignedPartition, PartitionStatistics

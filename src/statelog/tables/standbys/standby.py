@@ -26,12 +26,12 @@ from typing import Any, Generic
 
 from statelog.closing import Closing, OwnProcess
 from statelog.errors import ConfigError, NestedCall, NotFound
+from statelog.log import Where
+from statelog.log.options import K, V
 from statelog.producer.guard import Life
 from statelog.recovery import RecoverySettings
 from statelog.schemas.ledger.state import LastCommit
 from statelog.schemas.names import check_kind, settings_or
-from statelog.storage import Where
-from statelog.storage.log.options import K, V
 from statelog.tables.keyed import Keyed
 from statelog.tables.setup import BackendKind, TableSettings, TableSetup
 from statelog.tables.standbys.follower import Follower

@@ -31,7 +31,7 @@ from weakref import WeakSet
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import Environment
 from statelog.errors import LogInUse, Unavailable
-from statelog.storage.local.disk import local_disk, make_parents, sync
+from statelog.store.disk.disk import local_disk, make_parents, sync
 
 if TYPE_CHECKING:
     from statelog.tables.state.rocksdb import RocksdbStore

@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from statelog.environment import Environment
 from statelog.errors import CorruptRun, NotFound
+from statelog.log import Log
 from statelog.reading import Converter, Hold, make_plan
 from statelog.recovery import RecoverySettings
 from statelog.recovery.plan_reader import PlanReader
@@ -38,9 +39,8 @@ from statelog.schemas.arrays import binary_column, column_of
 from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
-from statelog.storage import Log
-from statelog.storage.merge import merge_streams
-from statelog.storage.run_reader import KeyBounds, RunHandles
+from statelog.store.merge import merge_streams
+from statelog.store.run_reader import KeyBounds, RunHandles
 
 T = TypeVar("T")
 SortableKey = Any

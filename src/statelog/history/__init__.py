@@ -1,0 +1,21 @@
+"""What a process knows of a ledger: `History` follows the live one for all, `Replay` folds one of the past for one."""
+
+from statelog.history.following import Landed, LedgerView, mismatch
+from statelog.history.history import COMPARE_S, IDENTIFY_S, History
+from statelog.history.replay import Replay
+from statelog.history.source import LedgerSource, append_record, check_reaches, records_at, send_record
+
+__all__ = [
+    "COMPARE_S",
+    "IDENTIFY_S",
+    "History",
+    "Landed",
+    "LedgerSource",
+    "LedgerView",
+    "Replay",
+    "append_record",
+    "check_reaches",
+    "mismatch",
+    "records_at",
+    "send_record",
+]

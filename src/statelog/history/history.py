@@ -1,0 +1,470 @@
+"""`History`: the ledger of one log, followed once by this process, from the newest snapshot on.
+
+It owns the one live fold of a `Log`, the hashes of its records, and a bounded window of its valid commits. Writers,
+feeds, plans and rounds ask it; a state of the past is a `Replay`. Thread-safe, and without a thread of its own: one of
+the threads that wait for something newer reads for all of them, and hands over when it has its own.
+
+Invariants:
+- A verdict is what was read: a record counts once this fold has read the very record. An offset that fits proves
+  nothing.
+- Nothing is told that rests on a comparison older than `COMPARE_S`: what was read since is then read again, in one
+  read, and every record must still be the same.
+- A fold that was torn, or has met a loss, is thrown away. The next one must agree with the place of the last.
+- What is missing is reported as a loss only after the cluster was asked who it is: it may be another one, or a new log.
+- A record that is gone by truncation proves nothing, but where a snapshot of its very place is kept, that says what
+  stood there. Only a Restart settles a loss.
+- A client follows the ledger only while verdicts are asked for; all else is read in one piece.
+"""
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing, contextmanager, suppress
+from itertools import islice
+from typing import TypeVar
+from weakref import WeakSet
+
+from statelog.closing import Closing
+from statelog.errors import BrokerUnavailable, ClosedError, OffsetGone, OutcomeUnknown, StatelogError, Unavailable
+from statelog.history.following import Following, Landed, LedgerView, Window, mismatch
+from statelog.history.source import LedgerSource, send_record
+from statelog.history.turns import Turns
+from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, PartitionFollower, Producer, Record
+from statelog.pending import Pending
+from statelog.schemas.ledger.fold import LedgerFold, ValidCommit
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
+from statelog.schemas.ledger.records import LedgerRecord, Open, encode
+from statelog.schemas.snapshot.manifest import Manifest
+
+T = TypeVar("T")
+
+COMPARE_S = 1.0
+"""No verdict rests on an older comparison of what was folded."""
+_TICK_S = 1e-6
+_POLL_S = 0.5
+IDENTIFY_S = 60.0
+"""So old may be the last answer to who the cluster is, while it is read."""
+_IDLE_S = 60.0
+"""So long after the last verdict the client that follows is kept."""
+_PORTION = 1024
+
+
+class History(Closing):
+    """The ledger of one log, as this process has read it."""
+
+    def __init__(self, source: LedgerSource) -> None:
+        self._source = source
+        self._is_closed = False
+        self._time_s = -math.inf
+        self._begin_anew(ORIGIN)
+
+    def _begin_anew(self, known: Place) -> None:
+        self._pid = os.getpid()
+        self._turns = Turns()
+        self._lock = self._turns.lock
+        self._now: Following | None = None
+        self._window = Window(0)
+        self._follower: PartitionFollower | None = None
+        self._verdicts_s: deque[float] = deque(maxlen=2)
+        self._known = known
+        """The place of an earlier fold, with which the present one was not compared yet."""
+        self._is_lost = False
+        """Whether the record of that place is known to be lost, so that a truncation does not hide it."""
+
+    # ---- what is known
+
+    @property
+    def place(self) -> Place:
+        """How far this process has read the ledger, and the record below."""
+        now = self._now
+        return max(self._known, now.place if now else ORIGIN, key=lambda one: one.position)
+
+    @property
+    def has_appended(self) -> bool:
+        """Whether this process has appended by it, and asked for the verdict."""
+        return bool(self._verdicts_s)
+
+    def ask(self, question: Callable[[LedgerFold], T]) -> T:
+        """Answer a question by what was read, while nobody moves it on. Raises as `read`."""
+        with self._settled() as now:
+            return question(now.fold)
+
+    def view(self) -> LedgerView:
+        """Return what was read. Raises as `read`."""
+        with self._settled() as now:
+            return _view(now)
+
+    def commits(self, after: int, to: int) -> list[ValidCommit] | None:
+        """Return the valid commits above one position and up to another; None if the window does not reach back."""
+        with self._settled():
+            return self._window.between(after, to)
+
+    def forget(self, position: int) -> None:
+        """Let the commits up to a position go, which a snapshot holds, and nobody follows from."""
+        with self._lock:
+            self._window.forget(position)
+
+    # ---- read
+
+    def now_s(self) -> float:
+        """Return the time by the source's clock. It rises with every call, so that what is compared next is later."""
+        self._time_s = max(self._source.clock(), math.nextafter(self._time_s, math.inf))
+        return self._time_s
+
+    def _lately_s(self) -> float:
+        return self._source.clock() - COMPARE_S + _TICK_S
+
+    def read(self, at_least: Place = ORIGIN) -> LedgerView:
+        """Read up to the ledger's end now, compare what was read before, and check that `at_least` is there.
+
+        Raises BeyondEnd, AnchorMismatch, OffsetGone, IdentityChanged, CorruptLedger, UnknownFormat, Unavailable.
+        """
+        since_s = self.now_s()
+        self.read_to(self.end(at_least.position), since_s)
+        self.expect([at_least])
+        return self.view()
+
+    def read_to(self, position: int, since_s: float | None = None) -> None:
+        """Read up to a position that the ledger has, and compare what was read before, unless that was done since then,
+        by `now_s`; None: within COMPARE_S. Raises as `read`.
+        """
+        with self._source.asking_who_answers():
+            self._read_to(position, self._lately_s() if since_s is None else since_s)
+
+    def expect(self, places: Iterable[Place]) -> None:
+        """Compare places that somebody remembers with what was read; read on if they lie above. Raises as `read`."""
+        with self._source.asking_who_answers():
+            for place in places:
+                if place.position > self.place.position:
+                    self._read_to(self._end(place.position), self._lately_s())
+                self._compare_place(place)
+                with self._settled() as now:
+                    now.fold.check_followed(place.position)
+
+    def end(self, at_least: int = 0) -> int:
+        """Ask for the ledger's end now, which has what this process has read, and `at_least`. Raises as `read`."""
+        with self._source.asking_who_answers():
+            return self._end(at_least)
+
+    def _end(self, at_least: int = 0) -> int:
+        known = max(at_least, self.place.position)
+        end = self._source.range(at_least=known).end
+        if end < known:
+            raise self._source.lost("the ledger ends below what was seen of it", end, known)
+        return end
+
+    # ---- append
+
+    def append(self, producer: Producer, record: LedgerRecord) -> Pending[Landed]:
+        """Append a record, and wait for nothing. The result is its verdict, once this process has read it.
+
+        Raises ClosedError, Unavailable if it could not even be queued. The result raises OutcomeUnknown if it may be in
+        the ledger, or come; Damaged if the ledger lost records.
+        """
+        if self._is_closed:
+            raise ClosedError("the log is closed", hint="Close its writers first, and then the log")
+        clock = self._source.clock
+        sent, value = send_record(producer, self._source.topic, record, clock), encode(record)
+        self._compare_meanwhile(clock() - COMPARE_S / 2)
+        return Pending(type(record).__name__, 0, sent.wait, lambda: self._landed(LastRecord.of(sent.result(), value)))
+
+    def open(self, producer: Producer, make: Callable[[LedgerFold], Open]) -> int | None:
+        """Append the Open that `make` gives by what was read, and read it back, from the log's own cluster. Return the
+        epoch; None if it is void, because another record came in between. Raises as the result of `append`.
+        """
+        landed = self.append(producer, self.ask(make)).result()
+        if landed.void is not None:
+            return None
+        self._source.identify(0.0)
+        return landed.offset
+
+    def _landed(self, ours: LastRecord) -> Landed:
+        self._verdicts_s.append(self._source.clock())
+        with self._source.asking_who_answers():
+            self._read_to(ours.offset + 1, self._lately_s())
+            with self._settled() as now:
+                found, void = now.fold.hash_at(ours.offset), now.voids.get(ours.offset)
+            if not found:
+                what = "the ledger was truncated past a record before its verdict was read"
+                hint = "Open the writer again: that settles it"
+                raise OutcomeUnknown(what, hint=hint, topic=self._source.topic, offset=ours.offset)
+            if found != ours.hash:
+                what = "another record stands where ours was acknowledged"
+                raise self._source.lost(what, ours.offset, self.place.position)
+            return Landed(ours.offset, void)
+
+    # ---- one thread reads for all who wait
+
+    @contextmanager
+    def _settled(self) -> Generator[Following]:
+        """Give the fold, which nobody moves on inside the block."""
+        while True:
+            self._read_to(0, -math.inf)
+            with self._lock:
+                now = self._now
+                if now is not None and not now.is_torn:
+                    yield now
+                    return
+
+    def _read_to(self, position: int, since_s: float) -> None:
+        if self._pid != os.getpid():
+            self._begin_anew(self.place)  # A fork copies locks that nobody releases, and a client without its threads.
+        clock = self._source.clock
+        read, progress_s = self.place.position, clock()
+
+        def read_on() -> None:
+            nonlocal read, progress_s
+            self._step(position, since_s)
+            if self.place.position != read:
+                read, progress_s = self.place.position, clock()
+            elif clock() - progress_s >= STALL_TIMEOUT_S:
+                self._end(position)
+                what = f"no ledger record came within {STALL_TIMEOUT_S:g} s"
+                raise BrokerUnavailable(what, topic=self._source.topic, position=read, end=position)
+
+        self._turns.until(lambda: self._has(position, since_s), read_on)
+
+    def _compare_meanwhile(self, since_s: float) -> None:
+        """Compare what was folded, while the brokers have a record, if nobody reads."""
+        if self._now is not None:
+            with suppress(StatelogError):  # The verdict tells what is found.
+                self._turns.until(lambda: self._has(0, since_s), lambda: self._step(0, since_s), waits=False)
+
+    def _has(self, position: int, since_s: float) -> bool:
+        """Return whether that was read and compared. The caller holds the lock."""
+        now = self._now
+        if now is None or now.is_torn or self._known is not ORIGIN:
+            return False
+        if now.position < position or now.compared_s < since_s:
+            return False
+        if (loss := now.fold.loss) is not None:
+            if loss.other is not None:
+                raise mismatch(self._source.topic, loss.other, position=now.position)
+            raise self._source.lost(loss.what, loss.offset, now.position)
+        return True
+
+    # ---- the thread that reads
+
+    def _step(self, position: int, since_s: float) -> None:
+        """Read a little, or all that is there."""
+        try:
+            self._read_more(position, since_s)
+        except BaseException as error:
+            if self._now is not None and not isinstance(error, Unavailable):
+                self._now.is_torn = True
+            raise
+
+    def _read_more(self, position: int, since_s: float) -> None:
+        now = self._now
+        if now is None or now.is_torn:
+            newest = self._source.snapshots.newest_sound(max_age_s=0.0 if now else COMPARE_S)
+            if newest is None:
+                try:
+                    self._source.require_whole()
+                except OffsetGone:  # The log's first round may have come between the two questions.
+                    newest = self._source.snapshots.newest_sound()
+                    if newest is None:
+                        raise
+            now = self._begin(newest)
+        if not self._is_followed():
+            self._rest()
+        elif since_s <= now.compared_s and now.position < position:
+            self._poll(now)
+            return
+        known = self._known.position
+        if self._read_on(now, max(position, now.position) if known <= position else self._end()):
+            self._agree(now)
+
+    def _begin(self, base: Manifest | None) -> Following:
+        """Begin a fold in place of the present one, with whose place it has to agree."""
+        self._rest()
+        now = Following.of(self._source.identity, base)
+        with self._lock:
+            self._known, self._now = self.place, now
+            self._window = Window(now.position)
+        return now
+
+    def _agree(self, now: Following) -> None:
+        """Compare the place of an earlier fold, unless a person settled since what was lost."""
+        if self._known is ORIGIN:
+            return
+        last = self._known.last
+        if last is not None and last.offset > now.fold.restarted:
+            if self._is_lost:
+                raise mismatch(self._source.topic, last, position=now.position)
+            self._check_place(now, self._known)
+        self._known, self._is_lost = ORIGIN, False
+
+    def _read_on(self, now: Following, end: int) -> bool:
+        """Read from the record that was compared last to `end`: what was folded must be there, and the rest is new.
+        Return whether that is done, and not to be begun again.
+        """
+        source, asked_s, start = self._source, self.now_s(), now.compared
+        source.identify(IDENTIFY_S)
+        try:
+            if start < end:
+                with closing(source.kafka.reader(source.topic)) as reader:
+                    records = reader.read({0: OffsetRange(start, end)}, stall_timeout_s=STALL_TIMEOUT_S)
+                    new = self._compared(now, records, now.expected())
+                    while portion := list(islice(new, _PORTION)):
+                        self._take(now, portion)
+        except OffsetGone as error:
+            self._go_on_elsewhere(now, error)
+            return False
+        if self._now is not now or (now.is_at_base and start < now.compared):
+            return False  # What was compared is given up.
+        with self._lock:
+            if end > now.position:
+                now.fold.advance(end)
+            now.compared = now.last.offset if now.last else now.position
+            now.compared_s = asked_s
+        return True
+
+    def _compared(self, now: Following, records: Iterable[Record], expected: dict[int, int]) -> Generator[Record]:
+        """Give the records that are new, once those before were found to be the same."""
+        position = now.position
+        for found in records:
+            if found.offset >= position:
+                if self._misses(now, expected):
+                    return
+                yield found
+                yield from records
+                return
+            if expected.get(found.offset) == LastRecord.of(found.offset, found.value).hash:
+                del expected[found.offset]
+        self._misses(now, expected)
+
+    def _misses(self, now: Following, expected: dict[int, int]) -> bool:
+        """Return whether something is missing that a person gave up, so that the read begins again. Raises
+        AnchorMismatch if nobody did.
+        """
+        if not expected:
+            return False
+        last = LastRecord(max(expected), expected[max(expected)])
+        if not self._source.is_given_up(last.offset):
+            self._is_lost = True
+            raise mismatch(self._source.topic, last, position=now.position)
+        if now.is_at_base:  # The base is what counts.
+            now.compared = now.position
+        else:
+            self._begin(self._source.snapshots.newest_sound())
+            self._known = ORIGIN
+        return True
+
+    def _take(self, now: Following, records: Iterable[Record]) -> None:
+        with self._lock:
+            for found in records:
+                commit = now.take(found)
+                if commit is not None:
+                    self._window.add(commit)
+
+    # ---- a client that follows, while verdicts are asked for
+
+    def _is_followed(self) -> bool:
+        """Return whether verdicts are asked for, one after the other."""
+        return len(self._verdicts_s) > 1 and self._source.clock() - self._verdicts_s[0] < _IDLE_S
+
+    def _poll(self, now: Following) -> None:
+        """Take what the client that follows has, or wait for it a little."""
+        if self._follower is None:
+            for one in list(_FOLLOWED):
+                one.rest_if_idle()
+            self._follower = self._source.kafka.follower(self._source.topic, now.position)
+            _FOLLOWED.add(self)
+        try:
+            records = self._follower.poll(_POLL_S)
+        except OffsetGone as error:  # It may have stood below what was read without it.
+            self._rest()
+            if self._source.range().start > now.position:
+                self._go_on_elsewhere(now, error)
+            return
+        except BaseException:
+            self._rest()
+            raise
+        try:
+            self._take(now, (one for one in records if one.offset >= now.position))
+        except OffsetGone as error:
+            self._go_on_elsewhere(now, error)
+            return
+        with self._lock:
+            now.fold.advance(max(now.position, self._follower.position))
+
+    def rest_if_idle(self) -> None:
+        """Close the client that follows, if nobody has asked for a verdict for a while."""
+        with self._lock:
+            if not self._turns.is_taken and not self._is_followed():
+                self._rest()
+
+    def _rest(self) -> None:
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            _FOLLOWED.discard(self)
+            follower.close()
+
+    # ---- what a truncation, or a Restart, leaves
+
+    def _go_on_elsewhere(self, now: Following, error: OffsetGone) -> None:
+        """The ledger begins above where the read began, or goes on from a snapshot above the fold's start: go on from a
+        snapshot that says what stood there, or with what is left. Raises the error if neither is there.
+        """
+        source, position = self._source, now.position
+        start = source.range().start
+        if start <= now.compared and not now.is_torn:
+            raise BrokerUnavailable("a read was refused, and the offset is there", topic=source.topic, offset=start)
+        is_left = start < position or (start == position and now.is_at_base)
+        if is_left and not now.is_torn:
+            now.compared = start
+            return
+        newest = source.snapshots.newest_sound()
+        least = now.fold.start + 1 if now.is_torn else position + now.is_at_base
+        if newest is not None and newest.position >= least:
+            self._begin(newest)
+        elif start == position and not now.is_torn:
+            now.compared = start
+        else:
+            raise error
+
+    # ---- places
+
+    def _compare_place(self, place: Place) -> None:
+        with self._settled() as now:
+            last = place.last
+            if last is None or now.fold.hash_at(last.offset) == last.hash:
+                return
+        self._check_place(now, place)
+
+    def _check_place(self, now: Following, place: Place) -> None:
+        """Compare a place with what was folded; below the base, with the record or the snapshot that is there."""
+        position, last = place
+        assert last is not None, "a position alone is compared with the end"
+        found = now.fold.hash_at(last.offset)
+        if not found and last.offset < now.fold.hashed_from:
+            found = self._hash_below(position, last.offset)
+        if found not in (0, last.hash) and not self._source.is_given_up(last.offset):
+            raise mismatch(self._source.topic, last, position=now.position)
+
+    def _hash_below(self, position: int, offset: int) -> int:
+        """Read the hash of a record below the base: that of the ledger, or of the snapshot of this position; 0 if
+        neither is there.
+        """
+        try:
+            found = self._source.record_at(offset)
+            return LastRecord.of(found.offset, found.value).hash if found else -1
+        except OffsetGone:
+            at = self._source.snapshots.at(position)
+            return at.place.last.hash if at is not None and at.place.last_offset == offset and at.place.last else 0
+
+    def close(self) -> None:
+        """Release the client. Idempotent."""
+        self._is_closed = True
+        if self._pid == os.getpid():
+            self._rest()
+
+
+_FOLLOWED: "WeakSet[History]" = WeakSet()
+"""Those of this process that have a client that follows. Whoever makes another one closes those that are idle."""
+
+
+def _view(now: Following) -> LedgerView:
+    return LedgerView(now.fold.freeze(), now.place, now.base if isinstance(now.base, Manifest) else None)

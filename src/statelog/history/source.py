@@ -1,0 +1,187 @@
+"""`LedgerSource`: where the ledger of a log is, the questions about it that need more than one answer, and one append.
+
+Invariants:
+- It never remembers an answer: whoever asks knows how old one may be.
+- A record is never sent twice: its outcome is an offset, a clear failure, or OutcomeUnknown.
+"""
+
+import math
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from statelog.errors import BeyondEnd, DataLoss, NotFound, OffsetGone, OutcomeUnknown, Unavailable
+from statelog.kafka.port import (
+    STALL_TIMEOUT_S,
+    Delivery,
+    DeliveryStatus,
+    Kafka,
+    OffsetRange,
+    Producer,
+    Record,
+    report_limit_s,
+    with_remedy,
+)
+from statelog.pending import Pending
+from statelog.schemas.ledger.place import LogIdentity
+from statelog.schemas.ledger.records import LedgerRecord, Restart, decode, encode
+from statelog.schemas.names import ledger_topic
+from statelog.schemas.snapshot.manifest import Manifest
+
+_ASK_AGAIN_S = 0.25
+_POLL_S = 0.2
+
+
+class KeptSnapshots(Protocol):
+    """The snapshots of the log."""
+
+    def newest_sound(self, *, max_age_s: float = 0.0) -> Manifest | None:
+        """Return the newest one that can be read, as it was less than `max_age_s` ago, if it was read then."""
+        ...
+
+    def at(self, position: int) -> Manifest | None:
+        """Return the one of a position, if it is kept."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSource:
+    """Where a ledger is, and whom to ask. `identify` raises IdentityChanged, NotFound or Unavailable unless the cluster
+    is the one that the log was made on, as it said less than so many seconds ago. `url` is the root of the log, and
+    `patience_s` how long an end below what is known is asked for again.
+    """
+
+    kafka: Kafka
+    topic: str
+    identity: LogIdentity
+    snapshots: KeptSnapshots
+    identify: Callable[[float], object] = lambda _: None
+    url: str = ""
+    clock: Callable[[], float] = time.monotonic
+    patience_s: Callable[[], float] = lambda: 10.0
+
+    def range(self, *, at_least: int = 0) -> OffsetRange:
+        """Ask for the ledger's start and end now. An end below `at_least` is asked for again for `patience_s`, which
+        begin with the answer: it may be an old one, and this process may have stood still before it.
+        """
+        found = self._offsets()
+        deadline_s = time.monotonic() + self.patience_s()
+        while found.end < at_least and time.monotonic() < deadline_s:
+            time.sleep(_ASK_AGAIN_S)
+            found = self._offsets()
+        return found
+
+    def end(self, *, at_least: int = 0) -> int:
+        """Ask for the ledger's end now, as `range` does."""
+        return self.range(at_least=at_least).end
+
+    def require_whole(self) -> None:
+        """Raise BeyondEnd or OffsetGone unless the ledger has its first record: without a snapshot it has to."""
+        start, end = self._offsets()
+        if end == 0 and self.end(at_least=1) == 0:
+            what = "the ledger is empty: it lost its mark, and all that stood behind it"
+            raise BeyondEnd(what, topic=self.topic, hint="Restore the topic, or accept the loss by name")
+        if start > 0:
+            what = "the ledger was truncated, and no manifest says what stood there"
+            hint = "Restore the manifests, or check that the root URL is the right one"
+            raise OffsetGone(what, topic=self.topic, log_start=start, url=self.url, hint=hint)
+
+    def _offsets(self) -> OffsetRange:
+        return self.kafka.offsets(self.topic, [0])[0]
+
+    def record_at(self, offset: int) -> Record | None:
+        """Read one record; None if there is none at the offset. Raises OffsetGone, BeyondEnd, Unavailable."""
+        return records_at(self.kafka, self.topic, {0: offset}).get(0)
+
+    def is_given_up(self, offset: int) -> bool:
+        """Read whether a person accepted that the ledger lost what stood at an offset. Raises Damaged, Unavailable."""
+        end = self._offsets().end
+        if end <= offset + 1:
+            return False
+        with closing(self.kafka.reader(self.topic)) as reader:
+            records = reader.read({0: OffsetRange(offset + 1, end)}, stall_timeout_s=STALL_TIMEOUT_S)
+            restarts = (record for found in records if isinstance(record := decode(found.value), Restart))
+            return any(record.position > offset for record in restarts)
+
+    @contextmanager
+    def asking_who_answers(self) -> Generator[None]:
+        """Report what is found missing inside only after the cluster was asked: it may be another one, or the log may
+        have been made anew. Raises IdentityChanged then.
+        """
+        try:
+            yield
+        except (NotFound, DataLoss):
+            with suppress(Unavailable):
+                self.identify(0.0)
+            raise
+
+    def lost(self, what: str, offset: int, position: int) -> BeyondEnd:
+        """Make the error for a ledger that lacks acknowledged records."""
+        what = f"acknowledged ledger records are gone: {what}"
+        hint = "The brokers lost data: commits that were acknowledged may be gone; check the topic's replicas"
+        return BeyondEnd(what, hint=hint, topic=self.topic, offset=offset, position=position)
+
+
+def records_at(kafka: Kafka, topic: str, offsets: Mapping[int, int]) -> dict[int, Record]:
+    """One record of each partition; a partition is absent if there is none at its offset.
+
+    Raises OffsetGone, BeyondEnd, NotFound, Unreadable, BrokerUnavailable.
+    """
+    wanted = {partition: OffsetRange(offset, offset + 1) for partition, offset in offsets.items()}
+    with closing(kafka.reader(topic)) as reader:
+        return {found.partition: found for found in reader.read(wanted, stall_timeout_s=STALL_TIMEOUT_S)}
+
+
+def check_reaches(log: str, end: int, position: int) -> None:
+    """Raise BeyondEnd if the ledger of a log, which ends at `end`, lacks a part of what was seen of it."""
+    if end < position:
+        what = "the ledger ends below what was seen of it"
+        hint = "It lost commits that were acknowledged: restore the topic, or accept the loss by name"
+        raise BeyondEnd(what, topic=ledger_topic(log), log_end=end, position=position, hint=hint)
+
+
+# ---- append
+
+
+def send_record(producer: Producer, topic: str, record: LedgerRecord, clock: Callable[[], float]) -> Pending[int]:
+    """Append to the ledger, and wait for nothing; the result is the offset.
+
+    Raises Unavailable if it could not even be queued. The result raises OutcomeUnknown if it may be in the ledger, or
+    come: the producer must not be used again.
+    """
+    kind, value = type(record).__name__, encode(record)
+    reports: list[Delivery] = []
+    deadline_s = clock() + report_limit_s(producer)
+    while not producer.send(topic, 0, value, reports.append):
+        producer.poll(0.05)
+        if clock() > deadline_s:
+            raise Unavailable("the ledger record could not even be queued", topic=topic)
+
+    def is_answered(timeout_s: float) -> bool:
+        until_s = min(clock() + timeout_s, deadline_s)
+        while not reports:
+            producer.poll(min(timeout_s, _POLL_S))
+            if clock() >= until_s:
+                break
+        return bool(reports) or clock() >= deadline_s
+
+    def take() -> int:
+        is_answered(math.inf)
+        report = reports[0] if reports else Delivery(DeliveryStatus.UNKNOWN, -1, "no delivery report")
+        if report.status is DeliveryStatus.UNKNOWN:
+            raise OutcomeUnknown(
+                f"whether the {kind} is in the ledger is not known",
+                topic=topic,
+                reason=report.reason,
+                hint=with_remedy(report, "Open the writer again: that settles it"),
+            )
+        return report.offset
+
+    return Pending(kind, 0, is_answered, take)
+
+
+def append_record(producer: Producer, topic: str, record: LedgerRecord) -> int:
+    """Append to the ledger, and return the offset. Raises Unavailable, OutcomeUnknown."""
+    return send_record(producer, topic, record, time.monotonic).result()

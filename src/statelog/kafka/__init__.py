@@ -1,0 +1,5 @@
+"""Kafka: the port through which statelog asks a broker, and the client behind it. Decides nothing."""
+
+from statelog.kafka.port import Kafka, Producer
+
+__all__ = ["Kafka", "Producer"]

@@ -1,0 +1,326 @@
+"""Requests to a cluster: an admin client made at first use, and replaced when it looks in the wrong place.
+
+Decides nothing about topics and offsets. Owns which librdkafka admin client is asked, one at a time, the errors that it
+reports of itself, what it knows of leaders, and the rules when it is replaced:
+
+- It goes on asking a broker that it once took for the controller or the leader, dead or alive. So a client that gave
+  answers before and then gives none in a quarter of the time is replaced by a new one, which gets all of the time.
+- It drops requests to a broker that turns out not to be in the cluster. The next client is asked immediately, as long
+  as there is time.
+
+What it knows about librdkafka:
+
+- It retries endlessly if it is refused (wrong credentials, wrong certificates). Its own report of that ends the wait.
+- All answers must be there before it may be dropped, and a future must stay in its mapping until it is done.
+- Where it knows no leader of a partition, `list_offsets` and `delete_records` look for one from the calling thread, in
+  memory that the client's own thread frees as soon as its picture of the cluster changes: heap corruption, most likely
+  in a new client, whose first picture is on its way. So these ask for leaders first, by `describe_topics`, which looks
+  in the client's own thread and leaves what it found in that picture.
+- It reports TLS at a plain listener by itself, but of the reverse only that connections are closed. So a handshake is
+  tried, of which only the beginning counts: no certificate is verified, and nothing is sent.
+"""
+
+import concurrent.futures
+import math
+import os
+import socket
+import ssl
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import confluent_kafka
+from confluent_kafka import TopicCollection, admin
+
+from statelog.kafka.config import ClientConfig, admin_properties
+from statelog.kafka.errors import refusal_of
+from statelog.kafka.native import ProcessGuard, Refused, kafka_error, make_client, native
+
+_FIRST_SHARE = 4
+_RETRY_S, _RETRY_MAX_S = 0.02, 0.5
+_UNSENT = "waiting for controller"
+
+Answers = Mapping[Any, "concurrent.futures.Future[Any]"]
+Request = Callable[[admin.AdminClient, float], Sequence[Answers]]
+"""Sends requests that may take so many seconds; returns the client's mappings to futures."""
+
+DROPPED = frozenset({"_DESTROY_BROKER", "_UNKNOWN_BROKER", "_PARTIAL"})
+"""Answers at once, instead of after all the time: the client heard meanwhile that the cluster has other brokers, or
+asked one that knows of none yet.
+"""
+LOST = frozenset({
+    "_TIMED_OUT", "_TIMED_OUT_QUEUE", "_DESTROY", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_WAIT_COORD",
+    "NOT_CONTROLLER", "BROKER_NOT_AVAILABLE", "NETWORK_EXCEPTION", *DROPPED,
+})  # fmt: skip
+"""Answers that say more of where the client looked than of the cluster."""
+
+_CUT, _MOST_CUTS = "_TRANSPORT", 3
+"""A connection broke with the question under way, which even a client that has just been made may meet while brokers
+are started anew; so often it is asked again."""
+_GRACE_S = 1.0
+"""The client reports its own time-out, with its reason; we wait this much longer to hear it."""
+_LOOK_S = 0.1
+_SPEECHLESS_S = 1.0
+"""A client that got no answer for so long may speak plainly to a listener that wants TLS."""
+_LED_S = 0.25
+"""So long the client is taken to know the leaders that it was told of: enough for the questions of one call. Its own
+picture of them lasts for minutes, but only until it hears that a leader is gone."""
+
+
+class Leaders(NamedTuple):
+    """The partitions of a topic whose leaders a request goes to."""
+
+    topic: str
+    partitions: Collection[int]
+
+
+class _Led(NamedTuple):
+    """Partitions that had a leader when the client was told, and until when that is believed."""
+
+    partitions: frozenset[int]
+    until_s: float
+
+    def covers(self, leaders: Leaders) -> bool:
+        """Whether all of these had one."""
+        return self.partitions.issuperset(leaders.partitions)
+
+
+class AdminClient:
+    """Asks the brokers through one native client. Raises our error for the client's if it cannot be made."""
+
+    def __init__(self, config: ClientConfig, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        self._errors: deque[confluent_kafka.KafkaError] = deque(maxlen=8)
+        """What the client said of itself since its last answer."""
+        self._is_plain = "SSL" not in config.settings.get("security.protocol", "").upper()
+        self._unanswered: list[Sequence[Answers]] = []
+        self._led: dict[str, _Led] = {}
+        self.is_proven = False
+        """Whether it ever gave an answer."""
+        properties = admin_properties(config)
+        self.native = make_client(admin.AdminClient, "a client", properties, config, self._errors)
+
+    def ask(self, request: Request, limit_s: float, leaders: Leaders | None) -> list[dict[Any, Any]]:
+        """The answers of all mappings, within `limit_s` seconds. Raises Refused."""
+        native(self.native.poll, 0)  # Hands the client's log lines on; they would pile up otherwise.
+        began = self._clock()
+        if leaders is not None and not self._knows(leaders):
+            self._learn(leaders, limit_s)
+        left_s = limit_s - (self._clock() - began)
+        return self._answers(request, max(left_s, 0.001))
+
+    def _knows(self, leaders: Leaders) -> bool:
+        if self._errors:  # A connection broke since, and the client may already know that its leader is gone.
+            return False
+        led = self._led.get(leaders.topic)
+        return led is not None and self._clock() < led.until_s and led.covers(leaders)
+
+    def _learn(self, leaders: Leaders, limit_s: float) -> None:
+        topics = TopicCollection([leaders.topic])
+        self._answers(lambda client, left_s: [client.describe_topics(topics, request_timeout=left_s)], limit_s)
+        led = self._led.get(leaders.topic)
+        if led is None or not led.covers(leaders):
+            raise Refused("LEADER_NOT_AVAILABLE", "a partition has no leader, or is not there")
+
+    def _answers(self, request: Request, limit_s: float) -> list[dict[Any, Any]]:
+        mappings = native(request, self.native, limit_s)
+        self._await(mappings, limit_s + _GRACE_S)
+        try:
+            answers = [{key: self._result(future, limit_s) for key, future in mapping.items()} for mapping in mappings]
+        except Refused as refused:
+            raise self._explained(refused) from None
+        self.is_proven = True
+        self._errors.clear()
+        for answer in (answer for mapping in answers for answer in mapping.values()):
+            if isinstance(answer, admin.TopicDescription):
+                led = frozenset(place.id for place in answer.partitions if place.leader is not None)
+                self._led[answer.name] = _Led(led, self._clock() + _LED_S)
+        return answers
+
+    def _await(self, mappings: Sequence[Answers], limit_s: float) -> None:
+        """Wait for all: one refusal must not leave others under way, because the client may be dropped next."""
+        futures = [future for mapping in mappings for future in mapping.values()]
+        began = self._clock()
+        while concurrent.futures.wait(futures, _LOOK_S).not_done:
+            waited_s = self._clock() - began
+            native(self.native.poll, 0)
+            refusal = None if self.is_proven else self._refusal(waited_s)
+            if refusal is not None or waited_s >= limit_s:
+                self._unanswered.append(mappings)
+                if refusal is not None:
+                    raise Refused(*refusal)
+                return
+
+    def _refusal(self, waited_s: float) -> tuple[str, str] | None:
+        """Why no waiting helps, if so. Looks once whether it speaks plainly to a listener that wants TLS."""
+        refusal = refusal_of(self._client_errors(), waited_s)
+        if refusal is None and self._is_plain and waited_s >= _SPEECHLESS_S:
+            self._is_plain = False  # Asked once; a listener does not change its mind.
+            server = speaks_tls(self._config.bootstrap_servers, _SPEECHLESS_S)
+            if server:
+                return "_SSL", f"{server} speaks TLS, and security.protocol says that this client does not"
+        return refusal
+
+    def _client_errors(self) -> list[tuple[str, str]]:
+        return [(error.name(), self._config.redact(error.str())) for error in list(self._errors)]
+
+    def _explained(self, refused: Refused) -> Refused:
+        """A time-out says nothing of its cause; what the client said of itself meanwhile does."""
+        told = self._client_errors()
+        if refused.name not in LOST or not told:
+            return refused
+        refusal = refusal_of(told, math.inf, was_in=self.is_proven)
+        return Refused(*(refusal or (refused.name, f"{refused.text} (last client error: {told[-1][1]})")))
+
+    def _result(self, future: "concurrent.futures.Future[Any]", limit_s: float) -> Any:
+        """The answer, or Refused."""
+        try:
+            return future.result(timeout=0)
+        except confluent_kafka.KafkaException as refused:
+            # The future keeps its exception, and through the frames of its traceback it would keep the client alive.
+            refused.__traceback__ = None
+            raise Refused(*kafka_error(refused, self._config)) from None
+        except concurrent.futures.TimeoutError:
+            raise Refused("_TIMED_OUT", f"no answer within {limit_s:g} s") from None
+
+
+def speaks_tls(bootstrap_servers: str, timeout_s: float) -> str:
+    """The first of these servers (host:port, comma-separated) that answers a TLS handshake, or an empty text."""
+    for server in bootstrap_servers.split(","):
+        host, _, port = server.strip().rpartition("://")[2].rpartition(":")
+        if port.isdecimal() and _shakes_hands(host.strip("[]"), int(port), timeout_s):
+            return server.strip()
+    return ""
+
+
+def _shakes_hands(host: str, port: int, timeout_s: float) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with socket.create_connection((host, port), timeout_s) as plain, context.wrap_socket(plain):
+            return True
+    except ssl.SSLError as error:
+        # A broker that wants our certificate ends the handshake with an alert, which is TLS as well.
+        return "ALERT" in (error.reason or "")
+    except (OSError, ValueError):
+        return False
+
+
+class AdminSession:
+    """Asks the brokers through one admin client at a time. Thread-safe; refuses work in a fork."""
+
+    def __init__(self, config: ClientConfig, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self.guard = ProcessGuard("Kafka client")
+        """Who may use it."""
+        self._making = threading.Lock()
+        _sessions.add(self)
+        self._current: AdminClient | None = None
+
+    def ask(
+        self, request: Request, limit_s: float | None = None, *, twice: bool = True, leaders: Leaders | None = None
+    ) -> list[dict[Any, Any]]:
+        """The answers of all mappings, within `limit_s` seconds (None: the session's own) once a client is connected.
+
+        `leaders` are those that the request goes to, if it does. `twice` False asks again only what was surely not
+        sent. Raises Refused with the first refusal, once every answer is there; and as soon as the brokers refuse a
+        client that never got an answer for what it is.
+        """
+        limit_s = self._timeout_s if limit_s is None else max(limit_s, 0.001)
+        until_s = self._clock() + limit_s
+        is_first, cuts = True, 0
+        while True:
+            client = self._client()
+            is_doubted = is_first and client.is_proven
+            try:
+                return client.ask(request, limit_s / _FIRST_SHARE if is_doubted else limit_s, leaders)
+            except Refused as refused:
+                cuts += refused.name == _CUT
+                is_cut = refused.name == _CUT and cuts <= _MOST_CUTS
+                if not is_cut and refused.name not in (LOST if is_doubted else DROPPED):
+                    raise
+                self.drop(client)
+                is_late = not is_doubted and self._clock() >= until_s
+                if is_late or (not twice and _UNSENT not in refused.text):
+                    raise
+            is_first = False
+
+    def unlock(self) -> None:
+        """In a forked child: the thread that may have been making a client is not there to release the lock."""
+        self._making = threading.Lock()
+
+    def drop(self, client: AdminClient | None = None) -> None:
+        """Give the client up, or this one, unless another thread did: the next question makes a new one. Threads that
+        are asking it keep it until they end.
+        """
+        with self._making:
+            if self._current is not None and client in (None, self._current):
+                self.guard.drop()  # Else each one would stay behind, with its threads and its connections.
+                self._current = None
+
+    def close(self) -> None:
+        """Release the client. Idempotent."""
+        self.guard.close()
+        self._current = None
+
+    def _client(self) -> AdminClient:
+        self.guard.check()  # Before the lock: a fork may have copied it while another thread had it.
+        with self._making:
+            if self._current is None:
+                client = AdminClient(self._config, self._clock)
+                self.guard.hold(client.native)
+                self._current = client
+            return self._current
+
+
+_sessions: "weakref.WeakSet[AdminSession]" = weakref.WeakSet()
+
+
+def _unlock_sessions() -> None:
+    for session in _sessions:
+        session.unlock()
+
+
+os.register_at_fork(after_in_child=_unlock_sessions)
+
+
+class Retries:
+    """The time that one call of the port has for questions that are asked again."""
+
+    def __init__(self, limit_s: float, session: AdminSession, clock: Callable[[], float]) -> None:
+        self._deadline = clock() + limit_s
+        self._half_s = limit_s / 2
+        self._least_s = limit_s / 10
+        self._pause_s = _RETRY_S
+        self._session = session
+        self._clock = clock
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self._deadline - self._clock()
+
+    @property
+    def is_mostly_over(self) -> bool:
+        """Whether less than half of the time is left."""
+        return self.left_s < self._half_s
+
+    def again(self, *, drop: bool = True) -> bool:
+        """Wait a little, a little longer each time; False once too little time is left for another question.
+
+        The client remembers leaders, and "no such topic", for longer than we wait; only a new one asks anew.
+        """
+        if self.left_s <= self._pause_s + self._least_s:
+            return False  # A question that cannot be answered in time would hide what the last one said.
+        if drop:
+            self._session.drop()
+        time.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, _RETRY_MAX_S)
+        return True

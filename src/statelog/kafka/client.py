@@ -1,0 +1,428 @@
+"""The Kafka port on confluent-kafka: topics, offsets, truncation; makes producers and readers.
+
+It executes and translates, it decides nothing: every error of the client becomes one of ours with the brokers, the
+topic and the partition as facts. Answers are awaited for at most `request_timeout_s`, by default what the settings
+say; only what passes by itself is asked again within that time: a leader that is being elected, an answer without an
+offset, an end that lies below one that this process has seen (`positions`).
+"""
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from copy import copy
+from functools import partial
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+    admin,
+)
+
+from statelog.environment import begin, start_thread
+from statelog.errors import AlreadyExists, BeyondEnd, BrokerUnavailable, Fact, Misuse, NotFound
+from statelog.kafka.admin import AdminSession, Answers, Leaders, Retries
+from statelog.kafka.config import ClientConfig, consumer_properties
+from statelog.kafka.errors import client_error
+from statelog.kafka.follower import ConfluentFollower
+from statelog.kafka.native import Refused, kafka_error, make_client, native
+from statelog.kafka.port import OffsetRange, TopicDescription, TopicSpec
+from statelog.kafka.positions import HighWater, Listed, ask_offsets, known_id
+from statelog.kafka.producer import ConfluentProducer
+from statelog.kafka.reader import ConfluentReader, IdleConsumers
+
+_ABSENT = frozenset({"UNKNOWN_TOPIC_OR_PART", "UNKNOWN_TOPIC_ID"})
+_MOVING = _ABSENT | {
+    "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_LEADER_EPOCH", "FENCED_LEADER_EPOCH",
+    "OFFSET_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "_NOENT",
+}  # fmt: skip
+"""Answers about a partition that a moving leader or a topic just made can give, as well as a missing one."""
+_SOME_TOPIC = "__consumer_offsets"
+_TIMED_OUT = -185
+_INCLUDED = "READ, WRITE and DELETE include it"
+_LONGER_S = 600.0
+"""A request to a group may take so much longer than it is waited for: the client is gone by then."""
+_LOOK_S = 0.5
+"""A consumer is asked for so long at a time what its group's coordinator says; then, what went wrong."""
+_LOADING = frozenset({"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_TIMED_OUT"})
+"""Answers about a group that pass by themselves."""
+_REFUSED = frozenset({"GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED"})
+_SEEN: dict[str, HighWater] = {}
+"""What this process has seen of the clusters, by their brokers."""
+
+
+def _resource(topic: str) -> admin.ConfigResource:
+    return admin.ConfigResource(admin.ResourceType.TOPIC, topic)
+
+
+def _ask_topics(client: admin.AdminClient, topics: Sequence[str], limit_s: float) -> list[Answers]:
+    wanted = TopicCollection(list(topics))
+    return [
+        client.describe_topics(wanted, request_timeout=limit_s, include_authorized_operations=True),
+        client.describe_configs([_resource(topic) for topic in topics], request_timeout=limit_s),
+    ]
+
+
+def _ask_cluster(client: admin.AdminClient, limit_s: float) -> Answers:
+    """What the cluster says of itself beside a topic, which there need not be, and is not made by this.
+
+    `describe_cluster` asks for brokers alone. Where the one that answers knows of none yet, for it was just started,
+    librdkafka ends the process (2.16: `rd_kafka_admin_response_parse: Assertion 'rko_result' failed`).
+    """
+
+    def ask() -> admin.ClusterMetadata:
+        began_s = time.monotonic()
+        try:
+            return client.list_topics(_SOME_TOPIC, timeout=limit_s)
+        except KafkaException as refused:
+            # So it calls it, too, that no broker was reached in all of the time, or nearly all by another clock.
+            if refused.args[0].name() == "_TRANSPORT" and time.monotonic() - began_s >= limit_s * 0.9:
+                raise KafkaException(KafkaError(_TIMED_OUT, "no broker was reached")) from None
+            raise
+
+    return {"": begin(start_thread, ask)}
+
+
+class ConfluentKafka:
+    """One cluster, as seen by one process; implements `kafka.Kafka`.
+
+    Objects with the same brokers share what they have seen of the topics' ends, unless they are given their own `seen`.
+    Where it `keeps_consumers`, its readers hand one on between two reads, and `close` releases those.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        request_timeout_s: float | None = None,
+        keeps_consumers: bool = False,
+        seen: HighWater | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._timeout_s = config.request_timeout_s if request_timeout_s is None else request_timeout_s
+        self._seen = _SEEN.setdefault(config.bootstrap_servers, HighWater()) if seen is None else seen
+        self._clock = clock
+        self._admin = AdminSession(config, self._timeout_s, clock)
+        self._made: dict[str, float] = {}
+        self._idle = IdleConsumers(clock) if keeps_consumers else None
+        self._is_lent = False
+
+    def __repr__(self) -> str:
+        return f"ConfluentKafka({self._config!r})"
+
+    def cluster_id(self) -> str:
+        """The cluster's own id. Raises BrokerUnavailable."""
+        try:
+            (answers,) = self._admin.ask(lambda client, limit_s: [_ask_cluster(client, limit_s)])
+        except Refused as refused:
+            raise self._error(refused, "asking for the cluster id") from None
+        return self._cluster_id(answers)
+
+    def _cluster_id(self, answers: Mapping[str, admin.ClusterMetadata]) -> str:
+        cluster_id = answers[""].cluster_id
+        if not cluster_id:
+            raise BrokerUnavailable("the cluster has no id yet", bootstrap_servers=self._config.bootstrap_servers)
+        return cluster_id
+
+    def describe_topic(self, topic: str) -> TopicDescription | None:
+        """The topic as it is now, or None if there is none. Raises BrokerUnavailable.
+
+        A broker may be slow to learn of a topic that was just made here: for a while "none" is asked again.
+        """
+        retries = self._retries()
+        while True:
+            described = self._describe(topic)
+            is_new = self._clock() < self._made.get(topic, -math.inf)
+            if described is not None or not is_new or not retries.again():
+                return described
+
+    def identify(self, topics: Sequence[str]) -> tuple[str, list[TopicDescription | None]]:
+        """The cluster's own id, and these topics as they are now, asked at once. Raises BrokerUnavailable."""
+        try:
+            *described, cluster = self._admin.ask(
+                lambda client, limit_s: [*_ask_topics(client, topics, limit_s), _ask_cluster(client, limit_s)]
+            )
+        except Refused as refused:
+            if refused.name not in _ABSENT | _REFUSED:
+                raise self._error(refused, "describing a topic", topic=topics[0]) from None
+            # Asking for one after the other says which topic it is.
+            found = [self.describe_topic(topic) for topic in topics]
+            return self.cluster_id(), found
+        return self._cluster_id(cluster), [self._description(topic, *described) for topic in topics]
+
+    def _describe(self, topic: str) -> TopicDescription | None:
+        try:
+            described = self._admin.ask(lambda client, limit_s: _ask_topics(client, [topic], limit_s))
+        except Refused as refused:
+            if refused.name in _ABSENT:
+                return None
+            needs = f"DESCRIBE_CONFIGS, and DESCRIBE ({_INCLUDED}), on topic {topic}"
+            raise self._error(refused, "describing a topic", needs, topic=topic) from None
+        return self._description(topic, *described)
+
+    def _description(
+        self,
+        topic: str,
+        topics: Mapping[str, admin.TopicDescription],
+        configs: Mapping[admin.ConfigResource, Mapping[str, admin.ConfigEntry]],
+    ) -> TopicDescription:
+        described, entries = topics[topic], configs[_resource(topic)]
+        allowed = described.authorized_operations
+        self._seen.identify(topic, str(described.topic_id))
+        return TopicDescription(
+            name=topic,
+            topic_id=str(described.topic_id),
+            partitions=len(described.partitions),
+            replication_factor=min((len(p.replicas) for p in described.partitions), default=0),
+            config={name: entry.value for name, entry in entries.items() if entry.value is not None},
+            operations=None if allowed is None else frozenset(operation.name for operation in allowed),
+            in_sync=tuple(len(p.isr) if p.leader is not None else 0 for p in described.partitions),
+        )
+
+    def create_topic(self, spec: TopicSpec) -> None:
+        """Create a topic and wait until its leaders answer. Raises AlreadyExists, ConfigError, BrokerUnavailable."""
+        new = admin.NewTopic(spec.name, spec.partitions, spec.replication_factor, config=dict(spec.config))
+        try:
+            self._admin.ask(
+                lambda client, left_s: [client.create_topics([new], request_timeout=left_s, operation_timeout=left_s)],
+                twice=False,  # A second request would be told that the topic of the first one exists.
+            )
+        except Refused as refused:
+            if refused.name == "TOPIC_ALREADY_EXISTS":
+                hint = "Open it, or choose another name"
+                raise AlreadyExists(f"topic {spec.name} exists already", hint=hint, topic=spec.name) from None
+            needs = f"CREATE on topic {spec.name}, or on the cluster"
+            raise self._error(refused, "creating a topic", needs, topic=spec.name) from None
+        self._seen.forget(spec.name)
+        self._made[spec.name] = self._clock() + self._timeout_s
+        self.describe_topic(spec.name)  # Says at once which right is missing; the leaders' client would only time out.
+        self.offsets(spec.name, range(spec.partitions))
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic and wait until it is gone. Raises BrokerUnavailable."""
+        self._made.pop(topic, None)
+        try:
+            self._admin.ask(
+                lambda client, left_s: [client.delete_topics([topic], request_timeout=left_s, operation_timeout=left_s)]
+            )
+        except Refused as refused:
+            if refused.name not in _ABSENT:
+                raise self._error(refused, "deleting a topic", f"DELETE on topic {topic}", topic=topic) from None
+        self._seen.forget(topic)
+        retries = self._retries()
+        while self.describe_topic(topic) is not None:
+            if not retries.again():
+                raise self._unavailable("the topic is still there after its deletion", topic=topic)
+        self._seen.forget(topic)
+
+    def offsets(
+        self, topic: str, partitions: Sequence[int], *, at_least: Mapping[int, int] | None = None
+    ) -> dict[int, OffsetRange]:
+        """Log start and log end of each partition, asked now. Raises NotFound, BrokerUnavailable."""
+        retries = self._retries()
+        return ask_offsets(
+            topic,
+            self._seen,
+            ask=lambda: self._ask_leaders(topic, partitions, retries),
+            topic_id=lambda: known_id(self.describe_topic, topic),
+            again=retries.again,
+            enough=lambda: retries.is_mostly_over,
+            at_least=at_least,
+        )
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """Truncate below the offsets in `before`; returns the log starts. Raises Misuse, BeyondEnd, NotFound."""
+        if any(offset < 0 for offset in before.values()):
+            raise Misuse("an offset is negative", hint="Kafka would read it as 'everything'", topic=topic)
+        retries, starts = self._retries(), dict[int, int]()
+        while before:
+            try:
+                return {**starts, **self._delete_records(topic, before)}
+            except Refused as refused:
+                below = self._below_start(topic, before) if refused.name == "OFFSET_OUT_OF_RANGE" else {}
+                if below:
+                    starts |= below
+                    before = {p: offset for p, offset in before.items() if p not in below}
+                    continue
+                self._await_leaders(refused, "deleting records", f"DELETE on topic {topic}", topic, before, retries)
+        return starts
+
+    def _delete_records(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        asked = {p: TopicPartition(topic, p, offset) for p, offset in before.items()}
+        (answers,) = self._admin.ask(
+            lambda client, limit_s: [
+                client.delete_records(list(asked.values()), request_timeout=limit_s, operation_timeout=limit_s)
+            ],
+            leaders=Leaders(topic, asked.keys()),
+        )
+        return {p: answers[key].low_watermark for p, key in asked.items()}
+
+    def publish_offset(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
+        """Commit a group offset, for Kafka's own lag tools, and a text beside it. Raises BrokerUnavailable."""
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition, offset, metadata)])
+
+        def commit(client: admin.AdminClient, limit_s: float) -> list[Answers]:
+            return [client.alter_consumer_group_offsets([request], request_timeout=limit_s + _LONGER_S)]
+
+        self._admin.guard.check()
+        # A client of its own, which goes before librdkafka gives up: where that no longer looks for a coordinator and
+        # then finds it, it frees the request a second time.
+        with closing(AdminSession(self._config, self._timeout_s, self._clock)) as session:
+            doing = "publishing a group offset"
+            self._ask_group(
+                lambda: session.ask(commit)[0][group].topic_partitions or [], doing, group, topic, partition
+            )
+
+    def published(self, group: str, topic: str, partition: int) -> str:
+        """The text beside the group's offset; empty if there is none. Raises BrokerUnavailable."""
+        self._admin.guard.check()
+        # A consumer that joins no group: where a coordinator has moved, librdkafka's admin client kills the process.
+        properties = {**consumer_properties(self._config), "group.id": group}
+        consumer = make_client(Consumer, "a consumer", properties, self._config, deque(maxlen=4))
+        try:
+            ask = partial(self._committed, consumer, TopicPartition(topic, partition))
+            places = self._ask_group(ask, "asking for a group offset", group, topic, partition)
+        finally:
+            native(consumer.close)
+        return "".join(place.metadata or "" for place in places)
+
+    def _committed(self, consumer: Consumer, place: TopicPartition) -> list[TopicPartition]:
+        """What the group's coordinator says of a partition, if it answers soon. Raises Refused."""
+        try:
+            return native(consumer.committed, [place], _LOOK_S)
+        except KafkaException as error:
+            told = native(consumer.poll, 0)  # Without the right to look for a coordinator, no answer ever comes.
+            refused = told.error() if told is not None else None
+            is_told = refused is not None and refused.name() in _REFUSED
+            raise Refused(*kafka_error(KafkaException(refused) if is_told else error, self._config)) from None
+
+    def _ask_group(
+        self, ask: Callable[[], list[TopicPartition]], doing: str, group: str, topic: str, partition: int
+    ) -> list[TopicPartition]:
+        """What the group's coordinator says of a partition. A broker that has just started loads its groups first."""
+        retries = self._retries()
+        while True:
+            try:
+                places = ask()
+                errors = [place.error for place in places if place.error is not None]
+                if not errors:
+                    return places
+                refused = Refused(errors[0].name(), self._config.redact(errors[0].str()))
+            except Refused as error:
+                refused = error
+            if refused.name not in _LOADING or not retries.again(drop=False):
+                needs = f"READ on group {group}, and on topic {topic}"
+                raise self._error(refused, doing, needs, group=group, topic=topic, partition=partition)
+
+    def producer(self) -> ConfluentProducer:
+        """A new idempotent producer, with a producer id of its own."""
+        self._admin.guard.check()
+        return ConfluentProducer(self._config, self._seen, self._clock)
+
+    def reader(self, topic: str) -> ConfluentReader:
+        """A new reader of one topic."""
+        self._admin.guard.check()
+        return ConfluentReader(self._config, topic, self, self._clock, self._seen, self._idle)
+
+    def follower(self, topic: str, offset: int) -> ConfluentFollower:
+        """A new follower of partition 0 of one topic."""
+        self._admin.guard.check()
+        return ConfluentFollower(self._config, topic, offset, self)
+
+    def lend(self) -> "ConfluentKafka":
+        """The same for many borrowers, whose `close` ends nothing. A producer is each one's own, and its trouble."""
+        lent = copy(self)
+        lent._is_lent = True
+        return lent
+
+    def close(self) -> None:
+        """Release the admin client, and what was shared by whom it was lent to. Idempotent."""
+        if self._is_lent:
+            return
+        self._admin.close()
+        if self._idle is not None:
+            self._idle.close()
+
+    def _ask_leaders(self, topic: str, partitions: Sequence[int], retries: Retries) -> dict[int, Listed]:
+        """One answer of the leaders, which may have to be elected first."""
+        while True:
+            try:
+                return self._list_offsets(topic, partitions, retries.left_s)
+            except Refused as refused:
+                needs = f"DESCRIBE ({_INCLUDED}) on topic {topic}"
+                self._await_leaders(refused, "asking for offsets", needs, topic, partitions, retries)
+
+    def _list_offsets(self, topic: str, partitions: Sequence[int], limit_s: float) -> dict[int, Listed]:
+        """One question, as the client answers it: where a connection broke, an offset is negative and no error."""
+        keys = {p: TopicPartition(topic, p) for p in partitions}
+        if not keys:
+            return {}
+        specs = (admin.OffsetSpec.earliest(), admin.OffsetSpec.latest())
+        starts, ends = self._admin.ask(
+            lambda client, left_s: [
+                client.list_offsets(dict.fromkeys(keys.values(), spec), request_timeout=left_s) for spec in specs
+            ],
+            limit_s,
+            leaders=Leaders(topic, keys.keys()),
+        )
+        return {p: Listed(starts[key].offset, ends[key].offset, ends[key].leader_epoch) for p, key in keys.items()}
+
+    def _await_leaders(
+        self, refused: Refused, doing: str, needs: str, topic: str, partitions: Iterable[int], retries: Retries
+    ) -> None:
+        """Wait for what passes by itself of what the leaders refused. Raises what does not."""
+        if refused.name not in _MOVING:
+            raise self._error(refused, doing, needs, topic=topic) from None
+        self._check_partitions(topic, sorted(partitions))
+        if not retries.again():
+            raise self._unavailable("a partition has no leader", topic=topic) from None
+
+    def _check_partitions(self, topic: str, partitions: Sequence[int]) -> None:
+        described = self.describe_topic(topic)
+        if described is None:
+            raise NotFound(f"topic {topic} does not exist", hint="Create the log first", topic=topic)
+        absent = [p for p in partitions if not 0 <= p < described.partitions]
+        if absent:
+            raise NotFound(
+                f"topic {topic} has no partition {absent[0]}", topic=topic, partition=absent[0],
+                partitions=described.partitions,
+            )  # fmt: skip
+
+    def _below_start(self, topic: str, before: Mapping[int, int]) -> dict[int, int]:
+        """The log starts of partitions that hold nothing below these offsets: Apache's brokers do nothing there, others
+        refuse. Raises BeyondEnd if an offset lies above an end.
+        """
+        below: dict[int, int] = {}
+        for partition, available in self.offsets(topic, sorted(before)).items():
+            if before[partition] > available.end:
+                raise BeyondEnd(
+                    f"{topic}[{partition}] ends below the offset to truncate to",
+                    topic=topic, partition=partition, offset=before[partition], log_end=available.end,
+                )  # fmt: skip
+            if before[partition] <= available.start:
+                below[partition] = available.start
+        return below
+
+    def _error(self, refused: Refused, doing: str, needs: str = "", **facts: Fact) -> Exception:
+        return client_error(refused.name, refused.text, doing, self._config.bootstrap_servers, needs=needs, **facts)
+
+    def _unavailable(self, what: str, **facts: Fact) -> BrokerUnavailable:
+        return BrokerUnavailable(what, hint="", bootstrap_servers=self._config.bootstrap_servers, **facts)
+
+    def _retries(self) -> Retries:
+        return Retries(self._timeout_s, self._admin, self._clock)
+
+
+def _unlock_seen() -> None:
+    for seen in _SEEN.values():
+        seen.unlock()
+
+
+os.register_at_fork(after_in_child=_unlock_seen)

@@ -1,0 +1,209 @@
+"""Native Kafka clients: calls into them, the exceptions that come out, and the process that owns them.
+
+Every call that can wait goes through `native`. Where a signal's handler raises while the client is in C, the client
+returns a result *and* leaves the exception set, or returns nothing and the exception is the cause of a `SystemError`:
+what comes out here is the handler's own exception, Ctrl-C above all.
+
+What a client says of itself goes to the logger `statelog.kafka`, in Python and from inside of calls: an exception there
+comes out of the call. Its errors go to its maker.
+
+A librdkafka handle lives in threads, and a fork copies the handle but not the threads: in the child a call hangs and
+even dropping the handle crashes. Invariants of `ProcessGuard`: a client refuses work outside the process that made it,
+a handle that a fork carried over is never destroyed there, and one whose owner was dropped without a close goes with
+it, with a ResourceWarning: its threads and connections would stay indefinitely.
+"""
+
+import ctypes
+import logging
+import os
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import wait
+from contextlib import suppress
+from typing import Any, ParamSpec, TypeVar
+
+import confluent_kafka
+from confluent_kafka import admin
+
+from statelog.closing import OwnProcess
+from statelog.environment import GRACE_S, begin, start_thread
+from statelog.errors import ClosedError, ConfigError
+from statelog.kafka.config import ClientConfig
+from statelog.kafka.errors import REFUSED_OFFSET, client_error
+from statelog.kafka.token import TokenSource
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", admin.AdminClient, confluent_kafka.Consumer, confluent_kafka.Producer)
+
+_LOG = logging.getLogger("statelog.kafka")
+# Else Python itself would write what the client says, such as a broker that went away, to the program's stderr.
+_LOG.addHandler(logging.NullHandler())
+_REFUSED_S, _REFUSED_POLL_S = 0.1, 0.02
+"""A broker answers by then that it does not have an offset."""
+
+
+class Refused(Exception):
+    """What the broker or the client answered instead of a result: librdkafka's error name, and a text without secrets.
+
+    It never leaves `kafka`: who executes a call of the port turns it into an error of our tree.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name)
+        self.name = name
+        self.text = text
+
+
+def native(call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call into the client. An exception of a signal's handler comes out as itself, whatever the client made of it."""
+    try:
+        return call(*args, **kwargs)
+    except SystemError as error:
+        hidden = error.__cause__ or error.__context__
+        if hidden is None:
+            raise
+        raise hidden from None
+
+
+def make_client(
+    kind: Callable[..., C],
+    what: str,
+    properties: Mapping[str, str],
+    config: ClientConfig,
+    errors: deque[confluent_kafka.KafkaError],
+) -> C:
+    """A client of this kind, which adds what goes wrong with it to `errors`. Raises our error if it cannot be made, and
+    if there is no token for it, or no secret in a file.
+    """
+    given = config.opened(properties)
+    tokens = {} if config.token is None else {"oauth_cb": TokenSource(config.token, errors, config.redact)}
+    try:
+        # A callback in C: what a signal's handler raises in one in Python is lost by the client. The one for tokens is
+        # called in a thread of the client's, where no signal is handled.
+        return native(kind, given, logger=_LOG, error_cb=errors.append, **tokens)
+    except confluent_kafka.KafkaException as refused:
+        name, text = kafka_error(refused, config)
+        raise client_error(name, text, f"making {what}", config.bootstrap_servers) from None
+    except (ImportError, ValueError) as refused:  # It looks by itself for what AWS's tokens need.
+        raise ConfigError(f"the Kafka client refuses its settings: {config.redact(str(refused))}") from None
+
+
+def close_consumer(client: confluent_kafka.Consumer, *, was_astray: bool = False) -> None:
+    """Close it, whatever it says. One whose fetch is refused meanwhile never comes back from its close: librdkafka 2.16
+    waits for a lock that it holds itself. So one that `was_astray` hears first that it is refused, if it is; and one
+    that has not ended within `GRACE_S` is left alone, with its thread and a log line.
+    """
+    closing = begin(start_thread, lambda: _end(client, time.monotonic() + was_astray * _REFUSED_S))
+    if wait([closing], GRACE_S).not_done:
+        _LOG.warning("a consumer did not end within %g s; its threads and connections stay with the process", GRACE_S)
+
+
+def _end(client: confluent_kafka.Consumer, until_s: float) -> None:
+    with suppress(confluent_kafka.KafkaException):
+        while time.monotonic() < until_s:
+            message = native(client.poll, _REFUSED_POLL_S)
+            error = message.error() if message is not None else None
+            if error is not None and error.name() in REFUSED_OFFSET:
+                break
+    native(client.close)
+
+
+def kafka_error(exception: confluent_kafka.KafkaException, config: ClientConfig) -> tuple[str, str]:
+    """Name and text, without secrets, of the error inside the client's exception."""
+    inner = exception.args[0] if exception.args else exception
+    if isinstance(inner, confluent_kafka.KafkaError):
+        return inner.name(), config.redact(inner.str())
+    return "_UNKNOWN", config.redact(str(inner))
+
+
+def last_error(errors: Iterable[confluent_kafka.KafkaError], config: ClientConfig) -> str:
+    """What the client said of itself last, without secrets; empty if nothing. Of a function for tokens it says only
+    that it raised: the reason stands before that.
+    """
+    said = list(errors)
+    told = [error for error in said if "callback raised" not in error.str()] or said
+    return f"{told[-1].name()}: {config.redact(told[-1].str())}" if told else ""
+
+
+# ---- one process, one client
+
+
+_UNCLOSED = "unclosed {} of statelog: close the Writer, Coordinator, Log or Kafka port that it belongs to"
+_handles: dict[int, object] = {}
+
+
+class _Origin:
+    """Where a handle was made, for tracemalloc: a warning that named the handle itself would keep it alive."""
+
+    __slots__ = ()
+
+
+class ProcessGuard:
+    """Holds one native handle on behalf of its owner. `name` says in messages whose it is."""
+
+    __slots__ = ("__weakref__", "_finalizer", "_handle", "_name", "_owner", "is_closed")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._owner = OwnProcess(f"the {name}")
+        self._handle: object | None = None
+        self.is_closed = False
+        self._finalizer: weakref.finalize[[int, int, str, _Origin], ProcessGuard] | None = None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this process is a fork of the one that owns the handle, if there is a handle."""
+        return self._handle is not None and self._owner.is_foreign
+
+    def check(self) -> None:
+        """Raise ClosedError after close, and in a fork of the process that made the handle."""
+        if self.is_closed:
+            hint = "Make a new one. A log's is closed with the log: read and write inside of its `with` block"
+            raise ClosedError(f"the {self._name} is closed", hint=hint)
+        if self._handle is not None:
+            self._owner.check()
+
+    def hold(self, handle: Any) -> None:
+        """Own a handle that was just made in this process. Raises ClosedError if another thread closed meanwhile."""
+        self._owner = OwnProcess(f"the {self._name}")
+        self._handle = handle
+        _handles[id(handle)] = handle
+        self._finalizer = weakref.finalize(self, _drop_forgotten, id(handle), self._owner.pid, self._name, _Origin())
+        self._finalizer.atexit = False
+        if self.is_closed:
+            self.drop()
+            self.check()
+
+    def drop(self) -> None:
+        """Give the handle up, so that it can be destroyed. Nothing happens in a fork: there it must stay."""
+        if self._handle is not None and not self.is_foreign:
+            _handles.pop(id(self._handle), None)
+            self._handle = None
+            if self._finalizer is not None:
+                self._finalizer.detach()
+
+    def close(self) -> None:
+        """Drop the handle and refuse all further use."""
+        self.is_closed = True  # First: what is held behind the drop is for `hold` to see.
+        self.drop()
+
+
+def _drop_forgotten(handle: int, pid: int, name: str, origin: _Origin) -> None:
+    """The owner was dropped without a close. Warn as Python does of files, and log it."""
+    if pid == os.getpid() and _handles.pop(handle, None) is not None:
+        _LOG.warning("a %s was dropped without being closed; its connections end now", name)
+        warnings.warn(_UNCLOSED.format(name), ResourceWarning, stacklevel=1, source=origin)
+
+
+def _immortalise() -> None:
+    """In a forked child: one reference more than anybody will ever release, so that no handle is destroyed here."""
+    for handle in _handles.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_immortalise)

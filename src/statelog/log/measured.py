@@ -1,0 +1,267 @@
+"""`MeasuredKafka`, `MeasuredStore`: a port around another one, which tells observers of each request.
+
+An operation of a port is one request to them, whatever it takes on the wire: `docs/metrics.md` says what that is. What
+is read of an open file, and of a topic, is reported when it is over, with the time that was spent inside of the port.
+
+Invariants:
+- Arguments, results and errors go through as they are; the port decides all.
+- Time is that of this machine, whatever the environment says: a port of a simulation takes none.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, Literal, TypeVar, cast
+
+from statelog.environment import current_environment
+from statelog.kafka.port import Delivery, Kafka, OffsetRange, PartitionFollower, Producer, Reader, Record
+from statelog.observing import Observer, Request
+from statelog.store.port import RangeReader, Store
+
+_Port = Literal["kafka", "store"]
+P = TypeVar("P", bound=Kafka | Store)
+
+
+@dataclass(slots=True)
+class _Moved:
+    size_bytes: int
+
+
+class _Teller:
+    """Tells the observers of the requests of a port."""
+
+    def __init__(self, log: str, port: _Port, observers: Sequence[Observer]) -> None:
+        self.log = log
+        self._port = port
+        self.observers = observers
+
+    @contextmanager
+    def asked(self, operation: str, size_bytes: int = 0) -> Generator[_Moved]:
+        """A request, which takes as long as the block, and moves what the block says in the end."""
+        started_s, error, moved = time.perf_counter(), "", _Moved(size_bytes)
+        try:
+            yield moved
+        except BaseException as raised:
+            error = type(raised).__name__
+            raise
+        finally:
+            self.tell(operation, time.perf_counter() - started_s, moved.size_bytes, error)
+
+    def read(self, operation: str, read: Callable[[], bytes]) -> bytes:
+        """What is read, by a request."""
+        with self.asked(operation) as moved:
+            data = read()
+            moved.size_bytes = len(data)
+        return data
+
+    def tell(self, operation: str, seconds: float, size_bytes: int, error: str) -> None:
+        request = Request(self.log, self._port, operation, seconds, size_bytes, error)
+        for one in self.observers:
+            one.request(request)
+
+
+def _asked(operation: str, *, as_: str = "", sent: Callable[[Any, Any], int] | None = None) -> Any:
+    """A method that asks the port for this operation and tells of it, by the name `as_` if there is one; `sent` gives
+    the bytes of its arguments.
+    """
+
+    def ask(measured: "_Measured[Any]", *args: Any, **options: Any) -> Any:
+        with measured.to.asked(as_ or operation, sent(*args) if sent else 0):
+            return getattr(measured.port, operation)(*args, **options)
+
+    return ask
+
+
+class _Measured(Generic[P]):
+    """A port, and whom to tell of what it is asked."""
+
+    def __init__(self, port: P, to: _Teller) -> None:
+        self.port = port
+        self.to = to
+
+    def __repr__(self) -> str:
+        return repr(self.port)
+
+
+class MeasuredKafka(_Measured[Kafka]):
+    """A Kafka port around another one, for what is asked of it for one log."""
+
+    def __init__(self, kafka: Kafka, log: str, observers: Sequence[Observer]) -> None:
+        super().__init__(kafka, _Teller(log, "kafka", observers))
+
+    def of_log(self, log: str) -> "MeasuredKafka":
+        """The same port, for what is asked for this log."""
+        return self if self.to.log == log else MeasuredKafka(self.port, log, self.to.observers)
+
+    cluster_id = _asked("cluster_id")
+    describe_topic = _asked("describe_topic")
+    identify = _asked("identify")
+    create_topic = _asked("create_topic")
+    delete_topic = _asked("delete_topic")
+    offsets = _asked("offsets")
+    delete_records = _asked("delete_records")
+    publish_offset = _asked("publish_offset")
+    published = _asked("published")
+
+    def producer(self) -> Producer:
+        """As the port; what is sent is measured until it is reported."""
+        return cast("Producer", _MeasuredProducer(self.port.producer(), self.to))
+
+    def reader(self, topic: str) -> Reader:
+        """As the port; each read is measured."""
+        return _MeasuredReader(self.port.reader(topic), self.to)
+
+    def follower(self, topic: str, offset: int) -> PartitionFollower:
+        """As the port; each poll that brings something is a request."""
+        return _MeasuredFollower(self.port.follower(topic, offset), self.to)
+
+    def close(self) -> None:
+        """As the port."""
+        self.port.close()
+
+
+def watched_producer(producer: Producer, log: str) -> Producer:
+    """The producer, or one that tells whoever watches of what is sent for this log."""
+    observers = current_environment().observers
+    if not observers:
+        return producer
+    return cast("Producer", _MeasuredProducer(producer, _Teller(log, "kafka", observers)))
+
+
+class _MeasuredProducer:
+    """All but `send` is as the producer."""
+
+    def __init__(self, producer: Producer, to: _Teller) -> None:
+        self._producer = producer
+        self._to = to
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def send(self, topic: str, partition: int, value: bytes, on_delivery: Callable[[Delivery], None]) -> bool:
+        def report(delivery: Delivery) -> None:
+            # What a broker refused begins with its own name; a reason may hold more, and a label must not.
+            error = "" if delivery.offset >= 0 else "OutcomeUnknown"
+            self._to.tell("send", delivery.latency_s, len(value), error)
+            on_delivery(delivery)
+
+        return self._producer.send(topic, partition, value, report)
+
+
+class _MeasuredReader:
+    def __init__(self, reader: Reader, to: _Teller) -> None:
+        self._reader = reader
+        self._to = to
+
+    def read(self, ranges: Mapping[int, OffsetRange], *, stall_timeout_s: float) -> Iterator[Record]:
+        # Not a generator itself: what is wrong with the call is raised by the call, as the port does.
+        return self._measured(self._reader.read(ranges, stall_timeout_s=stall_timeout_s))
+
+    def _measured(self, records: Iterator[Record]) -> Generator[Record]:
+        seconds, size_bytes, error = 0.0, 0, ""
+        try:
+            while True:
+                started_s = time.perf_counter()
+                try:
+                    record = next(records, None)
+                finally:
+                    seconds += time.perf_counter() - started_s
+                if record is None:
+                    return
+                size_bytes += len(record.value)
+                yield record
+        except BaseException as raised:
+            error = "" if isinstance(raised, GeneratorExit) else type(raised).__name__
+            raise
+        finally:
+            self._to.tell("read", seconds, size_bytes, error)
+            if isinstance(records, Generator):
+                records.close()
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class _MeasuredFollower:
+    def __init__(self, follower: PartitionFollower, to: _Teller) -> None:
+        self._follower = follower
+        self._to = to
+
+    @property
+    def position(self) -> int:
+        return self._follower.position
+
+    def poll(self, timeout_s: float) -> Sequence[Record]:
+        started_s = time.perf_counter()
+        try:
+            records = self._follower.poll(timeout_s)
+        except BaseException as raised:
+            self._to.tell("follow", time.perf_counter() - started_s, 0, type(raised).__name__)
+            raise
+        if records:
+            size_bytes = sum(len(record.value) for record in records)
+            self._to.tell("follow", time.perf_counter() - started_s, size_bytes, "")
+        return records
+
+    def close(self) -> None:
+        self._follower.close()
+
+
+class MeasuredStore(_Measured[Store], Store):
+    """The store of a log around another one."""
+
+    def __init__(self, store: Store, log: str, observers: Sequence[Observer]) -> None:
+        super().__init__(store, _Teller(log, "store", observers))
+
+    @property
+    def url(self) -> str:
+        """That of the store."""
+        return self.port.url
+
+    now_s = _asked("now_s")
+    put_if_absent = _asked("put_if_absent", sent=lambda _, data: len(data))
+    put = _asked("put", sent=lambda _, data: len(data))
+    list = _asked("list")
+    siblings = _asked("siblings", as_="list")
+    sweep = _asked("sweep", as_="list")
+    delete = _asked("delete")
+    free_bytes = _asked("free_bytes")
+    check = _asked("check")
+    prove = _asked("prove", as_="check")
+
+    def upload(self, local: Path, path: str) -> None:
+        """As the store."""
+        with self.to.asked("upload") as moved:
+            with suppress(OSError):  # What is wrong with the file is the store's to say.
+                moved.size_bytes = local.stat().st_size
+            self.port.upload(local, path)
+
+    def download(self, path: str, local: Path) -> None:
+        """As the store."""
+        with self.to.asked("download") as moved:
+            self.port.download(path, local)
+            moved.size_bytes = local.stat().st_size
+
+    def read(self, path: str) -> bytes:
+        """As the store."""
+        return self.to.read("read", lambda: self.port.read(path))
+
+    def open(self, path: str) -> AbstractContextManager[BinaryIO]:
+        """As the store; every range that is read of it is a request."""
+        with self.to.asked("open"):
+            return self._opened(self.port.open(path))
+
+    @contextmanager
+    def _opened(self, opened: AbstractContextManager[BinaryIO]) -> Generator[BinaryIO]:
+        with opened as file:
+            yield RangeReader.of(file, partial(self.to.read, "read_range"))
+
+    def tidy(self) -> None:
+        """As the store."""
+        self.port.tidy()
+
+    _create = _read = _delete = _files = cast("Any", None)
+    """Steps of calls that are the other store's here."""

@@ -1,0 +1,131 @@
+"""`LogOptions`: how a log is made, as a value; what says nothing agrees with every log that is there."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, overload
+
+from statelog.errors import ConfigError
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.key_groups import KeyType
+from statelog.schemas.names import check_kind, parse_enum
+from statelog.schemas.topic_policy import Truncation
+from statelog.schemas.values.schema import parse_value_schema
+
+if TYPE_CHECKING:  # The language has defaults of type variables from Python 3.13 on.
+    from typing_extensions import TypeVar
+
+    from statelog.log.log import Log
+
+    K = TypeVar("K", default=Any)
+    V = TypeVar("V", default=Any)
+else:
+    from typing import TypeVar
+
+    K = TypeVar("K")
+    V = TypeVar("V")
+
+_Bytes = Literal[KeyType.BYTES, "bytes"] | None
+_Text = Literal[KeyType.STRING, "string"]
+_Long = Literal[KeyType.LONG, "long"]
+_Fields = dict[str, Any]
+
+
+class _Other(TypedDict, total=False):
+    """Those that say nothing of the types of keys and values."""
+
+    partitions: int | None
+    key_groups: int | None
+    hash_rule: HashRule | str | None
+    prefix_bytes: int | None
+    truncation: str | None
+    retention_days: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogOptions(Generic[K, V]):
+    """How a log is made: `create=LogOptions(partitions=32)`. A log that is there has to agree with what is said.
+
+    None says nothing: a new log has 8 `partitions` and 128 `key_groups`, keys of `key_type` "bytes" and the `hash_rule`
+    "crc32". With "crc32-prefix" keys whose first `prefix_bytes` are equal lie in one key group. `value_schema` is the
+    text of an Avro record schema; values are opaque bytes without. `truncation` is "delete-records" (the materializer
+    deletes what nobody needs), or "retention": Kafka deletes after `retention_days`, 7 if nothing is said.
+
+    Type checkers learn from it what a table has: `LogOptions(key_type="string")` makes a `Table[str, bytes]`, and with
+    a `value_schema` values are dicts.
+    """
+
+    partitions: int | None = None
+    key_groups: int | None = None
+    key_type: KeyType | str | None = None
+    hash_rule: HashRule | str | None = None
+    prefix_bytes: int | None = None
+    value_schema: str | None = None
+    truncation: str | None = None
+    retention_days: int | None = None
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __init__(
+            self: "LogOptions[bytes, bytes]", *, key_type: _Bytes = None, value_schema: None = None, **_: Unpack[_Other]
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "LogOptions[bytes, _Fields]", *, key_type: _Bytes = None, value_schema: str, **_: Unpack[_Other]
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "LogOptions[str, bytes]", *, key_type: _Text, value_schema: None = None, **_: Unpack[_Other]
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "LogOptions[str, _Fields]", *, key_type: _Text, value_schema: str, **_: Unpack[_Other]
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "LogOptions[int, bytes]", *, key_type: _Long, value_schema: None = None, **_: Unpack[_Other]
+        ) -> None: ...
+        @overload
+        def __init__(
+            self: "LogOptions[int, _Fields]", *, key_type: _Long, value_schema: str, **_: Unpack[_Other]
+        ) -> None: ...
+        @overload
+        def __init__(
+            self, *, key_type: KeyType | str | None = None, value_schema: str | None = None, **_: Unpack[_Other]
+        ) -> None: ...
+        def __init__(self, **_: Any) -> None: ...
+
+    @staticmethod
+    def of(create: "bool | LogOptions") -> "LogOptions":
+        """What `create` says of a log. Raises ConfigError if it is neither a bool nor options."""
+        check_kind("create", create, bool, LogOptions, example="create=True, or create=LogOptions(partitions=32)")
+        return create if isinstance(create, LogOptions) else LogOptions()
+
+    def given(self) -> set[str]:
+        """The names of the options that say something."""
+        return {one.name for one in fields(self) if getattr(self, one.name) is not None}
+
+    def check(self, log: "Log") -> None:
+        """Raise ConfigError if a log is not what these options say, and name all that differs. A value schema that the
+        log has moved on from still agrees with it.
+        """
+        different = list(self._differing(log))
+        if different:
+            what = f"the log {log.name} was made with other options: {', '.join(different)}"
+            hint = "Leave them out to open the log as it is, or choose another name"
+            raise ConfigError(what, log=log.name, hint=hint)
+
+    def _differing(self, log: "Log") -> Iterator[str]:
+        kinds = {"key_type": KeyType, "hash_rule": HashRule}
+        for name in ("partitions", "key_groups", "prefix_bytes", *kinds):
+            wanted, found = getattr(self, name), getattr(log.descriptor, name)
+            if wanted is not None and (parse_enum(kinds[name], name, wanted) if name in kinds else wanted) != found:
+                yield f"{name} is {found} and not {wanted}"
+        if self.value_schema is not None:
+            avsc = parse_value_schema(self.value_schema, 1).avsc
+            if avsc not in {known.avsc for known in log.value_schemas.all()}:
+                yield "value_schema is not one of the log's, to which evolve_value_schema adds one"
+        if self.truncation is not None or self.retention_days is not None:
+            said, kept = Truncation.named(self.truncation, self.retention_days), log.truncation()
+            if said.mode is not kept.mode or self.retention_days not in (None, kept.retention_days):
+                yield f"truncation is {kept} and not {said}"

@@ -1,0 +1,347 @@
+"""Reads runs, whole or by row group, from a store or a local copy, and verifies them.
+
+Invariants:
+- No byte is decoded before its checksum in the index was verified: row groups and the footer alike. Those of Parquet's
+  pages are compared once, by `verify`, before a manifest names the run: the file may have changed before it had others.
+  Whoever reads a run that was not read back yet, to merge it, compares them then.
+- What does not match is CorruptRun with the path; what is not there is NotFound; neither is ever skipped.
+- Memory holds one row group at a time and a few megabytes of the file, 32 while it is verified, besides what the
+  caller keeps.
+- A file serves one thread at a time; it is kept for the next one that asks. After `close` none stays open: one that is
+  in use is closed by the thread that uses it.
+"""
+
+import errno
+import hashlib
+import io
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from statelog.closing import Closing, undone_by_errors
+from statelog.errors import ClosedError, CorruptRun, Fact, NotFound, StoreUnavailable
+from statelog.schemas.changes.chunk import DECODING_ERRORS
+from statelog.schemas.descriptor import Descriptor
+from statelog.schemas.snapshot.runs import RowGroupSpan, RunFile, first_unsorted, key_groups_of, only_key_groups
+from statelog.store.port import RangeReader, Store
+
+T = TypeVar("T")
+
+OpenRun = Callable[[RunFile], AbstractContextManager[BinaryIO]]
+"""Opens the file of a run, wherever it is. Raises NotFound, StoreUnavailable."""
+
+PIECE_BYTES = 4 << 20
+"""So much of a run is read by one request."""
+_VERIFIED_PIECE_BYTES = 16 << 20
+"""Whoever reads a run to verify it waits for each request, and keeps nothing. One that is no larger is one request."""
+
+
+class KeyBounds(NamedTuple):
+    """Below or at, and above or at, all keys of a row group: bytes, or numbers. What is long may be cut short."""
+
+    least: Any
+    greatest: Any
+
+
+def open_local(local: Path, path: str) -> BinaryIO:
+    """A run that is a local file, whatever its `path` in the store. Raises NotFound, StoreUnavailable."""
+    try:
+        return local.open("rb")
+    except FileNotFoundError as error:
+        raise NotFound("the local copy of a run is gone", path=path, local=str(local)) from error
+    except OSError as error:
+        raise StoreUnavailable(f"the local disk failed: {error}", path=path, local=str(local)) from error
+
+
+class _Footer:
+    """The footer of a run, which one of its readers reads for all."""
+
+    def __init__(self) -> None:
+        self.known: pq.FileMetaData | None = None
+        self._lock = Lock()
+
+    def of(self, read: Callable[[], pq.FileMetaData]) -> pq.FileMetaData:
+        """The footer, read now unless it is known; whoever asks meanwhile waits."""
+        with self._lock:
+            self.known = self.known or read()
+            return self.known
+
+    def begin(self, read: Callable[[], pq.FileMetaData]) -> None:
+        """Read it, unless another one does: that one goes on with what it can do without."""
+        if self.known is None and self._lock.acquire(blocking=False):
+            try:
+                self.known = self.known or read()
+            finally:
+                self._lock.release()
+
+
+class RunReader(Closing):
+    """Reads one run by row group. Every method raises CorruptRun (with path and facts), NotFound, StoreUnavailable."""
+
+    def __init__(
+        self,
+        opened: AbstractContextManager[BinaryIO],
+        run: RunFile,
+        footer: _Footer | None = None,
+        *,
+        checks_pages: bool = False,
+    ) -> None:
+        """`opened` is the run's file, seekable; it is entered here, and left by `close`. A `footer` that readers of the
+        same run share is read when it is needed. `checks_pages` is for a run that may never have been read back.
+        """
+        self.run = run
+        self._footer = footer or _Footer()
+        self._checks_pages = checks_pages
+        self._context = opened
+        self._file = self._context.__enter__()
+        with undone_by_errors(self.close):
+            self._check_index()
+            if footer is None:
+                self._footer.of(self._read_footer)
+
+    @property
+    def footer(self) -> pq.FileMetaData:
+        """The verified footer."""
+        return self._footer.of(self._read_footer)
+
+    def key_bounds(self) -> list[KeyBounds | None]:
+        """What the verified footer says of the keys of each row group; None where it says nothing."""
+        with self._decoding():
+            return [_key_bounds(self.footer.row_group(i)) for i in range(self.footer.num_row_groups)]
+
+    def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None) -> Iterator[pa.Table]:
+        """The changes of the wanted key groups (None: all) of some row groups, in order, a table for each."""
+        spans = self.run.index.row_groups
+        if not numbers or numbers[-1] + 1 < len(spans):  # Else the footer comes with the last of them.
+            self._footer.begin(self._read_footer)
+        for number, data in self._bytes_of(numbers):
+            table = self._decode(number, data, checks_pages=self._checks_pages)
+            yield table if wanted is None else only_key_groups(table, wanted)
+
+    def verify(self, descriptor: Descriptor | None = None) -> None:
+        """Read and decode the whole file, and compare its sha256; and by the log's descriptor keys with key groups:
+        Corrupt if those differ, for the file is what was written.
+        """
+        digest = hashlib.sha256()
+        last: pa.Table | None = None
+        digest.update(self._read(0, self._data_start()))
+        for number, data in self._bytes_of(range(len(self.run.index.row_groups)), _VERIFIED_PIECE_BYTES):
+            digest.update(data)
+            table = self._decode(number, data, checks_pages=True)
+            joined = table if last is None else pa.concat_tables([last, table])
+            if first_unsorted(joined) is not None:
+                raise self._corrupt("changes out of order", row_group=number)
+            if descriptor is not None:
+                descriptor.check_key_groups(table, path=self.run.path)
+            last = table.slice(table.num_rows - 1)
+        footer = self.run.index.footer_offset
+        digest.update(self._read(footer, self.run.size_bytes - footer))
+        if digest.digest() != self.run.sha256:
+            raise self._corrupt("the file's sha256 differs", got=digest.hexdigest(), expected=self.run.sha256.hex())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._context.__exit__(None, None, None)
+
+    def _check_index(self) -> None:
+        index = self.run.index
+        ends = self._data_start()
+        for span in index.row_groups:
+            if span.offset != ends or span.rows < 1 or not 0 <= span.first_key_group < span.end_key_group:
+                raise self._corrupt("the index does not describe one file", offset=span.offset, expected=ends)
+            ends = span.offset + span.size_bytes
+        if ends != index.footer_offset or ends > self.run.size_bytes or index.rows != self.run.rows:
+            raise self._corrupt("the index does not describe one file", footer=index.footer_offset, expected=ends)
+
+    def _data_start(self) -> int:
+        index = self.run.index
+        return index.row_groups[0].offset if index.row_groups else index.footer_offset
+
+    def _read_footer(self) -> pq.FileMetaData:
+        return self._parsed_footer(self._read_to_end(self.run.index.footer_offset))
+
+    def _read_to_end(self, offset: int) -> bytes:
+        """From an offset to the end, wherever that is: one request tells the length, too."""
+        with self._reading():
+            self._file.seek(offset)
+            data = self._file.read()
+        if offset + len(data) != self.run.size_bytes:
+            raise self._corrupt("the file's length differs", got=offset + len(data), expected=self.run.size_bytes)
+        return data
+
+    def _parsed_footer(self, data: bytes | memoryview) -> pq.FileMetaData:
+        if xxhash.xxh3_64_intdigest(data) != self.run.index.footer_checksum:
+            raise self._corrupt("the footer's checksum differs", offset=self.run.index.footer_offset)
+        with self._decoding():
+            metadata = pq.read_metadata(pa.BufferReader(b"".join((b"PAR1", data))))
+            columns = metadata.schema.to_arrow_schema()
+        if metadata.num_rows != self.run.rows or metadata.num_row_groups != len(self.run.index.row_groups):
+            raise self._corrupt("the footer counts other rows", got=metadata.num_rows, expected=self.run.rows)
+        kinds = [columns.field(name).type for name in ("key_group", "op") if name in columns.names]
+        if len({"key", "value"} & set(columns.names)) != 2 or kinds != [pa.uint16(), pa.uint8()]:
+            raise self._corrupt("it has other columns than a run", columns=", ".join(columns.names))
+        return metadata
+
+    def _bytes_of(self, numbers: Sequence[int], piece_bytes: int | None = None) -> Iterator[tuple[int, memoryview]]:
+        """The verified bytes of each of some row groups; what lies side by side is read in pieces."""
+        for piece in pieces(self.run.index.row_groups, numbers, piece_bytes):
+            spans = [self.run.index.row_groups[number] for number in piece]
+            start = spans[0].offset
+            end = _end(spans[-1])
+            if end == self.run.index.footer_offset and self._footer.known is None:
+                data = memoryview(self._read_to_end(start))
+                self._footer.known = self._parsed_footer(data[end - start :])
+            else:
+                data = memoryview(self._read(start, end - start))
+            for number, span in zip(piece, spans, strict=True):
+                mine = data[span.offset - start :][: span.size_bytes]
+                if xxhash.xxh3_64_intdigest(mine) != span.checksum:
+                    raise self._corrupt("a row group's checksum differs", offset=span.offset)
+                yield number, mine
+
+    def _decode(self, number: int, data: memoryview, *, checks_pages: bool) -> pa.Table:
+        span = self.run.index.row_groups[number]
+        with self._decoding():
+            opened = self._parquet(data, span.offset, checks_pages=checks_pages)
+            table = opened.read_row_group(number, use_threads=False).replace_schema_metadata(None)
+            table.validate(full=True)
+            groups = key_groups_of(table)
+        if table.num_rows != span.rows:
+            raise self._corrupt("a row group has other rows", got=table.num_rows, expected=span.rows)
+        if len(groups) and not span.first_key_group <= groups.min() <= groups.max() < span.end_key_group:
+            raise self._corrupt("a row group holds a key group outside its span", row_group=number)
+        return table
+
+    def _parquet(self, data: memoryview, offset: int, *, checks_pages: bool) -> pq.ParquetFile:
+        """The file as Parquet, of which only the verified bytes from `offset` can be read: others are an error."""
+
+        def verified(start: int, end: int | None) -> bytes:
+            if start < offset or end is None or end > offset + len(data):
+                raise OSError(errno.EIO, f"bytes outside the row group: from {start} to {end}")
+            return cast("bytes", data[start - offset : end - offset])  # Arrow takes any buffer, without a copy.
+
+        source = pa.PythonFile(RangeReader(verified, lambda: self.run.size_bytes), mode="r")
+        return pq.ParquetFile(source, metadata=self.footer, pre_buffer=False, page_checksum_verification=checks_pages)
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        with self._reading():
+            self._file.seek(offset)
+            data = self._file.read(size_bytes)
+        if len(data) != size_bytes:
+            raise self._corrupt("the file ends early", offset=offset, got=len(data), expected=size_bytes)
+        return data
+
+    @contextmanager
+    def _reading(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailable(f"reading a run failed: {error}", path=self.run.path) from error
+
+    @contextmanager
+    def _decoding(self) -> Generator[None]:
+        try:
+            yield
+        except DECODING_ERRORS as error:
+            raise self._corrupt(f"the Parquet data does not decode: {error}") from error
+
+    def _corrupt(self, message: str, **facts: Fact) -> CorruptRun:
+        hint = "Recover from an older snapshot, and restore this file from a copy of the store"
+        return CorruptRun(message, hint=hint, path=self.run.path, **facts)
+
+
+def stored(store: Store) -> OpenRun:
+    """Opens runs where they lie in the store."""
+    return lambda run: store.open(run.path)
+
+
+def read_back(store: Store, run: RunFile, descriptor: Descriptor | None = None) -> None:
+    """Read a whole run once more and check everything, as `verify`. Raises Corrupt, NotFound, StoreUnavailable."""
+    is_small = run.size_bytes <= _VERIFIED_PIECE_BYTES
+    with RunReader(io.BytesIO(store.read(run.path)) if is_small else store.open(run.path), run) as reader:
+        reader.verify(descriptor)
+
+
+# ---- by several threads
+
+
+class RunHandles:
+    """The open files of a run, which `opening` opens. Thread-safe. Raises as `RunReader`, and ClosedError."""
+
+    def __init__(self, run: RunFile, opening: OpenRun, *, checks_pages: bool = False) -> None:
+        """`checks_pages` as `RunReader` takes it."""
+        self._run = run
+        self._opening = opening
+        self._checks_pages = checks_pages
+        self._lock = Lock()
+        self._idle: list[RunReader] = []
+        self._footer = _Footer()
+        self._is_closed = False
+
+    def row_groups(self, numbers: Sequence[int], wanted: Collection[int] | None) -> list[pa.Table]:
+        """As those of a reader, all at once."""
+        return self._ask(lambda reader: list(reader.row_groups(numbers, wanted)))
+
+    def key_bounds(self) -> list[KeyBounds | None]:
+        """As those of a reader."""
+        return self._ask(RunReader.key_bounds)
+
+    def close(self) -> None:
+        """Close what is open. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for reader in idle:
+            reader.close()
+
+    def _ask(self, question: Callable[[RunReader], T]) -> T:
+        reader = self._take()
+        try:
+            return question(reader)
+        finally:
+            with self._lock:
+                is_kept = not self._is_closed
+                self._idle += [reader] * is_kept
+            if not is_kept:
+                reader.close()
+
+    def _take(self) -> RunReader:
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("a run was read after it was closed")
+            if self._idle:
+                return self._idle.pop()
+        return RunReader(self._opening(self._run), self._run, self._footer, checks_pages=self._checks_pages)
+
+
+def pieces(
+    spans: Sequence[RowGroupSpan], numbers: Sequence[int], piece_bytes: int | None = None, most: int | None = None
+) -> Iterator[list[int]]:
+    """Row groups that one request reads, `most` of them: side by side, and of so many bytes, or one alone."""
+    most_bytes, piece = piece_bytes or PIECE_BYTES, list[int]()
+    for number in numbers:
+        is_full = len(piece) == most
+        if piece and (is_full or number != piece[-1] + 1 or _end(spans[number]) - spans[piece[0]].offset > most_bytes):
+            yield piece
+            piece = []
+        piece.append(number)
+    if piece:
+        yield piece
+
+
+def _end(span: RowGroupSpan) -> int:
+    return span.offset + span.size_bytes
+
+
+def _key_bounds(row_group: pq.RowGroupMetaData) -> KeyBounds | None:
+    columns = (row_group.column(i) for i in range(row_group.num_columns))
+    found = next((column.statistics for column in columns if column.path_in_schema == "key"), None)
+    if found is None or not found.has_min_max:
+        return None
+    return KeyBounds(found.min_raw, found.max_raw)  # type: ignore[attr-defined]  # the stubs lack them

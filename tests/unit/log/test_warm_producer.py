@@ -1,0 +1,141 @@
+"""The spare producer of a log: when there is one, when it is made anew, and what is never handed out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from statelog.errors import BrokerUnavailable
+from statelog.kafka.port import Producer
+from statelog.log.producers import WarmProducer
+from statelog.testing.kafka import MemoryKafka, MemoryProducer
+
+
+class _Client(MemoryProducer):
+    """One whose test says how its client is."""
+
+    is_closed = False
+    is_well = True
+    looked_at: Callable[[], object] = staticmethod(lambda: None)
+
+    def __init__(self) -> None:
+        super().__init__(MemoryKafka())
+
+    @property
+    def is_sound(self) -> bool:
+        """As the test says."""
+        self.looked_at()
+        return self.is_well
+
+    def close(self) -> None:
+        """Remembered."""
+        self.is_closed = True
+        super().close()
+
+
+@dataclass
+class _Maker:
+    """Makes clients, as long as it can."""
+
+    made: list[_Client] = field(default_factory=list[_Client])
+    can: bool = True
+
+    def __call__(self) -> Producer:
+        if not self.can:
+            raise BrokerUnavailable("away")
+        self.made.append(_Client())
+        return self.made[-1]
+
+
+def test_it_is_kept_and_taken_once() -> None:
+    """However often it is kept there is one; it is given away once, and then made again, though not at once."""
+    make = _Maker()
+    spare = WarmProducer(make)
+    assert spare.take(0.0) is None
+    for now_s in range(100):
+        spare.keep(float(now_s))
+    assert len(make.made) == 1
+    assert spare.take(100.0) is make.made[0]
+    assert spare.take(100.0) is None
+    assert not make.made[0].is_closed, "it is the taker's"
+    spare.keep(101.0)
+    assert len(make.made) == 2
+    assert spare.take(101.0) is make.made[1]
+    spare.keep(102.0)
+    assert len(make.made) == 2, "an Open that fails again and again does not make a client each time"
+
+
+def test_an_old_one_is_made_anew() -> None:
+    """Before a network drops its idle connection without a word; one that nobody looked after is not taken."""
+    make = _Maker()
+    spare = WarmProducer(make)
+    spare.keep(0.0)
+    spare.keep(179.0)
+    assert len(make.made) == 1
+    spare.keep(180.0)
+    assert [one.is_closed for one in make.made] == [True, False]
+    assert spare.take(360.0) is None
+    assert make.made[1].is_closed
+
+
+def test_one_that_went_bad_is_never_taken() -> None:
+    """It is made anew, each time after a longer pause: what made it bad, such as a missing right, may stay."""
+    make = _Maker()
+    spare, made_s = WarmProducer(make), list[int]()
+    for now_s in range(4000):
+        before = len(make.made)
+        spare.keep(float(now_s))
+        if len(make.made) > before:
+            made_s.append(now_s)
+            make.made[-1].is_well = False
+    assert made_s[:6] == [0, 10, 30, 70, 150, 310]
+    assert len(made_s) == 9
+    assert spare.take(4000.0) is None
+    assert all(one.is_closed for one in make.made)
+
+
+def test_one_that_was_closed_under_it_is_never_taken() -> None:
+    """A client that cannot even be asked, as in a fork, is none."""
+    make = _Maker()
+    spare = WarmProducer(make)
+    spare.keep(0.0)
+    make.made[0].close()
+    assert spare.take(1.0) is None
+
+
+def test_where_none_can_be_made_there_is_none() -> None:
+    """That is no failure; as soon as one can be made there is one."""
+    make = _Maker(can=False)
+    spare = WarmProducer(make)
+    spare.keep(0.0)
+    assert spare.take(0.0) is None
+    make.can = True
+    spare.keep(10.0)
+    assert spare.take(10.0) is make.made[0]
+
+
+def test_close() -> None:
+    """It releases what is there, and once more nothing."""
+    make = _Maker()
+    spare = WarmProducer(make)
+    spare.keep(0.0)
+    spare.close()
+    spare.close()
+    assert make.made[0].is_closed
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_one_that_comes_back_behind_the_end_is_closed(is_new: bool) -> None:
+    """A log may be closed while the thread that keeps its spare makes one, or looks at it."""
+    make = _Maker()
+
+    def made() -> Producer:
+        if is_new:
+            spare.close()
+        return make()
+
+    spare = WarmProducer(made)
+    spare.keep(0.0)
+    make.made[0].looked_at = spare.close
+    spare.keep(1.0)
+    assert all(one.is_closed for one in make.made)
