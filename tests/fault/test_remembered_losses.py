@@ -14,7 +14,6 @@ from statelog.errors import AnchorMismatch, BrokerUnavailable, DataLoss, Fenced,
 from statelog.history import COMPARE_S, History, following
 from statelog.kafka.port import OffsetRange
 from statelog.log import Log, accept_ledger_loss
-from statelog.log.evidence import check_ledger
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
 from statelog.reading import AtPosition, plan_changes
@@ -208,7 +207,7 @@ def test_what_was_compared_half_a_second_ago_is_compared_again_by_who_opens_or_r
         log.history.read_to(log.position)
         for _ in range(2):
             with pytest.raises(AnchorMismatch):
-                check_ledger(log)
+                log.evidence.check_ledger()
 
 
 @pytest.mark.parametrize("is_missed", [False, True])

@@ -18,148 +18,156 @@ Invariants:
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import xxhash
 
 from statelog.errors import Corrupt, OffsetGone, UnknownFormat
-from statelog.history import LedgerView, records_at
+from statelog.history import History, LedgerSource, LedgerView, records_at
 from statelog.kafka.errors import read_past
 from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange
 from statelog.schemas.changes.chunk import decode_head
 from statelog.schemas.changes.replay_plan import another_record
+from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
 from statelog.schemas.ledger.records import LossRange, given_up
 from statelog.schemas.ledger.state import LedgerState
+from statelog.schemas.names import data_topic
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
-
-if TYPE_CHECKING:
-    from statelog.log.log import Log
-
-
-def take_anchors(
-    log: "Log", state: LedgerState, previous: Manifest | None, read: Mapping[int, LastRecord] | None = None
-) -> tuple[Anchor, ...]:
-    """The last record below the ledger position and below each committed position.
-
-    The anchor of what did not move is taken over, and so are the last records that were just `read` of data partitions.
-    Raises OffsetGone, BeyondEnd, BrokerUnavailable.
-    """
-    known = {a.partition: a for a in previous.anchors if a.topic == "data"} if previous else {}
-    known |= {partition: Anchor("data", partition, *found) for partition, found in (read or {}).items()}
-    last = {p: end - 1 for p, end in state.committed_positions.items() if not given_up(state.accepted, p, end - 1, end)}
-    held = {p: known[p] for p, offset in last.items() if p in known and known[p].offset == offset}
-    moved = {p: offset for p, offset in last.items() if p not in held}
-    data = {p: Anchor("data", p, moved[p], value) for p, value in _hashes(log, log.data_topic, moved).items()}
-    at = {0: state.position - 1} if state.position else {}
-    same = [a for a in previous.anchors if a.topic == "ledger" and a.offset == at.get(0)] if previous else []
-    ledger = same or [Anchor("ledger", p, at[p], value) for p, value in _hashes(log, log.ledger_topic, at).items()]
-    return (*(anchor for _, anchor in sorted((held | data).items())), *ledger)
-
-
-def check_anchors(
-    log: "Log",
-    anchors: Iterable[Anchor],
-    accepted: tuple[LossRange, ...] = (),
-    there: Mapping[int, OffsetRange] | None = None,
-) -> None:
-    """Compare those anchors of one topic whose records are still there with what is there now.
-
-    `there` are log start and log end of the partitions, if the caller has just asked for them. Raises AnchorMismatch,
-    BeyondEnd, BrokerUnavailable.
-    """
-    expected = {
-        a.partition: a
-        for a in anchors
-        if a.topic == "ledger" or not given_up(accepted, a.partition, a.offset, a.offset + 1)
-    }
-    if not expected:
-        return
-    topic = log.data_topic if next(iter(expected.values())).topic == "data" else log.ledger_topic
-    while True:
-        there = there or log.kafka.offsets(topic, sorted(expected))
-        held = {p: anchor.offset for p, anchor in expected.items() if anchor.offset >= there[p].start}
-        try:
-            found = _hashes(log, topic, held)
-            break
-        except OffsetGone:
-            there = None  # Truncated since it was asked, by a round that won; every turn here follows a higher start.
-    for partition, offset in held.items():
-        is_same = found.get(partition) == expected[partition].hash
-        if not (is_same or (topic == log.ledger_topic and log.ledger.is_given_up(offset))):
-            raise another_record(topic, partition, offset)
-
-
-def check_data_anchors(
-    log: "Log",
-    newest: Manifest | None,
-    partitions: Collection[int],
-    accepted: tuple[LossRange, ...],
-    there: Mapping[int, OffsetRange],
-) -> None:
-    """As `check_anchors`, for those that a snapshot has of these data partitions; None: there is no snapshot."""
-    anchors = newest.anchors if newest else ()
-    data = [one for one in anchors if one.topic == "data" and one.partition in partitions]
-    check_anchors(log, data, accepted, there)
-
-
-def _hashes(log: "Log", topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
-    """The hash of one record of each partition; a partition is absent if there is no record at the offset."""
-    found = records_at(log.kafka, topic, offsets) if offsets else {}
-    return {partition: xxhash.xxh3_64_intdigest(record.value) for partition, record in found.items()}
-
 
 _LOOKED_AT = 4
 """So many of the last records of a partition are read for witnesses."""
 
 
-def check_ledger(
-    log: "Log",
-    *,
-    places: Collection[Place] = (),
-    there: Mapping[int, OffsetRange] | None = None,
-    end: int | None = None,
-    since_s: float | None = None,
-) -> LedgerView:
-    """Read the ledger to its end, and compare it with what was seen before: by this process, by whoever remembers one
-    of `places`, and by the writers of the last chunks that no commit lists. Return what it says.
+class Evidence:
+    """What shows that a log's topics are those that were seen before. Belongs to a log, and closes nothing."""
 
-    `there` are log start and log end of every data partition, and `end` is that of the ledger, if the caller has just
-    asked for them, at `since_s` of the history's time. Raises BeyondEnd, AnchorMismatch, OffsetGone, Unavailable.
-    """
-    history = log.history
-    if end is None:
-        history.read(max(places, default=ORIGIN, key=lambda one: one.position))
-    else:
-        history.read_to(end, since_s)
-    history.expect(places)
-    view = history.view()
-    check_witnesses(log, view.state, there or log.data_offsets())
-    return view
+    def __init__(self, descriptor: Descriptor, ledger: LedgerSource, history: History) -> None:
+        self._descriptor = descriptor
+        self._ledger = ledger
+        self._history = history
+        self._kafka = ledger.kafka
+        self._data_topic = data_topic(descriptor.name)
 
+    def check_ledger(
+        self,
+        *,
+        places: Collection[Place] = (),
+        there: Mapping[int, OffsetRange] | None = None,
+        end: int | None = None,
+        since_s: float | None = None,
+    ) -> LedgerView:
+        """Read the ledger to its end, and compare it with what was seen before: by this process, by whoever remembers
+        one of `places`, and by the writers of the last chunks that no commit lists. Return what it says.
 
-def check_witnesses(log: "Log", state: LedgerState, there: Mapping[int, OffsetRange]) -> None:
-    """Compare the ledger, read up to a state, with what the writers of the last chunks had seen of it. Of what a
-    Restart lies above, a person said what counts. Raises BeyondEnd, AnchorMismatch, Unavailable.
-    """
-    named = witnesses(log, state, there)
-    log.history.expect(one for one in named if max(one.position - 1, one.last_offset) > state.restarted)
+        `there` are log start and log end of every data partition, and `end` is that of the ledger, if the caller has
+        just asked for them, at `since_s` of the history's time. Raises BeyondEnd, AnchorMismatch, OffsetGone,
+        Unavailable.
+        """
+        history = self._history
+        if end is None:
+            history.read(max(places, default=ORIGIN, key=lambda one: one.position))
+        else:
+            history.read_to(end, since_s)
+        history.expect(places)
+        view = history.view()
+        self.check_witnesses(
+            view.state, there or self._kafka.offsets(self._data_topic, range(self._descriptor.partitions))
+        )
+        return view
 
+    def take_anchors(
+        self, state: LedgerState, previous: Manifest | None, read: Mapping[int, LastRecord] | None = None
+    ) -> tuple[Anchor, ...]:
+        """The last record below the ledger position and below each committed position.
 
-def witnesses(log: "Log", state: LedgerState, there: Mapping[int, OffsetRange]) -> set[Place]:
-    """Read the places that the last records behind the committed positions name. Raises Unavailable."""
-    while True:
-        wanted = {p: OffsetRange(_first_to_look_at(state, p, at), at.end) for p, at in there.items()}
-        wanted = {p: one for p, one in wanted.items() if one.start < one.end}
-        if not wanted:
-            return set()
-        try:
-            with closing(log.kafka.reader(log.data_topic)) as reader:
-                records = read_past(reader, wanted, stall_timeout_s=STALL_TIMEOUT_S, counts=_is_no_chunk)
-                named = (_named(one.value, log.descriptor.seal_key) for one in records)
-                return {place for place in named if place is not None}
-        except OffsetGone:
-            there = log.kafka.offsets(log.data_topic, sorted(there))  # Truncated since it was asked.
+        The anchor of what did not move is taken over, and so are the last records that were just `read` of data
+        partitions. Raises OffsetGone, BeyondEnd, BrokerUnavailable.
+        """
+        known = {a.partition: a for a in previous.anchors if a.topic == "data"} if previous else {}
+        known |= {partition: Anchor("data", partition, *found) for partition, found in (read or {}).items()}
+        last = {
+            p: end - 1 for p, end in state.committed_positions.items() if not given_up(state.accepted, p, end - 1, end)
+        }
+        held = {p: known[p] for p, offset in last.items() if p in known and known[p].offset == offset}
+        moved = {p: offset for p, offset in last.items() if p not in held}
+        data = {p: Anchor("data", p, moved[p], value) for p, value in self._hashes(self._data_topic, moved).items()}
+        at = {0: state.position - 1} if state.position else {}
+        same = [a for a in previous.anchors if a.topic == "ledger" and a.offset == at.get(0)] if previous else []
+        ledger = same or [
+            Anchor("ledger", p, at[p], value) for p, value in self._hashes(self._ledger.topic, at).items()
+        ]
+        return (*(anchor for _, anchor in sorted((held | data).items())), *ledger)
+
+    def check_anchors(
+        self,
+        anchors: Iterable[Anchor],
+        accepted: tuple[LossRange, ...] = (),
+        there: Mapping[int, OffsetRange] | None = None,
+    ) -> None:
+        """Compare those anchors of one topic whose records are still there with what is there now.
+
+        `there` are log start and log end of the partitions, if the caller has just asked for them. Raises
+        AnchorMismatch, BeyondEnd, BrokerUnavailable.
+        """
+        expected = {
+            a.partition: a
+            for a in anchors
+            if a.topic == "ledger" or not given_up(accepted, a.partition, a.offset, a.offset + 1)
+        }
+        if not expected:
+            return
+        topic = self._data_topic if next(iter(expected.values())).topic == "data" else self._ledger.topic
+        while True:
+            there = there or self._kafka.offsets(topic, sorted(expected))
+            held = {p: anchor.offset for p, anchor in expected.items() if anchor.offset >= there[p].start}
+            try:
+                found = self._hashes(topic, held)
+                break
+            except OffsetGone:
+                there = None  # Truncated since it was asked: every turn here follows a higher start.
+        for partition, offset in held.items():
+            is_same = found.get(partition) == expected[partition].hash
+            if not (is_same or (topic == self._ledger.topic and self._ledger.is_given_up(offset))):
+                raise another_record(topic, partition, offset)
+
+    def check_data_anchors(
+        self,
+        newest: Manifest | None,
+        partitions: Collection[int],
+        accepted: tuple[LossRange, ...],
+        there: Mapping[int, OffsetRange],
+    ) -> None:
+        """As `check_anchors`, for those that a snapshot has of these data partitions; None: there is no snapshot."""
+        anchors = newest.anchors if newest else ()
+        data = [one for one in anchors if one.topic == "data" and one.partition in partitions]
+        self.check_anchors(data, accepted, there)
+
+    def check_witnesses(self, state: LedgerState, there: Mapping[int, OffsetRange]) -> None:
+        """Compare the ledger, read up to a state, with what the writers of the last chunks had seen of it. Of what a
+        Restart lies above, a person said what counts. Raises BeyondEnd, AnchorMismatch, Unavailable.
+        """
+        named = self.witnesses(state, there)
+        self._history.expect(one for one in named if max(one.position - 1, one.last_offset) > state.restarted)
+
+    def witnesses(self, state: LedgerState, there: Mapping[int, OffsetRange]) -> set[Place]:
+        """Read the places that the last records behind the committed positions name. Raises Unavailable."""
+        while True:
+            wanted = {p: OffsetRange(_first_to_look_at(state, p, at), at.end) for p, at in there.items()}
+            wanted = {p: one for p, one in wanted.items() if one.start < one.end}
+            if not wanted:
+                return set()
+            try:
+                with closing(self._kafka.reader(self._data_topic)) as reader:
+                    records = read_past(reader, wanted, stall_timeout_s=STALL_TIMEOUT_S, counts=_is_no_chunk)
+                    named = (_named(one.value, self._descriptor.seal_key) for one in records)
+                    return {place for place in named if place is not None}
+            except OffsetGone:
+                there = self._kafka.offsets(self._data_topic, sorted(there))  # Truncated since it was asked.
+
+    def _hashes(self, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
+        """The hash of one record of each partition; a partition is absent if there is no record at the offset."""
+        found = records_at(self._kafka, topic, offsets) if offsets else {}
+        return {partition: xxhash.xxh3_64_intdigest(record.value) for partition, record in found.items()}
 
 
 def _is_no_chunk(_partition: int, _at: OffsetRange) -> bool:

@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from statelog.closing import Closing, undone_by_errors
 from statelog.environment import current_environment
-from statelog.errors import AlreadyExists, IdentityChanged, NotFound, StatelogError
+from statelog.errors import AlreadyExists, ConfigError, IdentityChanged, NotFound, StatelogError
 from statelog.history import History, LedgerSource, Replay
 from statelog.kafka.port import Kafka, OffsetRange, Producer
-from statelog.log.evidence import check_ledger
+from statelog.log.evidence import Evidence
 from statelog.log.making import delete_log, make_log, prove_truncation
-from statelog.log.options import LogOptions
+from statelog.log.options import LogOptions, differences
 from statelog.log.producers import WarmProducer, append_all
 from statelog.log.topics import IdentifiedTopics, check_owner, identify, topics_in_force
 from statelog.log.where import Where, no_kafka, opened_ports, opened_store
@@ -123,6 +123,8 @@ class Log(Closing):
         """Where the ledger is, and its end."""
         self.history = History(self.ledger)
         """The ledger, as this process has read it."""
+        self.evidence = Evidence(descriptor, self.ledger, self.history)
+        """What shows that the topics are those that were seen before."""
         self._verified: _Verified | None = None
         self.deletions = ""
         """The topics' settings by which Kafka deletes what is committed, as a round or an open writer saw them last; or
@@ -257,6 +259,16 @@ class Log(Closing):
 
     # ---- what it is
 
+    def check_made_with(self, options: LogOptions) -> None:
+        """Raise ConfigError if the log is not what these options say, and name all that differs. A value schema that
+        the log has moved on from still agrees with it.
+        """
+        different = list(differences(options, self.descriptor, self.store, self.value_schemas))
+        if different:
+            what = f"the log {self.name} was made with other options: {', '.join(different)}"
+            hint = "Leave them out to open the log as it is, or choose another name"
+            raise ConfigError(what, log=self.name, hint=hint)
+
     def evolve_value_schema(self, avsc: str) -> ValueSchema:
         """Make the text of an Avro record schema the newest value schema, or find that the log has it already.
 
@@ -331,7 +343,7 @@ class Log(Closing):
         that right, OutcomeUnknown, Damaged, Unavailable.
         """
         self.verify(LEDGER_WRITING)  # Refused at once: the producer would only not know what became of its record.
-        check_ledger(self)
+        self.evidence.check_ledger()
         with closing(self.kafka.producer()) as producer:
             position = append_all(producer, self.ledger_topic, 0, VOID_VALUE, 1)[0] + 1
         self.history.read_to(position)
@@ -349,12 +361,12 @@ class Log(Closing):
         finds the source positions of the partitions that it took over. Raises Damaged, Unavailable.
         """
         self._identify(self.look_again_s)
-        return check_ledger(self).state.commits
+        return self.evidence.check_ledger().state.commits
 
     def describe(self) -> LogDescription:
         """The log at this moment. Raises Damaged, Unavailable, ConfigError without the right to read both topics."""
         self.verify(READING)
-        view, manifest = check_ledger(self), self.manifests.newest()
+        view, manifest = self.evidence.check_ledger(), self.manifests.newest()
         return LogDescription(
             descriptor=self.descriptor,
             url=self.store.url,
@@ -419,7 +431,7 @@ def _open_or_create(name: str, where: Where, options: LogOptions) -> Log:
         # If there is none, its create may be under way, or have died: to create it once more completes it.
         with suppress(NotFound):
             log = Log.open(name, where)
-            options.check(log)
+            log.check_made_with(options)
             return log
         try:
             return Log.create(name, where, options)  # Made by these options: nothing is left to check.

@@ -25,7 +25,6 @@ from statelog.errors import (
     OutcomeUnknown,
 )
 from statelog.history import append_record
-from statelog.log.evidence import check_anchors, check_ledger, witnesses
 from statelog.log.log import Log, check_log
 from statelog.log.producers import append_up_to
 from statelog.schemas.ledger.place import Place, has_utf8
@@ -60,7 +59,7 @@ def accept_data_loss(log: Log, ranges: Collection[LossRange], *, reason: str, op
     if not ranges:
         raise ConfigError("accepting a loss needs ranges")
     log.verify(LEDGER_WRITING)
-    check_committed(ranges, check_ledger(log).state.committed_positions)
+    check_committed(ranges, log.evidence.check_ledger().state.committed_positions)
     return _accept(log, ranges, reason, operator)
 
 
@@ -109,7 +108,7 @@ def _in_snapshot_alone(log: Log, newest: Manifest, state: LedgerState) -> tuple[
     for partition, end in newest.next_offsets.items():
         start = there[partition].end
         try:
-            check_anchors(log, [anchors[partition]] if partition in anchors and start >= end else [])
+            log.evidence.check_anchors([anchors[partition]] if partition in anchors and start >= end else [])
         except AnchorMismatch:
             start = end - 1
         if start < end and not given_up(state.accepted, partition, start, end):
@@ -144,7 +143,7 @@ def _witness(log: Log) -> int:
 
 def furthest_witness(log: Log, state: LedgerState) -> int:
     """The highest position that one of the last chunks behind the committed positions names; 0 if none does."""
-    return max((place.position for place in witnesses(log, state, log.data_offsets())), default=0)
+    return max((place.position for place in log.evidence.witnesses(state, log.data_offsets())), default=0)
 
 
 def _is_other(log: Log) -> bool:
@@ -160,7 +159,7 @@ def _is_other(log: Log) -> bool:
 def _is_torn(log: Log, seen: Collection[Place]) -> bool:
     """Whether the ledger, or a witness of it, shows that it lost records."""
     try:
-        check_ledger(log, places=seen)
+        log.evidence.check_ledger(places=seen)
     except (AnchorMismatch, BeyondEnd):
         return True
     return False

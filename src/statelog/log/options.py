@@ -4,17 +4,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, overload
 
-from statelog.errors import ConfigError
-from statelog.schemas.descriptor import HashRule
+from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.names import check_kind, parse_enum
 from statelog.schemas.topic_policy import Truncation
 from statelog.schemas.values.schema import parse_value_schema
+from statelog.store.files import ValueSchemas, truncation_of
+from statelog.store.port import Store
 
 if TYPE_CHECKING:  # The language has defaults of type variables from Python 3.13 on.
     from typing_extensions import TypeVar
-
-    from statelog.log.log import Log
 
     K = TypeVar("K", default=Any)
     V = TypeVar("V", default=Any)
@@ -105,27 +104,21 @@ class LogOptions(Generic[K, V]):
         """The names of the options that say something."""
         return {one.name for one in fields(self) if getattr(self, one.name) is not None}
 
-    def check(self, log: "Log") -> None:
-        """Raise ConfigError if a log is not what these options say, and name all that differs. A value schema that the
-        log has moved on from still agrees with it.
-        """
-        different = list(self._differing(log))
-        if different:
-            what = f"the log {log.name} was made with other options: {', '.join(different)}"
-            hint = "Leave them out to open the log as it is, or choose another name"
-            raise ConfigError(what, log=log.name, hint=hint)
 
-    def _differing(self, log: "Log") -> Iterator[str]:
-        kinds = {"key_type": KeyType, "hash_rule": HashRule}
-        for name in ("partitions", "key_groups", "prefix_bytes", *kinds):
-            wanted, found = getattr(self, name), getattr(log.descriptor, name)
-            if wanted is not None and (parse_enum(kinds[name], name, wanted) if name in kinds else wanted) != found:
-                yield f"{name} is {found} and not {wanted}"
-        if self.value_schema is not None:
-            avsc = parse_value_schema(self.value_schema, 1).avsc
-            if avsc not in {known.avsc for known in log.value_schemas.all()}:
-                yield "value_schema is not one of the log's, to which evolve_value_schema adds one"
-        if self.truncation is not None or self.retention_days is not None:
-            said, kept = Truncation.named(self.truncation, self.retention_days), log.truncation()
-            if said.mode is not kept.mode or self.retention_days not in (None, kept.retention_days):
-                yield f"truncation is {kept} and not {said}"
+def differences(
+    options: LogOptions, descriptor: Descriptor, store: Store, value_schemas: ValueSchemas
+) -> Iterator[str]:
+    """Say in what a log is not what these options say."""
+    kinds = {"key_type": KeyType, "hash_rule": HashRule}
+    for name in ("partitions", "key_groups", "prefix_bytes", *kinds):
+        wanted, found = getattr(options, name), getattr(descriptor, name)
+        if wanted is not None and (parse_enum(kinds[name], name, wanted) if name in kinds else wanted) != found:
+            yield f"{name} is {found} and not {wanted}"
+    if options.value_schema is not None:
+        avsc = parse_value_schema(options.value_schema, 1).avsc
+        if avsc not in {known.avsc for known in value_schemas.all()}:
+            yield "value_schema is not one of the log's, to which evolve_value_schema adds one"
+    if options.truncation is not None or options.retention_days is not None:
+        said, kept = Truncation.named(options.truncation, options.retention_days), truncation_of(store, descriptor)
+        if said.mode is not kept.mode or options.retention_days not in (None, kept.retention_days):
+            yield f"truncation is {kept} and not {said}"

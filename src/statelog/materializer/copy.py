@@ -39,7 +39,6 @@ from statelog.errors import (
     OffsetGone,
 )
 from statelog.log import Log, LogOptions, Where
-from statelog.log.evidence import check_ledger
 from statelog.log.loss import append_restarts
 from statelog.log.making import make_log
 from statelog.log.topics import record_at
@@ -127,7 +126,7 @@ def copy_log(
     """
     options = replace(_options_of(source), truncation=truncation, retention_days=retention_days)
     with _opened(name, where, options, _reason(source.name, name)) as log:
-        options.check(log)
+        log.check_made_with(options)
         work = LogCopy(log, source, settings, finish=finish, verify=verify, is_alone=is_alone, on_progress=on_progress)
         return work.copy()
 
@@ -406,7 +405,7 @@ class LogCopy(Round):
         source, fence, plan = self._source, self._fence, self._plan
         if source is None or fence is None or plan is None:
             return
-        state = check_ledger(source).state
+        state = source.evidence.check_ledger().state
         if any(live.epoch == fence for live in state.live):
             return
         missing = [f"{name}: {last.checkpoint.id}" for name, last in state.commits.items() if last.offset > fence]
@@ -429,7 +428,7 @@ def _fence_writers(log: Log, environment: Environment) -> int:
     """
     log.verify(LEDGER_WRITING)
     partitions, nonce = tuple(range(log.descriptor.partitions)), environment.nonce
-    check_ledger(log)
+    log.evidence.check_ledger()
     with closing(log.kafka.producer()) as producer:
         for _ in range(_OPENS):
             epoch = log.history.open(producer, lambda fold: fold.next_open(COPIER, partitions, nonce(), log.place))

@@ -36,7 +36,6 @@ from statelog.errors import (
     StatelogError,
 )
 from statelog.log import Log
-from statelog.log.evidence import take_anchors
 from statelog.log.log import check_log
 from statelog.log.making import prove_truncation
 from statelog.materializer.cleanup import CleanupPlan, VerifiedRuns, plan_cleanup, run_cleanup
@@ -368,7 +367,7 @@ class Round:
         """List all files, put the next manifest, and list again. Our manifest, if it won, and what that lets go. `read`
         are the last records that were read of data partitions.
         """
-        anchors = take_anchors(self._log, target.state, self._base, read)
+        anchors = self._log.evidence.take_anchors(target.state, self._base, read)
         listing = list(self._log.store.list())
         if DESCRIPTOR_PATH not in {info.path for info in listing}:
             self._log.manifests.check_place()

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from statelog.environment import current_environment
 from statelog.errors import OffsetGone, StoreRefused, Unavailable
 from statelog.log import Log
-from statelog.log.evidence import check_ledger
 from statelog.log.log import check_log
 from statelog.materializer.control import BackgroundTask, begin_task
 from statelog.materializer.schedule import RestoreEstimate, RestoreOutlook, look_every_s, outlook
@@ -107,7 +106,7 @@ def tail_now(log: Log) -> Tail:
     """
     check_log(log)
     log.verify(ROUND)
-    check_ledger(log)
+    log.evidence.check_ledger()
     return tail_of(log, None, current_environment().wall_clock())
 
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from statelog.errors import BeyondEnd, OffsetGone
 from statelog.kafka.port import OffsetRange
-from statelog.log import Log, evidence
-from statelog.log.evidence import check_anchors, check_data_anchors
+from statelog.log import Log
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.place import LastRecord
@@ -72,7 +71,7 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
         with log.replay(newest, left_at) as replay:
             state = replay.folded.state
     there = log.data_offsets(at_least=not_given_up(state.accepted, needed))
-    evidence.check_ledger(log, places=[newest.place] if newest else [], there=there, end=end_position, since_s=since_s)
+    log.evidence.check_ledger(places=[newest.place] if newest else [], there=there, end=end_position, since_s=since_s)
     target = RoundTarget(state=state, commits=tuple(taken), behind=left_at is not None, there=there)
     return replace(target, before=_read_before(newest, target))
 
@@ -99,7 +98,7 @@ def check_ledger(log: Log, newest: Manifest | None) -> int:
     there = log.kafka.offsets(log.ledger_topic, [0], at_least={0: needed})[0]
     _check(log.ledger_topic, 0, needed, there, ())
     if newest:
-        check_anchors(log, [anchor for anchor in newest.anchors if anchor.topic == "ledger"], there={0: there})
+        log.evidence.check_anchors([anchor for anchor in newest.anchors if anchor.topic == "ledger"], there={0: there})
     return there.end
 
 
@@ -126,7 +125,7 @@ def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
         is_unlisted = first is not None and first.get(partition, held.start) >= held.start > end
         _check(log.data_topic, partition, held.start if is_unlisted else end, held, accepted)
     others = [partition for partition in range(log.descriptor.partitions) if partition not in target.before]
-    check_data_anchors(log, newest, others, accepted, target.there)
+    log.evidence.check_data_anchors(newest, others, accepted, target.there)
 
 
 def _first_listed(target: RoundTarget) -> dict[int, int]:

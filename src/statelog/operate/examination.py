@@ -29,7 +29,6 @@ from statelog.errors import (
 )
 from statelog.formatting import show_bytes, show_count
 from statelog.log import Log, Where
-from statelog.log.evidence import check_data_anchors, check_ledger
 from statelog.log.topics import IdentifiedTopics, check_owner, identify, topics_in_force
 from statelog.log.where import Ports, opened_ports
 from statelog.materializer.cleanup import VerifiedRuns, aging_need
@@ -242,7 +241,7 @@ class _Examination:
         folding = fold_to(log, newest, end, end, since_s)
         plan = plan_of(log, folding, None)
         there = data_offsets(log, plan)
-        check_ledger(log, there=there, end=end, since_s=since_s)
+        log.evidence.check_ledger(there=there, end=end, since_s=since_s)
         self._commits, self._plan = folding.commits, plan
         self._there = LogOffsets(there, log.ledger.range(at_least=plan.position))
         state = plan.state
@@ -255,7 +254,7 @@ class _Examination:
             return None
         check_reach(self._plan, self._there, self._name)
         accepted = self._plan.state.accepted
-        check_data_anchors(self._log, self._newest, self._plan.partitions, accepted, self._there.data)
+        self._log.evidence.check_data_anchors(self._newest, self._plan.partitions, accepted, self._there.data)
         return Verdict(Severity.OK, "up to the committed position of every partition")
 
     def tail(self) -> Verdict | None:

@@ -33,7 +33,6 @@ from statelog.errors import (
 )
 from statelog.kafka.port import OffsetRange, Producer
 from statelog.log import Log
-from statelog.log.evidence import check_data_anchors, check_ledger, check_witnesses
 from statelog.log.log import check_log
 from statelog.log.producers import append_all
 from statelog.schemas.changes.changes import change_bytes_max, change_schema
@@ -190,7 +189,7 @@ def resume_grant(log: Log, grant: Grant) -> EpochClients:
     """
     if grant.descriptor.identity != log.descriptor.identity:
         raise IdentityChanged("the grant was given on another log", writer=grant.writer, log=log.name)
-    check_ledger(log, places=[grant.witness])
+    log.evidence.check_ledger(places=[grant.witness])
     last = log.history.ask(lambda fold: live_commit(fold, grant))
     return EpochClients(grant, log.kafka.producer(), last)
 
@@ -220,10 +219,10 @@ def _attempt(
         producer.connect()  # Which takes about as long as the checks.
         view = log.history.read()
         there = _check_data(log, view.state, partitions)
-        check_data_anchors(
-            log, log.manifests.newest(max_age_s=log.look_again_s), partitions, view.state.accepted, there
+        log.evidence.check_data_anchors(
+            log.manifests.newest(max_age_s=log.look_again_s), partitions, view.state.accepted, there
         )
-        check_witnesses(log, view.state, there)
+        log.evidence.check_witnesses(view.state, there)
         for _ in range(_OPENS):
             opened = _open(log, producer, writer, partitions, make)
             if opened is not None:

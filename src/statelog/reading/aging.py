@@ -10,14 +10,11 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from statelog.errors import OffsetGone
 from statelog.formatting import show_duration
 from statelog.history import records_at
-
-if TYPE_CHECKING:
-    from statelog.log import Log
+from statelog.log import Log
 
 _LOG = logging.getLogger("statelog.log")
 ALARM_SHARE = 1 / 2
@@ -48,7 +45,7 @@ class AgingRecord(NeededRecord):
         return self.is_gone or self.age_s >= self.retention_s * ALARM_SHARE
 
 
-def oldest_need(log: "Log", needs: list[NeededRecord], *, now_s: float, made_s: float) -> AgingRecord | None:
+def oldest_need(log: Log, needs: list[NeededRecord], *, now_s: float, made_s: float) -> AgingRecord | None:
     """The oldest of these needs; None if there is none, or Kafka keeps records for ever.
 
     `made_s` is when the oldest snapshot that has any of them was made, for records without a time of the broker's.
@@ -74,7 +71,7 @@ def oldest_need(log: "Log", needs: list[NeededRecord], *, now_s: float, made_s: 
     return max(found, key=lambda need: (need.is_gone, need.age_s), default=None)
 
 
-def _times_s(log: "Log", topic: str, offsets: Mapping[int, int]) -> dict[int, float]:
+def _times_s(log: Log, topic: str, offsets: Mapping[int, int]) -> dict[int, float]:
     """The broker's time of one record of each partition, or a negative number; a partition is absent if it is gone."""
     while offsets:
         there = log.kafka.offsets(topic, sorted(offsets))
@@ -85,7 +82,7 @@ def _times_s(log: "Log", topic: str, offsets: Mapping[int, int]) -> dict[int, fl
     return {}
 
 
-def warn_of_age(log: "Log", committed_ms: int, now_s: float) -> None:
+def warn_of_age(log: Log, committed_ms: int, now_s: float) -> None:
     """A log line for a reader, if the oldest commit that no snapshot holds nears the age at which Kafka deletes."""
     retention_s, age_s = log.retention_s, now_s - committed_ms / 1000
     if retention_s is not None and committed_ms >= 0 and age_s >= retention_s * ALARM_SHARE:

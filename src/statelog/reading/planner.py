@@ -22,7 +22,6 @@ from statelog.errors import BeyondEnd, CorruptManifest, CorruptRun, Misuse, NotF
 from statelog.history import check_reaches
 from statelog.kafka.port import OffsetRange
 from statelog.log import Log
-from statelog.log.evidence import check_anchors, check_data_anchors, check_ledger
 from statelog.log.log import check_log
 from statelog.reading.aging import warn_of_age
 from statelog.reading.plan import At, Folding, Plan, check_at, make_change_plan, make_plan, wanted_key_groups
@@ -69,7 +68,7 @@ def plan_state(
             folding = fold_to(log, base, position, history.ledger.end, history.asked_s)
             found = plan_of(log, folding, key_groups)
             there = _check_made(log, history, found)
-            check_data_anchors(log, base, found.partitions, found.state.accepted, there)
+            log.evidence.check_data_anchors(base, found.partitions, found.state.accepted, there)
         except OffsetGone as error:
             if history.snapshots.failure:
                 raise history.snapshots.failure from error
@@ -288,7 +287,7 @@ def _check_made(log: Log, history: RetainedHistory, made: Plan) -> dict[int, Off
     OffsetGone, BeyondEnd, AnchorMismatch, Unavailable.
     """
     there = data_offsets(log, made)
-    check_ledger(log, places=history.seen, there=there, end=history.ledger.end, since_s=history.asked_s)
+    log.evidence.check_ledger(places=history.seen, there=there, end=history.ledger.end, since_s=history.asked_s)
     check_reach(made, LogOffsets(there, history.ledger), log.name)
     return there
 
@@ -317,8 +316,8 @@ def check_plan(log: Log, plan: Plan) -> None:
     found = check_held(log, plan)
     if found is not None:
         anchors = plan.manifest.anchors if plan.manifest else ()
-        check_anchors(log, [one for one in anchors if one.topic == "ledger"], there={0: found.ledger})
-        check_data_anchors(log, plan.manifest, plan.partitions, plan.state.accepted, found.data)
+        log.evidence.check_anchors([one for one in anchors if one.topic == "ledger"], there={0: found.ledger})
+        log.evidence.check_data_anchors(plan.manifest, plan.partitions, plan.state.accepted, found.data)
 
 
 def check_manifest(log: Log, manifest: Manifest) -> None:

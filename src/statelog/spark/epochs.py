@@ -22,7 +22,6 @@ from dataclasses import replace
 from statelog.environment import current_environment
 from statelog.errors import Fenced
 from statelog.log import Log
-from statelog.log.evidence import check_ledger
 from statelog.producer.committer import Committer
 from statelog.producer.epoch import EpochClients, Grant, TaskGrant, grant_of, open_epoch
 from statelog.schemas.descriptor import Descriptor
@@ -86,7 +85,7 @@ def committer_of(
     run = _Run(log, options, plan, query_id)
     overtaken: Fenced | None = None
     for _ in range(_LOOKS):
-        fold = LedgerFold(log.descriptor.identity, check_ledger(log, places=[plan.witness]).state)
+        fold = LedgerFold(log.descriptor.identity, log.evidence.check_ledger(places=[plan.witness]).state)
         committer = run.resumed(fold)
         if committer is not None:
             return committer

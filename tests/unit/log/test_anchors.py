@@ -4,7 +4,6 @@ import pytest
 
 from statelog.errors import AnchorMismatch
 from statelog.log import Log
-from statelog.log.evidence import check_anchors, take_anchors
 from statelog.producer.writer import Writer
 from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan
 from statelog.schemas.ledger.place import LastRecord
@@ -21,7 +20,7 @@ def written() -> tuple[TwinRig, Log, tuple[Anchor, ...]]:
         for i in range(64):
             writer.put(b"k%d" % i, b"v")
         writer.commit(checkpoint_id=1)
-    return rig, log, take_anchors(log, log.history.read().state, None)
+    return rig, log, log.evidence.take_anchors(log.history.read().state, None)
 
 
 def of(anchors: tuple[Anchor, ...], topic: str) -> list[Anchor]:
@@ -35,7 +34,7 @@ def test_unchanged_records_pass() -> None:
     assert [anchor.partition for anchor in of(anchors, "data")] == [0, 1, 2, 3]
     assert len(of(anchors, "ledger")) == 1
     for topic in ("data", "ledger"):
-        check_anchors(log, of(anchors, topic))
+        log.evidence.check_anchors(of(anchors, topic))
 
 
 @pytest.mark.parametrize("topic", ["data", "ledger"])
@@ -46,7 +45,7 @@ def test_another_record_in_the_place_is_noticed(topic: str) -> None:
     name = log.data_topic if topic == "data" else log.ledger_topic
     rig.cluster.overwrite(name, anchor.partition, anchor.offset, b"somebody else's")
     with pytest.raises(AnchorMismatch) as caught:
-        check_anchors(log, of(anchors, topic))
+        log.evidence.check_anchors(of(anchors, topic))
 
     assert caught.value.facts["offset"] == anchor.offset
 
@@ -76,7 +75,7 @@ def test_truncated_and_given_up_records_prove_nothing() -> None:
     rig.cluster.overwrite(log.data_topic, second.partition, second.offset, b"somebody else's")
     lost = LossRange(second.partition, second.offset, second.offset + 1)
 
-    check_anchors(log, of(anchors, "data"), (lost,))
+    log.evidence.check_anchors(of(anchors, "data"), (lost,))
 
 
 def test_nothing_to_compare_asks_nobody() -> None:
@@ -84,4 +83,4 @@ def test_nothing_to_compare_asks_nobody() -> None:
     rig, log, _ = written()
     rig.cluster.set_down(is_down=True)
 
-    check_anchors(log, [])
+    log.evidence.check_anchors([])

@@ -9,7 +9,6 @@ import pytest
 
 from statelog.errors import AnchorMismatch, BeyondEnd, CorruptRun, Damaged
 from statelog.log import Log, LogOptions, accept_data_loss
-from statelog.log.evidence import take_anchors
 from statelog.materializer.outcome import CompletedRound, SkippedRound
 from statelog.materializer.round import run_round
 from statelog.producer.writer import Writer
@@ -141,7 +140,7 @@ def test_the_anchors_of_a_round_are_those_of_the_records_that_are_there(tmp_path
         twin.environment.run(run_round, log, settings)
         newest = log.manifests.newest()
         assert newest is not None
-        assert newest.anchors == take_anchors(log, newest.state, None)
+        assert newest.anchors == log.evidence.take_anchors(newest.state, None)
 
 
 def test_a_quiet_ledger_is_skipped_until_records_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

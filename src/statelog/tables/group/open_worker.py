@@ -200,6 +200,6 @@ def _fitting(name: str, found: DescribedInput, where: Where, create: bool | LogO
         fitted = replace(said, partitions=count, key_groups=count, hash_rule=HashRule.CALLER)
         log = open_log(name, where, create=fitted)
     with log:
-        said.check(log)
+        log.check_made_with(said)
         check_fits(log.descriptor, found)
         return log.descriptor
