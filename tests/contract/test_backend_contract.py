@@ -18,7 +18,8 @@ from statelog.tables import TableSettings
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.rocksdb import RocksdbStore
-from statelog.tables.state.store import DictStore, StatePlace, Store
+from statelog.tables.state.state import Store
+from statelog.tables.state.store import DictStore, StatePlace
 from statelog.tables.state.values import ValueRule
 
 GROUPS = 16

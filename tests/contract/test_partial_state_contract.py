@@ -20,8 +20,8 @@ from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.rocksdb import RocksdbStore
 from statelog.tables.state.snapshot import sortable
-from statelog.tables.state.state import State
-from statelog.tables.state.store import DictStore, Missing, StatePlace, Store, table_record
+from statelog.tables.state.state import State, Store
+from statelog.tables.state.store import DictStore, Missing, StatePlace, table_record
 from statelog.tables.state.values import ValueRule
 from tests.support.samples.runs import change_table
 

@@ -39,12 +39,11 @@ from statelog.tables.setup import Loading, TableSetup
 from statelog.tables.state.base import BaseSnapshot, Eligibility
 from statelog.tables.state.directory import StateDirectory
 from statelog.tables.state.snapshot import SnapshotAccess
-from statelog.tables.state.state import State
+from statelog.tables.state.state import State, Store
 from statelog.tables.state.store import (
     DictStore,
     Missing,
     StatePlace,
-    Store,
     difference,
     is_of_log,
     is_of_topics,

@@ -25,7 +25,7 @@ import time
 from contextlib import ExitStack, suppress
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakSet
 
 from statelog.closing import Closing, undone_by_errors
@@ -33,14 +33,23 @@ from statelog.environment import Environment
 from statelog.errors import LogInUse, Unavailable
 from statelog.store.disk.disk import local_disk, make_parents, sync
 
-if TYPE_CHECKING:
-    from statelog.tables.state.rocksdb import RocksdbStore
-
 _LOG = logging.getLogger("statelog.tables")
 _ASIDES = 2
 _UNLOCKED = -1
 _UNKNOWN = "unknown"
 _open: "WeakSet[StateDirectory]" = WeakSet()
+
+
+class OpenDatabase(Protocol):
+    """A database that was opened in a directory."""
+
+    def close(self) -> None:
+        """Close it; its directory stays locked. Idempotent."""
+        ...
+
+    def abandon(self) -> None:
+        """Free nothing of it: this is a forked child, and it is the parent's."""
+        ...
 
 
 class StateDirectory(Closing):
@@ -53,7 +62,7 @@ class StateDirectory(Closing):
         self.unfinished = self.path / "making"
         self._damaged = self.path / "damaged"
         self._boot = self.path / "boot"
-        self.databases: WeakSet[RocksdbStore] = WeakSet()
+        self.databases: WeakSet[OpenDatabase] = WeakSet()
         """Those that were opened here: they are closed with it, if nobody has by then."""
         with local_disk(self.path):
             make_parents(self.path)

@@ -22,7 +22,7 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from threading import Condition, Event
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakSet
 
 import pyarrow as pa
@@ -33,9 +33,13 @@ from statelog.schemas.snapshot.runs import key_groups_of
 from statelog.tables.state.base import BaseSnapshot
 from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.snapshot import sortable
-from statelog.tables.state.store import StatePlace, Store
+from statelog.tables.state.store import DictStore, StatePlace
 from statelog.tables.state.values import ValueRule
 
+if TYPE_CHECKING:  # It needs rocksdict, which is an extra.
+    from statelog.tables.state.rocksdb import RocksdbStore
+
+Store: TypeAlias = "DictStore | RocksdbStore"
 _ROWS = 8192
 """As many rows are taken at once: a commit waits for no more."""
 _PAUSE_S = 1.0

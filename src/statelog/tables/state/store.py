@@ -1,4 +1,4 @@
-"""`Store`: what is local of a table's committed state.
+"""What is local of a table's committed state: a store.
 
     DictStore       a dict, which comes back from snapshot and tail    here
     RocksdbStore    a RocksDB directory, kept between lives            rocksdb.py
@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice, repeat
 from sys import getsizeof
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -44,11 +44,6 @@ from statelog.schemas.ledger.state import NO_EPOCH, LedgerState
 from statelog.schemas.values.schema import ValueSchema
 from statelog.tables.state.keys import KeyRule
 from statelog.tables.state.values import ValueRule
-
-if TYPE_CHECKING:
-    from statelog.tables.state.rocksdb import RocksdbStore
-
-Store: TypeAlias = "DictStore | RocksdbStore"
 
 _BATCH_ROWS = 5_000
 """As many rows at a time are Python objects beside the state: few enough to lie in the processor's cache until they
