@@ -32,6 +32,14 @@ def test_documents_order_the_rooms_as_the_contract_does(name: str) -> None:
     assert f"\n    {line}\n" in (ROOT / name).read_text("utf-8")
 
 
+def test_every_room_says_where_to_begin() -> None:
+    """ARCHITECTURE.md lists every room, each with one file of its own to read first."""
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8").partition(HEADING)[0]
+    rows = re.findall(r"^\| `(\w+)` \|.*\| `([\w/]+\.py)` \|$", text, re.MULTILINE)
+    assert sorted(room for room, _ in rows) == sorted(ROOMS)
+    assert [file for room, file in rows if not (file.startswith(f"{room}/") and (SOURCE / file).is_file())] == []
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_room_has_a_readme(room: str) -> None:
     """Every room explains itself to a person."""

@@ -1,4 +1,4 @@
-"""Reading: the one way behind a position of a log. Between storage and the rooms that write, fold, recover, serve.
+"""Reading: the one way behind a position of a log. Between `log` and the rooms that write, fold, recover, serve.
 
 This is its face for the other rooms; a program meets it as `statelog.recovery`.
 """

@@ -1,3 +1,3 @@
-"""The local disk: working directories, local copies, and their failures."""
+"""The local disk: working directories, spilled rows, and failures."""
 
 __all__: list[str] = []
