@@ -23,7 +23,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from statelog.closing import Closing
 from statelog.errors import BrokerUnavailable, ClosedError, OffsetGone, OutcomeUnknown, StatelogError, Unavailable
@@ -33,7 +33,7 @@ from statelog.history.turns import Turns
 from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, PartitionFollower, Producer, Record
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import LedgerFold, ValidCommit
-from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
+from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import LedgerRecord, Open, encode
 from statelog.schemas.snapshot.manifest import Manifest
 
@@ -55,9 +55,25 @@ class History(Closing):
 
     def __init__(self, source: LedgerSource) -> None:
         self._source = source
+        self._users: list[object] = []
         self._is_closed = False
         self._time_s = -math.inf
         self._begin_anew(ORIGIN)
+
+    @classmethod
+    def of(cls, source: LedgerSource) -> "History":
+        """Return the one of all logs that a client was lent to, as to the tables of a worker; else one of its own. Each
+        of them closes it.
+        """
+        client = getattr(source.kafka, "port", source.kafka)
+        if not getattr(client, "is_lent", False):
+            return cls(source)
+        key = id(client), source.identity
+        found = _SHARED.get(key)
+        if found is None or found._is_closed or found._pid != os.getpid():
+            found = _SHARED[key] = cls(source)
+        found._users.append(source)
+        return found
 
     def _begin_anew(self, known: Place) -> None:
         self._pid = os.getpid()
@@ -456,12 +472,17 @@ class History(Closing):
             return at.place.last.hash if at is not None and at.place.last_offset == offset and at.place.last else 0
 
     def close(self) -> None:
-        """Release the client. Idempotent."""
+        """Release the client, unless others have it, too."""
+        if self._users:
+            self._users.pop()
+        if self._users:
+            return
         self._is_closed = True
         if self._pid == os.getpid():
             self._rest()
 
 
+_SHARED: "WeakValueDictionary[tuple[int, LogIdentity], History]" = WeakValueDictionary()
 _FOLLOWED: "WeakSet[History]" = WeakSet()
 """Those of this process that have a client that follows. Whoever makes another one closes those that are idle."""
 

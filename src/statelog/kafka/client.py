@@ -112,7 +112,8 @@ class ConfluentKafka:
         self._admin = AdminSession(config, self._timeout_s, clock)
         self._made: dict[str, float] = {}
         self._idle = IdleConsumers(clock) if keeps_consumers else None
-        self._is_lent = False
+        self.is_lent = False
+        """Whether it is another's, who closes it."""
 
     def __repr__(self) -> str:
         return f"ConfluentKafka({self._config!r})"
@@ -339,12 +340,12 @@ class ConfluentKafka:
     def lend(self) -> "ConfluentKafka":
         """The same for many borrowers, whose `close` ends nothing. A producer is each one's own, and its trouble."""
         lent = copy(self)
-        lent._is_lent = True
+        lent.is_lent = True
         return lent
 
     def close(self) -> None:
         """Release the admin client, and what was shared by whom it was lent to. Idempotent."""
-        if self._is_lent:
+        if self.is_lent:
             return
         self._admin.close()
         if self._idle is not None:

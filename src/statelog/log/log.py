@@ -12,7 +12,7 @@ Invariants:
 import logging
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -121,10 +121,13 @@ class Log(Closing):
             patience_s=lambda: self.patience_s,
         )
         """Where the ledger is, and its end."""
-        self.history = History(self.ledger)
+        self.history = History.of(self.ledger)
         """The ledger, as this process has read it."""
         self.evidence = Evidence(descriptor, self.ledger, self.history)
         """What shows that the topics are those that were seen before."""
+        self._closing = ExitStack()
+        for one in (kafka, self.history, self.warm_producer):
+            self._closing.callback(one.close)
         self._verified: _Verified | None = None
         self.deletions = ""
         """The topics' settings by which Kafka deletes what is committed, as a round or an open writer saw them last; or
@@ -248,11 +251,7 @@ class Log(Closing):
 
     def close(self) -> None:
         """Release the clients. Idempotent."""
-        try:
-            self.warm_producer.close()
-            self.history.close()
-        finally:
-            self.kafka.close()
+        self._closing.close()
 
     def __repr__(self) -> str:
         return f"Log({self.name!r}, url={self.store.url!r})"
