@@ -117,7 +117,7 @@ class CommitScheduler:
 
     def undone(self, count: int) -> None:
         """The state is that of the last commit again."""
-        committed = self._named[-1]
+        committed = self._named[3]
         self._named = committed, count, 0, committed
 
     def undone_since(self, count: int, now_count: int) -> None:
@@ -135,14 +135,14 @@ class CommitScheduler:
         before, (quiet_interval_s, quiet_until_s, quiet_count) = self._named, self._quiet
         if interval_s != quiet_interval_s:
             check_interval(interval_s)
+            quiet_until_s = -math.inf
         try:
             named: Metadata = self.last_named(count) if progress is None else {**progress}
         except TypeError:
             check_metadata(progress)
             raise
-        self._named = named, count, keys, self._named[-1]  # At once: a signal's handler may commit in between.
-        is_due = count >= quiet_count or interval_s != quiet_interval_s or self._clock() >= quiet_until_s
-        return before if is_due else None
+        self._named = named, count, keys, self._named[3]  # At once: a signal's handler may commit in between.
+        return before if count >= quiet_count or self._clock() >= quiet_until_s else None
 
     def look_at_once(self) -> None:
         """The next call of `commit_every` has something to do."""
@@ -205,7 +205,7 @@ class CommitScheduler:
             self.step(None)
 
     def _is_news(self, progress: Metadata) -> bool:
-        return not self._layers.is_clean or progress != self._named[-1]
+        return not self._layers.is_clean or progress != self._named[3]
 
     # ---- commit
 
