@@ -94,6 +94,8 @@ class History(Closing):
     def place(self) -> Place:
         """How far this process has read the ledger, and the record below."""
         now = self._now
+        if now is not None and self._known is ORIGIN:
+            return now.place
         return max(self._known, now.place if now else ORIGIN, key=lambda one: one.position)
 
     @property
@@ -227,13 +229,13 @@ class History(Closing):
         if self._pid != os.getpid():
             self._begin_anew(self.place)  # A fork copies locks that nobody releases, and a client without its threads.
         clock = self._source.clock
-        read, progress_s = self.place.position, clock()
+        read, progress_s = -1, clock()
 
         def read_on() -> None:
             nonlocal read, progress_s
             self._step(position, since_s)
-            if self.place.position != read:
-                read, progress_s = self.place.position, clock()
+            if (at := self.place.position) != read:
+                read, progress_s = at, clock()
             elif clock() - progress_s >= STALL_TIMEOUT_S:
                 self._end(position)
                 what = f"no ledger record came within {STALL_TIMEOUT_S:g} s"

@@ -39,14 +39,15 @@ class Turns:
         Without `waits` it leaves at once if another thread reads. Raises what `has` and `step` raise.
         """
         while True:
-            wait = _Wait(has)
+            wait = None
             with self.lock:
                 if has() or (self.is_taken and not waits):
                     return
-                is_ours, self.is_taken = not self.is_taken, True
-                if not is_ours:
+                if self.is_taken:
+                    wait = _Wait(has)
                     self._waits.append(wait)
-            if is_ours:
+                self.is_taken = True
+            if wait is None:
                 self._lead(has, step)
                 return
             self._await(wait)
@@ -67,6 +68,8 @@ class Turns:
     def _hand_out(self, has: Callable[[], bool]) -> bool:
         """Wake the threads that have what they wait for. Return whether this one has."""
         with self.lock:
+            if not self._waits:
+                return has()
             left = list[_Wait]()
             for one in self._waits:
                 if one.has():
