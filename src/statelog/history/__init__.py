@@ -1,9 +1,9 @@
 """What a process knows of a ledger: `History` follows the live one for all, `Replay` folds one of the past for one."""
 
-from statelog.history.following import Landed, LedgerView, mismatch
+from statelog.history.following import Landed, LedgerView
 from statelog.history.history import COMPARE_S, IDENTIFY_S, History
 from statelog.history.replay import Replay
-from statelog.history.source import LedgerSource, append_record, check_reaches, records_at, send_record
+from statelog.history.source import LedgerSource, append_record, check_reaches, records_at
 
 __all__ = [
     "COMPARE_S",
@@ -15,7 +15,5 @@ __all__ = [
     "Replay",
     "append_record",
     "check_reaches",
-    "mismatch",
     "records_at",
-    "send_record",
 ]

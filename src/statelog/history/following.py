@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from statelog.errors import AnchorMismatch
 from statelog.kafka.port import Record
 from statelog.schemas.ledger.fold import LedgerBase, LedgerFold, ValidCommit, Void
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
@@ -137,14 +136,3 @@ class Window:
         gone = self.commits.popleft()
         self.size_bytes -= _EACH_BYTES + len(gone.commit.body)
         self.start = gone.position
-
-
-def mismatch(topic: str, last: LastRecord, *, position: int) -> AnchorMismatch:
-    """Make the error for a record that is gone, or not the one that was read, of a ledger that was folded so far."""
-    return AnchorMismatch(
-        "a ledger record is not the one that was read there before",
-        topic=topic,
-        offset=last.offset,
-        position=position,
-        hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
-    )

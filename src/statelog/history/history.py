@@ -27,8 +27,8 @@ from weakref import WeakSet, WeakValueDictionary
 
 from statelog.closing import Closing
 from statelog.errors import BrokerUnavailable, ClosedError, OffsetGone, OutcomeUnknown, StatelogError, Unavailable
-from statelog.history.following import Following, Landed, LedgerView, Window, mismatch
-from statelog.history.source import LedgerSource, send_record
+from statelog.history.following import Following, Landed, LedgerView, Window
+from statelog.history.source import LedgerSource, mismatch, send_record
 from statelog.history.turns import Turns
 from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, PartitionFollower, Producer, Record
 from statelog.pending import Pending
@@ -118,6 +118,11 @@ class History(Closing):
         with self._settled():
             return self._window.between(after, to)
 
+    def since(self, position: int) -> tuple[LedgerView, list[ValidCommit] | None]:
+        """Return what was read, and the valid commits since a position; None if the window does not reach back."""
+        with self._settled() as now:
+            return _view(now), self._window.between(position, now.position)
+
     def forget(self, position: int) -> None:
         """Let the commits up to a position go, which a snapshot holds, and nobody follows from."""
         with self._lock:
@@ -182,10 +187,10 @@ class History(Closing):
         """
         if self._is_closed:
             raise ClosedError("the log is closed", hint="Close its writers first, and then the log")
-        clock = self._source.clock
-        sent, value = send_record(producer, self._source.topic, record, clock), encode(record)
+        clock, kind, value = self._source.clock, type(record).__name__, encode(record)
+        sent = send_record(producer, self._source.topic, kind, value, clock)
         self._compare_meanwhile(clock() - COMPARE_S / 2)
-        return Pending(type(record).__name__, 0, sent.wait, lambda: self._landed(LastRecord.of(sent.result(), value)))
+        return Pending(kind, 0, sent.wait, lambda: self._landed(LastRecord.of(sent.result(), value)))
 
     def open(self, producer: Producer, make: Callable[[LedgerFold], Open]) -> int | None:
         """Append the Open that `make` gives by what was read, and read it back, from the log's own cluster. Return the
@@ -256,10 +261,7 @@ class History(Closing):
             return False
         if now.position < position or now.compared_s < since_s:
             return False
-        if (loss := now.fold.loss) is not None:
-            if loss.other is not None:
-                raise mismatch(self._source.topic, loss.other, position=now.position)
-            raise self._source.lost(loss.what, loss.offset, now.position)
+        self._source.check_proof(now.fold)
         return True
 
     # ---- the thread that reads

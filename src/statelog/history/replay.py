@@ -10,8 +10,8 @@ from contextlib import closing
 
 from statelog.closing import Closing
 from statelog.errors import ClosedError, OffsetGone
-from statelog.history.following import Following, mismatch
-from statelog.history.source import LedgerSource
+from statelog.history.following import Following
+from statelog.history.source import LedgerSource, mismatch
 from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, Record
 from statelog.schemas.ledger.fold import Folded, LedgerBase, LedgerFold, ValidCommit
 from statelog.schemas.ledger.place import LastRecord, Place
@@ -58,7 +58,7 @@ class Replay(Closing):
                 commit = now.take(found)
                 if commit is not None:
                     yield commit
-            self._check_proof()
+            self._source.check_proof(now.fold)
             if end > now.position:
                 now.fold.advance(end)
 
@@ -103,14 +103,6 @@ class Replay(Closing):
 
     def _read(self, start: int, end: int) -> Generator[Record]:
         yield from self._reader.read({0: OffsetRange(start, end)}, stall_timeout_s=STALL_TIMEOUT_S)
-
-    def _check_proof(self) -> None:
-        loss = self.fold.loss
-        if loss is None:
-            return
-        if loss.other is not None:
-            raise mismatch(self._source.topic, loss.other, position=self.position)
-        raise self._source.lost(loss.what, loss.offset, self.position)
 
     def close(self) -> None:
         """Release the reader. Idempotent."""

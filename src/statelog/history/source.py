@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from statelog.errors import BeyondEnd, DataLoss, NotFound, OffsetGone, OutcomeUnknown, Unavailable
+from statelog.errors import AnchorMismatch, BeyondEnd, DataLoss, NotFound, OffsetGone, OutcomeUnknown, Unavailable
 from statelog.kafka.port import (
     STALL_TIMEOUT_S,
     Delivery,
@@ -25,7 +25,8 @@ from statelog.kafka.port import (
     with_remedy,
 )
 from statelog.pending import Pending
-from statelog.schemas.ledger.place import LogIdentity
+from statelog.schemas.ledger.fold import LedgerFold
+from statelog.schemas.ledger.place import LastRecord, LogIdentity
 from statelog.schemas.ledger.records import LedgerRecord, Restart, decode, encode
 from statelog.schemas.names import ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
@@ -117,11 +118,31 @@ class LedgerSource:
                 self.identify(0.0)
             raise
 
+    def check_proof(self, fold: LedgerFold) -> None:
+        """Raise AnchorMismatch or BeyondEnd if a record that was folded proves a loss."""
+        loss = fold.loss
+        if loss is None:
+            return
+        if loss.other is not None:
+            raise mismatch(self.topic, loss.other, position=fold.position)
+        raise self.lost(loss.what, loss.offset, fold.position)
+
     def lost(self, what: str, offset: int, position: int) -> BeyondEnd:
         """Make the error for a ledger that lacks acknowledged records."""
         what = f"acknowledged ledger records are gone: {what}"
         hint = "The brokers lost data: commits that were acknowledged may be gone; check the topic's replicas"
         return BeyondEnd(what, hint=hint, topic=self.topic, offset=offset, position=position)
+
+
+def mismatch(topic: str, last: LastRecord, *, position: int) -> AnchorMismatch:
+    """Make the error for a record that is gone, or not the one that was read, of a ledger that was folded so far."""
+    return AnchorMismatch(
+        "a ledger record is not the one that was read there before",
+        topic=topic,
+        offset=last.offset,
+        position=position,
+        hint="The ledger was made anew, restored, or lost its tail and grew again: restore the topic",
+    )
 
 
 def records_at(kafka: Kafka, topic: str, offsets: Mapping[int, int]) -> dict[int, Record]:
@@ -145,13 +166,12 @@ def check_reaches(log: str, end: int, position: int) -> None:
 # ---- append
 
 
-def send_record(producer: Producer, topic: str, record: LedgerRecord, clock: Callable[[], float]) -> Pending[int]:
-    """Append to the ledger, and wait for nothing; the result is the offset.
+def send_record(producer: Producer, topic: str, kind: str, value: bytes, clock: Callable[[], float]) -> Pending[int]:
+    """Append an encoded record of this kind to the ledger, and wait for nothing; the result is the offset.
 
     Raises Unavailable if it could not even be queued. The result raises OutcomeUnknown if it may be in the ledger, or
     come: the producer must not be used again.
     """
-    kind, value = type(record).__name__, encode(record)
     reports: list[Delivery] = []
     deadline_s = clock() + report_limit_s(producer)
     while not producer.send(topic, 0, value, reports.append):
@@ -184,4 +204,4 @@ def send_record(producer: Producer, topic: str, record: LedgerRecord, clock: Cal
 
 def append_record(producer: Producer, topic: str, record: LedgerRecord) -> int:
     """Append to the ledger, and return the offset. Raises Unavailable, OutcomeUnknown."""
-    return send_record(producer, topic, record, time.monotonic).result()
+    return send_record(producer, topic, type(record).__name__, encode(record), time.monotonic).result()

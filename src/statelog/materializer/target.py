@@ -59,8 +59,7 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
     history = log.history
     since_s = history.now_s()
     history.read_to(end_position, since_s)
-    view, start = history.view(), newest.position if newest else 0
-    commits = history.commits(start, view.place.position)
+    view, commits = history.since(newest.position if newest else 0)
     if commits is None:
         with log.replay(newest) as replay:
             taken, left_at = _within_budget(replay.commits(view.place.position), settings)

@@ -84,8 +84,7 @@ def fold_to(log: Log, base: Manifest | None, position: int, end: int, since_s: f
     """
     if position == end:
         log.history.read_to(end, since_s)
-        view = log.history.view()
-        commits = log.history.commits(base.position if base else 0, view.place.position)
+        view, commits = log.history.since(base.position if base else 0)
         if commits is not None:
             return Folding(base, commits, Folded(view.state, view.place))
     with log.replay(base) as replay:
@@ -219,8 +218,7 @@ def commits_behind(log: Log, folded: LedgerBase) -> tuple[list[ValidCommit], Fol
 
     Raises Damaged, Unavailable.
     """
-    view = log.history.view()
-    commits = log.history.commits(folded.place.position, view.place.position)
+    view, commits = log.history.since(folded.place.position)
     if commits is None:
         with log.replay(folded) as replay:
             commits = replay.read_to(view.place.position)
@@ -242,8 +240,7 @@ def _commits_between(
     base = history.base_for(first)  # What a snapshot no longer holds is not served by chance.
     log.history.read_to(history.ledger.end, history.asked_s)
     if last == history.ledger.end:
-        view = log.history.view()
-        commits = log.history.commits(first, view.place.position)
+        view, commits = log.history.since(first)
         if commits is not None:
             log.history.expect([Place(first)])
             return commits, Folded(view.state, view.place)
