@@ -89,7 +89,7 @@ def test_a_round_whose_scratch_directory_fails_leaves_nothing_and_is_made_anew(
         assert isinstance(outcome, CompletedRound)
 
     steps = _every_step(play, failure, raised)
-    assert (steps[0], set(steps)) == ("make", {"make", "open", "write", "verify"})
+    assert (steps[0], set(steps)) == ("make", {"make", "open", "write", "finish"})
     assert steps.count("open") == files, "segments, a delta if it is a file, and a merge"
     assert list(tmp_path.iterdir()) == []
     assert state_of(twin.open()) == twin.model
@@ -101,11 +101,11 @@ def _flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(("step", "harm"), [("verify", _flip), ("open", Path.unlink)])
+@pytest.mark.parametrize(("step", "harm"), [("finish", _flip), ("open", Path.unlink)])
 def test_a_delta_that_the_disk_harms_before_it_is_merged_is_written_again(
     tmp_path: Path, step: str, harm: Callable[[Path], None]
 ) -> None:
-    """Its bytes change before they have checksums, or the file goes: nothing of it gets into a snapshot, and since no
+    """Its bytes change before it is complete, or the file goes: nothing of it gets into a snapshot, and since no
     manifest names it, it is no damage of the log.
     """
     settings, twin, files = settings_for(tmp_path, fanout=2), TwinLog(partitions=1), list[Path]()
@@ -135,7 +135,7 @@ def test_a_delta_that_goes_once_it_is_merged_is_missed_by_nobody(tmp_path: Path)
 
     def disk(step: str, path: Path) -> None:
         opened.extend([path] * (step == "open"))
-        if step == "verify" and len(opened) == 2:
+        if step == "finish" and len(opened) == 2:
             opened[0].unlink()
 
     outcome = replace(twin.environment, disk=disk).run(run_round, twin.open(), settings)

@@ -26,7 +26,7 @@ from statelog.schemas.avro import datum_of
 from statelog.schemas.ledger.place import LastRecord
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RunFile, RunMetadata
-from statelog.store.run_reader import read_back
+from statelog.store.run_reader import read_back_written
 from statelog.store.run_writer import RunWriter, WrittenRun, upload_run, write_cut
 
 _TASK_BYTES = 32 << 20
@@ -128,7 +128,7 @@ class LocalEngine:
 
         def timed(run: RunRef, _: object) -> float:
             started_s = self._clock()
-            read_back(self._log.store, run, self._log.descriptor)
+            read_back_written(self._log.store, run)
             return self._clock() - started_s
 
         self._in_threads(lambda run, _: upload_run(self._log.store, self._local.pop(run.path)), mine)
@@ -222,7 +222,9 @@ def write_runs(
 
 
 def write_tables(tables: Iterable[pa.Table], output: TaskOutput, work: RoundWork) -> list[LocalRunRef]:
-    """Write sorted tables as local runs that tile the output. Raises CorruptRun, StorageFull, StoreUnavailable."""
+    """Write sorted tables as local runs that tile the output. Raises Corrupt for a key in a key group that is not its
+    own, CorruptRun, StorageFull, StoreUnavailable.
+    """
     found = write_cut(_going_on(tables, work), lambda: _writer(output, work), output.cuts, output.key_groups)
     return [LocalRunRef(_referred(run.file, key_groups, output), run) for key_groups, run in found]
 
@@ -239,7 +241,7 @@ def not_whole(error: StatelogError) -> StoreUnavailable:
 def _going_on(tables: Iterable[pa.Table], work: RoundWork) -> Iterator[pa.Table]:
     for table in tables:
         work.go_on()
-        yield table
+        yield work.log.descriptor.check_key_groups(table)
 
 
 def _writer(output: TaskOutput, work: RoundWork) -> RunWriter:

@@ -121,8 +121,7 @@ def merged_runs(
     local: Mapping[str, WrittenRun] | None = None,
 ) -> Generator[pa.Table]:
     """Sorted tables with the newest change of every key, of runs in manifest order and `newer` sorted streams behind
-    them. What is `local`, by path, is read there: it may never be read back, so more of it is compared. Raises Damaged,
-    NotFound, Unavailable, and what the streams raise.
+    them. What is `local`, by path, is read there. Raises Damaged, NotFound, Unavailable, and what the streams raise.
     """
     local = local or {}
 
@@ -133,7 +132,7 @@ def merged_runs(
     with ExitStack() as opened:
         streams: list[Iterable[pa.Table]] = []
         for mine in lanes(runs):
-            parts = [_part(run, key_groups, checks_pages=run.path in local) for run in mine]
+            parts = [_part(run, key_groups) for run in mine]
             lane = Lane(
                 parts,
                 opening,
@@ -148,9 +147,9 @@ def merged_runs(
         yield from merge_streams([*streams, *newer], drop_deletes=drop_deletes)
 
 
-def _part(run: RunRef, key_groups: range, *, checks_pages: bool) -> LanePart:
+def _part(run: RunRef, key_groups: range) -> LanePart:
     is_whole = key_groups.start <= run.first_key_group and run.end_key_group <= key_groups.stop
-    return LanePart(run, row_groups_for(run.index, key_groups), None if is_whole else key_groups, checks_pages)
+    return LanePart(run, row_groups_for(run.index, key_groups), None if is_whole else key_groups)
 
 
 def _release(lane: Lane) -> None:

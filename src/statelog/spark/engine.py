@@ -42,7 +42,7 @@ from statelog.spark.clients import cached_log
 from statelog.spark.data_source import require_spark
 from statelog.spark.option_texts import LogAddress, address_options, log_address
 from statelog.spark.reported import error_of, reported
-from statelog.store.run_reader import read_back
+from statelog.store.run_reader import read_back_written
 from statelog.store.run_writer import upload_run
 
 _LOOK_S = 0.5
@@ -110,7 +110,7 @@ class TaskWork:
         uploaded_s = time.monotonic()
         for one in found:
             try:
-                read_back(log.store, one.run, log.descriptor)
+                read_back_written(log.store, one.run)
             except (CorruptRun, NotFound) as error:
                 raise not_whole(error) from error
         runs = tuple(one.run for one in found)

@@ -155,12 +155,11 @@ class Prefetch(Iterator[T]):
 
 
 class LanePart(NamedTuple):
-    """Row groups of a run, the key groups that are wanted of them (None: all), and `checks_pages` as of `RunReader`."""
+    """Row groups of a run, and the key groups that are wanted of them; None: all."""
 
     run: RunFile
     row_groups: Sequence[int]
     wanted: Collection[int] | None
-    checks_pages: bool = False
 
 
 class Lane:
@@ -185,8 +184,8 @@ class Lane:
         """
         self._handles: list[RunHandles] = []
         self._jobs: list[list[Job[list[pa.Table]]]] = []
-        for run, row_groups, wanted, checks_pages in parts:
-            files, spans = RunHandles(run, opening, checks_pages=checks_pages), run.index.row_groups
+        for run, row_groups, wanted in parts:
+            files, spans = RunHandles(run, opening), run.index.row_groups
             self._handles.append(files)
             self._jobs.append(
                 [

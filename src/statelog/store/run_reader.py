@@ -1,10 +1,12 @@
 """Reads runs, whole or by row group, from a store or a local copy, and verifies them.
 
 Invariants:
-- No byte is decoded before its checksum in the index was verified: row groups and the footer alike. Those of Parquet's
-  pages are compared once, by `verify`, before a manifest names the run: the file may have changed before it had others.
-  Whoever reads a run that was not read back yet, to merge it, compares them then.
+- No byte is decoded before its checksum in the index was verified: row groups and the footer alike.
 - What does not match is CorruptRun with the path; what is not there is NotFound; neither is ever skipped.
+- A run that this process wrote is read back whole, and its sha256 and checksums are those of what was encoded, taken
+  before the disk had it. So what decodes here decodes there. That the encoder wrote Parquet at all is shown by the
+  footer, which finds every row group where the index has it, and by the widest row group. To decode all of them was
+  a fifth of a round's CPU: for 1.6 million rows of 116 bytes 0.18 s, and their sha256 0.07 s.
 - Memory holds one row group at a time and a few megabytes of the file, 32 while it is verified, besides what the
   caller keeps.
 - A file serves one thread at a time; it is kept for the next one that asks. After `close` none stays open: one that is
@@ -89,15 +91,12 @@ class RunReader(Closing):
         opened: AbstractContextManager[BinaryIO],
         run: RunFile,
         footer: _Footer | None = None,
-        *,
-        checks_pages: bool = False,
     ) -> None:
         """`opened` is the run's file, seekable; it is entered here, and left by `close`. A `footer` that readers of the
-        same run share is read when it is needed. `checks_pages` is for a run that may never have been read back.
+        same run share is read when it is needed.
         """
         self.run = run
         self._footer = footer or _Footer()
-        self._checks_pages = checks_pages
         self._context = opened
         self._file = self._context.__enter__()
         with undone_by_errors(self.close):
@@ -121,18 +120,29 @@ class RunReader(Closing):
         if not numbers or numbers[-1] + 1 < len(spans):  # Else the footer comes with the last of them.
             self._footer.begin(self._read_footer)
         for number, data in self._bytes_of(numbers):
-            table = self._decode(number, data, checks_pages=self._checks_pages)
+            table = self._decode(number, data)
             yield table if wanted is None else only_key_groups(table, wanted)
 
     def verify(self, descriptor: Descriptor | None = None) -> None:
         """Read and decode the whole file, and compare its sha256; and by the log's descriptor keys with key groups:
         Corrupt if those differ, for the file is what was written.
         """
+        self._verify(range(len(self.run.index.row_groups)), descriptor)
+
+    def verify_written(self) -> None:
+        """As `verify`, of a run that this process wrote: decode the footer and the widest row group only."""
+        spans = self.run.index.row_groups
+        widest = max(range(len(spans)), key=lambda number: spans[number].size_bytes, default=0)
+        self._verify((widest,), None)
+
+    def _verify(self, decoded: Collection[int], descriptor: Descriptor | None) -> None:
         digest = hashlib.sha256()
         last: pa.Table | None = None
         digest.update(self._read(0, self._data_start()))
         for number, data in self._bytes_of(range(len(self.run.index.row_groups)), _VERIFIED_PIECE_BYTES):
             digest.update(data)
+            if number not in decoded:
+                continue
             table = self._decode(number, data, checks_pages=True)
             joined = table if last is None else pa.concat_tables([last, table])
             if first_unsorted(joined) is not None:
@@ -144,6 +154,16 @@ class RunReader(Closing):
         digest.update(self._read(footer, self.run.size_bytes - footer))
         if digest.digest() != self.run.sha256:
             raise self._corrupt("the file's sha256 differs", got=digest.hexdigest(), expected=self.run.sha256.hex())
+        self._check_footer()
+
+    def _check_footer(self) -> None:
+        """Check that the footer finds each row group where the index has it."""
+        for number, span in enumerate(self.run.index.row_groups):
+            group = self.footer.row_group(number)
+            columns = (group.column(i) for i in range(group.num_columns))
+            start = min(column.dictionary_page_offset or column.data_page_offset for column in columns)
+            if (group.num_rows, start) != (span.rows, span.offset):
+                raise self._corrupt("the footer has another row group", row_group=number, got=start)
 
     def close(self) -> None:
         """Close the file."""
@@ -205,7 +225,7 @@ class RunReader(Closing):
                     raise self._corrupt("a row group's checksum differs", offset=span.offset)
                 yield number, mine
 
-    def _decode(self, number: int, data: memoryview, *, checks_pages: bool) -> pa.Table:
+    def _decode(self, number: int, data: memoryview, *, checks_pages: bool = False) -> pa.Table:
         span = self.run.index.row_groups[number]
         with self._decoding():
             opened = self._parquet(data, span.offset, checks_pages=checks_pages)
@@ -263,9 +283,18 @@ def stored(store: Store) -> OpenRun:
 
 def read_back(store: Store, run: RunFile, descriptor: Descriptor | None = None) -> None:
     """Read a whole run once more and check everything, as `verify`. Raises Corrupt, NotFound, StoreUnavailable."""
+    _read_back(store, run, lambda reader: reader.verify(descriptor))
+
+
+def read_back_written(store: Store, run: RunFile) -> None:
+    """The same of a run that this process wrote, and uploaded a moment ago, as `verify_written`."""
+    _read_back(store, run, RunReader.verify_written)
+
+
+def _read_back(store: Store, run: RunFile, verify: Callable[[RunReader], None]) -> None:
     is_small = run.size_bytes <= _VERIFIED_PIECE_BYTES
     with RunReader(io.BytesIO(store.read(run.path)) if is_small else store.open(run.path), run) as reader:
-        reader.verify(descriptor)
+        verify(reader)
 
 
 # ---- by several threads
@@ -274,11 +303,9 @@ def read_back(store: Store, run: RunFile, descriptor: Descriptor | None = None) 
 class RunHandles:
     """The open files of a run, which `opening` opens. Thread-safe. Raises as `RunReader`, and ClosedError."""
 
-    def __init__(self, run: RunFile, opening: OpenRun, *, checks_pages: bool = False) -> None:
-        """`checks_pages` as `RunReader` takes it."""
+    def __init__(self, run: RunFile, opening: OpenRun) -> None:
         self._run = run
         self._opening = opening
-        self._checks_pages = checks_pages
         self._lock = Lock()
         self._idle: list[RunReader] = []
         self._footer = _Footer()
@@ -317,7 +344,7 @@ class RunHandles:
                 raise ClosedError("a run was read after it was closed")
             if self._idle:
                 return self._idle.pop()
-        return RunReader(self._opening(self._run), self._run, self._footer, checks_pages=self._checks_pages)
+        return RunReader(self._opening(self._run), self._run, self._footer)
 
 
 def pieces(

@@ -5,18 +5,19 @@ Where sorted changes are cut into several is decided by `schemas.snapshot.run_re
 Invariants:
 - The runs that changes were cut into tile the key groups that were to be covered, whatever rows there are; without rows
   there is one. After an error no file is left.
-- A writer that is closed before `finish` leaves no file. What `finish` returns was hashed from the disk.
+- A writer that is closed before `finish` leaves no file. What `finish` returns was hashed before it went to the disk: a
+  file that the disk harmed is not the one that its hash names.
 - Changes that are not strictly ascending by (key group, key) are refused: a run out of order would hide changes.
 """
 
-import errno
 import hashlib
+import io
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,9 +42,6 @@ from statelog.schemas.snapshot.runs import (
 from statelog.store.disk.disk import local_disk
 from statelog.store.port import Store
 
-_BLOCK_BYTES = 1024 * 1024
-_PARQUET_TAIL_BYTES = 8  # the footer's length and the magic
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenRun:
@@ -51,6 +49,31 @@ class WrittenRun:
 
     local: Path
     file: RunFile
+
+
+class _HashedFile(io.FileIO):
+    """A new file that hashes what is written to it: all of it, and by the stretch, each of which `cut` ends."""
+
+    def __init__(self, local: Path) -> None:
+        super().__init__(local, "wb")
+        self.sha256, self._stretch = hashlib.sha256(), xxhash.xxh3_64()
+        self._start = self.size_bytes = 0
+
+    def write(self, data: Any) -> int:
+        """Hash the bytes, then write all of them. Raises OSError."""
+        left = memoryview(data)
+        self.sha256.update(left)
+        self._stretch.update(left)
+        self.size_bytes += len(left)
+        while left:
+            left = left[super().write(left) :]
+        return len(data)
+
+    def cut(self) -> tuple[int, int, int]:
+        """End a stretch. Return where it began, its length, and its xxh3-64."""
+        found = self._start, self.size_bytes - self._start, self._stretch.intdigest()
+        self._start, self._stretch = self.size_bytes, xxhash.xxh3_64()
+        return found
 
 
 class RunWriter(Closing):
@@ -71,26 +94,28 @@ class RunWriter(Closing):
         self._disk = disk
         self._schema = schema
         self._packer = RowGroupPacker(target_rows)
-        self._spans: list[tuple[int, int, int]] = []
+        self._spans: list[RowGroupSpan] = []
         self._last: pa.Table | None = None
         self._pending_bytes = 0
         self._open = True
         # No writer is returned that could be closed.
         with undone_by_errors(local.unlink, missing_ok=True), local_disk(local, "open", disk):
-            self._file = pq.ParquetWriter(
-                str(local),
-                schema.with_metadata(metadata.to_parquet()),
-                compression="lz4",
-                use_dictionary=["key_group", "op"],
-                write_statistics=["key_group", "key"],
-                write_page_checksum=True,
-            )
+            self._sink = _HashedFile(local)
+            with undone_by_errors(self._sink.close):
+                self._file = pq.ParquetWriter(
+                    self._sink,
+                    schema.with_metadata(metadata.to_parquet()),
+                    compression="lz4",
+                    use_dictionary=["key_group", "op"],
+                    write_statistics=["key_group", "key"],
+                    write_page_checksum=True,
+                )
+            self._sink.cut()  # Parquet's magic.
 
     @property
     def size_bytes(self) -> int:
-        """About how large the file will be: what is written, and what waits in memory. Raises StoreUnavailable."""
-        with local_disk(self._local):
-            return self._local.stat().st_size + self._pending_bytes
+        """About how large the file will be: what is written, and what waits in memory."""
+        return self._sink.size_bytes + self._pending_bytes
 
     def append(self, table: pa.Table) -> None:
         """Add changes that come after all earlier ones by (key group, key). Raises CorruptRun if they do not, and for
@@ -110,14 +135,23 @@ class RunWriter(Closing):
             self._write(row_group)
 
     def finish(self) -> WrittenRun:
-        """Complete the file, read it once for its checksums, and give its facts. The file is now the caller's."""
+        """Complete the file, and return its facts. The file is now the caller's."""
         for row_group in self._packer.finish():
             self._write(row_group)
-        with local_disk(self._local, "verify", self._disk):
+        with local_disk(self._local, "finish", self._disk):
             self._file.close()
-            written = _facts(self._local, self._spans)
+            self._sink.close()
+        footer, _, checksum = self._sink.cut()
+        index = RunIndex(row_groups=tuple(self._spans), footer_offset=footer, footer_checksum=checksum)
+        run = RunFile(
+            path=run_path(self._local.stem),
+            size_bytes=self._sink.size_bytes,
+            rows=index.rows,
+            sha256=self._sink.sha256.digest(),
+            index=index,
+        )
         self._open = False
-        return written
+        return WrittenRun(local=self._local, file=run)
 
     def close(self) -> None:
         """Abort, unless `finish` was reached: the file is removed."""
@@ -127,13 +161,15 @@ class RunWriter(Closing):
         # The file goes away, so it does not matter whether its last bytes could still be written.
         with suppress(OSError):
             self._file.close()
+        with suppress(OSError):
+            self._sink.close()
         self._local.unlink(missing_ok=True)
 
     def _write(self, table: pa.Table) -> None:
         groups = key_groups_of(table)
-        self._spans.append((int(groups[0]), int(groups[-1]) + 1, table.num_rows))
         with local_disk(self._local, "write", self._disk):
             self._file.write_table(table, row_group_size=table.num_rows)
+        self._spans.append(RowGroupSpan(int(groups[0]), int(groups[-1]) + 1, table.num_rows, *self._sink.cut()))
         self._pending_bytes -= table.nbytes
 
     def _broken(self, message: str, **facts: Fact) -> CorruptRun:
@@ -148,48 +184,6 @@ def upload_run(store: Store, written: WrittenRun) -> RunFile:
     finally:
         written.local.unlink(missing_ok=True)
     return written.file
-
-
-def _facts(local: Path, spans: list[tuple[int, int, int]]) -> WrittenRun:
-    """Read a finished file once and describe it: row groups one after the other, then the footer."""
-    size_bytes = local.stat().st_size
-    starts = _starts(pq.read_metadata(str(local)))
-    with local.open("rb") as file:
-        file.seek(size_bytes - _PARQUET_TAIL_BYTES)
-        footer = size_bytes - _PARQUET_TAIL_BYTES - int.from_bytes(file.read(4), "little")
-        file.seek(0)
-        digest = hashlib.sha256()
-        _checksum(file, starts[0] if starts else footer, digest.update)
-        row_groups = tuple(
-            RowGroupSpan(first, end, rows, start, stop - start, _checksum(file, stop - start, digest.update))
-            for (first, end, rows), start, stop in zip(spans, starts, [*starts, footer][1:], strict=True)
-        )
-        footer_checksum = _checksum(file, size_bytes - footer, digest.update)
-    index = RunIndex(row_groups=row_groups, footer_offset=footer, footer_checksum=footer_checksum)
-    run = RunFile(
-        path=run_path(local.stem), size_bytes=size_bytes, rows=index.rows, sha256=digest.digest(), index=index
-    )
-    return WrittenRun(local=local, file=run)
-
-
-def _starts(metadata: pq.FileMetaData) -> list[int]:
-    """The offset of every row group's first page."""
-    columns = range(metadata.num_columns)
-    chunks = ([metadata.row_group(i).column(j) for j in columns] for i in range(metadata.num_row_groups))
-    return [min(one.dictionary_page_offset or one.data_page_offset for one in group) for group in chunks]
-
-
-def _checksum(file: BinaryIO, size_bytes: int, digest: Callable[[bytes], object]) -> int:
-    """xxh3-64 of the next bytes of the file, which `digest` gets, too."""
-    checksum = xxhash.xxh3_64()
-    while size_bytes:
-        block = file.read(min(size_bytes, _BLOCK_BYTES))
-        if not block:
-            raise OSError(errno.EIO, "a file that was just written ends early")
-        checksum.update(block)
-        digest(block)
-        size_bytes -= len(block)
-    return checksum.intdigest()
 
 
 def write_cut(

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from statelog.materializer.events import EventKind
 from statelog.materializer.outcome import CompletedRound, LostRound
 from statelog.materializer.round import run_round
 from statelog.schemas.names import MANIFESTS
+from statelog.store import run_writer
 from statelog.testing.store import MemoryDisk
 from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for, state_of
@@ -58,6 +60,28 @@ def test_an_upload_that_did_not_arrive_whole_is_made_anew(
     assert "did not arrive whole" in failed.error.message
     assert failed.error.facts["path"]
     assert state_of(bench.log) == bench.twin.model
+
+
+@pytest.mark.parametrize("flipped", [b"a value that stands alone", b"PAR1"], ids=["page", "footer"])
+def test_what_was_encoded_wrong_is_not_published(
+    flipped: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its hash fits what was written, and it does not decode: the widest row group and the footer show it."""
+    file = run_writer._HashedFile  # pyright: ignore[reportPrivateUsage]  # the last place before bytes are hashed
+    write, twin = file.write, TwinLog(partitions=1)
+    twin.write({b"a": b"a value that stands alone", b"b": b"2"})
+
+    def wrong(self: Any, data: bytes) -> int:
+        at = bytes(data).find(flipped) if self.tell() else -1
+        return write(self, bytes(data[: max(0, at)]) + b"?" + bytes(data[at + 1 :]) if at >= 0 else data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "write", wrong)
+        with pytest.raises(StoreUnavailable, match="did not arrive whole"):
+            twin.environment.run(run_round, twin.open(), settings_for(tmp_path))
+    assert twin.run_paths() == set()
+    assert isinstance(twin.environment.run(run_round, twin.open(), settings_for(tmp_path)), CompletedRound)
+    assert state_of(twin.open()) == twin.model
 
 
 def test_an_upload_that_a_newer_winner_deleted_is_a_race_that_was_lost(tmp_path: Path) -> None:

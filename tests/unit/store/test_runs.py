@@ -1,5 +1,6 @@
 """Runs: their layout, what a writer refuses, what a reader notices, and that strangers can read them."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -27,10 +28,17 @@ from statelog.schemas.snapshot.runs import (
     row_groups_for,
 )
 from statelog.schemas.values.schema import parse_value_schema, rows_to_struct
-from statelog.store import run_writer
 from statelog.store.merge import Lane, LanePart, merge_streams
 from statelog.store.port import RangeReader, Store
-from statelog.store.run_reader import PIECE_BYTES, RunHandles, RunReader, open_local, read_back, stored
+from statelog.store.run_reader import (
+    PIECE_BYTES,
+    RunHandles,
+    RunReader,
+    open_local,
+    read_back,
+    read_back_written,
+    stored,
+)
 from statelog.store.run_writer import RunWriter, upload_run
 from statelog.testing.store import MemoryDisk, MemoryStore
 from tests.support.samples.runs import LABEL, change_table, label_of, run_schema, table_of, tables_of, write_run
@@ -140,23 +148,43 @@ def test_only_key_groups_is_the_same_for_ranges_and_sets() -> None:
     assert only_key_groups(table, range(9, 3)).num_rows == 0
 
 
-def test_bytes_that_changed_before_they_were_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that harms the local file before it has its checksums: who reads it back compares those of the pages."""
-    describe = run_writer._facts  # pyright: ignore[reportPrivateUsage]  # harmed between two of its steps
+def test_a_disk_that_harms_a_file_before_it_is_complete(tmp_path: Path) -> None:
+    """Checksums are of what was to be written, so nobody takes what the disk made of it for the run."""
 
-    def describe_harmed(local: Path, spans: list[tuple[int, int, int]]) -> run_writer.WrittenRun:
-        data = bytearray(local.read_bytes())
-        data[data.index(b"a value that stands alone") + 5] ^= 1
-        local.write_bytes(data)
-        return describe(local, spans)
+    def harmed(step: str, path: Path) -> None:
+        if step == "finish":
+            data = bytearray(path.read_bytes())
+            data[data.index(b"a value that stands alone") + 5] ^= 1
+            with path.open("r+b") as file:
+                file.write(data)
 
-    monkeypatch.setattr(run_writer, "_facts", describe_harmed)
     table = change_table([(1, 0, b"k", b"a value that stands alone")])
-    with RunWriter(tmp_path / "run", table.schema, LABEL) as writer:
+    with RunWriter(tmp_path / "run", table.schema, LABEL, disk=harmed) as writer:
         writer.append(table)
         written = writer.finish()
     with RunReader(open_local(written.local, "run"), written.file) as reader, pytest.raises(CorruptRun):
-        reader.verify()
+        table_of(reader)
+
+
+def test_what_was_written_a_moment_ago_is_decoded_in_one_place_and_found_by_its_footer(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the row groups the widest is decoded; that the others are where the index has them, the footer says."""
+    wide, decoded = change_table([(1, 0, b"k", os.urandom(5000))]), list[int]()
+    narrow = [change_table([(group, 0, b"%d" % i, b"") for i in range(2)]) for group in (0, 2, 3)]
+    run = write_run(store, tmp_path, [narrow[0], wide, *narrow[1:]], target_rows=2)
+    read = pq.ParquetFile.read_row_group
+
+    def told(self: pq.ParquetFile, number: int, **options: Any) -> pa.Table:
+        decoded.append(number)
+        return read(self, number, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", told)
+    read_back_written(store, run)
+    assert ([span.rows for span in run.index.row_groups], decoded) == ([2, 1, 2, 2], [1])
+    spans = (span._replace(rows=rows) for span, rows in zip(run.index.row_groups, [1, 1, 3, 2], strict=True))
+    with pytest.raises(CorruptRun, match="the footer has another row group"):
+        read_back_written(store, replace(run, index=replace(run.index, row_groups=tuple(spans))))
 
 
 def test_whole_and_pruned_reads(store: Store, tmp_path: Path) -> None:
