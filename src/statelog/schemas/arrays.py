@@ -156,7 +156,7 @@ def taken(batch: pa.RecordBatch, order: NDArray[np.int64]) -> pa.RecordBatch:
     rows = column_of(order)
     if len(order) < _MANY_ROWS:
         return batch.take(rows)
-    columns = [_moved(column, order) or column.take(rows) for column in batch.columns]
+    columns = [moved(column, order) for column in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
@@ -175,6 +175,11 @@ def gathered(table: pa.Table, rows: NDArray[np.int64], most_bytes: int = 1 << 30
         halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
         return pa.concat_tables([gathered(table, half, most_bytes) for half in halves])
     return joined.take(column_of(np.argsort(np.argsort(which, kind="stable"))))
+
+
+def moved(column: pa.Array, order: NDArray[np.int64]) -> pa.Array:
+    """The rows of a column in this order."""
+    return _moved(column, order) or column.take(column_of(order))
 
 
 def _moved(column: pa.Array, order: NDArray[np.int64]) -> pa.Array | None:

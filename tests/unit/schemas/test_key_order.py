@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from statelog.schemas.changes import key_order
 from statelog.schemas.changes.key_order import is_last_row, sorted_last_rows, sorted_rows
@@ -31,8 +34,19 @@ _KINDS: dict[str, Callable[[np.random.Generator, int], _Keys]] = {
     "any bytes": lambda rng, rows: _bytes(rng, rows, alphabet=bytes(range(256)), longest=9),
     "of 16 bytes": lambda rng, rows: [rng.bytes(16) for _ in range(rows)],
     "alike at first": lambda rng, rows: _bytes(rng, rows, alphabet=b"ab", longest=30, prefix=b"alike-at-first-"),
-    "as wide as words go": lambda rng, rows: _bytes(rng, rows, alphabet=b"xy", longest=64),
+    "of 64 bytes": lambda rng, rows: _bytes(rng, rows, alphabet=b"xy", longest=64),
     "wider": lambda rng, rows: _bytes(rng, rows, alphabet=b"xy", longest=70),
+    "text of UUIDs": lambda rng, rows: [str(UUID(bytes=rng.bytes(16))).encode() for _ in range(rows)],
+    "addresses": lambda rng, rows: [
+        b"https://www.example.com/of/%s?item=%d" % (rng.bytes(3).hex().encode() * 9, one)
+        for one in rng.integers(0, 99, rows)
+    ],
+    "alike for longer than is looked at": lambda rng, rows: _bytes(
+        rng, rows, alphabet=b"xy", longest=5, prefix=b"p" * 300
+    ),
+    "alike in parts": lambda rng, rows: [b"\0".join(_bytes(rng, 9, alphabet=b"ab", longest=1)) for _ in range(rows)],
+    "of lengths far apart": lambda rng, rows: [b"\0" * int(one) for one in rng.choice([0, 1, 7, 8, 9, 5000], rows)],
+    "empty": lambda _, rows: [b""] * rows,
     "all the same": lambda _, rows: [b"same"] * rows,
 }
 
@@ -56,11 +70,15 @@ def test_the_order_is_that_of_the_keys(kind: str, most_key_groups: int) -> None:
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_keys_with_one_hash_are_told_apart(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hash only finds candidates: where all keys meet in one slot, in every round, the result is the same."""
-    monkeypatch.setattr(key_order, "_MIX", np.uint64(0))
+@pytest.mark.parametrize(
+    ("name", "most"), [("_WORD_BITS", 19), ("_WORD_BITS", 27), ("_MOST_TURNS", 1), ("_MOST_TURNS", 0)]
+)
+def test_what_does_not_fit_is_told_apart(kind: str, name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where hardly a byte has room, rows that are alike so far are sorted by what follows, in the end by Arrow."""
+    monkeypatch.setattr(key_order, name, most)
     rng = np.random.default_rng(7)
-    _check(_key_groups(rng, 300, 5), _KINDS[kind](rng, 300))
+    for most_key_groups in (1, 5):
+        _check(_key_groups(rng, 300, most_key_groups), _KINDS[kind](rng, 300))
 
 
 @pytest.mark.parametrize("kind", _KINDS)
@@ -82,3 +100,29 @@ def test_how_many_bits_differ_changes_nothing(bits: int) -> None:
     numbers: list[int] = (rng.integers(0, 2**64, 200, np.uint64) >> np.uint64(64 - bits)).tolist()
     _check(_key_groups(rng, 200, 2**16), [number - 2**63 for number in numbers])
     _check(_key_groups(rng, 200, 1), [number.to_bytes(8, "big") for number in numbers])
+
+
+_PARTS = [
+    b"\0",
+    b"a",
+    b"\xff",
+    b"-" * 7,
+    b"https://www.example.com/",
+    b"0f8fad5b-d9cb-469f-a165-70867728950e",
+    b"p" * 260,
+]
+_KEY = st.one_of(
+    st.binary(max_size=40),
+    st.lists(st.sampled_from(_PARTS), max_size=8).map(b"".join),
+    st.uuids().map(lambda one: str(one).encode()),
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(_KEY, min_size=1, max_size=30), st.sampled_from([12, 16, 20, 64]), st.data())
+def test_any_keys_are_sorted_as_python_sorts_them(keys: list[bytes], word_bits: int, data: st.DataObject) -> None:
+    """Random bytes, UUIDs, addresses, long beginnings in common, mixed lengths, zero bytes; many of them twice."""
+    drawn = data.draw(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(keys)), min_size=1, max_size=80))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_order, "_WORD_BITS", word_bits)
+        _check([key_group for key_group, _ in drawn], [key for _, key in drawn])

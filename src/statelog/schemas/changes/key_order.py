@@ -1,149 +1,196 @@
 """Key order: which rows are the last change of their key, and the order of rows by (key group, key).
 
-These are the two dearest steps of a round and of a recovery, so keys of up to 64 bytes are compared as a few uint64
-words instead of one by one: a key, left-aligned and zero-padded, read as big-endian numbers, orders like its bytes.
-Bits that all rows share say nothing of their order and are left out. Most often the rest fits into one word, key group
-included, and one sort of plain numbers is all that there is to do; where it does not, and no order is wanted, a table
-of hashes tells the last rows without one. Wider keys go to pyarrow, with the same result.
+These are the two dearest steps of a round and of a recovery, so keys are not compared one by one. Of the bits in which
+rows differ, key group first, then the key from its first byte on, as many as there is room for go into one uint64, with
+the row's number below them: one sort of plain numbers, for which numpy has vector instructions, orders the rows. Bits
+that all rows share, as those of a common prefix, are left out. Most often that is all of them; where it is not, rows
+that are alike so far are compared by their whole keys, and the few whose keys differ are sorted by what follows.
 
 Invariants:
 - The order is the native one: signed longs, bytes, and UTF-8 bytes for strings, within ascending key groups.
-- Two rows have equal words if and only if they have equal keys. A hash only finds candidates; words decide.
+- Two rows are of one key if their bits, all of them, or their keys are equal. No hash decides.
 - Equal rows keep their order.
 """
 
-from collections.abc import Sequence
-from functools import reduce
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from statelog.schemas.arrays import binary_column, column_of, numbers_of
+from statelog.schemas.arrays import BinaryColumn, binary_column, column_of, moved, numbers_of
 from statelog.schemas.key_groups import KeyType
 
 Rows = NDArray[np.int64]
 Word = NDArray[np.uint64]
-Words = tuple[Word, ...]
 Mask = NDArray[np.bool_]
 
-_WIDEST = 64
 _WORD_BITS = 64
+_WORD_BYTES = 8
+_MOST_BYTES = 256
+"""So many bytes are looked at for differences; keys that begin with more of the same go to Arrow."""
+_MOST_TURNS = 4
+"""So often rows that are alike so far are sorted by what follows, before the rest goes to Arrow."""
 _STRETCH_ROWS = 32
-_ROUNDS = 8
 _PIECE_ROWS = 16384
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # An odd number with well spread bits, as in Fibonacci hashing.
 _SIGN = np.uint64(1 << 63)
 
 
 def is_last_row(key_groups: pa.Array, keys: pa.Array) -> Mask:
     """Whether a row is the last of its (key group, key)."""
-    words = _words(key_groups, keys)
-    if words is None:
-        last = _last_rows_by_arrow(key_groups, keys)
-    elif len(words) == 1 and _has_room(words[0]):
-        last = _last_rows_of_one(words[0])
-    else:
-        return _is_last(words)
     is_last = np.zeros(len(keys), np.bool_)
-    is_last[last] = True
+    is_last[sorted_last_rows(key_groups, keys)] = True
     return is_last
 
 
 def sorted_rows(key_groups: pa.Array, keys: pa.Array) -> Rows:
     """All rows in the order of (key group, key); equal ones in their own order."""
-    words = _words(key_groups, keys)
-    return _sorted_rows_by_arrow(key_groups, keys) if words is None else _sorted_rows(words)
+    return _sorted(numbers_of(key_groups).astype(np.uint64), keys).rows
 
 
 def sorted_last_rows(key_groups: pa.Array, keys: pa.Array) -> Rows:
     """The last row of every (key group, key), in the order of (key group, key)."""
-    words = _words(key_groups, keys)
-    if words is None:
-        last = _last_rows_by_arrow(key_groups, keys)
-        indices = column_of(last)
-        return last[_sorted_rows_by_arrow(key_groups.take(indices), keys.take(indices))]
-    if len(words) == 1:
-        return _last_rows_of_one(words[0])
-    merged = _merged_last_rows(words)
-    if merged is not None:
-        return merged
-    last = np.flatnonzero(_is_last(words))
-    return last[_sorted_rows(tuple(word[last] for word in words))]
+    rows, is_same = _sorted(numbers_of(key_groups).astype(np.uint64), keys)
+    return rows.compress(~np.append(is_same, False)[1:])
 
 
-# ---- key groups and keys as words
+class _Order(NamedTuple):
+    """Rows in order, and whether each of them is of the same key group and key as the one before it."""
+
+    rows: Rows
+    is_same: Mask
 
 
-def _words(key_groups: pa.Array, keys: pa.Array) -> Words | None:
-    """One or more, the most significant first; None if a key is too wide for words.
-
-    The first one holds what it can of the bits in which rows differ. If that is all of them, there are no others.
-    """
-    key_words = _words_of(keys)
-    if key_words is None:
-        return None
-    words = (numbers_of(key_groups).astype(np.uint64), *key_words)
-    varying = [_varying(word) for word in words]
-    if sum(bits.bit_count() for bits in varying) <= _WORD_BITS:
-        return (_leading_word(words, varying),)
-    # Whole bytes, because every stretch of bits takes its own passes.
-    leading = _leading_word(words, [_whole_bytes(bits) for bits in varying])
-    return (leading, *(word for word, bits in zip(words[1:], varying[1:], strict=True) if bits))
-
-
-def _words_of(keys: pa.Array) -> Words | None:
-    if len(keys) == 0:
-        return ()
-    if KeyType.of(keys.type) is KeyType.LONG:
-        return (numbers_of(keys).view(np.uint64) ^ _SIGN,)
-    column = binary_column(keys)
-    lengths = column.lengths
-    width = int(lengths.max())
-    if width > _WIDEST:
-        return None
-    matrix = column.padded(width)
-    if width % 8:
-        matrix = np.pad(matrix, ((0, 0), (0, -width % 8)))
-    big_endian = np.ascontiguousarray(matrix).view(">u8")
-    words = tuple(big_endian[:, column].astype(np.uint64) for column in range(big_endian.shape[1]))
-    # Padding makes a key equal to itself with zero bytes behind it; the shorter of the two sorts first.
-    return (*words, lengths.astype(np.uint64))
+def _sorted(groups: Word, keys: pa.Array, start: int = 0, turns: int | None = None) -> _Order:
+    """The order of rows by a number and their keys, of which rows of one number share the first `start` bytes."""
+    if not len(keys):
+        return _Order(np.zeros(0, np.int64), np.zeros(0, np.bool_))
+    turns = _MOST_TURNS if turns is None else turns
+    bits = _Bits(groups, _WORD_BITS - len(groups).bit_length()) if turns else None
+    if bits is None or not bits.take(keys, start):
+        return _sorted_by_arrow(groups, keys)
+    word = bits.word()
+    if _is_in_stretches(word):
+        rows = np.argsort(word, kind="stable")  # It only merges what is sorted already.
+        word = word.take(rows)
+    else:
+        row_bits = len(word).bit_length()
+        word <<= np.uint64(row_bits)
+        word |= np.arange(len(word), dtype=np.uint64)
+        word.sort()
+        rows = (word & np.uint64((1 << row_bits) - 1)).view(np.int64)
+        word >>= np.uint64(row_bits)
+    found = _Order(rows, _equal_to_previous(word))
+    if not bits.are_all:
+        _settle(found, keys, bits.end, turns - 1)
+    return found
 
 
-def _varying(word: Word) -> int:
-    return int(np.bitwise_or.reduce(word) ^ np.bitwise_and.reduce(word)) if len(word) else 0
+def _settle(found: _Order, keys: pa.Array, start: int, turns: int) -> None:
+    """Compare the keys of rows that are alike so far, and put those that differ in order; in place."""
+    rows, is_alike = found
+    tied = np.flatnonzero(is_alike | np.append(is_alike, False)[1:])
+    if not len(tied):
+        return
+    tied_keys, follows = moved(keys, rows[tied]), is_alike[tied]
+    is_same = follows & np.append(False, numbers_of(pc.equal(tied_keys.slice(1), tied_keys.slice(0, len(tied) - 1))))
+    is_alike[tied] = is_same
+    stretches = np.cumsum(~follows)
+    is_mixed = np.zeros(int(stretches[-1]) + 1, np.bool_)
+    is_mixed[stretches[follows & ~is_same]] = True
+    left = np.flatnonzero(is_mixed[stretches])
+    if len(left):
+        order, is_same = _sorted(stretches[left].astype(np.uint64), moved(tied_keys, left), start, turns)
+        places = tied[left]
+        rows[places], is_alike[places] = rows[places][order], is_same
 
 
-def _whole_bytes(bits: int) -> int:
-    return int.from_bytes(bytes(255 if byte else 0 for byte in bits.to_bytes(8, "big")), "big")
+def _is_in_stretches(word: Word) -> bool:
+    """Whether most rows come after the one before them, as in a merge."""
+    return int(np.count_nonzero(word[1:] < word[:-1])) <= len(word) // _STRETCH_ROWS
 
 
-def _pieces(count: int) -> list[slice]:
-    """Rows by the piece: to use memory that is there again takes half the time of memory that is new."""
-    return [slice(start, min(start + _PIECE_ROWS, count)) for start in range(0, count, _PIECE_ROWS)]
+def _equal_to_previous(word: Word) -> Mask:
+    return np.append(False, word[1:] == word[:-1])
 
 
-def _leading_word(words: Words, kept: list[int]) -> Word:
-    """The bits to keep of each word, one after the other, as far as there is room."""
-    stretches = [(word, *one) for word, bits in zip(words, kept, strict=True) for one in _stretches(bits)]
-    room = min(_WORD_BITS, sum(width for _, _, width in stretches))
-    moves: list[tuple[Word, int, int]] = []
-    for word, lowest, width in stretches:
-        if not room:
-            break
-        taken = min(width, room)
-        room -= taken
-        moves.append((word, lowest + width - taken - room, (1 << taken) - 1 << room))
-    leading = np.empty(len(words[0]), np.uint64)
-    for piece in _pieces(len(leading)):
-        leading[piece] = _moved(piece, moves)
-    return leading
+def _sorted_by_arrow(groups: Word, keys: pa.Array) -> _Order:
+    columns = {"group": column_of(groups), "key": keys, "row": column_of(np.arange(len(keys), dtype=np.int64))}
+    order = pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns])
+    rows = numbers_of(order).astype(np.int64)
+    found = _Order(rows, _equal_to_previous(groups[rows]))
+    ordered = keys.take(order)
+    found.is_same[1:] &= numbers_of(pc.equal(ordered.slice(1), ordered.slice(0, len(rows) - 1)))
+    return found
 
 
-def _moved(piece: slice, moves: Sequence[tuple[Word, int, int]]) -> Word:
+# ---- the bits in which rows differ
+
+
+class _Stretch(NamedTuple):
+    """So many bits of a word, from `lowest` up."""
+
+    word: Word
+    lowest: int
+    width: int
+
+
+class _Bits:
+    """The bits in which rows differ, the most significant first, as far as there is room."""
+
+    def __init__(self, groups: Word, room: int) -> None:
+        self._stretches = [_Stretch(groups, 0, int(groups.max()).bit_length())]
+        self._room = room - self._stretches[0].width
+        self.end = 0
+        """All bytes of keys before this one are taken, or the same in rows of one group."""
+        self.are_all = False
+
+    def take(self, keys: pa.Array, start: int) -> bool:
+        """Take what there is room for of keys, from a byte on. Returns whether that says anything of their order."""
+        before = len(self._stretches)
+        for first, word in _words_of(keys, start):
+            varying = int(np.bitwise_or.reduce(word) ^ np.bitwise_and.reduce(word))
+            for byte in range(_WORD_BYTES):
+                self.end, lowest = first + byte, 8 * (_WORD_BYTES - 1 - byte)
+                if first - start >= _MOST_BYTES or not self._take_byte(word, lowest, varying >> lowest & 255):
+                    return len(self._stretches) > before
+        self.are_all = True
+        return True
+
+    def _take_byte(self, word: Word, lowest: int, bits: int) -> bool:
+        """Take the bits of a byte in which rows differ, and what lies between them; False if there is no room."""
+        if not bits:
+            return True
+        low = (bits & -bits).bit_length() - 1
+        width = bits.bit_length() - low
+        if width > self._room:
+            return False
+        self._room -= width
+        last = self._stretches[-1]
+        if last.word is word and last.lowest == lowest + low + width:
+            self._stretches[-1] = _Stretch(word, lowest + low, last.width + width)
+        else:
+            self._stretches.append(_Stretch(word, lowest + low, width))
+        return True
+
+    def word(self) -> Word:
+        """All that was taken, as one number."""
+        left = sum(one.width for one in self._stretches)
+        moves = list[tuple[Word, int, int]]()
+        for word, lowest, width in self._stretches:
+            left -= width
+            moves.append((word, lowest - left, ((1 << width) - 1) << left))
+        found = np.empty(len(moves[0][0]), np.uint64)
+        # By the piece: to use memory that is there again takes half the time of memory that is new.
+        for start in range(0, len(found), _PIECE_ROWS):
+            piece = slice(start, min(start + _PIECE_ROWS, len(found)))
+            found[piece] = _moved(piece, moves)
+        return found
+
+
+def _moved(piece: slice, moves: list[tuple[Word, int, int]]) -> Word:
     """Of each word its bits, so far to the right, or to the left, and of these the ones of a mask."""
     found = np.zeros(piece.stop - piece.start, np.uint64)
     for word, right, mask in moves:
@@ -153,155 +200,56 @@ def _moved(piece: slice, moves: Sequence[tuple[Word, int, int]]) -> Word:
     return found
 
 
-def _stretches(bits: int) -> list[tuple[int, int]]:
-    """Where bits are set: the lowest and how many, the most significant first."""
-    found: list[tuple[int, int]] = []
-    while bits:
-        end = bits.bit_length()
-        lowest = (~bits & ((1 << end) - 1)).bit_length()
-        found.append((lowest, end - lowest))
-        bits &= (1 << lowest) - 1
-    return found
-
-
-# ---- the last row per key
-
-
-def _is_last(words: Words) -> Mask:
-    """Whether a row is the last of its key. To sort them all, by more than one word, takes three times as long."""
-    is_last, left = _settled(words, 0)
-    for seed in range(1, _ROUNDS):
-        if not len(left):
-            return is_last
-        is_last[left], others = _settled(tuple(word[left] for word in words), seed)
-        left = left[others]
-    words = tuple(word[left] for word in words)
-    order = _sorted_rows(words)  # Somebody has chosen keys that meet in every round.
-    same = reduce(np.logical_and, (_equal_to_next(word[order]) for word in words))
-    is_last[left[order[~same]]] = True
-    return is_last
-
-
-def _settled(words: Words, seed: int) -> tuple[Mask, Rows]:
-    """Whether a row is the last of its key, and the rows of which that is not known yet: their slot in a table of
-    hashes is taken by the last row of another key.
+def _words_of(keys: pa.Array, start: int) -> Iterator[tuple[int, Word]]:
+    """Words that order like the keys from a byte on, each with the byte at which it begins: big-endian numbers, with
+    zeros behind the shorter keys. The last one are lengths: a key sorts before itself with zero bytes behind it.
     """
-    count = len(words[0])
-    bits = count.bit_length() + 1
-    newest, is_last, is_left = np.full(1 << bits, -1, np.int32), np.empty(count, np.bool_), np.empty(count, np.bool_)
-    pieces = _pieces(count)
-    for piece in pieces:
-        np.maximum.at(newest, _slots(words, piece, seed, bits), np.arange(piece.start, piece.stop, dtype=np.int32))
-    for piece in pieces:
-        rows = newest.take(_slots(words, piece, seed, bits))
-        is_last[piece] = rows == np.arange(piece.start, piece.stop)
-        is_left[piece] = reduce(np.logical_or, (word.take(rows) != word[piece] for word in words))
-    return is_last, np.flatnonzero(is_left)
+    column = _bytes_of(keys)
+    lengths = column.lengths
+    width = int(lengths.max())
+    is_fixed = int(lengths.min()) == width
+    word_at = _fixed_words(column, width) if is_fixed else _mixed_words(column, lengths)
+    while start < width:
+        yield start, word_at(start)
+        start += _WORD_BYTES
+    if not is_fixed:
+        yield start, lengths.astype(np.uint64)
 
 
-def _slots(words: Words, piece: slice, seed: int, bits: int) -> Rows:
-    hashes = np.full(piece.stop - piece.start, seed, np.uint64)
-    for word in words:
-        hashes = hashes ^ word[piece]
-        hashes = (hashes ^ (hashes >> np.uint64(29))) * _MIX
-    return (hashes >> np.uint64(_WORD_BITS - bits)).view(np.int64)
+def _bytes_of(keys: pa.Array) -> BinaryColumn:
+    if KeyType.of(keys.type) is not KeyType.LONG:
+        return binary_column(keys)
+    data = (numbers_of(keys).view(np.uint64) ^ _SIGN).byteswap().view(np.uint8)
+    return BinaryColumn(np.arange(0, len(data) + 1, _WORD_BYTES, dtype=np.int32), data)
 
 
-def _last_rows_of_one(word: Word) -> Rows:
-    row_bits = len(word).bit_length()
-    if not len(word):
-        return np.zeros(0, np.int64)
-    if not _has_room(word):
-        order = _order(word)
-        return np.maximum.reduceat(order, np.flatnonzero(~_equal_to_previous(word.take(order))))
-    # Where a row's number fits beside its word, plain numbers are sorted, which takes two thirds of an argsort's time.
-    both = word << np.uint64(row_bits)
-    both |= np.arange(len(word), dtype=np.uint64)
-    both.sort(kind=_kind(word))
-    last = both.compress(~_equal_to_next(both >> np.uint64(row_bits)))  # An index of booleans takes five times as long.
-    last &= np.uint64((1 << row_bits) - 1)
-    return last.view(np.int64)
+def _fixed_words(column: BinaryColumn, width: int) -> Callable[[int], Word]:
+    """Of keys of one length, the word at a byte."""
+    data, stride = column.data, width
+    if width < _WORD_BYTES:
+        padded = np.zeros((len(column.offsets) - 1, _WORD_BYTES), np.uint8)
+        padded[:, :width] = data.reshape(len(padded), width)
+        data, stride = padded.reshape(-1), _WORD_BYTES
+
+    def word_at(start: int) -> Word:
+        first = min(start, stride - _WORD_BYTES)
+        found = np.ndarray((len(data) // stride,), ">u8", data.data, first, (stride,)).astype(np.uint64)
+        return found << np.uint64(8 * (start - first)) if start > first else found
+
+    return word_at
 
 
-def _has_room(word: Word) -> bool:
-    """Whether a row's number fits beside its word: then to sort them takes two thirds of a table of hashes."""
-    return int(word.max(initial=0)).bit_length() + len(word).bit_length() <= _WORD_BITS
+def _mixed_words(column: BinaryColumn, lengths: NDArray[np.int32]) -> Callable[[int], Word]:
+    """Of keys of several lengths, the word at a byte."""
+    data = np.append(column.data, np.zeros(_WORD_BYTES, np.uint8))
+    words = np.ndarray((len(data) - _WORD_BYTES + 1,), ">u8", data.data, 0, (1,))
+    starts, least = column.offsets[:-1].astype(np.int64), int(lengths.min())
 
+    def word_at(start: int) -> Word:
+        found = words[np.minimum(starts + start, len(words) - 1)].astype(np.uint64)
+        if start + _WORD_BYTES > least:
+            beyond = (8 * (_WORD_BYTES - np.clip(lengths - start, 0, _WORD_BYTES))).astype(np.uint64)
+            found = (found >> beyond) << beyond
+        return found
 
-def _order(word: Word) -> Rows:
-    return np.argsort(word, kind=_kind(word))
-
-
-def _kind(word: Word) -> Literal["stable"] | None:
-    """The stable sort only merges what is sorted in stretches; all else is faster by numpy's vector instructions."""
-    return "stable" if _is_in_stretches(word) else None
-
-
-def _is_in_stretches(word: Word) -> bool:
-    """Whether most rows come after the one before them, as in a merge."""
-    return int(np.count_nonzero(word[1:] < word[:-1])) <= len(word) // _STRETCH_ROWS
-
-
-def _merged_last_rows(words: Words) -> Rows | None:
-    """The last rows in order, if rows come in stretches that the first word alone puts into order; None if not."""
-    if not _is_in_stretches(words[0]):
-        return None
-    order = _order(words[0])
-    same = np.ones(max(0, len(order) - 1), np.bool_)
-    for word in words:
-        ordered = word.take(order)
-        if bool((same & (ordered[1:] < ordered[:-1])).any()):
-            return None
-        same &= ordered[1:] == ordered[:-1]
-    return order.compress(~np.append(same, False))
-
-
-def _last_rows_by_arrow(key_groups: pa.Array, keys: pa.Array) -> Rows:
-    numbers = numbers_of(keys.dictionary_encode().indices).astype(np.uint64)
-    return _last_rows_of_one((numbers_of(key_groups).astype(np.uint64) << np.uint64(32)) | numbers)
-
-
-# ---- the order of (key group, key)
-
-
-def _sorted_rows(words: Words) -> Rows:
-    order = _order(words[0])
-    same = _equal_to_previous(words[0].take(order))
-    for word in (*words[1:], np.arange(len(order), dtype=np.uint64)):
-        if not bool(same.any()):
-            break
-        _settle_ties(order, same, word)
-    return order
-
-
-def _settle_ties(order: Rows, same: NDArray[np.bool_], word: Word) -> None:
-    """Put each stretch of rows that are the same so far in the order of one more word; both arrays change in place.
-
-    A word is replaced by its rank among the tied rows, which leaves room for the stretch above it: two sorts of plain
-    uint64, for which numpy has vector instructions, are several times faster than one sort by two columns.
-    """
-    tied = np.flatnonzero(same | np.append(same[1:], False))
-    stretches = np.cumsum(~same[tied], dtype=np.uint64)
-    rows = order[tied]
-    by_word = np.argsort(word[rows])
-    ranks = np.empty(len(rows), np.uint64)
-    ranks[by_word] = np.cumsum(~_equal_to_previous(word[rows[by_word]]), dtype=np.uint64)
-    both = (stretches << np.uint64(32)) | ranks
-    by_both = np.argsort(both)
-    order[tied] = rows[by_both]
-    same[tied] = _equal_to_previous(both[by_both])
-
-
-def _equal_to_next(word: Word) -> NDArray[np.bool_]:
-    return np.concatenate((word[1:] == word[:-1], np.zeros(min(1, len(word)), np.bool_)))
-
-
-def _equal_to_previous(word: Word) -> NDArray[np.bool_]:
-    return np.concatenate((np.zeros(min(1, len(word)), np.bool_), word[1:] == word[:-1]))
-
-
-def _sorted_rows_by_arrow(key_groups: pa.Array, keys: pa.Array) -> Rows:
-    rows = column_of(np.arange(len(keys), dtype=np.int64))
-    table = pa.table({"key_group": key_groups, "key": keys, "row": rows})
-    order = [("key_group", "ascending"), ("key", "ascending"), ("row", "ascending")]
-    return numbers_of(pc.sort_indices(table, sort_keys=order)).astype(np.int64)
+    return word_at
