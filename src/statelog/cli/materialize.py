@@ -75,7 +75,7 @@ def _setting(name: str, text: str, metavar: str = "") -> Callable[[F], F]:
 @_setting("fold_bytes", "Changes to sort in memory at once, at three times their size. Default 128MiB.")
 @_setting("scratch", "Where runs are written first; default: the temporary directory.", "DIR")
 @_setting("alarm_age_s", "Alarm on older changes that no snapshot holds. Default 1h, or six intervals.")
-@_setting("restore_budget_s", "Keep a restore within this time.")
+@_setting("restore_budget_s", "Keep a restore within this time. Default: the tail's within 10s.")
 @_setting("round_timeout_s", "Give up a round after this time. Default 6h.")
 @_setting("hang_s", "Not live after so long without a step. Default 15min.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Lines of words, or objects, warnings as well.")

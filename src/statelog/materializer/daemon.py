@@ -339,7 +339,7 @@ class Materializer:
 
     def _judge_budget(self) -> None:
         found, budget_s = self._statistics.restore, self._settings.restore_budget_s
-        if found is not None and budget_s is not None and self._tail_watch.judge(found, budget_s):
+        if found is not None and self._tail_watch.judge(found, budget_s):
             self._tell(EventKind.RESTORE_BUDGET_OUT_OF_REACH, snapshot_s=found.snapshot_s, budget_s=budget_s)
 
     # ---- how rounds end

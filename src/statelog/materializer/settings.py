@@ -49,7 +49,8 @@ class MaterializerSettings:
     round_timeout_s       a round that takes longer is given up and counts as failed; must exceed the longest merge in
                           a round, because the next one starts that merge over
     restore_budget_s      a round starts early when the estimate for a restore (download the snapshot, replay the tail)
-                          nears this; with None the interval alone decides
+                          nears this. None: when the tail alone takes ten seconds, as after many small commits, ten
+                          times in an interval at most, and without alarms. A long one leaves it to the interval
     restore_spacing_s     but not sooner than this after the last round, nor sooner than that round took, nor after
                           one that failed
 

@@ -56,9 +56,12 @@ class MaterializerStatistics:
         """What a restore would take, None before the first look."""
         if self.tail is None:
             return None
-        snapshot_bytes, tail_bytes = self.tail.snapshot_bytes, self.tail.size_bytes
         return estimate(
-            self.rates, snapshot_bytes=snapshot_bytes, tail_bytes=tail_bytes, tail_changes=self.tail.changes
+            self.rates,
+            snapshot_bytes=self.tail.snapshot_bytes,
+            tail_bytes=self.tail.size_bytes,
+            tail_changes=self.tail.changes,
+            tail_chunks=self.tail.chunks,
         )
 
 

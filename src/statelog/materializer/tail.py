@@ -45,6 +45,7 @@ class Tail:
     commits: int = 0
     changes: int = 0
     size_bytes: int = 0
+    chunks: int = 0
     oldest_s: float | None = None
 
     @classmethod
@@ -73,6 +74,7 @@ class Tail:
             commits=self.commits + len(commits),
             changes=self.changes + sum(handle.changes for handle in handles),
             size_bytes=self.size_bytes + sum(handle.size_bytes for handle in handles),
+            chunks=self.chunks + sum(handle.chunks for handle in handles),
             oldest_s=min(times if self.oldest_s is None else [self.oldest_s, *times], default=None),
         )
 
@@ -164,7 +166,7 @@ class TailWatch:
             else:
                 yield tail, look.started_s
 
-    def judge(self, found: RestoreEstimate, budget_s: float) -> bool:
+    def judge(self, found: RestoreEstimate, budget_s: float | None) -> bool:
         """Compare an estimate with the budget; returns whether it has just gone beyond what a round can fix."""
         before, self.outlook = self.outlook, outlook(found, budget_s)
         return self.outlook is RestoreOutlook.OUT_OF_REACH and before is not RestoreOutlook.OUT_OF_REACH

@@ -61,7 +61,13 @@ def _facts(found: LogDescription, tail: Tail, settings: MaterializerSettings) ->
     committed = found.state.committed_positions
     runs_bytes = sum(run.size_bytes for run in runs)
     # By rates that nothing was measured for: low ones.
-    restore = estimate(Rates(), snapshot_bytes=runs_bytes, tail_bytes=tail.size_bytes, tail_changes=tail.changes)
+    restore = estimate(
+        Rates(),
+        snapshot_bytes=runs_bytes,
+        tail_bytes=tail.size_bytes,
+        tail_changes=tail.changes,
+        tail_chunks=tail.chunks,
+    )
     verdict = of_rounds(tail, restore.total_s, settings)
     return {
         "log": descriptor.name,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from statelog.materializer import schedule
 from statelog.materializer.events import EventKind
 from statelog.materializer.schedule import (
     Rates,
@@ -32,11 +33,13 @@ SLOW = Rates(
 
 
 def test_the_estimate_is_download_plus_replay() -> None:
-    """Snapshot bytes by the download rate, plus the slower of the tail's bytes and its changes."""
-    by_bytes = estimate(SLOW, snapshot_bytes=5000, tail_bytes=300, tail_changes=20)
+    """Snapshot bytes by the download rate, plus the slowest of the tail's bytes, its changes and its chunks."""
+    by_bytes = estimate(SLOW, snapshot_bytes=5000, tail_bytes=300, tail_changes=20, tail_chunks=9)
     assert (by_bytes.snapshot_s, by_bytes.tail_s, by_bytes.total_s) == (5.0, 3.0, 8.0)
-    by_changes = estimate(SLOW, snapshot_bytes=0, tail_bytes=300, tail_changes=40)
+    by_changes = estimate(SLOW, snapshot_bytes=0, tail_bytes=300, tail_changes=40, tail_chunks=9)
     assert by_changes.total_s == 4.0
+    by_chunks = estimate(Rates(), snapshot_bytes=0, tail_bytes=10_000_000, tail_changes=500_000, tail_chunks=400_000)
+    assert by_chunks.total_s == 16.0
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,34 @@ def test_a_round_starts_early_when_a_restore_would_take_too_long(tmp_path: Path)
     assert tail.commits == 0
 
 
-def test_without_a_budget_the_interval_alone_decides(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("snapshot_s", "tail_s", "expected"), [(999, 9.9, "in time"), (999, 10, "a round is due")])
+def test_without_a_budget_a_tail_of_ten_seconds_asks_for_a_round(
+    snapshot_s: float, tail_s: float, expected: str
+) -> None:
+    """However large the snapshot is: nobody said how long a restore may take, so nothing is out of reach."""
+    assert outlook(RestoreEstimate(snapshot_s=snapshot_s, tail_s=tail_s), None) == expected
+
+
+def test_without_a_budget_many_small_commits_are_rolled_up_early_and_not_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their number: a tail of as many changes in one commit waits. Rounds come ten times in an interval at most, and
+    nothing alarms.
+    """
+    monkeypatch.setattr(schedule, "_CHUNKS_PER_SECOND", 2.0)
+    bench = DaemonBench(tmp_path, interval_s=1000.0, alarm_age_s=20_000.0)
+    bench.at(1000, lambda: write(bench, 200))
+    for turn in range(0, 200, 2):
+        bench.at(2100 + turn, partial(write, bench, 1, turn))
+    bench.run(until_s=2300)
+    early = [time_s for time_s, cause in bench.rounds if cause == "restore budget"]
+    assert len(early) == 2
+    assert early[0] >= 2120
+    assert early[1] - early[0] >= 100
+    assert EventKind.RESTORE_BUDGET_OUT_OF_REACH not in {event.kind for event in bench.events}
+
+
+def test_without_a_budget_the_interval_decides_for_an_ordinary_tail(tmp_path: Path) -> None:
     """The same tail, and no round before the interval is over."""
     bench = DaemonBench(tmp_path, interval_s=10_000.0, alarm_age_s=20_000.0)
     bench.at(200, lambda: write(bench, 200))

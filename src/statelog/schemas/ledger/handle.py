@@ -150,6 +150,11 @@ class Handle:
         """How many bytes of record values the handle holds."""
         return sum(entry.size_bytes for entry in self.entries)
 
+    @property
+    def chunks(self) -> int:
+        """How many records the handle holds."""
+        return sum(entry.chunks for entry in self.entries)
+
     def continuing(self, last: Checkpoint) -> "Handle":
         """This handle without the steps that are committed when the writer is at `last`.
 
