@@ -2,12 +2,15 @@
 
 import os
 import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 
+from statelog.environment import begin, start_thread
 from statelog.history import History, Landed, LedgerSource
 from statelog.kafka.port import Kafka, Producer
 from statelog.schemas.ledger.fold import LedgerFold, Void
@@ -150,4 +153,80 @@ def test_what_others_append_is_read(kafka: Kafka, ledger: str, history: History)
         for number in range(1, 4):
             committed(history, producer, 0, epoch, nonce)
             assert other.read().state.commits["w0"].checkpoint.id == number
+    producer.close()
+
+
+# ---- waits
+
+
+def waiting(history: History, position: int, timeout_s: float = TIMEOUT_S) -> "Future[tuple[bool, float]]":
+    """Wait in a thread of its own. The result says what was told, and after how many seconds."""
+
+    def wait() -> tuple[bool, float]:
+        began_s = time.monotonic()
+        return history.wait(position, timeout_s), time.monotonic() - began_s
+
+    return begin(start_thread, wait)
+
+
+def test_a_wait_ends_with_the_next_record(kafka: Kafka, ledger: str, history: History) -> None:
+    """For every thread that waits, well before its time is over; and at once where there is something already."""
+    position = history.read().place.position
+    waits = [waiting(history, position) for _ in range(3)]
+    time.sleep(0.5)
+    assert not any(one.done() for one in waits)
+    write_all(kafka, ledger, 0, [encode(Mark(bytes(32)))])
+    for one in waits:
+        is_told, took_s = one.result(TIMEOUT_S)
+        assert is_told
+        assert took_s < TIMEOUT_S / 2
+    assert history.wait(position, 0.0)
+    assert history.read().place.position == position + 1
+
+
+def test_a_wait_without_a_record_ends_with_its_time(history: History) -> None:
+    """It tells that nothing came."""
+    is_told, took_s = waiting(history, history.read().place.position, 1.0).result(TIMEOUT_S)
+    assert not is_told
+    assert 0.5 < took_s < TIMEOUT_S / 2
+
+
+def test_a_wait_ends_soon_when_it_is_to_end(kafka: Kafka, ledger: str) -> None:
+    """By its caller, and by the end of the history."""
+    over = threading.Event()
+    with History(LedgerSource(kafka=kafka, topic=ledger, identity=_IDENTITY, snapshots=_None())) as history:
+        position = history.read().place.position
+        stopped = begin(start_thread, lambda: history.wait(position, TIMEOUT_S, over.is_set))
+        closed = waiting(history, position)
+        time.sleep(0.5)
+        over.set()
+        assert stopped.result(5.0) is False
+        assert not closed.done()
+    closed.result(5.0)
+
+
+def test_nobody_waits_for_a_thread_that_waits(kafka: Kafka, history: History) -> None:
+    """A writer of the same process has its verdicts meanwhile, a read is answered, and each record is folded once."""
+    producer = kafka.producer()
+    epoch, nonce = opened(history, producer, 0)
+    over = threading.Event()
+
+    def wait() -> int:
+        rings, position = 0, history.place.position
+        while not over.is_set():
+            rings += history.wait(position, TIMEOUT_S, over.is_set)
+            position = history.place.position
+        return rings
+
+    waits = [begin(start_thread, wait) for _ in range(2)]
+    began_s = time.monotonic()
+    for number in range(_COMMITS):
+        landed = committed(history, producer, 0, epoch, nonce)
+        assert landed.void is None
+        if number % 5 == 0:
+            time.sleep(0.05)
+            assert history.read().place.position > landed.offset
+    assert time.monotonic() - began_s < TIMEOUT_S / 2
+    over.set()
+    assert all(one.result(5.0) > 0 for one in waits)
     producer.close()

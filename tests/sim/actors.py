@@ -99,7 +99,7 @@ class SteppedKafka(MemoryKafka):
     def __init__(
         self, cluster: MemoryCluster, before: Callable[[str], None], at: Collection[str] = ("offsets",)
     ) -> None:
-        super().__init__(cluster=cluster)
+        super().__init__(cluster=cluster, idle=lambda _: None)
         self._at = at
         self._before = before
 

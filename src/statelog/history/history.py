@@ -13,7 +13,7 @@ Invariants:
 - What is missing is reported as a loss only after the cluster was asked who it is: it may be another one, or a new log.
 - A record that is gone by truncation proves nothing, but where a snapshot of its very place is kept, that says what
   stood there. Only a Restart settles a loss.
-- A client follows the ledger only while verdicts are asked for; all else is read in one piece.
+- A client follows the ledger only while verdicts are asked for, or somebody waits; all else is read in one piece.
 """
 
 import math
@@ -23,14 +23,15 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from typing import TypeVar
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from statelog.closing import Closing
 from statelog.errors import BrokerUnavailable, ClosedError, OffsetGone, OutcomeUnknown, StatelogError, Unavailable
 from statelog.history.following import Following, Landed, LedgerView, Window
+from statelog.history.shared_follower import SharedFollower
 from statelog.history.source import LedgerSource, mismatch, send_record
 from statelog.history.turns import Turns
-from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, PartitionFollower, Producer, Record
+from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, Producer, Record
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import LedgerFold, ValidCommit
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Place
@@ -46,7 +47,7 @@ _POLL_S = 0.5
 IDENTIFY_S = 60.0
 """So old may be the last answer to who the cluster is, while it is read."""
 _IDLE_S = 60.0
-"""So long after the last verdict the client that follows is kept."""
+"""So long after the last verdict records are taken from the client that follows."""
 _PORTION = 1024
 
 
@@ -81,8 +82,10 @@ class History(Closing):
         self._lock = self._turns.lock
         self._now: Following | None = None
         self._window = Window(0)
-        self._follower: PartitionFollower | None = None
+        self._follower = SharedFollower(self._source)
         self._verdicts_s: deque[float] = deque(maxlen=2)
+        self._told_s = -math.inf
+        """When a wait told last that it is time to read."""
         self._known = known
         """The place of an earlier fold, with which the present one was not compared yet."""
         self._is_lost = False
@@ -176,6 +179,23 @@ class History(Closing):
         if end < known:
             raise self._source.lost("the ledger ends below what was seen of it", end, known)
         return end
+
+    def wait(self, position: int, timeout_s: float, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Wait at the broker until the ledger has something at or above a position; for at most `timeout_s`, and until
+        what came since it was compared is to be compared.
+
+        Return whether it is time to read: as well where only a read tells, after an error. Nothing is told by a wait.
+        `is_over` is asked every 0.2 s, and ends it. Any number of threads may wait; nobody waits for them.
+        """
+        if self._pid != os.getpid():
+            self._begin_anew(self.place)
+        now, clock = self._now, self._source.clock
+        if now is not None and now.compared_s <= self._told_s:
+            timeout_s = min(timeout_s, max(0.0, now.compared_s + COMPARE_S - clock()))
+        is_told = self.place.position > position or self._follower.wait(position, timeout_s, is_over)
+        if is_told:
+            self._told_s = clock()
+        return is_told
 
     # ---- append
 
@@ -288,7 +308,7 @@ class History(Closing):
                         raise
             now = self._begin(newest)
         if not self._is_followed():
-            self._rest()
+            self._follower.rest_if_idle()
         elif since_s <= now.compared_s and now.position < position:
             self._poll(now)
             return
@@ -298,7 +318,7 @@ class History(Closing):
 
     def _begin(self, base: Manifest | None) -> Following:
         """Begin a fold in place of the present one, with whose place it has to agree."""
-        self._rest()
+        self._follower.rest()
         now = Following.of(self._source.identity, base)
         with self._lock:
             self._known, self._now = self.place, now
@@ -379,48 +399,28 @@ class History(Closing):
                 if commit is not None:
                     self._window.add(commit)
 
-    # ---- a client that follows, while verdicts are asked for
+    # ---- a client that follows, while verdicts are asked for, or somebody waits
 
     def _is_followed(self) -> bool:
-        """Return whether verdicts are asked for, one after the other."""
-        return len(self._verdicts_s) > 1 and self._source.clock() - self._verdicts_s[0] < _IDLE_S
+        """Return whether verdicts are asked for, one after the other, or somebody waits."""
+        is_asked = len(self._verdicts_s) > 1 and self._source.clock() - self._verdicts_s[0] < _IDLE_S
+        return is_asked or self._follower.is_used
 
     def _poll(self, now: Following) -> None:
         """Take what the client that follows has, or wait for it a little."""
-        if self._follower is None:
-            for one in list(_FOLLOWED):
-                one.rest_if_idle()
-            self._follower = self._source.kafka.follower(self._source.topic, now.position)
-            _FOLLOWED.add(self)
         try:
-            records = self._follower.poll(_POLL_S)
+            records, position = self._follower.take(now.position, _POLL_S)
         except OffsetGone as error:  # It may have stood below what was read without it.
-            self._rest()
             if self._source.range().start > now.position:
                 self._go_on_elsewhere(now, error)
             return
-        except BaseException:
-            self._rest()
-            raise
         try:
-            self._take(now, (one for one in records if one.offset >= now.position))
+            self._take(now, records)
         except OffsetGone as error:
             self._go_on_elsewhere(now, error)
             return
         with self._lock:
-            now.fold.advance(max(now.position, self._follower.position))
-
-    def rest_if_idle(self) -> None:
-        """Close the client that follows, if nobody has asked for a verdict for a while."""
-        with self._lock:
-            if not self._turns.is_taken and not self._is_followed():
-                self._rest()
-
-    def _rest(self) -> None:
-        follower, self._follower = self._follower, None
-        if follower is not None:
-            _FOLLOWED.discard(self)
-            follower.close()
+            now.fold.advance(max(now.position, position))
 
     # ---- what a truncation, or a Restart, leaves
 
@@ -483,12 +483,10 @@ class History(Closing):
             return
         self._is_closed = True
         if self._pid == os.getpid():
-            self._rest()
+            self._follower.close()
 
 
 _SHARED: "WeakValueDictionary[tuple[int, LogIdentity], History]" = WeakValueDictionary()
-_FOLLOWED: "WeakSet[History]" = WeakSet()
-"""Those of this process that have a client that follows. Whoever makes another one closes those that are idle."""
 
 
 def _view(now: Following) -> LedgerView:

@@ -111,7 +111,7 @@ _CONSUMER = {
     "queued.max.messages.kbytes": str(64 << 10),
     "fetch.queue.backoff.ms": "5",
 }
-_FOLLOWING_WAIT_MS = 10_000
+_FOLLOWING_WAIT_MS = 20_000
 """How long the fetch of a follower waits at the broker: an idle topic costs one request in that time."""
 _SPARING = {"fetch.message.max.bytes": str(64 << 10)}
 """A broker gives the first batch whole, however large it is."""
@@ -262,9 +262,8 @@ def consumer_properties(config: ClientConfig, *, is_sparing: bool = False) -> di
 
 def following_properties(config: ClientConfig) -> dict[str, str]:
     """All librdkafka settings of a consumer whose fetch waits long at the broker: it follows one partition for long."""
-    wait_ms = min(
-        _FOLLOWING_WAIT_MS, round(config.request_timeout_s * 500)
-    )  # librdkafka wants less than its own limit.
+    given_ms = whole_in(config.settings.get("socket.timeout.ms", "").strip())
+    wait_ms = _FOLLOWING_WAIT_MS if given_ms is None else min(_FOLLOWING_WAIT_MS, given_ms // 2)  # It has to be less.
     return {**consumer_properties(config), "fetch.wait.max.ms": str(wait_ms)}
 
 

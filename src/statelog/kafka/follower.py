@@ -21,7 +21,7 @@ from confluent_kafka import TopicPartition
 from statelog.errors import BrokerUnavailable, Corrupt
 from statelog.kafka.config import ClientConfig, following_properties
 from statelog.kafka.errors import ABSENT, ENDING, REFUSED_OFFSET, UNPACKING, check_range, client_error
-from statelog.kafka.native import ProcessGuard, close_consumer, last_error, make_client, native
+from statelog.kafka.native import ProcessGuard, close_consumer, make_client, native
 from statelog.kafka.port import STALL_TIMEOUT_S, Kafka, OffsetRange, Record
 from statelog.kafka.reader import OF_THE_GROUP, stamp_ms
 
@@ -47,15 +47,16 @@ class ConfluentFollower:
         native(client.assign, [TopicPartition(topic, 0, offset)])
 
     @property
-    def trouble(self) -> str:
-        """What the client said last of an error, without secrets; empty if nothing."""
-        return last_error(self._errors, self._config)
+    def is_sound(self) -> bool:
+        """Whether the client has told of no error in the last poll."""
+        return not self._errors
 
     def poll(self, timeout_s: float) -> Sequence[Record]:
         """Return what is there, or wait for the next record. Raises OffsetGone, BeyondEnd, NotFound, Unreadable."""
         self._guard.check()
         client = self._native
         assert client is not None, "the guard refuses what is closed"
+        self._errors.clear()
         try:
             if self._refusal is not None:
                 self._raise(self._refusal)

@@ -184,6 +184,11 @@ class PartitionFollower(Protocol):
         """The next offset: every record below it was returned."""
         ...
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether its client has told of no error in the last poll, such as of a broker that went away."""
+        ...
+
     def poll(self, timeout_s: float) -> Sequence[Record]:
         """Return the next records, by offset; wait for the first for at most `timeout_s`, and return none if none came.
 

@@ -194,6 +194,10 @@ class _MeasuredFollower:
     def position(self) -> int:
         return self._follower.position
 
+    @property
+    def is_sound(self) -> bool:
+        return self._follower.is_sound
+
     def poll(self, timeout_s: float) -> Sequence[Record]:
         started_s = time.perf_counter()
         try:

@@ -142,6 +142,7 @@ class MemoryCluster:
         self._clock = clock
         self.faults: Faults = faults if faults is not None else ScriptedFaults()
         self.lock = threading.RLock()
+        self._arrived = threading.Condition(self.lock)
         self.published: dict[tuple[str, str, int], tuple[int, str]] = {}
         """Group offsets: (group, topic, partition) to the offset and the text beside it."""
         self.extras: dict[tuple[str, int, int], tuple[bytes | None, Sequence[tuple[str, bytes]]]] = {}
@@ -220,6 +221,12 @@ class MemoryCluster:
         if found is None:
             raise NotFound("no such topic or partition", hint="Create the log first", topic=topic, partition=partition)
         return found
+
+    def await_record(self, topic: str, position: int, timeout_s: float) -> None:
+        """Wait until another thread has appended to the first partition at or above a position, or the time is over."""
+        with self._arrived:
+            if self.log(topic, 0).end <= position:
+                self._arrived.wait(timeout_s)
 
     def next_producer(self) -> int:
         """A new producer id."""
@@ -374,6 +381,7 @@ class MemoryCluster:
             offset = log.append(attempt.value, int(self._clock() * 1000) if self._clock and is_stamped else -1)
             lost = _APPENDED_BUT.get(sending.fate)
             outcome = Delivery(DeliveryStatus.OK, offset, "") if lost is None else Delivery(_UNKNOWN, -1, lost)
+            self._arrived.notify_all()
         if sending.outcome is None:
             sending.outcome = outcome
 

@@ -1,8 +1,9 @@
 """The in-memory twin of the Kafka port, for tests and for simulations of whole systems.
 
 `MemoryKafka` is one process' view of a shared `MemoryCluster`; `join` gives another process its own view. It is thread-
-safe and deterministic: records are appended and reported when their producer polls, and no call ever waits. The same
-contract suite holds it to what the real client does. It owns no state of the cluster.
+safe and deterministic: records are appended and reported when their producer polls, and no call ever waits, but that of
+a follower, where `idle` does not say how time passes. The same contract suite holds it to what the real client
+does. It owns no state of the cluster.
 """
 
 from collections import deque
@@ -27,14 +28,15 @@ class MemoryKafka:
     """One process' view of an in-memory cluster; implements `kafka.Kafka`.
 
     `idle` is called with the time-out of a poll that found nothing: a simulation advances its clock there, a test with
-    threads sleeps; by default no time passes. `queue_limit` bounds the records that one producer may have in flight.
+    threads sleeps; without it no time passes, but a follower waits for another thread's record. `queue_limit` bounds
+    the records that one producer may have in flight.
     """
 
     def __init__(
         self,
         *,
         cluster: MemoryCluster | None = None,
-        idle: Callable[[float], None] = lambda _: None,
+        idle: Callable[[float], None] | None = None,
         queue_limit: int = 100_000,
         delivery_timeout_s: float = 305.0,
     ) -> None:
@@ -140,6 +142,11 @@ class MemoryKafka:
         self._check_open()
         return MemoryFollower(self, topic, offset)
 
+    def pass_time(self, timeout_s: float) -> None:
+        """Let so much time pass, if the process says how."""
+        if self.idle is not None:
+            self.idle(timeout_s)
+
     def close(self) -> None:
         """Refuse further use through this view; the cluster and its other views live on. Idempotent."""
         self._is_closed = True
@@ -231,7 +238,7 @@ class MemoryProducer:
         self._check_open()
         ran = self._turn()
         if ran == 0 and timeout_s > 0 and self.in_flight:
-            self._kafka.idle(timeout_s)
+            self._kafka.pass_time(timeout_s)
             ran = self._turn()
         return ran
 
@@ -303,14 +310,21 @@ class MemoryFollower:
         self._kafka = kafka
         self._topic = topic
         self.position = offset
+        self.is_sound = True
+        """Whether the partition had the same leader as in the poll before: a client tells of one that went away."""
+        self._leader: tuple[PartitionLog, int] | None = None
         self._is_closed = False
 
     def poll(self, timeout_s: float) -> Sequence[Record]:
         """Return what is there from its place on; let time pass once if nothing is. Raises Damaged, Unavailable."""
+        self.is_sound = True
         try:
             found = self._read()
             if not found and timeout_s > 0:
-                self._kafka.idle(timeout_s)
+                if self._kafka.idle is None:
+                    self._kafka.cluster.await_record(self._topic, self.position, timeout_s)
+                else:
+                    self._kafka.idle(timeout_s)
                 found = self._read()
         except BaseException:
             self.close()
@@ -329,6 +343,8 @@ class MemoryFollower:
             cluster.check_up()
             cluster.lose(cluster.answer("follow", self._topic, [0]))
             log = cluster.log(self._topic, 0)
+            before, self._leader = self._leader, (log, log.leader_epoch)
+            self.is_sound &= before in (None, self._leader)
             if not log.start <= self.position <= log.end:
                 check_range(self._topic, 0, OffsetRange(self.position, self.position), OffsetRange(log.start, log.end))
             found, end = log.records[log.index_from(self.position) :], log.end
@@ -394,7 +410,7 @@ class MemoryReader:
         if kind is AnswerKind.SHORT:
             check_range(self._topic, partition, wanted, OffsetRange(0, wanted.end - 1))
         if kind is AnswerKind.STALLED:
-            self._kafka.idle(stall_timeout_s)
+            self._kafka.pass_time(stall_timeout_s)
         problem = "the read was broken off"
         raise BrokerUnavailable(problem, topic=self._topic, partition=partition, next_offset=wanted.start)
 
