@@ -11,6 +11,7 @@ import pytest
 
 from statelog.environment import Environment
 from statelog.errors import (
+    AnchorMismatch,
     ClosedError,
     ConfigError,
     Fenced,
@@ -21,10 +22,13 @@ from statelog.errors import (
     TooOld,
 )
 from statelog.producer.guard import Life
+from statelog.recovery import changes
+from statelog.schemas.ledger.records import Mark, encode
 from statelog.tables import Loading
 from tests.support.processes.starts import in_fork
-from tests.support.rigs.log import LogRig, twin_rig
+from tests.support.rigs.log import LogRig, TwinRig, twin_rig
 from tests.support.rigs.table import TableRig, content
+from tests.support.told import told
 from tests.support.waiting import wait_for
 
 WAIT_S = 60.0
@@ -97,6 +101,42 @@ def test_its_thread(tables: TableRig) -> None:
             assert content(promoted) == dict(table)
             promoted.commit({"n": 5})
             wait_for(lambda: two.progress == {"n": 5})
+
+
+def test_it_asks_nothing_until_a_reader_wants_to_know(twins: TableRig) -> None:
+    """While nothing comes its age grows. A reader that wants a younger state has it all the same."""
+    with twins.open() as table, twins.standby(poll_s=0.02) as standby:
+        table[b"k"] = b"1"
+        table.commit()
+        wait_for(lambda: b"k" in standby)
+        time.sleep(4.0)  # After a second what was read is compared once more.
+        assert standby.age_s > 2.0
+        wait_for(lambda: standby.age_s < 1.0)
+        time.sleep(2.5)
+        assert standby.get_with_age(b"k", max_age_s=1.0).age_s <= 1.0
+        end_s = time.monotonic() + 2.0
+        while time.monotonic() < end_s:
+            assert standby.get(b"k", max_age_s=1.0) == b"1"
+            time.sleep(0.005)
+        with pytest.raises(TooOld):
+            standby.get(b"k", max_age_s=0)
+        with pytest.raises(TooOld):
+            standby.get(b"k", max_age_s=math.nan)
+
+
+def test_while_it_waits_it_hears_of_a_loss(twins: TableRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one that brings nothing: what it has read is compared all the same, now and then."""
+    monkeypatch.setattr(changes, "_ASK_S", 0.3)
+    with twins.open() as table:
+        table[b"k"] = b"1"
+        table.commit()
+        with twins.standby(poll_s=0.02) as standby:
+            assert isinstance(twins.rig, TwinRig)
+            with told("has failed"):
+                twins.rig.cluster.overwrite("log.ledger", 0, standby.position - 1, encode(Mark(bytes(32))))
+                wait_for(lambda: standby.life is Life.FAILED)
+            with pytest.raises(AnchorMismatch):
+                standby.get(b"k")
 
 
 def test_age(twins: TableRig) -> None:

@@ -2,6 +2,7 @@
 verified. A figure may only fall; whoever raises one says why.
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from statelog.testing.kafka import MemoryKafka, MemoryProducer, MemoryReader
 from statelog.testing.store import MemoryStore
 from tests.support.rigs.log import TwinLog, key_in, settings_for, twin_rig
 from tests.support.rigs.table import TableRig
+from tests.support.waiting import wait_for
 
 _PORTS: dict[type, tuple[str, ...]] = {
     MemoryKafka: ("cluster_id", "describe_topic", "offsets", "delete_records", "publish_offset", "producer", "reader"),
@@ -120,6 +122,27 @@ def test_a_table_and_its_standby(requests: Counter[str], tmp_path: Path) -> None
         requests.clear()
         with standby.promote():
             assert requests.total() <= 11, requests  # One of them reads the Open back.
+
+
+def test_what_is_idle_asks_nothing(requests: Counter[str]) -> None:
+    """A standby and a follower wait at the broker: a commit comes by itself, and between two nothing is asked."""
+    tables = TableRig(twin_rig("table"), None)
+    with (
+        tables.open() as table,
+        tables.rig.open() as log,
+        recover(log).follow(poll_s=0.02) as stream,
+        tables.standby(poll_s=0.02) as standby,
+    ):
+        for number in (b"1", b"2", b"3"):
+            table[b"a"] = number
+            table.commit()
+            wait_for(lambda number=number: standby.get(b"a") == number)  # type: ignore[misc]  # a default binds it
+            while not next(stream).changes.num_rows:
+                pass
+            time.sleep(1.5)  # After a second what was read is compared once more.
+            requests.clear()
+            time.sleep(1.0)
+            assert not requests, requests
 
 
 def test_each_record_of_the_ledger_is_folded_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from statelog.schemas.changes.changes import DELETE
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.ledger.fold import ValidCommit
 
-_POLL_S = 0.2
+_PAUSE_S = 0.1
 _BATCH_ROWS = 10_000
 _HELP = """Show the commits of the log NAME as they come, with the last change of each key; of the KEYs only, if any
 are named.
@@ -129,7 +129,13 @@ class _Follower:
             if not commits:
                 check_stdout()
                 if end_position is None or self.feed.passed_position < end_position:
-                    self.control.wait(_POLL_S)
+                    self.control.wait(_PAUSE_S)
+                    self.feed.wait(self._is_over)
+
+    def _is_over(self) -> bool:
+        """Return whether it was stopped. Raises what `check_stdout` does: nobody may read any more."""
+        check_stdout()
+        return self.control.is_stopped
 
     def warn_of_writers(self) -> None:
         """Say that commits were there, and none of the writers that were named: perhaps a slip of the pen."""

@@ -57,6 +57,13 @@ LEAST_BYTES = 4 << 20
 """What a task of its own is worth: about what it reads while another one starts."""
 _BATCH_ROWS = 65_536
 _BATCH_BYTES = 8 << 20
+_ASK_S = 20.0
+"""How long a feed that waits takes for granted that the ledger is what it was; within a sixth of its lease's time."""
+_ASKS_PER_LEASE = 6
+PAUSE = 0.5
+"""The pause between two questions, as a part of the interval that was asked for: what is committed in the pause is read
+no later than it would be, on average, by asking once in an interval.
+"""
 _TIME = pa.timestamp("ms", tz="UTC")
 _Pieces = Mapping[int, Sequence[CommitSpan]]
 
@@ -300,6 +307,15 @@ class CommitFeed:
         if not found:
             self._hold.move(self.folded.place.position, self._hold.needs.next_offsets)
         return found
+
+    def wait(self, is_over: Callable[[], bool]) -> None:
+        """Wait at the broker until it is time to ask for commits, as `History.wait` tells; for at most 20 s, or a sixth
+        of the time of the lease. Return at once if Kafka did not answer last. `is_over` is asked every 0.2 s, and ends
+        it. On any thread.
+        """
+        if self.is_answered:
+            limit_s = min(_ASK_S, self._settings.lease_ttl_s / _ASKS_PER_LEASE)
+            self._log.history.wait(self.folded.place.position, limit_s, is_over)
 
     def _commits(self, end_position: int | None) -> list[ValidCommit]:
         history = self._log.history

@@ -268,8 +268,8 @@ class Recovery(Closing):
             with recover(log).follow() as stream:
                 changes, cursor = next(stream)
 
-        The ledger is asked for more every `poll_s`. A lease holds the log for a follower that is behind, up to the cap
-        on leases. Raises Misuse, NotFound, Damaged, Unavailable.
+        A commit comes within `poll_s`, mostly at once: a thread waits for it at the broker. A lease holds the log for a
+        follower that is behind, up to the cap on leases. Raises Misuse, NotFound, Damaged, Unavailable.
         """
         if not isinstance(poll_s, Real) or not 0 <= poll_s <= TIMEOUT_MAX:
             raise ConfigError(f"poll_s is {poll_s!r} and must be a number of seconds, 0 or more")

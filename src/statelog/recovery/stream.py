@@ -37,7 +37,7 @@ from statelog.closing import Closing, OwnProcess
 from statelog.environment import GRACE_S, begin
 from statelog.errors import ClosedError, StorageFull, Unavailable
 from statelog.reading import HeldPlan, Plan, RetryWindow, cut_to_frames
-from statelog.recovery.changes import CommitFeed
+from statelog.recovery.changes import PAUSE, CommitFeed
 from statelog.recovery.cursor import Applied, Cursor, decode_frame, encode_frame, rest_of
 from statelog.recovery.plan_reader import Beat, Phase, PlanReader
 from statelog.recovery.progress import Monitor
@@ -51,7 +51,7 @@ _OFFER_S = 1.0
 class ReadAhead:
     """Reads the state of a claimed plan into `queue`, from where `resume` got to (None: from its start), once started.
 
-    With `poll_s` it goes on with the commits behind it until it is told to stop, and asks for more that often. The plan
+    With `poll_s` it goes on with the commits behind it until it is told to stop, each read within that time. The plan
     belongs to the thread until that has ended, which leaves nothing behind; `let_go` releases it, and what
     `make_reader` reads through. `origin` is what is applied before the first portion. Raises ConfigError.
     """
@@ -198,8 +198,8 @@ class ReadAhead:
                 feed.passed([commit])
                 if self._stop.is_set():
                     return
-            if not commits:
-                self._stop.wait(poll_s)
+            if not commits and not self._stop.wait(poll_s * PAUSE):
+                feed.wait(self._stop.is_set)
 
     def _offer_all(self, feed: CommitFeed, tables: Iterable[pa.Table], before: Applied, after: Applied) -> None:
         """Only the last frame moves the position on: until then the commit is not applied whole."""

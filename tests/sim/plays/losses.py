@@ -7,6 +7,7 @@ is right or silent.
 """
 
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 import statelog
 from statelog.errors import Damaged, Fenced
+from statelog.history import COMPARE_S
 from statelog.lake import export
 from statelog.log import Log
 from statelog.log.producers import append_all
@@ -325,7 +327,9 @@ def _living_follower(world: World) -> object:
 
 
 def _living_standby(world: World) -> object:
+    """What it compared less than a second ago may still be taken for granted."""
     assert world.standing is not None
+    time.sleep(COMPARE_S)
     world.standing.refresh()
     return dict(world.standing.items())
 

@@ -3,6 +3,7 @@
 Invariants:
 - A signal's handler that comes into a move reads nothing, and one that comes into a read moves and closes nothing.
 - Once following has failed, every read says so. Once the state is let go, every read is refused.
+- A read waits for Kafka only where it wants a younger state, and not for long: a thread that waits for commits asks.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -21,6 +22,8 @@ from statelog.tables.state_opener import OpenReport
 
 _POLITE_S = 0.1
 """How long a scan lets a move go first, so that many in turn do not hold it back; it may be waiting for this thread."""
+_ANSWER_S = 0.5
+"""How long a reader that wants a younger state waits for the thread that follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,10 @@ class FollowedState:
         self._is_moving = self._is_read = False  # For who has the lock: then it is this thread's own doing.
         self._is_awaited = False
         self._is_barred = False
+        self.is_called = False
+        """Whether a reader wants to know how old the state is, so that the ledger's end is asked for."""
+        self.is_answered = False
+        """Whether a thread follows, and was answered last."""
         self._error: BaseException | None = None
         self._end = "closed"
 
@@ -62,7 +69,12 @@ class FollowedState:
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was known to be level with the ledger's end."""
+        """Seconds since it was known to be level with the ledger's end, which is asked for again now."""
+        self.is_called = True
+        return self._age_s
+
+    @property
+    def _age_s(self) -> float:
         return max(0.0, self._clock() - self.view.level_s)
 
     @contextmanager
@@ -72,10 +84,10 @@ class FollowedState:
             check_kind("max_age_s", max_age_s, int, float, example="max_age_s=1.0")
         with self._lock:
             self.check()
-            if max_age_s is not None and not self.age_s <= max_age_s:  # No state is as young as NaN.
+            if max_age_s is not None and not self._is_young(max_age_s):
                 raise TooOld(
                     "the standby's state is older than asked for",
-                    age_s=round(self.age_s, 3),
+                    age_s=round(self._age_s, 3),
                     max_age_s=max_age_s,
                     position=self.view.place.position,
                 )
@@ -85,6 +97,17 @@ class FollowedState:
                 yield self.view
             finally:
                 self._is_read = was
+
+    def _is_young(self, max_age_s: float) -> bool:
+        """Return whether the state is as young as a reader wants it, perhaps once the thread that follows has asked."""
+        self.is_called |= not self._age_s <= max_age_s / 2
+        if self._age_s > max_age_s and self.is_answered and not (self._is_read or self._is_moving):
+            now_s = self._clock()
+            self.is_answered = self._is_free.wait_for(
+                lambda: self._age_s <= max_age_s or self.view.level_s >= now_s or self.life is not Life.OPEN, _ANSWER_S
+            )
+            self.check()
+        return self._age_s <= max_age_s  # No state is as young as NaN.
 
     def scan(
         self, items: Callable[[State], Iterator[tuple[Any, Any]]], *, keys_only: bool = False
@@ -147,6 +170,12 @@ class FollowedState:
         raise ClosedError(f"the standby has failed: {error!r}", hint=hint) from error
 
     # ---- moves, by one thread at a time
+
+    def level(self, view: StateView) -> None:
+        """Note that nothing is to be moved: the same state, level with a later end of the ledger."""
+        with self._is_free:
+            self.view = view
+            self._is_free.notify_all()
 
     @contextmanager
     def moving(self) -> Generator[None]:

@@ -1,7 +1,7 @@
 """`Follower`: moves the state of a standby on, commit by commit, as its owner commits; and hands it to the new owner.
 
-Each step, what has a state made anew, and what ends it: docs/protocol-table.md, S and P. A thread makes a step every
-`poll_s`, and a caller who asks for the newest state makes one now.
+Each step, what has a state made anew, and what ends it: docs/protocol-table.md, S and P. A thread waits for something
+to read, and makes a step; a caller who asks for the newest state makes one now.
 
 Invariants:
 - One step at a time, and none while the standby is promoted: each holds `lock`.
@@ -26,7 +26,7 @@ from statelog.producer import Writer
 from statelog.producer.guard import Life
 from statelog.reading import planned_anew
 from statelog.recovery import recover
-from statelog.recovery.changes import CommitFeed
+from statelog.recovery.changes import PAUSE, CommitFeed
 from statelog.schemas.values.schema import ValueSchema
 from statelog.tables.setup import TableSetup
 from statelog.tables.standbys.followed import FollowedState, StateView
@@ -68,19 +68,29 @@ class Follower:
     def _run(self, pace_s: float) -> None:
         """Raises nothing: the state says what went wrong."""
         wait_s = pace_s
-        while not self._stop.wait(wait_s):
+        while not self._rest(wait_s):
             with self.lock:
                 if self._stop.is_set() or self.state.life is not Life.OPEN:
                     break
                 began_s = self._environment.clock()
                 try:
+                    self.state.is_called = False
                     self._step(None)
+                    self.state.is_answered = self._feed.is_answered
                     self._keep_spare()
                 except BaseException as error:  # noqa: BLE001 - whoever reads is told
                     self._fail(error)
                     break
             # A step that took long made the next one long. Who waits for the lock gets it in between.
-            wait_s = max(pace_s - (self._environment.clock() - began_s), pace_s * _LEAST_PAUSE)
+            wait_s = max(pace_s * PAUSE - (self._environment.clock() - began_s), pace_s * _LEAST_PAUSE)
+
+    def _rest(self, wait_s: float) -> bool:
+        """Wait until the next step may be made, and then for something to read, or for a reader who looks at the age.
+        Return whether it is over.
+        """
+        if not self._stop.wait(wait_s):
+            self._feed.wait(lambda: self._stop.is_set() or self.state.is_called)
+        return self._stop.is_set()
 
     def _keep_spare(self) -> None:
         """Have a producer ready for a promotion, as long as Kafka answers."""
@@ -161,7 +171,7 @@ class Follower:
             level_s=asked_s,
         )
         if moved.place == old.place:
-            self.state.view = moved
+            self.state.level(moved)
             return
         with self.state.moving():
             for table in rows:

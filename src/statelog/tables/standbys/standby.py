@@ -64,8 +64,8 @@ def standby(
 
     What `statelog.table` takes means the same here: `writer`, `partitions` and `key_group` are those of the table. But
     `directory` is one of the standby's own, no log is made, and `loading` of the settings is always "first". The state
-    is the newest when this returns; what was committed since is asked for every `poll_s` seconds, on a thread of its
-    own. With None the state moves only when `refresh` is called.
+    is the newest when this returns. A thread of its own waits for what is committed since, which is shown within
+    `poll_s` seconds, mostly at once. With None the state moves only when `refresh` is called.
 
     It needs the rights of a reader, and those of a writer when it is promoted. A lease holds the log for it while it is
     behind. Raises NotFound if there is no such log, ConfigError, LogInUse if the directory is in use, Damaged,
@@ -142,7 +142,9 @@ class Standby(Closing, Keyed[K, V]):
 
     @property
     def age_s(self) -> float:
-        """Seconds since the state was last known to be level with the ledger's end."""
+        """Seconds since the state was last known to be level with the ledger's end, up to 20 while nothing is
+        committed. A look has it asked for again.
+        """
         return self._state.age_s
 
     @property
