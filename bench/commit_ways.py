@@ -75,10 +75,12 @@ def _chunks(of: Descriptor, number: int, changes: Pairs) -> list[tuple[int, byte
     ]
 
 
-def latencies(commit: Commit, sets: Sequence[Pairs]) -> list[float]:
-    """Return the seconds of each commit."""
+def latencies(commit: Commit, sets: Sequence[Pairs], pause_s: float = 0.0) -> list[float]:
+    """Return the seconds of each commit, of which one follows so long after the other."""
     found: list[float] = []
     for changes in sets:
+        if pause_s:
+            time.sleep(pause_s)
         started_s = time.perf_counter()
         commit(changes)
         found.append(time.perf_counter() - started_s)

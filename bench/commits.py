@@ -29,8 +29,11 @@ __all__ = ["commits"]
 _SHARES = ((0.5, "p50"), (0.99, "p99"), (0.999, "p99.9"))
 _CHANGES = 100
 _OURS, _FLOOR, _TRANSACTION = "", ", floor", "one Kafka transaction"
-_SHAPES = ((1, 1), (8, 1), (64, 1), (64, 20))
-"""Partitions of the log, and its writers."""
+_SHAPES = ((1, 1, 0.0), (8, 1, 0.0), (8, 1, 0.02), (64, 1, 0.0), (64, 20, 0.0))
+"""Partitions of the log, its writers, and the seconds between two commits of one: in a tight loop the ledger carries so
+much that most changes go by the data topic.
+"""
+_PACED_COMMITS = 300
 _TURNS_EACH = 2
 """Of each round: one commit in a hundred is told of, and a turn has few of those."""
 
@@ -38,11 +41,13 @@ _TURNS_EACH = 2
 def commits(setting: Setting) -> list[Figure]:
     """Milliseconds of a commit of 100 changes."""
     few = pairs(batches(100_000, setting.keys))
-    return [figure for partitions, writers in _SHAPES for figure in _shape(setting, few, partitions, writers)]
+    return [figure for shape in _SHAPES for figure in _shape(setting, few, *shape)]
 
 
-def _shape(setting: Setting, few: Pairs, partitions: int, writers: int) -> list[Figure]:
+def _shape(setting: Setting, few: Pairs, partitions: int, writers: int, pause_s: float) -> list[Figure]:
     each = max(20, setting.commits // writers)
+    if pause_s:
+        each = min(each, _PACED_COMMITS)
     first = min(20, each // 2)
     shares = [range(writer, partitions, writers) for writer in range(writers)]
     where = setting.bootstrap, setting.root
@@ -58,11 +63,13 @@ def _shape(setting: Setting, few: Pairs, partitions: int, writers: int) -> list[
             _TRANSACTION: lambda share: nullcontext(topic.transaction(share)),
         }
         works = {
-            name: partial(_together, [partial(_take, way, *one) for one in owned], first) for name, way in ways.items()
+            name: partial(_together, [partial(_take, way, *one, pause_s) for one in owned], first)
+            for name, way in ways.items()
         }
         takes = in_turns(works, warm=1, turns=_TURNS_EACH * setting.rounds)
     took = {name: [*chain(*seconds)] for name, seconds in takes.items()}
     name = f"commit of {_CHANGES} changes, {partitions} partitions, {writers} writer{'s' if writers > 1 else ''}"
+    name += f", one every {1000 * pause_s:.0f} ms" if pause_s else ""
     return [
         latency(f"{name}{what}, {label}", share, took[what], _TRANSACTION, took[_TRANSACTION])
         for what in (_OURS, _FLOOR)
@@ -70,10 +77,12 @@ def _shape(setting: Setting, few: Pairs, partitions: int, writers: int) -> list[
     ]
 
 
-def _take(way: Way, sets: Sequence[Pairs], share: Sequence[int], ready: Callable[[], object]) -> list[float]:
+def _take(
+    way: Way, sets: Sequence[Pairs], share: Sequence[int], pause_s: float, ready: Callable[[], object]
+) -> list[float]:
     with way(share) as commit:
         ready()
-        return latencies(commit, sets)
+        return latencies(commit, sets, pause_s)
 
 
 def _sets(log: Log, few: Pairs, owned: Sequence[int], count: int) -> list[Pairs]:

@@ -61,7 +61,7 @@ def _into_new(work: Callable[[Path], object]) -> Took:
 
 def _changes(log: Log) -> Iterable[pa.RecordBatch]:
     with recover(log) as recovery, closing(log.kafka.reader(log.data_topic)) as reader:
-        chunks = replay(reader, log.data_topic, recovery.plan.replay, log.change_schema, stall_timeout_s=60)
+        chunks = replay(log, reader, recovery.plan.replay, stall_timeout_s=60)
         yield from (chunk.changes for chunk in chunks)
 
 

@@ -93,7 +93,7 @@ def replay(setting: Setting) -> list[Figure]:
 def _replay(log: Log) -> int:
     """Every committed change, checked and decoded, none folded; returns how many there were."""
     with recover(log) as recovery, closing(log.kafka.reader(log.data_topic)) as reader:
-        chunks = replay_chunks(reader, log.data_topic, recovery.plan.replay, log.change_schema, stall_timeout_s=60)
+        chunks = replay_chunks(log, reader, recovery.plan.replay, stall_timeout_s=60)
         return sum(batch.num_rows for batch in [chunk.changes for chunk in chunks])
 
 
@@ -140,6 +140,7 @@ BENCHMARKS: Mapping[str, Callable[[Setting], list[Figure]]] = {
     "latency": _elsewhere("latency", "latency"),
     "latency-far": _elsewhere("far", "latency_far"),
     "commits": _elsewhere("commits", "commits"),
+    "light": _elsewhere("light", "light"),
     "opens": _elsewhere("opens", "opens"),
     "replay": replay,
     "snapshot": snapshot,

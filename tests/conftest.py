@@ -13,6 +13,7 @@ spark       a local Spark session, from tests/support/spark/session.py
 lives       processes that a test lets die, from tests/support/processes/parts.py
 at_once     what a broker shows is believed at once, where a log would ask again for ten seconds
 impatient   nobody waits for a simulated broker to catch up
+busy_ledger  the ledger carries so much that no commit carries its changes
 """
 
 import gc
@@ -27,6 +28,7 @@ from pathlib import Path
 import pytest
 
 from statelog.history import source
+from statelog.history.following import LedgerRate
 from statelog.log import Log, topics
 from statelog.tables.state import state
 from statelog.testing.broker import wait_until_ready
@@ -195,3 +197,9 @@ def _unique(request: pytest.FixtureRequest) -> str:
     """The test's own name, for whoever looks at the broker, and a random part."""
     readable = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[:60]
     return f"{readable}-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def busy_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger that carries too much already, so that even the smallest commit has its changes in the data topic."""
+    monkeypatch.setattr(LedgerRate, "is_low", False)

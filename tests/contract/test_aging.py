@@ -256,6 +256,7 @@ def test_what_is_kept_for_longer_than_kafka_keeps_its_tail_is_told_of(aging: Agi
     assert aging.read() == aging.model
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("lose", [MemoryCluster.lose_tail, MemoryCluster.truncate], ids=["end", "start"])
 def test_what_was_given_up_is_no_need(

@@ -217,7 +217,8 @@ def test_the_end_of_the_block_raises_what_a_commit_raises(tables: TableRig, monk
     """The table is released all the same, and what could not be committed is not there."""
     with monkeypatch.context() as patched, pytest.raises(InvalidChange), tables.open() as table:
         table[b"a"] = b"1"
-        patched.setattr(Writer, "append_batch", Mock(side_effect=InvalidChange("no")))
+        for name in ("append_batch", "put"):
+            patched.setattr(Writer, name, Mock(side_effect=InvalidChange("no")))
     assert table.life is Life.CLOSED
     with tables.open() as table:
         assert content(table) == {}

@@ -18,7 +18,6 @@ from statelog.reading.local_copy import LocalCopy, LocalCopyReader
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
-from statelog.schemas.ledger.records import CommitBody
 from statelog.testing.cluster import MemoryCluster
 from statelog.testing.faults import Fate, SendAttempt
 from statelog.testing.kafka import MemoryKafka, MemoryReader
@@ -111,8 +110,8 @@ class World:
     def plan(self) -> ReplayPlan:
         """Everything that was committed."""
         with self.rig.open() as log, log.replay() as ledger:
-            bodies: list[CommitBody] = [one.commit.read_body() for one in ledger.commits(log.ledger.end())]
-        return plan_replay(bodies, range(2))
+            contents = [one.contents for one in ledger.commits(log.ledger.end())]
+        return plan_replay(contents, range(2))
 
 
 @pytest.fixture

@@ -443,6 +443,7 @@ def test_a_copy_that_differs_is_not_put(move: Move, monkeypatch: pytest.MonkeyPa
     move.check_goes_on()
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_copy_that_has_what_its_log_gave_up_says_what_to_do(move: Move) -> None:
     """No memory and no disk is to blame, and to copy again would end the same for ever."""
     move.copy()

@@ -50,6 +50,7 @@ OPENS: list[Callable[[Log, Path], object]] = [
 ]
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("entry", OPENS, ids=["writer", "recovery", "round"])
 @pytest.mark.parametrize("end", [0, 1, 2, 11])
 def test_a_lost_tail_is_loud_without_a_snapshot(end: int, entry: Callable[[Log, Path], object], tmp_path: Path) -> None:
@@ -132,6 +133,7 @@ def test_the_newest_snapshot_replaces_what_the_ledger_lost(end: int, regrown: in
         assert recover(log).to_dict() == twin.model
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_without_a_snapshot_what_is_left_is_the_history(tmp_path: Path) -> None:
     """The commits that the ledger lost are gone, and nobody hides it; then the log goes on."""
     twin = written()
@@ -222,6 +224,7 @@ def test_a_ledger_is_read_beside_its_first_truncation(tmp_path: Path, monkeypatc
         assert log.history.read().state.commits["w"].checkpoint.id == COMMITS
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_barrier_appends_nothing_where_records_were_lost() -> None:
     """It would stand in the place of a lost one, and take away what proves the loss."""
     twin = written()

@@ -47,18 +47,34 @@ class Twins:
         self.log.cluster.lose_tail(topic, partition, end)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_every_way_in_is_loud_or_right(case: Case, tmp_path: Path) -> None:
     """On twins. Where Kafka shows nothing, those who remember are loud all the same."""
+    silent, strangers = _silent(case, tmp_path)
+    assert silent == (strangers if case.hides_from_strangers else set())
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_those_who_remember_are_loud_where_records_carry_changes(case: Case, tmp_path: Path) -> None:
+    """What the ledger carried went with its tail. Strangers are told while a witness in the data topic is left."""
+    silent, strangers = _silent(case, tmp_path)
+    assert silent in (set(), strangers)
+    if case.loss is Loss.TAIL and not case.hides_from_strangers:
+        assert not silent
+
+
+def _silent(case: Case, tmp_path: Path) -> tuple[set[str], set[str]]:
+    """Who is not told of a loss, and who remembers nothing."""
     with told("the standby of table has failed"):
         world = Twins(case, tmp_path).world
         with world.living:
             found = {name: verdict(world, door) for name, door in DOORS.items()}
     silent = {name for name, one in found.items() if one is Verdict.SILENT}
-    strangers = {name for name, door in DOORS.items() if not door.remembers} - {"recover an early state"}
-    assert silent == (strangers if case.hides_from_strangers else set())
+    return silent, {name for name, door in DOORS.items() if not door.remembers} - {"recover an early state"}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("junk", [0, 12])
 def test_a_worker_ends_on_a_log_that_lost_what_it_committed(junk: int) -> None:

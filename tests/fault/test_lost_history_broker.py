@@ -114,6 +114,7 @@ def get(struck: Struck, world: World) -> Verdict:
     return Verdict.RIGHT if done.exit_code == 0 and done.output.strip() == "6" else Verdict.SILENT
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize(
     "struck", [pytest.param(SOME, id="some"), pytest.param(CASES, id="all", marks=pytest.mark.soak)], indirect=True
 )

@@ -27,6 +27,7 @@ def rig() -> TwinRig:
     return rig
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_lost_tail_of_the_data_is_told_at_open(rig: TwinRig) -> None:
     """Commits would be void for ever, below the committed position; the writer is refused with the offsets instead."""
     rig.cluster.lose_tail("l", 0, 2)
@@ -36,6 +37,7 @@ def test_a_lost_tail_of_the_data_is_told_at_open(rig: TwinRig) -> None:
     assert (caught.value.facts["log_end"], caught.value.facts["committed_position"]) == (2, 3)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("ask", [Log.commits, Log.describe, tail_now])
 def test_facts_of_a_ledger_that_lost_its_tail_are_not_told(rig: TwinRig, ask: Callable[[Log], object]) -> None:
     """A rescaled job takes its places from them, and a person decides by them; `statelog describe` asks no more."""
@@ -46,6 +48,7 @@ def test_facts_of_a_ledger_that_lost_its_tail_are_not_told(rig: TwinRig, ask: Ca
             ask(log)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("lost_offsets", [1, 5_000])
 def test_writers_go_on_after_a_loss_that_was_given_up(lost_offsets: int) -> None:
     """Once a person has accepted it, the next writer commits, however many offsets are gone; so does one beside it."""

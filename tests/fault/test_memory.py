@@ -17,7 +17,7 @@ import pytest
 
 from statelog.materializer.sorted_tables import fold
 from statelog.producer.writer import Writer
-from statelog.reading.replay import CommittedChunk, Converter
+from statelog.reading import CommittedChunk, Converter
 from statelog.recovery.recover import recover
 from statelog.recovery.settings import RecoverySettings
 from statelog.schemas.values.schema import OPAQUE
@@ -118,7 +118,7 @@ def _chunks(mib: int) -> Iterator[CommittedChunk]:
         keys = pa.array(sorted(b"%016d" % key for key in random.integers(0, 10**15, _ROWS)))
         groups, ops = pa.array(np.zeros(_ROWS, np.uint16)), pa.array(np.zeros(_ROWS, np.uint8))
         changes = pa.RecordBatch.from_arrays([groups, ops, keys, values], names=["key_group", "op", "key", "value"])
-        yield CommittedChunk(0, number, OPAQUE.id, _ROWS * VALUE_BYTES, changes)
+        yield CommittedChunk("l", 0, number, number, OPAQUE.id, _ROWS * VALUE_BYTES, changes)
 
 
 @pytest.mark.parametrize("how", ["stream", "parquet", "table"])

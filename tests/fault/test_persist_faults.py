@@ -140,6 +140,7 @@ def test_a_failure_is_found_by_the_next_call(world: World, log: Log) -> None:
             writer.persist(2)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("error", [PersistFailed, OutcomeUnknown])
 def test_what_a_person_has_to_do_comes_first_in_the_hint(world: World, log: Log, error: type[StatelogError]) -> None:
     """A limit that was lowered under a writer, on either topic: opening again alone would only be refused again."""

@@ -17,6 +17,7 @@ from statelog.errors import BeyondEnd, DataLoss, Fenced
 from statelog.kafka.port import OffsetRange
 from statelog.log import Log, LogOptions, accept_ledger_loss
 from statelog.materializer.round import run_round
+from statelog.producer.settings import WriterSettings
 from statelog.producer.writer import Writer
 from statelog.recovery import recover
 from statelog.schemas.ledger.records import Restart, decode
@@ -27,6 +28,8 @@ from tests.support.rigs.log import UNSAFE, keys_in, settings_for, where_at
 pytestmark = [pytest.mark.broker, pytest.mark.xdist_group("power loss"), pytest.mark.timeout(280)]
 
 COMMITS = 6
+_BY_DATA = WriterSettings(inline_bytes=0)
+"""What is cut off is counted in records of both topics."""
 LEFT = 4
 """So many of a log's commits are left where its ledger was cut: the mark and the Open lie before them."""
 ALL = {b"k%d" % i: b"v%d" % i for i in range(1, COMMITS + 1)}
@@ -87,11 +90,11 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Struck]:
     try:
         for name in ("ledger", "snapshot", "data"):
             logs.append(world.create(name))
-            world.writers[name] = Writer(logs[-1], "w")
+            world.writers[name] = Writer(logs[-1], "w", settings=_BY_DATA)
             commit_all(world.writers[name])
         run_round(logs[1], settings_for(directory))
         logs.append(world.create("regrown", partitions=2))
-        world.writers["regrown"] = Writer(logs[-1], "w", partitions=[0])
+        world.writers["regrown"] = Writer(logs[-1], "w", partitions=[0], settings=_BY_DATA)
         world.writers["regrown"].put(next(keys_in(0, 2, 8)), b"v")
         last = world.writers["regrown"].commit(checkpoint_id=1).offset
         broker.kill()

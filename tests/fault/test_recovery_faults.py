@@ -49,6 +49,7 @@ def _fails(twins: SnapshotTwins, kind: type[StatelogError], attempts: int = 5) -
 # ---- the tail
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_damaged_chunk_stops_the_recovery() -> None:
     """A committed chunk with a flipped byte is CorruptChunk, and no state comes out."""
     twins = SnapshotTwins(truncate=True)
@@ -79,6 +80,7 @@ def _with_value(chunk: bytes, log: Log, value: bytes | None) -> bytes:
     ).value
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_of_many_small_chunks_the_corrupt_one_is_named() -> None:
     """They are decoded together; a put without a value among them is told with its own offset."""
     rig = twin_rig("log")
@@ -94,6 +96,7 @@ def test_of_many_small_chunks_the_corrupt_one_is_named() -> None:
     assert (caught.value.facts["partition"], caught.value.facts["offset"]) == (0, record.offset)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_replaced_chunk_is_an_incomplete_change_set() -> None:
     """A committed chunk in whose place a stranger's record lies is told with partition, offsets and counts."""
     twins = SnapshotTwins(truncate=True)
@@ -104,6 +107,7 @@ def test_a_replaced_chunk_is_an_incomplete_change_set() -> None:
     assert (error.facts["chunks_found"], error.facts["chunks_listed"]) == (0, 1)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_whole_chunk_in_the_place_of_another_is_noticed() -> None:
     """A chunk of the same head and counts, with its own right checksum, is not the one that the commit lists."""
     twins = SnapshotTwins(truncate=True)
@@ -114,6 +118,7 @@ def test_a_whole_chunk_in_the_place_of_another_is_noticed() -> None:
     assert "differ" in error.message
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_chunks_that_changed_places_are_noticed() -> None:
     """At a listed offset lies the chunk of the listed index, or the error names the offset."""
     rig = twin_rig("log")
@@ -130,6 +135,7 @@ def test_chunks_that_changed_places_are_noticed() -> None:
     assert caught.value.facts["offset"] == first.offset
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_an_accepted_loss_is_passed() -> None:
     """What a person gave up is not missed, and all the rest comes out."""
     twins = SnapshotTwins(truncate=True)
@@ -141,6 +147,7 @@ def test_an_accepted_loss_is_passed() -> None:
     assert recover(twins.log).to_dict() == kept
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_lost_tail_of_the_data_is_beyond_the_end() -> None:
     """A partition that ends below its committed position is BeyondEnd with both numbers."""
     twins = SnapshotTwins(truncate=True)
@@ -160,6 +167,7 @@ def test_a_lost_tail_of_the_ledger_is_beyond_the_end() -> None:
     assert (error.facts["position"], error.facts["log_end"]) == (twins.log.position, position - 1)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("topic", ["rig", "rig.ledger"])
 def test_another_record_below_the_snapshot_is_an_anchor_mismatch(topic: str) -> None:
     """A record that the snapshot was built on and that is another one now is told with topic and offset."""
@@ -170,6 +178,7 @@ def test_another_record_below_the_snapshot_is_an_anchor_mismatch(topic: str) -> 
     assert (error.facts["topic"], error.facts["offset"]) == (topic, anchor.offset)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("topic", ["rig", "rig.ledger"])
 def test_a_topic_made_anew_is_another_log(topic: str) -> None:
@@ -180,6 +189,7 @@ def test_a_topic_made_anew_is_another_log(topic: str) -> None:
     assert error.facts["expected"] != error.facts["found"]
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_log_that_starts_too_high_is_offset_gone() -> None:
     """When more was truncated than any snapshot covers, planning again is bounded and ends with the offsets."""
     twins = SnapshotTwins(truncate=True)
@@ -249,6 +259,7 @@ def test_a_manifest_that_is_damaged_once_it_was_read_falls_back_as_loudly() -> N
     assert recovery.plan.manifest_number == twins.rig.manifests[-2].number
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize(("damage", "kind"), _DAMAGES)
 def test_a_damaged_snapshot_without_a_way_around_is_the_error(
     damage: Callable[[SnapshotTwins], None], kind: type[StatelogError]
@@ -274,6 +285,7 @@ def test_without_any_snapshot_left_the_log_itself_is_enough() -> None:
     assert len(recovery.warnings) == 3
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_missing_manifest_folder_is_not_an_empty_log() -> None:
     """A truncated log whose manifests are gone is OffsetGone, never an empty state; who saw them knows better yet."""
     twins = SnapshotTwins(truncate=True)

@@ -331,6 +331,7 @@ def test_no_writer_opens_below_what_a_snapshot_holds(tmp_path: Path, regrown: in
             Writer(log, "writer")
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_no_writer_opens_on_data_that_a_snapshot_was_not_built_on(tmp_path: Path) -> None:
     """The data anchors of the partitions that it takes are compared, those of others are not its business."""
     twin = TwinLog()

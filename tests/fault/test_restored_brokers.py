@@ -84,6 +84,7 @@ def test_one_acceptance_is_enough(regrown: int, tmp_path: Path) -> None:
         goes_on(twin, log, tmp_path)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_an_acceptance_that_died_half_way_is_run_again(tmp_path: Path) -> None:
     """The ledger was restarted, and what the data topic lacks was not given up: the same command gives it up."""
     twin, _ = put_back(tmp_path)
@@ -97,6 +98,7 @@ def test_an_acceptance_that_died_half_way_is_run_again(tmp_path: Path) -> None:
         goes_on(twin, log, tmp_path)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_data_behind_the_snapshot_is_not_given_up_with_it(tmp_path: Path) -> None:
     """A commit that only the ledger still holds, whose changes are gone: a loss of its own, told as before."""
     twin, ends = put_back(tmp_path)
@@ -201,6 +203,7 @@ def test_one_command_brings_a_restored_broker_back(place: Place, tmp_path: Path)
     assert (again.exit_code, "lost nothing" in again.output) == (MISUSE, True), again.output
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.broker
 @pytest.mark.timeout(400)
 def test_a_record_that_a_disk_damaged_is_given_up_alone(place: Place, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def _check_and_settle(twin: TwinLog, tmp_path: Path) -> None:
     assert {p: there.start for p, there in log.data_offsets().items()} == kept[0].next_offsets
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("point", CRASH_POINTS)
 def test_a_crash_at_a_named_point_loses_nothing(point: str, tmp_path: Path) -> None:
     """Dead between two steps, the next process goes on as if the round had ended, or never begun."""
@@ -97,6 +98,7 @@ def _fault_at(number: int, fault: Fault) -> Callable[[str, str], Fault | None]:
     return lambda _method, _path: fault if next(counter) == number else None
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("each", [pytest.param(2, id="some"), pytest.param(1, id="all", marks=pytest.mark.soak)])
 def test_a_store_that_fails_at_any_one_call_loses_nothing(tmp_path: Path, each: int) -> None:
     """Each call of the store fails, before or after its effect: an honest error, or the round does without it."""
@@ -123,6 +125,7 @@ def test_a_store_that_fails_at_any_one_call_loses_nothing(tmp_path: Path, each: 
     assert failed > calls // each
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_broker_that_goes_away_after_the_put_leaves_a_snapshot_that_counts(tmp_path: Path) -> None:
     """The manifest stands, truncating fails: the round fails, and the next one starts from that manifest."""
     twin = _busy_log(tmp_path)

@@ -164,6 +164,7 @@ def test_a_young_manifest_is_kept_beyond_the_number(twin: TwinLog, tmp_path: Pat
     assert twin.open().manifests.numbers() == [2, 3, 4, 5]
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_log_start_above_the_newest_snapshot_is_a_loss_not_a_race(twin: TwinLog, tmp_path: Path) -> None:
     """Nobody won meanwhile, so the missing records are believed: OffsetGone, and nothing is written."""
     log = twin.open()
@@ -271,6 +272,7 @@ def test_a_round_beside_the_late_cleanup_of_its_base(twin: TwinLog, tmp_path: Pa
     assert state_of(twin.open()) == twin.model
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_tail_that_is_gone_behind_a_base_is_a_loss(twin: TwinLog, tmp_path: Path) -> None:
     """However it came, and whatever the round looks at once more."""
 

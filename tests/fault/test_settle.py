@@ -440,6 +440,7 @@ def task_of(log: Log, coordinator: Coordinator, checkpoint_id: int, changes: dic
     return task.finish()
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_limit_that_was_lowered_is_named(world: World) -> None:
     """What a broker refuses for its size may be in the log by an earlier try: unknown, with the setting's name."""
     with world.rig.open() as log, world.writer(log) as writer:

@@ -60,6 +60,7 @@ def _found(rig: LogRig, *, deep: bool = True) -> dict[str, Finding]:
     return {one.name: one for one in examine(rig.name, rig.where(), settings_for(Path()), deep=deep)}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_stray_key_of_the_tail_is_damage(rig: LogRig, tmp_path: Path) -> None:
     """A round and a verification stop, and name the key; a deep look names the chunk; without it the log goes on."""
     with rig.create(partitions=1) as log:

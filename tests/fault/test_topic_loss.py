@@ -140,6 +140,7 @@ def test_a_copy_goes_on_from_the_newest_snapshot(
     go_on(twin, tmp_path, twin.open, KEPT + 6)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @lost
 def test_nobody_of_before_mixes_both(twin: TwinLog, strike: Callable[[TwinLog], None], tmp_path: Path) -> None:
     """Writer, follower, stored handle and resumed stream: each is told, and changes nothing in the copy."""
@@ -212,6 +213,7 @@ def test_nobody_reads_a_new_ledger_from_a_snapshot_of_the_old_one(twin: TwinLog,
             entries[entry]()
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_nobody_follows_a_new_ledger_from_a_state_of_the_old_one(twin: TwinLog) -> None:
     """Its plan was made in time, and holds commits that are lost: it is told before it hears of any other."""
     with twin.open() as log, recover(log) as late:

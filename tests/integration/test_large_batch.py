@@ -32,9 +32,9 @@ def test_a_table_of_more_than_two_gigabytes(broker: Broker, log_name: str, tmp_p
             writer.commit(checkpoint_id=1)
             assert writer.statistics().chunk_bytes.largest < 2 << 20
         with log.replay() as ledger:
-            bodies = [valid.commit.read_body() for valid in ledger.commits(log.ledger.end())]
+            contents = [valid.contents for valid in ledger.commits(log.ledger.end())]
         reader = log.kafka.reader(log.data_topic)
-        plan = plan_replay(bodies, range(2))
-        chunks = replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=60)
+        plan = plan_replay(contents, range(2))
+        chunks = replay(log, reader, plan, stall_timeout_s=60)
         assert sum(chunk.changes.num_rows for chunk in chunks) == BATCHES * ROWS
         reader.close()

@@ -216,6 +216,7 @@ def test_a_dataframe_outlives_an_evolution(spark: SparkSession, rig: SparkLog) -
     assert [row.n for row in after.collect()] == [10.0]
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_committed_changes(spark: SparkSession, rig: SparkLog) -> None:
     """Every change of the commits in a range, with whose it is: between positions, checkpoints and times, in as many
     tasks as asked for, in some key groups and columns; and in SQL, where a table of the catalog is refused.

@@ -33,8 +33,8 @@ def test_the_delta_is_the_last_change_of_every_key_in_order(
         twin.write(changes)
         last |= changes
     log = twin.open()
-    bodies = [found.commit.read_body() for found in log.replay().commits(log.ledger.end())]
-    plan = plan_replay(bodies, range(twin.partitions))
+    contents = [found.contents for found in log.replay().commits(log.ledger.end())]
+    plan = plan_replay(contents, range(twin.partitions))
     with TemporaryDirectory() as scratch:
         work = RoundWork(
             log=log, scratch=Path(scratch), go_on=lambda: None, environment=Environment(), fold_bytes=fold_bytes

@@ -264,6 +264,7 @@ class TableMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["dict", "rocksdb"])
+@pytest.mark.usefixtures("busy_ledger")
 def test_one_commit_for_several_checkpoints(is_kept: bool, tmp_path: Path) -> None:
     """What becomes durable together is history together: with the changes of all, in their order."""
     faults = _Slow()

@@ -10,7 +10,7 @@ from statelog.errors import OffsetGone
 from statelog.schemas.ledger.fold import VoidReason
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint
 from statelog.schemas.ledger.place import LogIdentity
-from statelog.schemas.ledger.records import Commit, Extent, LedgerRecord, Open, Restart
+from statelog.schemas.ledger.records import Commit, Commits, Extent, LedgerRecord, Open, Restart
 
 __all__ = ["NOT_LIVE", "NaiveFold", "same_verdict"]
 
@@ -45,6 +45,8 @@ class NaiveFold:
         """
         if record is None:
             return None
+        if isinstance(record, Commits):
+            return [self.apply(offset, commit) for commit in record.commits][-1]
         if isinstance(record, Restart) and record.position > self.began:
             raise OffsetGone("what counts is in a snapshot", position=record.position, began=self.began)
         reason = self.judge(record)
@@ -127,7 +129,10 @@ class NaiveFold:
             return VoidReason.UNKNOWN_EPOCH
         if self.fenced(record.epoch):
             return VoidReason.FENCED
-        if not {partition for partition, _, _ in record.extents} <= set(mine.partitions):
+        named = {partition for partition, _, _ in record.extents}
+        if record.inline is not None:
+            named |= {bit for bit in range(64) if record.inline.partitions >> bit & 1}
+        if not named <= set(mine.partitions):
             return VoidReason.NOT_OWNED
         last = self.last(mine.writer)
         if record.base != last:

@@ -3,7 +3,8 @@
 from statelog.history.following import Landed, LedgerView
 from statelog.history.history import COMPARE_S, IDENTIFY_S, History
 from statelog.history.replay import Replay
-from statelog.history.source import LedgerSource, append_record, check_reaches, records_at
+from statelog.history.source import LedgerSource, append_record, check_reaches, mismatch, records_at
+from statelog.history.together import together
 
 __all__ = [
     "COMPARE_S",
@@ -15,5 +16,7 @@ __all__ = [
     "Replay",
     "append_record",
     "check_reaches",
+    "mismatch",
     "records_at",
+    "together",
 ]

@@ -1,4 +1,5 @@
 """`Following`: one fold of a ledger from a base on, and what it has met: hashes, voids, the record that it read last.
+`LedgerRate`: how much the ledger carries.
 
 Pure but for memory: it reads nothing. Its owner feeds it every record from its base on, in order, and guards it.
 
@@ -9,6 +10,7 @@ Invariants:
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
@@ -16,13 +18,16 @@ from typing import NamedTuple
 from statelog.kafka.port import Record
 from statelog.schemas.ledger.fold import LedgerBase, LedgerFold, ValidCommit, Void
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
-from statelog.schemas.ledger.records import Commit, decode
+from statelog.schemas.ledger.records import Commit, Commits, decode
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 
 _MOST_VOIDS = 4096
 _WINDOW_BYTES = 64 << 20
 _EACH_BYTES = 500
+_BYTES_PER_S = 1 << 20
+_BURST_BYTES = 8 << 20
+_WITNESS_S = 1.0
 
 
 class LedgerView(NamedTuple):
@@ -52,8 +57,8 @@ class Following:
     """Offset of the record that was compared last: the next comparison begins there."""
     compared_s: float = -math.inf
     """When that comparison began, on the owner's clock."""
-    voids: dict[int, Void] = field(default_factory=dict[int, Void])
-    """Why records are void, by offset: the newest ones."""
+    voids: dict[tuple[int, int], Void] = field(default_factory=dict[tuple[int, int], Void])
+    """Why records are void, by offset, and of several commits in one by their place in it: the newest ones."""
     is_torn: bool = False
 
     @classmethod
@@ -84,25 +89,68 @@ class Following:
         """Return the hashes of the records that the next comparison has to find, by offset."""
         return {at: one for at in range(self.compared, self.position) if (one := self.fold.hash_at(at))}
 
-    def take(self, found: Record) -> ValidCommit | None:
-        """Fold the next record, and return it if it is a valid commit. Raises Damaged."""
+    def take(self, found: Record) -> list[ValidCommit]:
+        """Fold the next record, and return the valid commits in it. Raises Damaged."""
         record, last = decode(found.value), LastRecord.of(found.offset, found.value)
         self.is_torn = True
+        commits = (record,) if isinstance(record, Commit) else record.commits if isinstance(record, Commits) else ()
         # A commit names its epoch alone, and ends its writer's row if it is final: so its writer is asked for before.
-        live = self.fold.live_epoch(record.epoch) if isinstance(record, Commit) else None
-        void = self.fold.apply(found.offset, record, last.hash)
+        lives = [self.fold.live_epoch(commit.epoch) for commit in commits]
+        if isinstance(record, Commits):
+            voids = self.fold.apply_commits(found.offset, commits, last.hash)
+        else:
+            voids = [self.fold.apply(found.offset, record, last.hash)]
         self.last = last
-        if void is not None:
-            self._note_void(found.offset, void)
+        for number, void in enumerate(voids):
+            if void is not None:
+                self._note_void((found.offset, number), void)
         self.is_torn = False
-        if void is None and isinstance(record, Commit) and live is not None:
-            return ValidCommit(live.writer, record, found.timestamp_ms, self.place)
-        return None
+        place = self.place
+        judged = zip(commits, lives, voids, strict=False)
+        return [
+            ValidCommit(live.writer, commit, found.timestamp_ms, place)
+            for commit, live, void in judged
+            if void is None and live is not None
+        ]
 
-    def _note_void(self, offset: int, void: Void) -> None:
-        self.voids[offset] = void
+    def _note_void(self, where: tuple[int, int], void: Void) -> None:
+        self.voids[where] = void
         if len(self.voids) > _MOST_VOIDS:
             del self.voids[next(iter(self.voids))]
+
+
+@dataclass(slots=True)
+class LedgerRate:
+    """How much the ledger carries, by when it was read: a level that drains by 1 MiB a second. `clock`: seconds.
+
+    What a ledger record carries is lost with it, and leaves no chunk whose witness tells of that. So a witness goes to
+    the data topic beside such commits: with the first one of a process, and then once a second.
+    """
+
+    clock: Callable[[], float]
+    _level_bytes: float = 0.0
+    _at_s: float = 0.0
+    _witnessed_s: float = -math.inf
+
+    def takes_witness(self) -> bool:
+        """Return whether a witness is due, which is sent then."""
+        now_s = self.clock()
+        is_due = now_s - self._witnessed_s >= _WITNESS_S
+        self._witnessed_s = now_s if is_due else self._witnessed_s
+        return is_due
+
+    def add(self, size_bytes: int) -> None:
+        """Note a record. Of a backlog, which came long ago, no more counts than keeps the ledger busy for a while."""
+        self._level_bytes = min(2.0 * _BURST_BYTES, self._level() + size_bytes)
+        self._at_s = self.clock()
+
+    @property
+    def is_low(self) -> bool:
+        """Whether it carried less than that of late."""
+        return self._level() < _BURST_BYTES
+
+    def _level(self) -> float:
+        return max(0.0, self._level_bytes - (self.clock() - self._at_s) * _BYTES_PER_S)
 
 
 @dataclass(slots=True)

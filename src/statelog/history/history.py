@@ -27,15 +27,16 @@ from weakref import WeakValueDictionary
 
 from statelog.closing import Closing
 from statelog.errors import BrokerUnavailable, ClosedError, OffsetGone, OutcomeUnknown, StatelogError, Unavailable
-from statelog.history.following import Following, Landed, LedgerView, Window
+from statelog.history.following import Following, Landed, LedgerRate, LedgerView, Window
 from statelog.history.shared_follower import SharedFollower
 from statelog.history.source import LedgerSource, mismatch, send_record
+from statelog.history.together import add_gathered
 from statelog.history.turns import Turns
 from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, Producer, Record
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import LedgerFold, ValidCommit
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Place
-from statelog.schemas.ledger.records import LedgerRecord, Open, encode
+from statelog.schemas.ledger.records import Commit, LedgerRecord, Open, encode
 from statelog.schemas.snapshot.manifest import Manifest
 
 T = TypeVar("T")
@@ -59,6 +60,8 @@ class History(Closing):
         self._users: list[object] = []
         self._is_closed = False
         self._time_s = -math.inf
+        self.rate = LedgerRate(source.clock)
+        """How much the ledger carries: all who follow the log read all of it."""
         self._begin_anew(ORIGIN)
 
     @classmethod
@@ -207,10 +210,19 @@ class History(Closing):
         """
         if self._is_closed:
             raise ClosedError("the log is closed", hint="Close its writers first, and then the log")
-        clock, kind, value = self._source.clock, type(record).__name__, encode(record)
-        sent = send_record(producer, self._source.topic, kind, value, clock)
+        later = add_gathered(self, producer, record) if isinstance(record, Commit) else None
+        if later is not None:
+            return later
+        value = encode(record)
+        sent = self.send(producer, record, value)
+        return Pending(type(record).__name__, 0, sent.wait, lambda: self.landed(LastRecord.of(sent.result(), value)))
+
+    def send(self, producer: Producer, record: LedgerRecord, value: bytes) -> Pending[int]:
+        """Append an encoded record, and wait for nothing. The result is its offset. Raises as `append`."""
+        clock = self._source.clock
+        sent = send_record(producer, self._source.topic, type(record).__name__, value, clock)
         self._compare_meanwhile(clock() - COMPARE_S / 2)
-        return Pending(kind, 0, sent.wait, lambda: self._landed(LastRecord.of(sent.result(), value)))
+        return sent
 
     def open(self, producer: Producer, make: Callable[[LedgerFold], Open]) -> int | None:
         """Append the Open that `make` gives by what was read, and read it back, from the log's own cluster. Return the
@@ -222,12 +234,13 @@ class History(Closing):
         self._source.identify(0.0)
         return landed.offset
 
-    def _landed(self, ours: LastRecord) -> Landed:
+    def landed(self, ours: LastRecord, number: int = 0) -> Landed:
+        """Read the verdict on a record, or on one of the commits in it. Raises as the result of `append`."""
         self._verdicts_s.append(self._source.clock())
         with self._source.asking_who_answers():
             self._read_to(ours.offset + 1, self._lately_s())
             with self._settled() as now:
-                found, void = now.fold.hash_at(ours.offset), now.voids.get(ours.offset)
+                found, void = now.fold.hash_at(ours.offset), now.voids.get((ours.offset, number))
             if not found:
                 what = "the ledger was truncated past a record before its verdict was read"
                 hint = "Open the writer again: that settles it"
@@ -333,7 +346,7 @@ class History(Closing):
         if last is not None and last.offset > now.fold.restarted:
             if self._is_lost:
                 raise mismatch(self._source.topic, last, position=now.position)
-            self._check_place(now, self._known)
+            self._source.check_place(now.fold, self._known)
         self._known, self._is_lost = ORIGIN, False
 
     def _read_on(self, now: Following, end: int) -> bool:
@@ -395,8 +408,8 @@ class History(Closing):
     def _take(self, now: Following, records: Iterable[Record]) -> None:
         with self._lock:
             for found in records:
-                commit = now.take(found)
-                if commit is not None:
+                self.rate.add(len(found.value))
+                for commit in now.take(found):
                     self._window.add(commit)
 
     # ---- a client that follows, while verdicts are asked for, or somebody waits
@@ -452,28 +465,7 @@ class History(Closing):
             last = place.last
             if last is None or now.fold.hash_at(last.offset) == last.hash:
                 return
-        self._check_place(now, place)
-
-    def _check_place(self, now: Following, place: Place) -> None:
-        """Compare a place with what was folded; below the base, with the record or the snapshot that is there."""
-        position, last = place
-        assert last is not None, "a position alone is compared with the end"
-        found = now.fold.hash_at(last.offset)
-        if not found and last.offset < now.fold.hashed_from:
-            found = self._hash_below(position, last.offset)
-        if found not in (0, last.hash) and not self._source.is_given_up(last.offset):
-            raise mismatch(self._source.topic, last, position=now.position)
-
-    def _hash_below(self, position: int, offset: int) -> int:
-        """Read the hash of a record below the base: that of the ledger, or of the snapshot of this position; 0 if
-        neither is there.
-        """
-        try:
-            found = self._source.record_at(offset)
-            return LastRecord.of(found.offset, found.value).hash if found else -1
-        except OffsetGone:
-            at = self._source.snapshots.at(position)
-            return at.place.last.hash if at is not None and at.place.last_offset == offset and at.place.last else 0
+        self._source.check_place(now.fold, place)
 
     def close(self) -> None:
         """Release the client, unless others have it, too."""

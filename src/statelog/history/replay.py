@@ -55,9 +55,7 @@ class Replay(Closing):
             if now.is_torn:
                 raise ClosedError("a record of the ledger was folded half", hint="Begin again from the base")
             for found in self._records(end):
-                commit = now.take(found)
-                if commit is not None:
-                    yield commit
+                yield from now.take(found)
             self._source.check_proof(now.fold)
             if end > now.position:
                 now.fold.advance(end)

@@ -26,7 +26,7 @@ from statelog.kafka.port import (
 )
 from statelog.pending import Pending
 from statelog.schemas.ledger.fold import LedgerFold
-from statelog.schemas.ledger.place import LastRecord, LogIdentity
+from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.records import LedgerRecord, Restart, decode, encode
 from statelog.schemas.names import ledger_topic
 from statelog.schemas.snapshot.manifest import Manifest
@@ -126,6 +126,29 @@ class LedgerSource:
         if loss.other is not None:
             raise mismatch(self.topic, loss.other, position=fold.position)
         raise self.lost(loss.what, loss.offset, fold.position)
+
+    def check_place(self, fold: LedgerFold, place: Place) -> None:
+        """Compare a place that somebody remembers with what was folded; below the base, with the record or the snapshot
+        that is there. Raises AnchorMismatch if another record stands there, or none; Damaged, Unavailable.
+        """
+        position, last = place
+        assert last is not None, "a position alone is compared with the end"
+        found = fold.hash_at(last.offset)
+        if not found and last.offset < fold.hashed_from:
+            found = self._hash_below(position, last.offset)
+        if found not in (0, last.hash) and not self.is_given_up(last.offset):
+            raise mismatch(self.topic, last, position=fold.position)
+
+    def _hash_below(self, position: int, offset: int) -> int:
+        """Read the hash of a record below the base: that of the ledger, or of the snapshot of this position; 0 if
+        neither is there, and -1 if the ledger has no record at the offset.
+        """
+        try:
+            found = self.record_at(offset)
+            return LastRecord.of(found.offset, found.value).hash if found else -1
+        except OffsetGone:
+            at = self.snapshots.at(position)
+            return at.place.last.hash if at is not None and at.place.last_offset == offset and at.place.last else 0
 
     def lost(self, what: str, offset: int, position: int) -> BeyondEnd:
         """Make the error for a ledger that lacks acknowledged records."""

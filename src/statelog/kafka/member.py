@@ -262,13 +262,14 @@ class ConfluentMember:
 
     def _hear(self, error: confluent_kafka.KafkaError, message: Message) -> None:
         """What the client says instead of a record: raise what no waiting mends, and note the rest."""
-        name, text = error.name(), self._settings.config.redact(error.str())
-        partition, offset = message.partition(), message.offset()
-        if name == _END:
+        name, partition, offset = error.name(), message.partition(), message.offset()
+        if name == _END:  # Which comes behind every few records of a partition.
             if partition in self._places and offset is not None:
                 self._places[partition] = offset
                 self._listener.ended(partition, offset)
-        elif name in UNPACKING and offset is not None:
+            return
+        text = self._settings.config.redact(error.str())
+        if name in UNPACKING and offset is not None:
             if partition in self._places:
                 first = max(offset, self._places[partition])
                 lost = OffsetRange(first, first + 1)

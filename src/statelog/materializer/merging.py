@@ -82,7 +82,7 @@ class Merging:
         """The merges that the deltas of a plan, which are not written yet, will be in: those that follow from each
         other as one. None is left to fewer tasks because a replay is cut between partitions only.
         """
-        firsts = [self._starts[partition] for partition in plan.listed]
+        firsts = [self._starts[partition] for partition in plan.sizes]
         made_of: dict[str, Runs] = {delta.path: (delta,) for delta in deltas}
         now = in_order((*runs, *deltas))
         while (merge := self._affordable_joint(firsts, now, made_of)) is not None:

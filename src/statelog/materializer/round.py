@@ -332,7 +332,7 @@ class Round:
         partitions = range(self._log.descriptor.partitions)
         plan = plan_replay(target.commits, partitions, target.state.accepted, target.before)
         output = self._output(target)
-        if not plan.listed:
+        if plan.is_empty:
             return Delta(output)
         self._runs, written = self._merging.write_delta(plan, self._runs, output)
         return Delta(output, written, plan.changes, plan.size_bytes)

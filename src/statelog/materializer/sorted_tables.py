@@ -24,7 +24,6 @@ import pyarrow as pa
 from statelog.environment import DiskHook, Start, no_faults
 from statelog.kafka.port import STALL_TIMEOUT_S
 from statelog.log import Log
-from statelog.materializer.tasks import only
 from statelog.materializer.work import RoundWork
 from statelog.reading import CommittedChunk, Converter, SortedTail, replay
 from statelog.schemas.changes.replay_plan import ReplayPlan
@@ -53,17 +52,10 @@ def delta_tables(
     another one than the work's. `drop_deletes` leaves deletes out: only right where no older run exists. Raises
     Damaged, OffsetGone, BrokerUnavailable.
     """
-    reader = log.kafka.reader(log.data_topic)
+    reader = log.kafka.reader(log.data_topic) if plan.listed else None
     try:
         for partitions in _together(plan, min(_TOGETHER_BYTES, work.fold_bytes)):
-            chunks = replay(
-                reader,
-                log.data_topic,
-                only(plan, partitions),
-                log.change_schema,
-                stall_timeout_s=STALL_TIMEOUT_S,
-                last=last,
-            )
+            chunks = replay(log, reader, plan.only(partitions), stall_timeout_s=STALL_TIMEOUT_S, last=last)
             yield from fold(
                 chunks,
                 converter,
@@ -73,14 +65,16 @@ def delta_tables(
                 disk=work.environment.disk,
             )
     finally:
-        reader.close()
+        if reader is not None:
+            reader.close()
 
 
 def _together(plan: ReplayPlan, most_bytes: int) -> Iterator[list[int]]:
-    """The partitions that a plan lists, in order, neighbours together as long as they have no more than that."""
+    """The partitions that a plan has something of, in order, neighbours together as long as they have no more than
+    that.
+    """
     group, left_bytes = list[int](), most_bytes
-    for partition in sorted(plan.listed):
-        size_bytes = sum(entry.size_bytes for entry in plan.listed[partition])
+    for partition, size_bytes in plan.sizes.items():
         if group and size_bytes > left_bytes:
             yield group
             group, left_bytes = [], most_bytes

@@ -65,16 +65,16 @@ class Tail:
         """The tail with further commits, seen at `now_s`. A commit without a timestamp is as old as its first look, and
         so is one from a time to come. A writer's clock tells nothing: see `kafka.Record`.
         """
-        handles = [handle for found in commits for handle in found.body.handles]
+        contents = [found.contents for found in commits]
         times = [min(now_s, found.timestamp_ms / 1000) if found.timestamp_ms >= 0 else now_s for found in commits]
         return replace(
             self,
             position=position,
             looked_s=now_s,
             commits=self.commits + len(commits),
-            changes=self.changes + sum(handle.changes for handle in handles),
-            size_bytes=self.size_bytes + sum(handle.size_bytes for handle in handles),
-            chunks=self.chunks + sum(handle.chunks for handle in handles),
+            changes=self.changes + sum(one.changes for one in contents),
+            size_bytes=self.size_bytes + sum(one.size_bytes for one in contents),
+            chunks=self.chunks + sum(one.chunks for one in contents),
             oldest_s=min(times if self.oldest_s is None else [self.oldest_s, *times], default=None),
         )
 

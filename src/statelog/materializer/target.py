@@ -22,8 +22,9 @@ from statelog.kafka.port import OffsetRange
 from statelog.log import Log
 from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.ledger.fold import ValidCommit
+from statelog.schemas.ledger.inline import CommitContents
 from statelog.schemas.ledger.place import LastRecord
-from statelog.schemas.ledger.records import CommitBody, LossRange, given_up, not_given_up
+from statelog.schemas.ledger.records import LossRange, given_up, not_given_up
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 
@@ -39,7 +40,7 @@ class RoundTarget:
     """
 
     state: LedgerState
-    commits: tuple[CommitBody, ...]
+    commits: tuple[CommitContents, ...]
     behind: bool
     there: Mapping[int, OffsetRange]
     before: Mapping[int, LastRecord] = field(default_factory=dict[int, LastRecord])
@@ -77,17 +78,20 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
 
 def _within_budget(
     commits: Iterable[ValidCommit], settings: MaterializerSettings
-) -> tuple[list[CommitBody], int | None]:
+) -> tuple[list[CommitContents], int | None]:
     """Return the commits that the budget allows, and the offset of the first of the others, if there are any."""
-    taken: list[CommitBody] = []
-    left_bytes = settings.budget_bytes
+    taken: list[CommitContents] = []
+    left_bytes, last_offset = settings.budget_bytes, -1
     for found in commits:
         # Its own record, too: metadata is held for all commits of a round, and may be 16 MiB each.
-        size_bytes = len(found.commit.body) + sum(handle.size_bytes for handle in found.body.handles)
-        if taken and (size_bytes > left_bytes or len(taken) >= settings.budget_commits):
+        contents = found.contents
+        size_bytes = len(found.commit.body) + contents.size_bytes
+        is_other = found.offset != last_offset  # Those of one record are taken together.
+        if taken and is_other and (size_bytes > left_bytes or len(taken) >= settings.budget_commits):
             return taken, found.offset
         left_bytes -= size_bytes
-        taken.append(found.body)
+        last_offset = found.offset
+        taken.append(contents)
     return taken, None
 
 
@@ -130,7 +134,7 @@ def check_data(log: Log, newest: Manifest | None, target: RoundTarget) -> None:
 def _first_listed(target: RoundTarget) -> dict[int, int]:
     """The lowest offset that a commit of the target lists, by partition."""
     first: dict[int, int] = {}
-    for entry in (entry for body in target.commits for handle in body.handles for entry in handle.entries):
+    for entry in (entry for contents in target.commits for handle in contents.handles for entry in handle.entries):
         first[entry.partition] = min(entry.first_offset, first.get(entry.partition, entry.first_offset))
     return first
 

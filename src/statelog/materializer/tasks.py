@@ -50,12 +50,11 @@ def fold_tasks(
 
     `starts` are the first key group of each partition, `runs` those below, and `output` covers all key groups.
     """
-    sizes = {p: sum(entry.size_bytes for entry in entries) for p, entries in sorted(plan.listed.items())}
-    parts = _parts(sizes, most_tasks)
+    parts = _parts(plan.sizes, most_tasks)
     firsts = [output.key_groups.start, *(starts[part[0]] for part in parts[1:])]
     ranges = _ranges(firsts, output.key_groups.stop)
     return tuple(
-        Task(output=_covering(output, key_groups, runs), replay=only(plan, part))
+        Task(output=_covering(output, key_groups, runs), replay=plan.only(part))
         for part, key_groups in zip(parts, ranges, strict=True)
     )
 
@@ -130,20 +129,10 @@ def _ranges(firsts: Sequence[int], end: int) -> list[range]:
     return [range(*bounds) for bounds in zip(firsts, [*firsts[1:], end], strict=True)]
 
 
-def only(plan: ReplayPlan, partitions: Sequence[int]) -> ReplayPlan:
-    """What a plan has of some partitions."""
-    return replace(
-        plan,
-        ranges={partition: plan.ranges.get(partition, ()) for partition in partitions},
-        listed={partition: plan.listed[partition] for partition in partitions},
-        before={partition: plan.before[partition] for partition in partitions if partition in plan.before},
-    )
-
-
 def _within(plan: ReplayPlan | None, starts: Sequence[int], key_groups: range) -> ReplayPlan | None:
     """What a plan has of the partitions that begin within these key groups; None if that is nothing."""
-    mine = [partition for partition in plan.listed if starts[partition] in key_groups] if plan else []
-    return only(plan, mine) if plan and mine else None
+    mine = [partition for partition in plan.sizes if starts[partition] in key_groups] if plan else []
+    return plan.only(mine) if plan and mine else None
 
 
 def _parts(sizes: Mapping[int, int], most: int) -> list[list[int]]:

@@ -269,7 +269,7 @@ class _Examination:
         alone = committed_chunks(log, plan, Converter(log), RecoverySettings(), clock=clock, together=False)
         with closing(alone) as chunks:
             for chunk in chunks:
-                place: dict[str, Fact] = {"topic": log.data_topic, "partition": chunk.partition, "offset": chunk.offset}
+                place: dict[str, Fact] = {"topic": chunk.topic, "partition": chunk.partition, "offset": chunk.offset}
                 log.descriptor.check_key_groups(pa.Table.from_batches([chunk.changes]), CorruptChunk, **place)
                 changes += chunk.changes.num_rows
         facts = {"commits": commits, "changes": changes}

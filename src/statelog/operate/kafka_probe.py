@@ -24,7 +24,7 @@ from statelog.log import Log, LogOptions, Where
 from statelog.log.producers import append_all
 from statelog.log.topics import create_topic, look_for
 from statelog.operate.kafka_needs import KafkaAnswers, Need, Read, Sent, TopicAnswer
-from statelog.producer import Writer
+from statelog.producer import Writer, WriterSettings
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.topic_policy import MIN_RECORD_BYTES, TopicRole, Waiver, largest_record_bytes, topic_config
 from statelog.store.port import Store
@@ -148,7 +148,7 @@ class _Asking:
         # DeleteRecords is asked for by itself.
         options = LogOptions(partitions=found.partitions, key_groups=max(found.partitions, 128), truncation="retention")
         log = Log.create(self._name, where, options)  # Not closed: that would close the port, which is the caller's.
-        with Writer(log, "doctor") as writer:
+        with Writer(log, "doctor", settings=WriterSettings(inline_bytes=0)) as writer:  # Both topics are asked.
 
             def commit(number: int) -> None:
                 writer.put(b"key", b"%d" % number)

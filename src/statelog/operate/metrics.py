@@ -162,6 +162,7 @@ OF_WRITERS = _asked(
         "writer_blocked_seconds_total": ("Time spent waiting for room in flight", "blocked_s.total"),
         "writer_persist_seconds_total": ("Time spent making checkpoints durable", "persist_s.total"),
         "writer_commits_total": ("Commits that count", "confirm_s.count"),
+        "writer_carried_commits_total": ("Those of them that carried their changes, as one record", "carried_commits"),
         "writer_commit_failures_total": ("Commits that do not count, or may not", "confirm_failures"),
     },
 )

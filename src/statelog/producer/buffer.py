@@ -133,6 +133,11 @@ class ChangeBuffer:
         return len(self.lists.keys) + sum(batch.num_rows for batch in self._batches)
 
     @property
+    def most_bytes(self) -> int:
+        """What they take in a chunk, at most, about."""
+        return self.lists.most_bytes + self._batch_bytes
+
+    @property
     def full(self) -> bool:
         """Whether there is enough to split and send."""
         return self._batch_bytes >= self._settings.roll_bytes

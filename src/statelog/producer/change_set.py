@@ -20,10 +20,12 @@ Invariants:
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+
+import numpy as np
 
 from statelog.producer.epoch import Grant
 from statelog.producer.outbox import Outbox
@@ -34,8 +36,9 @@ from statelog.schemas.changes.changes import chunk_slices, split
 from statelog.schemas.changes.chunk import combine_checksums, encode_chunk
 from statelog.schemas.changes.few import Changes, FewChanges, KeyGroups, key_groups_in
 from statelog.schemas.descriptor import Descriptor
-from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, to_bitmap
+from statelog.schemas.key_groups import key_groups_of_partition, merge_bitmaps, partition_of, to_bitmap
 from statelog.schemas.ledger.handle import Entry, gaps_of
+from statelog.schemas.ledger.inline import Inline, bitmap_of
 from statelog.schemas.ledger.place import Place
 
 _BLOCK_BYTES = 4096
@@ -120,6 +123,22 @@ class _PartitionPart:
     key_groups: bytes = b""
     checksums: list[int] = field(default_factory=list[int])
     offsets: list[int] = field(default_factory=list[int])
+
+
+def carried_of(changes: Changes, descriptor: Descriptor, value_schema_id: int) -> tuple[Inline, bytes]:
+    """Changes as a ledger record carries them: what its head says of them, and the batch."""
+    groups = key_groups_in(changes)
+    found = sorted(set(groups if isinstance(groups, Sequence) else np.unique(groups).tolist()))
+    batch = bytes(memoryview(changes.serialize()))
+    inline = Inline(
+        value_schema_id=value_schema_id,
+        changes=changes.num_rows,
+        size_bytes=len(batch),
+        first_key_group=found[0],
+        last_key_group=found[-1],
+        partitions=bitmap_of(partition_of(group, descriptor.partitions, descriptor.key_groups) for group in found),
+    )
+    return inline, batch
 
 
 class ChangeSet:

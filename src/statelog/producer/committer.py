@@ -37,12 +37,16 @@ from statelog.pending import Pending
 from statelog.producer.epoch import EpochClients, Grant, live_commit, open_epoch
 from statelog.schemas.ledger.fold import LedgerFold, VoidReason
 from statelog.schemas.ledger.handle import Checkpoint, Handle, next_checkpoint_id, refuse_repeats
+from statelog.schemas.ledger.inline import Inline
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.records import Commit, LossRange
 from statelog.schemas.ledger.state import LastCommit
 
 T = TypeVar("T")
 
+Carried = tuple[Inline | None, bytes]
+"""Changes that a commit carries: what its head says of them, and the batch."""
+NOTHING: Carried = (None, b"")
 _SETTLE_ATTEMPTS = 3
 _AGAIN = "Open it again and resume from last_commit"
 
@@ -61,6 +65,7 @@ class _UnderWay:
 
     commit: Commit
     handles: Sequence[Handle]
+    carried: Carried
     metadata: Metadata
     sent_s: float
     position: int
@@ -112,15 +117,32 @@ class Committer:
         """The checkpoint that the next commit continues."""
         return self.last.checkpoint if self.last else self.grant.base
 
-    def begin(self, handles: Sequence[Handle], checkpoint_id: int, metadata: Metadata, *, final: bool) -> None:
-        """Send a Commit, for `finish` to take its outcome. Raises CheckpointMismatch and other misuse before
-        anything is sent, ClosedError, Fenced, Unavailable.
+    def begin(
+        self,
+        handles: Sequence[Handle],
+        checkpoint_id: int,
+        metadata: Metadata,
+        *,
+        final: bool,
+        carried: Carried = NOTHING,
+    ) -> None:
+        """Send a Commit, of handles or of changes that its record carries, for `finish` to take its outcome. Raises
+        CheckpointMismatch and other misuse before anything is sent, ClosedError, Fenced, Unavailable.
         """
         if self._end is _End.OVERTAKEN:
             raise Fenced(self._end.value, **self.grant.facts, hint=_AGAIN)
         if self._end is not None:
             raise ClosedError(f"nothing more can be committed: {self._end.value}", **self.grant.facts, hint=_AGAIN)
-        commit = make_commit(self.grant, self.base, handles, checkpoint_id, metadata, final=final, witness=self.place)
+        commit = make_commit(
+            self.grant,
+            self.base,
+            handles,
+            checkpoint_id,
+            metadata,
+            final=final,
+            witness=self.place,
+            carried=carried,
+        )
         self.attempts = 0
         self._environment.crash("commit-made")
         self._end = _End.IN_DOUBT
@@ -128,6 +150,7 @@ class Committer:
         self._under_way = _UnderWay(
             commit=commit,
             handles=handles,
+            carried=carried,
             metadata=dict(metadata),
             sent_s=sent_s,
             position=self.place.position,
@@ -148,6 +171,9 @@ class Committer:
         sent, self._under_way = self._under_way, None
 
         def amount() -> tuple[int, int]:
+            inline = sent.commit.inline
+            if inline is not None:
+                return inline.changes, inline.size_bytes
             return sum(one.changes for one in sent.handles), sum(one.size_bytes for one in sent.handles)
 
         with self._environment.step("commit", self._log.name, sent.sent_s, amount=amount):
@@ -237,6 +263,7 @@ class Committer:
                 sent.metadata,
                 final=commit.final,
                 witness=self.place,
+                carried=sent.carried,
             )
             # A commit without handles would take the new epoch's nonce, and its caller knows the handle's.
             commit, position = replace(again, checkpoint=commit.checkpoint), self.place.position
@@ -335,9 +362,10 @@ def make_commit(
     *,
     witness: Place,
     final: bool = False,
+    carried: Carried = NOTHING,
 ) -> Commit:
-    """Make the commit that continues `last` with these handles, by a writer that has folded up to `witness`. No
-    handles: progress without changes.
+    """Make the commit that continues `last` with these handles, by a writer that has folded up to `witness`, or of
+    changes that its record carries. Without either: progress without changes.
 
     Raises CheckpointMismatch, KeyGroupMismatch, IdentityChanged, OverlappingTasks if a handle cannot be committed under
     this grant; Misuse, ValueTooLarge if no ledger record could hold it.
@@ -360,6 +388,8 @@ def make_commit(
         handles=going_on,
         witness=witness,
         final=final,
+        inline=carried[0],
+        batch=carried[1],
     )
     size_bytes, max_bytes = commit.size_bytes, grant.descriptor.record_bytes_max * 15 // 16  # With room for framing.
     if size_bytes > max_bytes:

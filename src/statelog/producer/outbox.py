@@ -10,12 +10,15 @@ Invariants:
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
-from statelog.errors import PersistFailed
+from statelog.errors import PersistFailed, StatelogError
 from statelog.kafka.port import Delivery, DeliveryStatus, Producer, with_remedy
 from statelog.producer.epoch import Grant
 from statelog.producer.settings import WriterSettings, WriterStatistics
+from statelog.schemas.changes.chunk import encode_chunk
+from statelog.schemas.key_groups import key_groups_of_partition
 from statelog.schemas.ledger.place import Place
 from statelog.schemas.names import data_topic
 
@@ -83,6 +86,26 @@ class Outbox:
         self.in_flight_chunks += 1
         self.in_flight_bytes += size
         self.meter.chunk_bytes = self.meter.chunk_bytes.with_value(size)
+
+    def send_witness(self, seen: Place) -> None:
+        """Send a void chunk that says how far the ledger was folded, if there is room. Nobody waits for it, and no
+        commit hangs on it.
+        """
+        descriptor, partition = self.grant.descriptor, self.grant.partitions[0]
+        first = key_groups_of_partition(partition, descriptor.partitions, descriptor.key_groups).start
+        chunk = encode_chunk(
+            epoch=self.grant.epoch,
+            nonce=self.grant.nonce,
+            sqn=0,
+            index=0,
+            value_schema_id=self.grant.value_schema.id,
+            witness=seen,
+            key=descriptor.seal_key,
+            key_groups=(first,),
+            body=memoryview(b""),
+        )
+        with suppress(StatelogError):  # The commit that it went along with is sent already.
+            self._producer.send(self._topic, partition, chunk.value, lambda _: None)
 
     def poll(self) -> None:
         """Process the delivery reports that are due, without waiting."""

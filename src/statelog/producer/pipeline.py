@@ -214,6 +214,17 @@ class Pipeline:
         self.steps.append(step)
         return step
 
+    def carry(self, checkpoint_id: int) -> None:
+        """The change set that was rolled over, the only one that is not history, goes with its commit's own record:
+        nothing of it is sent here, and it is as durable as that.
+        """
+        self.outbox.meter.changes += self.unsent_changes
+        self.sequence = self.sequence.all_sent().all_held().durable_below(self.sequence.next)
+        self._sets, self._unsent_bytes = [], 0
+        self.steps.append(
+            PendingStep(checkpoint_id=checkpoint_id, end_sqn=self.sequence.held, change_sets=(), meta={}, meta_bytes=0)
+        )
+
     def take_reports(self) -> None:
         """Note what has become durable, and what failed, as far as the delivery reports have come."""
         for first in self._from(self.sequence.durable):

@@ -14,6 +14,7 @@ from statelog.schemas.names import check_kind, check_whole
 _POSITIVE = ("roll_rows", "list_bytes", "roll_bytes", "chunk_bytes", "in_flight_bytes_max", "local_copies_bytes_max")
 
 _MOST_WAITING = 1 << 30
+_MOST_INLINE = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class WriterSettings:
     chunk_bytes             the size that a chunk aims at; less where the log's topics allow less
     in_flight_bytes_max     above it, appending blocks
     stall_timeout_s         waiting fails after so long without any delivery report; a slow link still makes progress
+    inline_bytes            a commit of at most so many bytes of changes carries them in its own record of the ledger,
+                            while that carries less than 1 MiB a second; 0 for never
     local_copies            a directory for a copy of every change set, which `recover` can read instead of Kafka. Not
                             for durability
     local_copies_bytes_max  above it the oldest copies of this writer go; each counts as 4 KiB at least
@@ -45,12 +48,18 @@ class WriterSettings:
     chunk_bytes: int = 1 << 20
     in_flight_bytes_max: int = 64 << 20
     stall_timeout_s: float = 30.0
+    inline_bytes: int = 16 << 10
     local_copies: Path | None = None
     local_copies_bytes_max: int = 1 << 30
 
     def __post_init__(self) -> None:
         for name in _POSITIVE:
             check_whole(name, getattr(self, name), 1)
+        check_whole("inline_bytes", self.inline_bytes, 0)
+        if self.inline_bytes > _MOST_INLINE:
+            raise ConfigError(
+                "inline_bytes is above 64 KiB", hint="Every process that follows a log reads all of its ledger"
+            )
         for name in ("list_bytes", "roll_bytes"):
             if getattr(self, name) > _MOST_WAITING:
                 raise ConfigError(
@@ -104,6 +113,7 @@ class WriterStatistics:
     confirm_s          commits that the ledger shows valid
     commit_attempts    how many Commits these took: 1 each, and 1 more for each that an Open had shown to be lost
     confirm_failures   commits that were refused, void, failed or stayed unknown
+    carried_commits    commits that were sent with their changes, as one record
     settled_commits    of the valid ones, those whose outcome was unknown until a new Open settled it
     in_flight_bytes    chunks that were sent and not reported yet; `in_flight_chunks` is their number
     local_copy_failures  change sets without a local copy because the local disk failed
@@ -127,6 +137,7 @@ class WriterStatistics:
     confirm_s: Summary = Summary()
     commit_attempts: Summary = Summary()
     confirm_failures: int = 0
+    carried_commits: int = 0
     settled_commits: int = 0
     local_copy_failures: int = 0
     in_flight_bytes: int = 0

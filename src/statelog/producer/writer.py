@@ -6,6 +6,7 @@
         writer.commit(metadata={"offset": 42})
 
 - append (put, delete, append, append_batch) buffers; a full buffer is cut into chunks and sent. No promise yet.
+- commit is persist and confirm. Few changes go as one record, with their commit, while the ledger carries little.
 - persist rolls the change set over and sends it; its result is a handle, once all of it is durable. Still invisible.
 - confirm writes the commit and returns once the ledger shows it valid. From then on every reader sees all of it.
 
@@ -27,8 +28,9 @@ from statelog.errors import CheckpointMismatch, Misuse, PersistFailed
 from statelog.log import Log
 from statelog.pending import Pending
 from statelog.producer.buffer import ChangeBuffer, MetaBuffer
+from statelog.producer.change_set import carried_of
 from statelog.producer.change_writer import ChangeWriter
-from statelog.producer.committer import Committer, GrantHolder, check_handle
+from statelog.producer.committer import NOTHING, Carried, Committer, GrantHolder, check_handle
 from statelog.producer.epoch import EpochClients, open_epoch
 from statelog.producer.guard import Guard, Guarded, Life, is_refusal
 from statelog.producer.outbox import Outbox
@@ -198,8 +200,18 @@ class Writer(GrantHolder, ChangeWriter):
         OutcomeUnknown, Damaged or Unavailable, which end the writer.
         """
         check_metadata({} if metadata is None else metadata)
+        sent = self._carry(metadata, checkpoint_id, final, self._finish)
+        if sent is not None:
+            return sent.result()
         handle = self._persist(checkpoint_id, None, self._wait).result()
         return self._confirm(handle, metadata, final, self._finish).result()
+
+    @Guarded.turn
+    def commit_carried(self, metadata: Metadata | None = None) -> Pending[LastCommit] | None:
+        """As `commit`, without waiting, if the changes are few enough to go with the commit's own record; else None,
+        and nothing was done. Raises as `confirm_async`.
+        """
+        return self._carry(metadata, None, False, self._finish_alone)
 
     @Guarded.turn
     def adopt(self, handle: Handle, metadata: Metadata | None = None) -> LastCommit:
@@ -289,6 +301,26 @@ class Writer(GrantHolder, ChangeWriter):
             )
         return self._begin([] if handle.is_quiet else [handle], handle.checkpoint, metadata or {}, final, finish)
 
+    def _carry(
+        self, metadata: Metadata | None, checkpoint_id: int | None, final: bool, finish: _Finish
+    ) -> Pending[LastCommit] | None:
+        """Send all that was appended with its commit, as one record; None if it is more than that, or nothing."""
+        pipeline, is_open = self._pipeline, self.life is Life.OPEN and self._committing is None
+        is_little = 0 < self._buffer.most_bytes <= self._settings.inline_bytes and not self._meta
+        if not (is_open and is_little and pipeline.is_untouched and self._log.history.rate.is_low):
+            return None
+        checkpoint_id = next_checkpoint_id(checkpoint_id, self._committer.base.id, writer=self.name)
+        with self._guard:
+            changes = self._buffer.take()
+            assert changes is not None, "a buffer with bytes has changes"
+            pipeline.roll_over(changes)
+        carried = carried_of(changes, self.grant.descriptor, self.grant.value_schema.id)
+        checkpoint, seen = Checkpoint(checkpoint_id, self.grant.nonce), self.place
+        sent = self._begin([], checkpoint, metadata or {}, final, finish, carried)
+        if self._log.history.rate.takes_witness():
+            pipeline.outbox.send_witness(seen)
+        return sent
+
     def _new_outbox(self) -> Outbox:
         committer = self._committer  # The outbox holds it and not the writer: a cycle would keep closed clients.
         return Outbox(
@@ -343,7 +375,13 @@ class Writer(GrantHolder, ChangeWriter):
     _wait_alone = Guarded.late_turn(_wait)  # For who comes from outside.
 
     def _begin(
-        self, handles: list[Handle], checkpoint: Checkpoint, metadata: Metadata, final: bool, finish: _Finish
+        self,
+        handles: list[Handle],
+        checkpoint: Checkpoint,
+        metadata: Metadata,
+        final: bool,
+        finish: _Finish,
+        carried: Carried = NOTHING,
     ) -> Pending[LastCommit]:
         """Send a Commit; its result is taken by `finish`."""
         if self._committing is not None:
@@ -352,7 +390,10 @@ class Writer(GrantHolder, ChangeWriter):
             )
         started_s = self._environment.clock()
         with self._meter_failures():
-            self._committer.begin(handles, checkpoint.id, metadata, final=final)
+            self._committer.begin(handles, checkpoint.id, metadata, final=final, carried=carried)
+            if carried is not NOTHING:
+                self._pipeline.carry(checkpoint.id)
+                self._meter.carried_commits += 1
         what = f"the commit of checkpoint {checkpoint.id}"
         self._committing = Pending(what, checkpoint.id, self._is_answered, lambda: finish(checkpoint, started_s, final))
         return self._committing

@@ -9,6 +9,7 @@ from statelog.reading.aging import (
     NeededRecord,
     oldest_need,
 )
+from statelog.reading.carried import CommittedChunk
 from statelog.reading.claims import (
     HeldLease,
     HeldSubscription,
@@ -29,6 +30,7 @@ from statelog.reading.local_copy import (
     copies_of_writer,
 )
 from statelog.reading.plan import (
+    CARRIED,
     At,
     AtCheckpoint,
     AtPosition,
@@ -63,7 +65,6 @@ from statelog.reading.planner import (
     warn_if_aged,
 )
 from statelog.reading.replay import (
-    CommittedChunk,
     Converter,
     Pause,
     ReadCount,
@@ -78,6 +79,7 @@ from statelog.reading.sorted_tail import MemoryTail, SortedTail, cut_to_frames, 
 
 __all__ = [
     "ATTEMPTS",
+    "CARRIED",
     "RENEW_SHARE",
     "AgingRecord",
     "At",

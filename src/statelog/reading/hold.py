@@ -394,11 +394,12 @@ class HeldPlan(Hold):
 
 
 def needed(plan: Plan, partitions: Iterable[int] | None = None) -> Needs:
-    """What has to stay while a plan is read. Changes need no ledger; a state also needs all commits behind it, in
-    `partitions`, or those of the plan: one without a tail from its committed position on, or from 0.
+    """What has to stay while a plan is read. Changes need of the ledger the records that carry some; a state also needs
+    all commits behind it, in `partitions`, or those of the plan: one without a tail from its committed position on, or
+    from 0.
     """
     if plan.is_of_changes:
-        return Needs(plan.position, plan.next_offsets)
+        return Needs(plan.position if plan.first_carried is None else plan.first_carried, plan.next_offsets)
     committed, read = plan.state.committed_positions, plan.next_offsets
     wanted = plan.partitions if partitions is None else partitions
     held = {partition: read.get(partition, committed.get(partition, 0)) for partition in wanted}

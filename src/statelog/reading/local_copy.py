@@ -249,7 +249,7 @@ def _files(log_directory: Path, plan: ReplayPlan) -> dict[Path, list[Entry]]:
     attempts = {path.name: path for path in log_directory.glob("*/*")}
     files: dict[Path, list[Entry]] = {}
     for entry, life in chain.from_iterable(listed.items() for listed in plan.listed.values()):
-        attempt = attempts.get(_attempt_name(*life))
+        attempt = attempts.get(_attempt_name(life.epoch, life.nonce))
         path = attempt / f"{entry.sqn:020d}.copy" if attempt else None
         if path is None or not (path in files or path.exists()):
             raise NotFound("a change set has no local copy", epoch=life.epoch, sqn=entry.sqn, partition=entry.partition)

@@ -7,11 +7,9 @@ Invariants:
 - A run is read if and only if a row group of it may hold a wanted key group; a partition is read if it holds one.
 - The snapshot's position is never above the plan's.
 - A commit's own position is the one right behind it, so a plan that starts at a commit's position goes on after it.
-- In a partition commits never overlap, so the offset of a chunk says which commit it belongs to.
 - A part of a plan (`part_of`, `split_changes`) is a plan; the parts together have everything once.
 """
 
-from bisect import bisect_right
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,8 +21,9 @@ from statelog.schemas.changes.replay_plan import ReplayPlan, plan_replay
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.key_groups import partition_of
 from statelog.schemas.ledger.fold import Folded, LedgerBase, ValidCommit
+from statelog.schemas.ledger.inline import CommitContents
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
-from statelog.schemas.ledger.records import CommitBody, LossRange
+from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_kind, check_name, whole_numbers
 from statelog.schemas.snapshot.manifest import Manifest
@@ -65,6 +64,10 @@ class CommitFacts(NamedTuple):
     changes: int
     size_bytes: int
     place: Place
+
+
+CARRIED = -1
+"""Stands for a partition in the spans of a plan: of what ledger records carry, by ledger offset."""
 
 
 class CommitSpan(NamedTuple):
@@ -129,12 +132,12 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to read."""
-        return not self.runs and not self.replay.listed
+        return not self.runs and self.replay.is_empty
 
-    def commit_at(self, partition: int, offset: int) -> int:
-        """The number of the commit whose chunk lies at an offset that a plan of changes lists."""
-        spans = self.spans[partition]
-        return spans[bisect_right(spans, offset, key=lambda span: span.first_offset) - 1].commit
+    @property
+    def first_carried(self) -> int | None:
+        """The offset of the first ledger record that is read again, for the changes that it carries; None for none."""
+        return next((one.record.offset for one in self.replay.carried.values()), None)
 
     @property
     def next_offsets(self) -> dict[int, int]:
@@ -197,7 +200,7 @@ def make_plan(
     descriptor: Descriptor,
     manifest: Manifest | None,
     folded: LedgerBase,
-    commits: Iterable[CommitBody],
+    commits: Iterable[CommitContents],
     key_groups: frozenset[int] | None,
 ) -> Plan:
     """The plan for the state that the ledger was `folded` to, by the valid `commits` since the manifest, in order."""
@@ -216,14 +219,14 @@ def make_plan(
 
 def commit_facts(commit: ValidCommit, partitions: Collection[int]) -> CommitFacts:
     """What is known about a commit; `partitions` are those that count. Raises CorruptLedger."""
-    entries = list(commit.entries(partitions))
+    changes, size_bytes = commit.contents.amounts(partitions)
     return CommitFacts(
         writer=commit.writer,
         checkpoint_id=commit.checkpoint_id,
         position=commit.position,
         timestamp_ms=commit.timestamp_ms,
-        changes=sum(entry.changes for entry in entries),
-        size_bytes=sum(entry.size_bytes for entry in entries),
+        changes=changes,
+        size_bytes=size_bytes,
         place=commit.place,
     )
 
@@ -242,6 +245,7 @@ def make_change_plan(
     ledger order. `accepted` are the ranges that a person has given up by now, also those accepted behind that.
     """
     partitions = partitions_of(key_groups, descriptor)
+    replay = plan_replay((one.contents for one in commits), partitions, accepted)
     return Plan(
         identity=descriptor.identity,
         start_position=start_position,
@@ -251,15 +255,14 @@ def make_change_plan(
         partitions=partitions,
         value_schema_id=value_schema_id,
         commits=tuple(commit_facts(one, frozenset(partitions)) for one in commits),
-        spans=_spans(commits, partitions),
-        replay=plan_replay((one.body for one in commits), partitions, accepted),
+        spans=_spans(commits, partitions) | _spans_carried(replay),
+        replay=replay,
     )
 
 
 def part_of(plan: Plan, key_groups: frozenset[int], descriptor: Descriptor) -> Plan:
     """The plan for some of its key groups, to be carried out elsewhere: without the manifest and the folded ledger."""
     partitions = partitions_of(key_groups, descriptor)
-    replay = plan.replay
     return replace(
         plan,
         manifest=None,
@@ -267,11 +270,7 @@ def part_of(plan: Plan, key_groups: frozenset[int], descriptor: Descriptor) -> P
         key_groups=key_groups,
         partitions=partitions,
         runs=_run_parts([part.run for part in plan.runs], key_groups),
-        replay=ReplayPlan(
-            ranges={partition: replay.ranges[partition] for partition in partitions if partition in replay.ranges},
-            listed={partition: replay.listed[partition] for partition in partitions if partition in replay.listed},
-            accepted=replay.accepted,
-        ),
+        replay=replace(plan.replay.only(partitions), before={}),
         last=None,
     )
 
@@ -304,6 +303,14 @@ def _spans(commits: Iterable[ValidCommit], partitions: Iterable[int]) -> dict[in
         for partition, span in mine.items():
             found[partition].append(span)
     return {partition: tuple(spans) for partition, spans in found.items() if spans}
+
+
+def _spans_carried(replay: ReplayPlan) -> dict[int, tuple[CommitSpan, ...]]:
+    spans = tuple(
+        CommitSpan(one.record.offset, one.record.offset + 1, number, one.inline.size_bytes)
+        for number, one in replay.carried.items()
+    )
+    return {CARRIED: spans} if spans else {}
 
 
 @dataclass(frozen=True, slots=True)

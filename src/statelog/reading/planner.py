@@ -102,8 +102,8 @@ def _aim(history: RetainedHistory, end: At | None, before: int | None) -> int | 
 def plan_of(log: Log, folding: Folding, key_groups: frozenset[int] | None) -> Plan:
     """The plan of the state at the end of a fold, whose ledger and anchors the caller has checked, as an Open does."""
     warn_if_aged(log, folding)
-    bodies = (valid.commit.read_body() for valid in folding.commits)  # Decoded one by one: there may be many.
-    return make_plan(log.descriptor, folding.base, folding.folded, bodies, key_groups)
+    contents = (valid.contents for valid in folding.commits)  # Decoded one by one: there may be many.
+    return make_plan(log.descriptor, folding.base, folding.folded, contents, key_groups)
 
 
 def warn_if_aged(log: Log, folding: Folding) -> None:
@@ -337,11 +337,14 @@ def check_reach(plan: Plan, offsets: LogOffsets, log: str) -> None:
     the ledger above what a follower reads next, which planning again may mend.
     """
     check_reaches(log, offsets.ledger.end, plan.position)
-    if plan.position < offsets.ledger.start and not plan.is_of_changes:
+    needed = plan.first_carried
+    if needed is None and not plan.is_of_changes:
+        needed = plan.position
+    if needed is not None and needed < offsets.ledger.start:
         raise OffsetGone(
-            "the ledger starts above the position of the plan",
+            "the ledger starts above what the plan needs of it",
             log=log,
-            position=plan.position,
+            position=needed,
             log_start=offsets.ledger.start,
             hint="The log was truncated past this state: recover again",
         )

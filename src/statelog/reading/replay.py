@@ -6,14 +6,17 @@ It executes a `ReplayPlan`: fetches the planned offset ranges, decodes what a co
 if anything listed is missing or differs. What cannot even be unpacked is stepped over where no commit lists it. Publish
 nothing before the iterator has ended: only its end says that all that was listed is there.
 
+What commits carry in their ledger records comes in between, so that each partition has its changes in the order of the
+commits. It is read portion by portion, each before the chunks of the data topic beside it.
+
 The time of a retry runs from the last sign of life, as a record is, or from the first question after a rest. A read
 that is taken up again goes on behind the last record that came, so none comes twice and none is missed.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -21,81 +24,128 @@ from statelog.errors import BrokerUnavailable, CorruptChunk, IncompatibleSchema,
 from statelog.kafka.errors import read_past
 from statelog.kafka.port import STALL_TIMEOUT_S, OffsetRange, Reader, Record
 from statelog.log import Log
+from statelog.reading.carried import CarriedChanges, CommittedChunk
 from statelog.schemas.changes.changes import change_schema
 from statelog.schemas.changes.chunk import ChunkHead, VerifiedChunks, decode_batches, decode_head
 from statelog.schemas.changes.replay_plan import PartitionCheck, ReplayPlan, plan_replay
 from statelog.schemas.ledger.handle import Handle
+from statelog.schemas.ledger.inline import CommitContents
 from statelog.schemas.ledger.place import LastRecord
-from statelog.schemas.ledger.records import CommitBody
 from statelog.schemas.values.schema import ValueSchema, convert
 
 _SMALL_BYTES = 16 * 1024
 _HELD_BYTES = 2 * 1024  # A record, its head and the rest of its objects.
 _WAITING_BYTES = 4 << 20
+_PORTION_BYTES = 16 << 20
+"""So much of what ledger records carry is held at once."""
 _RETRY_S = 0.2
 T = TypeVar("T")
 
 
-class CommittedChunk(NamedTuple):
-    """The changes of a committed chunk, or of small ones that follow each other in their partition, the first of them
-    at `offset`; as they were written: with the value schema of `value_schema_id`. They keep at most `size_bytes` in
-    memory: those of the records, because they may point into one.
-    """
-
-    partition: int
-    offset: int
-    value_schema_id: int
-    size_bytes: int
-    changes: pa.RecordBatch
-
-
 def replay(
-    reader: Reader,
-    topic: str,
+    log: Log,
+    reader: Reader | None,
     plan: ReplayPlan,
-    change_schema: Callable[[int], pa.Schema],
+    change_schema: Callable[[int], pa.Schema] | None = None,
     *,
     stall_timeout_s: float,
     together: bool = True,
+    ledger: Callable[[], Reader] | None = None,
     last: dict[int, LastRecord] | None = None,
 ) -> Iterator[CommittedChunk]:
-    """Yield the committed chunks of `plan`, in offset order within a partition; small ones `together` as they come,
-    because each costs what its objects cost. `change_schema` gives the Arrow schema of changes whose values have a
-    schema id. At the end `last` has the last chunk's record of each partition. Raises IncompleteChangeSet,
-    AnchorMismatch, CorruptChunk, Unreadable, UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
+    """Yield the committed chunks of `plan`, in commit order within a partition; small ones `together` as they come,
+    because each costs what its objects cost.
+
+    `reader` is one of the data topic; None if nothing there is listed. `ledger` makes one of the ledger, closed here.
+    `change_schema` gives the Arrow schema of changes whose values have a schema id. At the end `last` has the last
+    chunk's record of each partition. Raises IncompleteChangeSet, AnchorMismatch, CorruptChunk, Unreadable,
+    UnknownFormat, OffsetGone, BeyondEnd, BrokerUnavailable.
     """
-    checks = {partition: PartitionCheck(topic, partition, plan) for partition in plan.listed}
-    waiting: dict[int, _WaitingChunks] = {}
-    waiting_bytes = 0
-    newest: dict[int, Record] = {}
-    for record, head, at in _listed(reader, topic, checks, stall_timeout_s=stall_timeout_s):
-        partition, offset, value, _ = newest[record.partition] = record
-        is_alone = not together or len(value) >= _SMALL_BYTES
-        if is_alone:
-            yield from _decode_all(topic, waiting, change_schema)
-        mine = waiting.get(partition)
-        if mine is None or mine.schema_id != head.value_schema_id:
+    schema = change_schema or log.change_schema
+    with ExitStack() as opened:
+        ledger_reader: Reader | None = None
+        for part in plan.portions(_PORTION_BYTES):
+            carried = CarriedChanges(log, part, schema, together=together)
+            if part.carried:
+                if ledger_reader is None:
+                    ledger_reader = ledger() if ledger else log.kafka.reader(log.ledger_topic)
+                    opened.callback(ledger_reader.close)
+                carried.read(ledger_reader, stall_timeout_s=stall_timeout_s)
+            replaying = _Portion(log.data_topic, part, schema, carried, together=together)
+            yield from replaying.chunks(reader, stall_timeout_s=stall_timeout_s)
+            if last is not None:
+                last |= {one: LastRecord.of(*record[1:3]) for one, record in replaying.newest.items()}
+
+
+class _Portion:
+    """The replay of a portion of a plan: its data topic, with what ledger records carried in between."""
+
+    def __init__(
+        self,
+        topic: str,
+        plan: ReplayPlan,
+        change_schema: Callable[[int], pa.Schema],
+        carried: CarriedChanges,
+        *,
+        together: bool,
+    ) -> None:
+        self._topic = topic
+        self._change_schema = change_schema
+        self._carried = carried
+        self._together = together
+        self._checks = {partition: PartitionCheck(topic, partition, plan) for partition in plan.listed}
+        self._waiting: dict[int, _WaitingChunks] = {}
+        self.newest: dict[int, Record] = {}
+        """The last chunk's record of each partition, so far."""
+
+    def chunks(self, reader: Reader | None, *, stall_timeout_s: float) -> Iterator[CommittedChunk]:
+        """The chunks that are listed, with what was carried in between. Raises as `replay`."""
+        if reader is not None:
+            yield from self._listed(reader, stall_timeout_s)
+        yield from self._carried.rest()
+        for check in self._checks.values():
+            check.finish()
+
+    def _listed(self, reader: Reader, stall_timeout_s: float) -> Iterator[CommittedChunk]:
+        waiting, waiting_bytes = self._waiting, 0
+        for record, head, at, commit in _listed(reader, self._topic, self._checks, stall_timeout_s=stall_timeout_s):
+            partition, _, value, _ = self.newest[record.partition] = record
+            is_alone = not self._together or len(value) >= _SMALL_BYTES
+            if is_alone:
+                yield from self._decode_all()
+            yield from self._before(partition, commit)
+            mine = waiting.get(partition)
+            if mine is None or mine.schema_id != head.value_schema_id:
+                if mine is not None:
+                    yield mine.decode(self._topic, self._change_schema)
+                mine = waiting[partition] = _WaitingChunks(partition, head.value_schema_id, commit)
+            mine.offsets.append(record.offset)
+            mine.chunks.add(value, head, at)
+            waiting_bytes += len(value) + _HELD_BYTES
+            if is_alone or waiting_bytes >= _WAITING_BYTES:
+                yield from self._decode_all()
+                waiting_bytes = 0
+        yield from self._decode_all()
+
+    def _before(self, partition: int, commit: int) -> Iterator[CommittedChunk]:
+        """What earlier commits carried for a partition, behind what waits there."""
+        for chunk in self._carried.before(partition, commit):
+            mine = self._waiting.pop(partition, None)
             if mine is not None:
-                yield mine.decode(topic, change_schema)
-            mine = waiting[partition] = _WaitingChunks(partition, head.value_schema_id)
-        mine.offsets.append(offset)
-        mine.chunks.add(value, head, at)
-        waiting_bytes += len(value) + _HELD_BYTES
-        if is_alone or waiting_bytes >= _WAITING_BYTES:
-            yield from _decode_all(topic, waiting, change_schema)
-            waiting_bytes = 0
-    yield from _decode_all(topic, waiting, change_schema)
-    for check in checks.values():
-        check.finish()
-    if last is not None:
-        last |= {partition: LastRecord.of(*record[1:3]) for partition, record in newest.items()}
+                yield mine.decode(self._topic, self._change_schema)
+            yield chunk
+
+    def _decode_all(self) -> Iterator[CommittedChunk]:
+        """What waits, by partition, and then nothing does."""
+        while self._waiting:
+            yield self._waiting.popitem()[1].decode(self._topic, self._change_schema)
 
 
 def _listed(
     reader: Reader, topic: str, checks: Mapping[int, PartitionCheck], *, stall_timeout_s: float
-) -> Iterator[tuple[Record, ChunkHead, int]]:
-    """What lies at listed offsets and belongs there, with what `decode_head` gives. What a foreign record stands in for
-    is missed at the end.
+) -> Iterator[tuple[Record, ChunkHead, int, int]]:
+    """What lies at listed offsets and belongs there, with what `decode_head` gives, and the number of its commit. What
+    a foreign record stands in for is missed at the end.
     """
     places = {partition: check.ranges for partition, check in checks.items()}
     rounds = max((len(ranges) for ranges in places.values()), default=0)
@@ -116,18 +166,18 @@ def _listed(
                 raise error.restated(topic=topic, partition=partition, offset=offset) from error
             if decoded is not None:
                 head, at = decoded
-                check.add(offset, head)
-                yield record, head, at
+                yield record, head, at, check.add(offset, head)
 
 
 class _WaitingChunks:
     """Chunks of a partition whose values have one schema, one after the other, and where they lie."""
 
-    __slots__ = ("chunks", "offsets", "partition", "schema_id")
+    __slots__ = ("chunks", "commit", "offsets", "partition", "schema_id")
 
-    def __init__(self, partition: int, schema_id: int) -> None:
+    def __init__(self, partition: int, schema_id: int, commit: int) -> None:
         self.partition = partition
         self.schema_id = schema_id
+        self.commit = commit
         self.offsets: list[int] = []
         self.chunks = VerifiedChunks()
 
@@ -144,23 +194,14 @@ class _WaitingChunks:
                     raise mine.restated(topic=topic, partition=self.partition, offset=offset) from mine
             raise error.restated(topic=topic, partition=self.partition, offset=self.offsets[0]) from error
         size_bytes = sum(map(len, self.chunks.values))
-        return CommittedChunk(self.partition, self.offsets[0], self.schema_id, size_bytes, changes)
-
-
-def _decode_all(
-    topic: str, waiting: dict[int, _WaitingChunks], change_schema: Callable[[int], pa.Schema]
-) -> Iterator[CommittedChunk]:
-    """What waits, by partition, and then nothing does."""
-    while waiting:
-        yield waiting.popitem()[1].decode(topic, change_schema)
+        return CommittedChunk(topic, self.partition, self.offsets[0], self.commit, self.schema_id, size_bytes, changes)
 
 
 def verify_handle(log: Log, handle: Handle) -> None:
     """Read back the change sets of a handle. Raises Damaged, IncompleteChangeSet above all, if they are not there."""
-    body = CommitBody(metadata={}, handles=(handle,))
-    plan = plan_replay([body], range(log.descriptor.partitions))
+    plan = plan_replay([CommitContents((handle,))], range(log.descriptor.partitions))
     with closing(log.kafka.reader(log.data_topic)) as reader:
-        for _ in replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=STALL_TIMEOUT_S):
+        for _ in replay(log, reader, plan, stall_timeout_s=STALL_TIMEOUT_S):
             pass
 
 

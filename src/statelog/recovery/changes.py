@@ -34,6 +34,7 @@ from statelog.errors import (
 from statelog.log import Log
 from statelog.log.log import check_log
 from statelog.reading import (
+    CARRIED,
     CommitSpan,
     CommittedChunk,
     Converter,
@@ -48,7 +49,7 @@ from statelog.reading import (
 from statelog.recovery.plan_reader import PlanReader, committed_chunks
 from statelog.recovery.settings import RecoverySettings, terms_of
 from statelog.schemas.arrays import column_of, column_of_rows
-from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife, plan_replay
+from statelog.schemas.changes.replay_plan import ListedBy, ReplayPlan, plan_replay
 from statelog.schemas.ledger.fold import Folded, ValidCommit
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.names import check_kind, check_whole, settings_or
@@ -83,23 +84,21 @@ def split_changes(
     _check_changes(plan)
     check_whole("tasks", tasks, 1)
     wanted = max(1, min(tasks, plan.size_bytes // max(1, least_bytes)))
-    pieces = _by_partition(plan, wanted) if whole_key_groups else _by_size(plan, wanted)
-    return tuple(_part(plan, piece) for piece in pieces if piece)
+    return tuple(_by_partition(plan, wanted) if whole_key_groups else _by_size(plan, wanted))
 
 
-def _by_partition(plan: Plan, wanted: int) -> list[_Pieces]:
+def _by_partition(plan: Plan, wanted: int) -> list[Plan]:
     """Whole partitions, the largest first, each to the part that has least."""
     parts: list[dict[int, Sequence[CommitSpan]]] = [{} for _ in range(wanted)]
-    loads = [0] * wanted
-    sizes = {partition: sum(span.size_bytes for span in spans) for partition, spans in plan.spans.items()}
+    loads, sizes = [0] * wanted, plan.replay.sizes
     for partition in sorted(sizes, key=lambda one: (-sizes[one], one)):
         least = loads.index(min(loads))
-        parts[least][partition] = plan.spans[partition]
+        parts[least][partition] = plan.spans.get(partition, ())
         loads[least] += sizes[partition]
-    return list(parts)
+    return [_part(plan, {**mine, CARRIED: plan.spans.get(CARRIED, ())}, mine) for mine in parts if mine]
 
 
-def _by_size(plan: Plan, wanted: int) -> list[_Pieces]:
+def _by_size(plan: Plan, wanted: int) -> list[Plan]:
     """Partition after partition, cut at commits wherever the next part's share begins."""
     parts: list[dict[int, list[CommitSpan]]] = [{} for _ in range(wanted)]
     total, before = max(1, plan.size_bytes), 0
@@ -108,29 +107,46 @@ def _by_size(plan: Plan, wanted: int) -> list[_Pieces]:
             middle = before + span.size_bytes // 2
             parts[min(wanted - 1, middle * wanted // total)].setdefault(partition, []).append(span)
             before += span.size_bytes
-    return list(parts)
+    return [_part(plan, mine, plan.partitions) for mine in parts if mine]
 
 
-def _part(plan: Plan, pieces: _Pieces) -> Plan:
-    """The plan of these spans, which are adjacent in each partition."""
-    used = sorted({span.commit for spans in pieces.values() for span in spans})
+def _part(plan: Plan, pieces: _Pieces, partitions: Iterable[int]) -> Plan:
+    """The plan of these spans, adjacent in each partition; of what ledger records carry that of `partitions` counts."""
+    found = {partition: spans for partition, spans in pieces.items() if spans}
+    used = sorted({span.commit for spans in found.values() for span in spans})
     numbers = {commit: number for number, commit in enumerate(used)}
-    ranges: dict[int, tuple[tuple[int, int], ...]] = {}
-    listed: dict[int, dict[Entry, WriterLife]] = {}
-    for partition, spans in pieces.items():
-        first, last = spans[0].first_offset, spans[-1].end_offset
-        whole, lives = plan.replay.ranges[partition], plan.replay.listed[partition]
-        ranges[partition] = tuple((max(a, first), min(b, last)) for a, b in whole if a < last and first < b)
-        listed[partition] = {entry: life for entry, life in lives.items() if first <= entry.first_offset < last}
-    accepted = tuple(lost for lost in plan.replay.accepted if lost.partition in pieces)
     return replace(
         plan,
         commits=tuple(plan.commits[commit] for commit in used),
         spans={
             partition: tuple(span._replace(commit=numbers[span.commit]) for span in spans)
-            for partition, spans in pieces.items()
+            for partition, spans in found.items()
         },
-        replay=ReplayPlan(ranges=ranges, listed=listed, accepted=accepted),
+        replay=_replay_part(plan.replay, found, numbers).only(partitions),
+    )
+
+
+def _replay_part(replay: ReplayPlan, pieces: _Pieces, numbers: Mapping[int, int]) -> ReplayPlan:
+    ranges: dict[int, tuple[tuple[int, int], ...]] = {}
+    listed: dict[int, dict[Entry, ListedBy]] = {}
+    for partition, spans in pieces.items():
+        if partition == CARRIED:
+            continue
+        first, last = spans[0].first_offset, spans[-1].end_offset
+        ranges[partition] = tuple(
+            (max(a, first), min(b, last)) for a, b in replay.ranges[partition] if a < last and first < b
+        )
+        listed[partition] = {
+            entry: life._replace(commit=numbers[life.commit])
+            for entry, life in replay.listed[partition].items()
+            if first <= entry.first_offset < last
+        }
+    return ReplayPlan(
+        ranges=ranges,
+        listed=listed,
+        accepted=tuple(lost for lost in replay.accepted if lost.partition in listed),
+        carried={numbers[span.commit]: replay.carried[span.commit] for span in pieces.get(CARRIED, ())},
+        partitions=replay.partitions,
     )
 
 
@@ -202,7 +218,7 @@ def _batches(plan: Plan, chunks: Iterable[CommittedChunk], schema: pa.Schema) ->
     ]
     known = pa.RecordBatch.from_arrays(facts, names=schema.names[4:])
     for group in _grouped(chunk for chunk in chunks if chunk.changes.num_rows):
-        numbers = [plan.commit_at(chunk.partition, chunk.offset) for chunk in group]
+        numbers = [chunk.commit for chunk in group]
         which = np.repeat(np.array(numbers, np.int64), [chunk.changes.num_rows for chunk in group])
         changes = pa.concat_batches([chunk.changes for chunk in group])
         own = [changes.column(name) for name in schema.names[:4]]
@@ -326,8 +342,8 @@ class CommitFeed:
 
     def changes(self, commits: Sequence[ValidCommit], check: Callable[[], None]) -> Generator[pa.Table]:
         """The newest change of each wanted key in these commits, deletes too, sorted. `check` is often called."""
-        replay = plan_replay((one.body for one in commits), self._partitions, self.folded.state.accepted)
-        if not replay.listed:
+        replay = plan_replay((one.contents for one in commits), self._partitions, self.folded.state.accepted)
+        if replay.is_empty:
             return
         with _saying_what_to_do():
             reader, tail = self._read(replay, check)

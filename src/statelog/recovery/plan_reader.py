@@ -294,14 +294,17 @@ def committed_chunks(
     A broker that is away for less than `stall_timeout_s` is waited for, and so is a store that has to be asked for a
     value schema, for less than the time of the lease. Close the generator.
     """
-    if not plan.replay.listed:
+    if plan.replay.is_empty:
         return
     counter, pause = counter or ReadCount(), pause or Event().wait
     stall_timeout_s = settings.stall_timeout_s
     schemas = RetryWindow(settings.lease_ttl_s, clock)
 
+    def patient(topic: str) -> Reader:
+        return RetryingReader(log.kafka.reader(topic), RetryWindow(stall_timeout_s, clock), pause)
+
     def from_kafka() -> Reader:
-        return RetryingReader(log.kafka.reader(log.data_topic), RetryWindow(stall_timeout_s, clock), pause)
+        return patient(log.data_topic)
 
     def schema(schema_id: int) -> pa.Schema:
         return schemas.call(lambda: log.change_schema(schema_id), pause)
@@ -313,14 +316,24 @@ def committed_chunks(
         except (NotFound, Corrupt, UnknownFormat, StoreUnavailable) as error:
             _LOG.warning("the tail is read from Kafka, because the local copies do not hold all of it: %s", error)
     counter.is_local = reader is not None
-    reader = reader or from_kafka()
+    if reader is None and plan.replay.listed:
+        reader = from_kafka()
     try:
-        chunks = replay(reader, log.data_topic, plan.replay, schema, stall_timeout_s=stall_timeout_s, together=together)
+        chunks = replay(
+            log,
+            reader,
+            plan.replay,
+            schema,
+            stall_timeout_s=stall_timeout_s,
+            together=together,
+            ledger=lambda: patient(log.ledger_topic),
+        )
         for chunk in chunks:
             counter.add(chunk.changes.num_rows, chunk.size_bytes)
             yield converter.chunk(chunk if plan.key_groups is None else _of_key_groups(chunk, plan.key_groups))
     finally:
-        reader.close()
+        if reader is not None:
+            reader.close()
 
 
 def _of_key_groups(chunk: CommittedChunk, key_groups: Collection[int]) -> CommittedChunk:

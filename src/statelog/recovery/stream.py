@@ -28,6 +28,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import closing, contextmanager
+from itertools import groupby
 from threading import Event
 from typing import NamedTuple
 
@@ -190,12 +191,12 @@ class ReadAhead:
         applied = Applied.complete(self._held.plan.place)
         while not self._stop.is_set():
             commits = feed.commits()
-            for commit in commits:
-                after = Applied.complete(commit.place)
-                with closing(feed.changes([commit], self._check_open)) as tables:
+            for place, group in groupby(commits, key=lambda one: one.place):
+                after, mine = Applied.complete(place), list(group)  # Those of one record have one place.
+                with closing(feed.changes(mine, self._check_open)) as tables:
                     self._offer_all(feed, tables, applied, after)
                 applied = after
-                feed.passed([commit])
+                feed.passed(mine)
                 if self._stop.is_set():
                     return
             if not commits and not self._stop.wait(poll_s * PAUSE):

@@ -31,6 +31,8 @@ from statelog.pending import Pending
 from statelog.producer import Writer
 from statelog.producer.change_maker import ChangeMaker
 from statelog.producer.guard import Life, is_refusal
+from statelog.schemas.descriptor import HashRule
+from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger.handle import Handle
 from statelog.schemas.ledger.place import Metadata, Place, check_metadata
 from statelog.schemas.ledger.state import LastCommit
@@ -42,6 +44,7 @@ from statelog.tables.state.store import StatePlace
 LARGE = 1 << 19
 """From here on a change is measured when it is put, and not when it is committed: no log's limit is as low."""
 
+_FEW = 200
 _LOOK_S = 0.001
 """How often `commit_every` looks for answers to pending commits."""
 _PROGRESS_BYTES_MAX = 1 << 20
@@ -57,9 +60,11 @@ each `commit_every` makes one.
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """A checkpoint that is persisted or about to be, and what its caller waits for."""
+    """A checkpoint that is persisted or about to be, and what its caller waits for. Without a handle it was sent with
+    its commit.
+    """
 
-    handle: Pending[Handle]
+    handle: Pending[Handle] | None
     progress: Metadata
     commit: Pending[LastCommit]
 
@@ -97,6 +102,9 @@ class CommitScheduler:
         """A call with this interval has nothing to do before this time, and below this number of changes."""
         self._put_bytes = 0
         self._committed_s = self._clock()
+        of, schema = writer.grant.descriptor, writer.grant.value_schema
+        self._is_plain = schema.id == 0 and of.key_type is KeyType.BYTES and of.hash_rule is not HashRule.CALLER
+        """Whether keys and values are bytes, which a writer takes as they are."""
 
     # ---- which progress
 
@@ -227,13 +235,24 @@ class CommitScheduler:
                     self._layers.unseal()
                 raise
         self._setup.environment.crash("sealed")
-        handle = self._writer.persist()
-        commit = self._promise(handle.checkpoint_id)
         progress = dict(progress)
-        self._checkpoints.append(_Checkpoint(handle, progress, commit))
+        commit = self._send(progress)
         self._named = progress, count, 0, progress
         self._put_bytes, self._committed_s = 0, self._clock()
         self.step()
+        return commit
+
+    def _send(self, progress: Metadata) -> Pending[LastCommit]:
+        """Send what was logged: with its commit, if nothing else is under way and it is little; else ahead of that."""
+        sent = None if self._checkpoints else self._writer.commit_carried(progress)
+        if sent is None:
+            handle = self._writer.persist()
+            commit = self._promise(handle.checkpoint_id)
+            self._checkpoints.append(_Checkpoint(handle, progress, commit))
+            return commit
+        commit = self._promise(sent.checkpoint_id)
+        self._checkpoints.append(_Checkpoint(None, progress, commit))
+        self._sent = _SentCommit(sent, 1)
         return commit
 
     def step(self, timeout_s: float | None = 0.0) -> None:
@@ -268,7 +287,13 @@ class CommitScheduler:
     def _log(self, layer: Layer) -> None:
         """Give a layer's changes to the writer, in bulk. Raises InvalidChange before any of them is taken."""
         keys, values = self._logged(layer)
-        if keys:
+        if len(keys) <= _FEW and self._is_plain:  # Of few, Arrow's calls would take longer than the work.
+            for key, value in zip(keys, values, strict=True):
+                if value is None:
+                    self._writer.delete(key)
+                else:
+                    self._writer.put(key, value)
+        elif keys:
             columns = {**self._setup.keys.columns(keys), "value": self._state.values.column(values)}
             self._writer.append_batch(pa.table(columns))
 
@@ -318,11 +343,12 @@ class CommitScheduler:
     def _confirm(self, timeout_s: float | None) -> bool:
         """Send a Commit of all checkpoints that are durable; False if in so long not even the oldest one is."""
         oldest = self._checkpoints[0].handle
+        assert oldest is not None, "what went with its commit is not confirmed again"
         if timeout_s is not None and not oldest.wait(timeout_s):
             return False
         durable, handle = 1, oldest.result()
         for checkpoint in list(self._checkpoints)[1:]:
-            if not checkpoint.handle.done():
+            if checkpoint.handle is None or not checkpoint.handle.done():
                 break
             durable, handle = durable + 1, checkpoint.handle.result()
         self._sent = _SentCommit(self._writer.confirm_async(handle, self._checkpoints[durable - 1].progress), durable)

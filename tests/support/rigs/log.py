@@ -331,9 +331,9 @@ def tail_of(
     """The ledger's state at a position (None: its end now), and the changes that were committed since a manifest."""
     with closing(log.replay(manifest)) as ledger, closing(log.kafka.reader(log.data_topic)) as reader:
         commits = ledger.read_to(log.ledger.end() if end_position is None else end_position)
-        bodies = [found.commit.read_body() for found in commits]
-        plan = plan_replay(bodies, range(log.descriptor.partitions), ledger.fold.accepted)
-        chunks = replay(reader, log.data_topic, plan, log.change_schema, stall_timeout_s=_STALL_TIMEOUT_S)
+        contents = [found.contents for found in commits]
+        plan = plan_replay(contents, range(log.descriptor.partitions), ledger.fold.accepted)
+        chunks = replay(log, reader, plan, stall_timeout_s=_STALL_TIMEOUT_S)
         return ledger.fold.freeze(), [chunk.changes for chunk in chunks]
 
 

@@ -4,19 +4,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+from statelog.producer.change_set import carried_of
 from statelog.schemas.avro import RecordCodec
+from statelog.schemas.changes.changes import DELETE, PUT
 from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry, Handle, Step
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
-from statelog.schemas.ledger.records import AcceptLoss, Commit, LossRange, Mark, Open, Restart
+from statelog.schemas.ledger.records import AcceptLoss, Commit, Commits, LossRange, Mark, Open, Restart
 from statelog.schemas.ledger.state import LedgerState, LiveEpoch, PartitionState, WriterState
 from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, lease_path, subscription_path
 from statelog.schemas.snapshot.claims import Lease, Subscription
 from statelog.schemas.snapshot.manifest import Anchor, Manifest, next_manifest
 from statelog.schemas.snapshot.run_ref import RunRef
 from statelog.schemas.snapshot.runs import RowGroupSpan, RunIndex
+from tests.support.samples.chunks import rows_batch
 
 __all__ = ["EXAMPLES", "Example"]
 
@@ -51,6 +54,26 @@ def _commit() -> Commit:
         handles=[handle],
         witness=Place(2, LastRecord.of(1, ledger.encode(_open()))),
     )
+
+
+def _inline_commit() -> Commit:
+    rows = [(65, PUT, b"a", b"1"), (127, DELETE, b"b", None)]
+    inline, batch = carried_of(rows_batch(rows), _descriptor(), 0)
+    return Commit.of(
+        epoch=1,
+        nonce=_NONCE,
+        base=Checkpoint(1, _NONCE),
+        checkpoint=Checkpoint(2, _NONCE),
+        metadata={"offset": 32},
+        handles=[],
+        witness=Place(3, LastRecord.of(2, ledger.encode(_commit()))),
+        inline=inline,
+        batch=batch,
+    )
+
+
+def _commits() -> Commits:
+    return Commits((_commit(), _inline_commit()))
 
 
 def _open() -> Open:
@@ -137,12 +160,14 @@ def _schema_text(avsc: str) -> bytes:
 
 
 def _examples() -> dict[str, Example]:
-    loss, opened, commit, handle = _loss(), _open(), _commit(), _handle()
+    loss, opened, commit, inline, handle = _loss(), _open(), _commit(), _inline_commit(), _handle()
     mark, restart = _mark(), _restart()
     manifest, descriptor, lease, subscription = _manifest(), _descriptor(), _lease(), _subscription()
     return {
         "open": Example("format-ledger", opened, ledger.encode(opened), b"", ledger.decode),
         "commit": Example("format-ledger", commit, ledger.encode(commit), b"", ledger.decode),
+        "inline-commit": Example("format-ledger", inline, ledger.encode(inline), b"", ledger.decode),
+        "commits": Example("format-ledger", _commits(), ledger.encode(_commits()), b"", ledger.decode),
         "mark": Example("format-ledger", mark, ledger.encode(mark), b"", ledger.decode),
         "restart": Example("format-ledger", restart, ledger.encode(restart), b"", ledger.decode),
         "accept-loss": Example("format-ledger", loss, ledger.encode(loss), b"", ledger.decode),

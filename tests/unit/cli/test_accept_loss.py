@@ -38,6 +38,7 @@ def run(*arguments: str, typed: str = "log\n") -> Result:
     return CliRunner().invoke(program, ["accept-loss", "log", *arguments, *places], input=typed)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_offsets_that_were_given_up_let_writers_go_on(twin: TwinLog) -> None:
     """The range is the one that the error named; what goes with it is shown, and it is typed again."""
     twin.cluster.lose_tail("log", 0, 2)
@@ -86,6 +87,7 @@ def test_what_cannot_be_given_up_is_misuse(twin: TwinLog, arguments: tuple[str, 
     assert (twin.disk.files(""), len(twin.cluster.records("log.ledger", 0))) == before
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_what_is_lost_is_named_where_no_range_is_given(twin: TwinLog) -> None:
     """By the offsets of the topic, as options to type; and nothing goes before."""
     twin.cluster.lose_tail("log", 0, 2)
@@ -95,6 +97,7 @@ def test_what_is_lost_is_named_where_no_range_is_given(twin: TwinLog) -> None:
     assert "--range 0:0-1 --range 0:2-3" in refused.stderr
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_what_would_go_is_shown_alone(twin: TwinLog) -> None:
     """Nothing is asked, and nothing is written; not of a ledger, whose loss has no ranges."""
     twin.cluster.lose_tail("log", 0, 1)
@@ -115,6 +118,7 @@ def described(twin: TwinLog) -> list[dict[str, Any]]:
     return losses
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_who_accepted_outlives_the_next_truncation(twin: TwinLog, tmp_path: Path) -> None:
     """The record is gone from the ledger; its operator and reason are told all the same."""
     twin.cluster.lose_tail("log", 0, 2)
@@ -129,6 +133,7 @@ def test_who_accepted_outlives_the_next_truncation(twin: TwinLog, tmp_path: Path
     assert (told["operator"], told["reason"], told["given_up"], told["counts"]) == ("ann", "a disk died", "0:2-3", True)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_what_the_ledger_never_heard_does_not_count(twin: TwinLog) -> None:
     """Said on the store, and lost on its way; accepted again it is said once, and counts."""
     twin.cluster.lose_tail("log", 0, 2)
@@ -150,6 +155,7 @@ def test_a_ledger_that_was_given_up_is_told_by_its_restart(twin: TwinLog, tmp_pa
     assert told["given_up"].startswith("the ledger below position")
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_record_of_a_loss_that_is_damaged_stops_nobody(twin: TwinLog) -> None:
     """It is told as that: nothing is decided by it."""
     assert run("--range", "0:2-3", *WHO, "--yes", typed="").exit_code == 0

@@ -74,6 +74,7 @@ def test_an_earlier_state_is_verified(twin: TwinLog) -> None:
     assert twin.disk.files("log/leases/") == []
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_damage_ends_it(twin: TwinLog) -> None:
     """With the code that scripts know."""
     end = twin.cluster.log("log", 0).end

@@ -406,6 +406,7 @@ def test_maintenance_between_two_exports_is_welcome(tmp_path: Path) -> None:
     assert _rows(Path(table)) == made.model
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.usefixtures("at_once")
 def test_a_table_ahead_of_its_log_is_a_loss(tmp_path: Path) -> None:
     """The ledger ends below the position that the table holds: commits that were exported are gone. Once a person has

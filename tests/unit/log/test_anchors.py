@@ -28,6 +28,7 @@ def of(anchors: tuple[Anchor, ...], topic: str) -> list[Anchor]:
     return [anchor for anchor in anchors if anchor.topic == topic]
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_unchanged_records_pass() -> None:
     """Every partition and the ledger have an anchor, and it holds."""
     _, log, anchors = written()
@@ -37,6 +38,7 @@ def test_unchanged_records_pass() -> None:
         log.evidence.check_anchors(of(anchors, topic))
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("topic", ["data", "ledger"])
 def test_another_record_in_the_place_is_noticed(topic: str) -> None:
     """A topic that lost its tail and grew again has the same offsets and other records."""
@@ -67,6 +69,7 @@ def test_one_that_is_read_with_what_follows_must_come() -> None:
     check.finish()
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_truncated_and_given_up_records_prove_nothing() -> None:
     """A record below the log start, or one whose loss was accepted, is not compared."""
     rig, log, anchors = written()

@@ -19,6 +19,7 @@ def test_settings_are_a_choice() -> None:
     assert isinstance(Materializer(log).run_once(), SkippedRound)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_round_that_overlaps_checkpoints_takes_each_change_once(tmp_path: Path) -> None:
     """What is committed while a round runs is neither in its snapshot nor lost, and truncation waits for a second one.
 

@@ -56,6 +56,7 @@ def test_values_of_an_older_schema_are_rewritten_by_the_round_that_reads_them(tm
     assert state_of_snapshot(log, manifest) == {b"y": {"a": 3, "b": "new"}, b"z": {"a": 4, "b": "own"}}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_round_goes_on_after_a_person_accepted_a_loss(tmp_path: Path) -> None:
     """The log lost its end below what was committed: a typed stop, until the loss is accepted in the ledger."""
     twin = TwinLog(partitions=1)
@@ -74,6 +75,7 @@ def test_a_round_goes_on_after_a_person_accepted_a_loss(tmp_path: Path) -> None:
     assert state_of(log) == {b"a": b"1"}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_budget_does_not_end_a_round_before_the_acceptance_of_a_loss(tmp_path: Path) -> None:
     """What was lost may lie far below its acceptance: that round takes all in between; without one, it is the loss."""
     twin = TwinLog(partitions=1)
@@ -95,6 +97,7 @@ def test_a_budget_does_not_end_a_round_before_the_acceptance_of_a_loss(tmp_path:
     assert state_of_snapshot(log, log.manifests.read(2)) == {b"key-%d" % n: b"1" for n in (0, 2, 3, 4)}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_damage_that_is_found_after_the_put_is_no_reason_to_begin_again(tmp_path: Path) -> None:
     """Whatever was accepted behind the round's budget: it would lose to its own manifest, and say nothing."""
     twin = TwinLog(partitions=1)
@@ -114,6 +117,7 @@ def test_damage_that_is_found_after_the_put_is_no_reason_to_begin_again(tmp_path
     assert log.manifests.numbers() == [1]
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("topic", ["log", "log.ledger"])
 def test_a_record_that_changed_behind_its_offset_is_an_anchor_mismatch(topic: str, tmp_path: Path) -> None:
     """The offset is there and the record is another one: the snapshot was built on another history."""

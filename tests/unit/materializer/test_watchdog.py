@@ -18,6 +18,7 @@ from tests.support.rigs.daemon import DaemonBench
 from tests.support.rigs.log import TwinLog, settings_for
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_the_tail_is_what_was_committed_since_the_newest_snapshot(tmp_path: Path) -> None:
     """Commits, changes and bytes add up over looks, and the oldest keeps its time; a round leaves nothing of them."""
     twin = TwinLog()

@@ -96,6 +96,7 @@ def test_a_difference_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert caught.value.hint
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_what_was_given_up_is_not_compared(tmp_path: Path) -> None:
     """The snapshot has it, and the log alone does not."""
     twin = TwinLog(partitions=1)

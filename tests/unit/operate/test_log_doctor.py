@@ -323,6 +323,7 @@ DAMAGES: dict[str, tuple[Callable[[TwinLog], object], dict[Check, Severity]]] = 
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_each_damage_has_its_finding(twin: TwinLog, damage: str) -> None:
     """That one and no other, with why it matters and what to do."""
@@ -350,6 +351,7 @@ def test_a_run_that_nothing_names(twin: TwinLog) -> None:
     assert "runs/left.parquet" in found[Check.FILES].found
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_commit_of_many_pieces(twin: TwinLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """What tasks times partitions make of a commit is counted, and noted before it costs readers and rounds much."""
     assert examined(twin)[Check.AGE].facts["commit_pieces"] == twin.partitions

@@ -85,6 +85,7 @@ def test_snapshots_hold(tmp_path: Path) -> None:
         assert found.held_by == truncation_floor(kept, []).ledger_held_by
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_what_only_one_keeps_goes_when_it_is_gone(tmp_path: Path) -> None:
     """So many records as are told; without a newer snapshot none of them holds, nothing goes."""
     twin = rolled_up(tmp_path, 3)
@@ -105,6 +106,7 @@ def test_what_only_one_keeps_goes_when_it_is_gone(tmp_path: Path) -> None:
     assert told["frees_records"] + now["frees_records"] == sum(after[p].start - before[p].start for p in after)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_lease_of_one_partition(tmp_path: Path) -> None:
     """It holds the ledger, and of the data what it names; an expired one is no bound."""
     twin = rolled_up(tmp_path, 2)
@@ -117,6 +119,7 @@ def test_a_lease_of_one_partition(tmp_path: Path) -> None:
     assert list(rows(shown(twin))) == ["manifest 1", "manifest 2"]
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_subscription_and_one_that_cannot_be_read(tmp_path: Path) -> None:
     """Its command is said; the unreadable one holds everything, and nothing is truncated at all."""
     twin = rolled_up(tmp_path, 3)

@@ -20,8 +20,9 @@ from statelog.schemas.descriptor import Descriptor, HashRule
 from statelog.schemas.key_groups import KeyType, key_groups_of_partition
 from statelog.schemas.ledger.fold import Folded
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Entry, Handle, Step
+from statelog.schemas.ledger.inline import CommitContents
 from statelog.schemas.ledger.place import LogIdentity, Place
-from statelog.schemas.ledger.records import CommitBody, LossRange
+from statelog.schemas.ledger.records import LossRange
 from statelog.schemas.ledger.state import LedgerState, PartitionState
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
 from statelog.schemas.snapshot.run_ref import RunRef
@@ -75,7 +76,7 @@ def _manifest() -> Manifest:
     )
 
 
-def _commit(partition: int, first: int, end: int) -> CommitBody:
+def _commit(partition: int, first: int, end: int) -> CommitContents:
     entry = Entry(partition, 1, end - first, 7, 70, first, end, 0, b"\x01")
     handle = Handle(
         identity=_IDENTITY,
@@ -85,7 +86,7 @@ def _commit(partition: int, first: int, end: int) -> CommitBody:
         base=NO_CHECKPOINT,
         steps=(Step(checkpoint_id=1, entries=(entry,)),),
     )
-    return CommitBody(metadata={}, handles=(handle,))
+    return CommitContents((handle,))
 
 
 def _plan(key_groups: set[int] | None = None, lost: tuple[LossRange, ...] = ()) -> Plan:

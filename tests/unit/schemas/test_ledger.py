@@ -11,8 +11,9 @@ from statelog.schemas.avro import RecordCodec
 from statelog.schemas.ledger import records as ledger
 from statelog.schemas.ledger.handle import NO_CHECKPOINT
 from statelog.schemas.ledger.place import ORIGIN, Metadata, Place
-from statelog.schemas.ledger.records import AcceptLoss, Commit, LedgerRecord, LossRange, Open
+from statelog.schemas.ledger.records import AcceptLoss, Commit, Commits, LedgerRecord, LossRange, Open
 from tests.support.samples.chunks import mutations
+from tests.support.samples.format_examples import EXAMPLES
 from tests.support.samples.ledger_story import IDENTITY, Story, nonce
 
 
@@ -30,7 +31,12 @@ def _loss() -> AcceptLoss:
     return AcceptLoss(ranges=(LossRange(0, 3, 4),), reason="a disk broke", operator="ann")
 
 
-RECORDS = [_open(), _commit(), _loss()]
+def _inline() -> Commit:
+    commit: Commit = EXAMPLES["inline-commit"].value  # type: ignore[assignment]  # an example is of any type
+    return commit
+
+
+RECORDS = [_open(), _commit(), _loss(), _inline(), Commits((_commit(), _inline(), _commit()))]
 
 
 def _sealed(version: int, kind: int, payload: bytes) -> bytes:
@@ -39,13 +45,13 @@ def _sealed(version: int, kind: int, payload: bytes) -> bytes:
     return b"SLLG" + struct.pack("<BB2xQ", version, kind, checksum) + payload
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=["open", "commit", "accept loss"])
+@pytest.mark.parametrize("record", RECORDS, ids=["open", "commit", "accept loss", "inline", "commits"])
 def test_records_survive_their_bytes(record: LedgerRecord) -> None:
     """A record decodes to itself."""
     assert ledger.decode(ledger.encode(record)) == record
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=["open", "commit", "accept loss"])
+@pytest.mark.parametrize("record", RECORDS, ids=["open", "commit", "accept loss", "inline", "commits"])
 def test_every_mutation_of_a_record_stops_its_reader(record: LedgerRecord) -> None:
     """No flipped, missing or added byte passes; without the magic a record is a stranger's."""
     for damaged in mutations(ledger.encode(record)):
@@ -62,7 +68,7 @@ def test_a_record_without_the_magic_is_a_strangers(value: bytes) -> None:
     assert ledger.decode(value) is None
 
 
-@pytest.mark.parametrize(("version", "kind"), [(3, 1), (3, 2), (2, 3), (1, 6), (1, 0), (9, 9)])
+@pytest.mark.parametrize(("version", "kind"), [(3, 1), (4, 2), (2, 3), (2, 6), (1, 7), (1, 0), (9, 9)])
 def test_an_unknown_version_or_kind_stops_every_reader(version: int, kind: int) -> None:
     """It might be a commit, so nobody may step over it."""
     with pytest.raises(UnknownFormat):
@@ -125,6 +131,47 @@ def test_a_head_that_differs_from_its_body_is_corrupt(lie: str) -> None:
     assert isinstance(arrived, Commit)
     with pytest.raises(CorruptLedger):
         arrived.read_body()
+
+
+def test_a_commit_that_is_read_leaves_its_changes_in_the_record() -> None:
+    """It says where they begin, and how large they are; its size is that of the whole record."""
+    sent = _inline()
+    value = ledger.encode(sent)
+    found = ledger.decode(value)
+    assert isinstance(found, Commit)
+    assert (found, found.batch, found.size_bytes) == (sent, b"", len(value))
+    assert value[found.batch_start :] == sent.batch
+    assert found.batch_start % 8 == 0
+
+
+def test_each_of_several_commits_says_where_its_changes_begin() -> None:
+    """Behind those before it, at a multiple of 8 bytes of the record."""
+    several = Commits((_commit(), _inline(), _inline()))
+    value = ledger.encode(several)
+    found = ledger.decode(value)
+    assert isinstance(found, Commits)
+    for one in found.commits[1:]:
+        assert one.batch_start % 8 == 0
+        assert value[one.batch_start :].startswith(_inline().batch)
+
+
+def test_a_record_of_several_commits_holds_commits_alone() -> None:
+    """None at all, one of an unknown version, and one that is cut off, stop every reader."""
+    item = ledger.encode(_commit())[16:]
+    for payload in (b"", struct.pack("<IB3x", len(item), 1) + item, struct.pack("<IB3x", len(item) + 9, 2) + item):
+        with pytest.raises(CorruptLedger):
+            ledger.decode(_sealed(1, 6, payload))
+
+
+@pytest.mark.parametrize(
+    "lie", [{"size_bytes": 1 << 20}, {"size_bytes": 0}, {"changes": 0}, {"partitions": 0}, {"first_key_group": 128}]
+)
+def test_a_head_that_describes_other_changes_is_corrupt(lie: dict[str, int]) -> None:
+    """Numbers that cannot be those of the changes behind it."""
+    sent = _inline()
+    assert sent.inline is not None
+    with pytest.raises(CorruptLedger):
+        ledger.decode(ledger.encode(replace(sent, inline=sent.inline._replace(**lie))))
 
 
 def test_an_open_refuses_what_no_manifest_could_carry() -> None:

@@ -63,6 +63,8 @@ _READ: dict[str, tuple[Callable[[bytes], object], object]] = {
     "open-2": (ledger.decode, _OPEN),
     "commit-1": (ledger.decode, replace(_COMMIT, packed_witness=_NO_WITNESS)),
     "commit-2": (ledger.decode, _COMMIT),
+    "commit-3": (ledger.decode, EXAMPLES["inline-commit"].value),
+    "commits-1": (ledger.decode, EXAMPLES["commits"].value),
     "accept-loss-1": (ledger.decode, EXAMPLES["accept-loss"].value),
     "restart-1": (ledger.decode, EXAMPLES["restart"].value),
     "handle-1": (Handle.from_bytes, EXAMPLES["handle"].value),
@@ -109,9 +111,10 @@ def test_a_run_is_read() -> None:
 
 def test_no_version_lacks_its_bytes() -> None:
     """There are bytes of each version that the code knows, and the read table names all of them."""
-    prefixed = ("mark", "open", "commit", "accept-loss", "restart", "handle")
+    prefixed = ("mark", "open", "commit", "commits", "accept-loss", "restart", "handle")
     newest = {
         **{name: EXAMPLES[name].data[4] for name in prefixed},
+        "commit": EXAMPLES["inline-commit"].data[4],
         **{name: _file_version(EXAMPLES[name].data) for name in ("lease", "subscription")},
         "truncation": _file_version(Truncation().to_bytes(bytes(32))),
         "chunk": chunk_of(_ROWS).value[4],

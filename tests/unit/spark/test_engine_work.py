@@ -21,7 +21,7 @@ from statelog.materializer.tasks import Task, TaskOutput
 from statelog.materializer.work import RoundWork
 from statelog.producer.writer import Writer
 from statelog.recovery.recover import recover
-from statelog.schemas.changes.replay_plan import ReplayPlan, WriterLife
+from statelog.schemas.changes.replay_plan import ListedBy, ReplayPlan
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.place import LogIdentity
 from statelog.schemas.snapshot.run_ref import Cuts
@@ -38,12 +38,11 @@ _SETS = 100_000
 def test_tasks_travel_whole_and_small() -> None:
     """The plan of 100,000 change sets, as those of small commits are: less than 3 MB, and the same when it has come."""
     rng, nonce = random.Random(1), b"n" * 16
-    listed: dict[Entry, WriterLife] = {}
-    life = WriterLife(77, nonce)
+    listed: dict[Entry, ListedBy] = {}
     for number in range(_SETS):
         changes = rng.randrange(1, 50)
         entry = Entry(3, number, 1, changes, 130 * changes, number, number + 1, rng.getrandbits(64), b"\xff\x0f")
-        listed[entry] = life
+        listed[entry] = ListedBy(77, nonce, number)
     output = TaskOutput(
         start_position=0,
         end_position=_SETS + 1,

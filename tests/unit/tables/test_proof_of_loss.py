@@ -249,6 +249,7 @@ def test_once_it_is_accepted(rig: TwinRig, tmp_path: Path) -> None:
     assert len(list(home.glob("aside-*"))) == 2
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_loss_that_is_accepted_while_it_is_open(rig: TwinRig, tmp_path: Path) -> None:
     """What was lost is in it, however much it commits behind the acceptance: the next life sets it aside, and
     nothing deletes it.
@@ -347,6 +348,7 @@ def test_of_topics_that_are_gone(tmp_path: Path) -> None:
         _kept_as_lost(table)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("is_promoted", [False, True])
 def test_a_standby_that_stood_still(rig: TwinRig, tmp_path: Path, is_promoted: bool, is_kept: bool) -> None:

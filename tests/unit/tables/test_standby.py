@@ -201,6 +201,7 @@ def test_a_newer_value_schema(tables: TableRig, is_written: bool) -> None:
         assert content(table) == {**newer, b"m": {"a": 3, "b": 9}}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_an_accepted_loss(tables: TableRig) -> None:
     """What a person gave up may be in it: it is made anew, as everybody else sees the log now."""
     with _filled(tables) as table, tables.standby() as standby:

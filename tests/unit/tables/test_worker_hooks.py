@@ -196,6 +196,8 @@ def test_ticks_without_time() -> None:
         WorkerHooks(tick_s=0)
 
 
+# Python ignores what a handler raises inside of a finalizer, and says so.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("gone", ["revoked", "lost"])
 def test_ctrl_c_while_partitions_are_given_up(gone: str) -> None:
     """Wherever it comes: once the worker is closed, so are its tables, and who heard of their opening hears of it."""

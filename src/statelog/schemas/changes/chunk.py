@@ -41,6 +41,7 @@ _VERSION = 2  # 1 names no record below its witness.
 _FIELDS_OF_1 = 10
 _PREFIX = struct.Struct("<4sB3xQ")  # magic, version, padding, xxh3-64 of all that follows
 _ZEROS = bytes(3)
+_NO_NONCE, _NO_HASH = bytes(16), bytes(8)
 _ALIGNMENT = 8
 _HEAD_LIMIT = 10 + 16 + 8 + 8 + 4 * 10 + 5 * 5
 """Avro's header, nonce, hash, seal, four longs and five ints at their longest."""
@@ -86,6 +87,25 @@ class ChunkHead:
     def is_sealed(self, key: bytes) -> bool:
         """Whether the author of this witness knew the log's descriptor. `key` is the descriptor's."""
         return self.seal == _seal(key, self.epoch, self.nonce, self.sqn, self.index, self.place)
+
+
+def head_of(first_key_group: int, last_key_group: int, changes: int, value_schema_id: int) -> ChunkHead:
+    """Return the head of changes that lie in a ledger record, and have none: what `decode_batches` compares."""
+    return ChunkHead(
+        epoch=-1,
+        nonce=_NO_NONCE,
+        sqn=0,
+        index=0,
+        first_key_group=first_key_group,
+        last_key_group=last_key_group,
+        changes=changes,
+        value_schema_id=value_schema_id,
+        witness=0,
+        witness_offset=-1,
+        witness_hash=_NO_HASH,
+        seal=_NO_HASH,
+        checksum=0,
+    )
 
 
 class EncodedChunk(NamedTuple):

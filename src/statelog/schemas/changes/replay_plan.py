@@ -3,6 +3,9 @@
 The one rule of reading: a record counts if and only if a valid commit lists its offset, and all that a commit
 lists is there or it is data loss. `reading.replay` executes this for materializer, recovery and Spark.
 
+A change set lies in the data topic, or in the ledger record of its commit. What tells which of two comes first in a
+partition is the number of its commit; within one commit what the record carries comes last.
+
 Invariants:
 - A record at an offset that no commit lists is void, whatever its bytes: they are never looked at.
 - At the end every listed change set has exactly the chunks, changes and checksum that its commit names, each chunk at
@@ -10,73 +13,171 @@ Invariants:
 - A record that a plan has `before` what it reads is there, and the same.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
 from statelog.errors import AnchorMismatch, IncompleteChangeSet
 from statelog.schemas.changes.chunk import ChunkHead, combine_checksums
 from statelog.schemas.ledger.handle import Entry
+from statelog.schemas.ledger.inline import Carried, CommitContents, Inline, bitmap_of, shares_of
 from statelog.schemas.ledger.place import LastRecord
-from statelog.schemas.ledger.records import CommitBody, LossRange, kept
+from statelog.schemas.ledger.records import LossRange, kept
 
 _FAR = 16
 """So many offsets of others are no longer read on the way: it takes longer than to go on behind them."""
 _NO_PLACES: Iterator[tuple[int, int]] = iter(())
 
 
-class WriterLife(NamedTuple):
-    """One life of a writer: whose change sets they are."""
+class ListedBy(NamedTuple):
+    """Whose a change set is: the life of its writer, and the number of its commit within the plan."""
 
     epoch: int
     nonce: bytes
+    commit: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplayPlan:
     """What to read: by partition the offset ranges, ascending and disjoint, and the change sets that count, in ledger
     order, each with the life of its writer. No two of a partition are equal: commits never overlap. The record `before`
-    a partition's first range is read with it, where one is named, and must be that one.
+    a partition's first range is read with it, where one is named, and must be that one. `carried` are the changes in
+    ledger records, by the number of their commits, ascending; of these only those of `partitions` count.
     """
 
     ranges: Mapping[int, tuple[tuple[int, int], ...]]
-    listed: Mapping[int, Mapping[Entry, WriterLife]]
+    listed: Mapping[int, Mapping[Entry, ListedBy]]
     accepted: tuple[LossRange, ...]
     before: Mapping[int, LastRecord] = field(default_factory=dict[int, LastRecord])
+    carried: Mapping[int, Carried] = field(default_factory=dict[int, Carried])
+    partitions: frozenset[int] = frozenset()
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to read."""
+        return not self.listed and not self.carried
+
+    @cached_property
     def changes(self) -> int:
-        """How many changes the plan covers, for progress."""
-        return sum(entry.changes for entries in self.listed.values() for entry in entries)
+        """How many changes the plan covers, for progress, counted as `sizes` are."""
+        listed = sum(entry.changes for entries in self.listed.values() for entry in entries)
+        return listed + sum(self._shares(lambda one: one.changes).values())
 
-    @property
+    @cached_property
     def size_bytes(self) -> int:
         """How many bytes of record values the plan covers, for budgets and progress."""
-        return sum(entry.size_bytes for entries in self.listed.values() for entry in entries)
+        return sum(self.sizes.values())
+
+    @cached_property
+    def sizes(self) -> dict[int, int]:
+        """The bytes of each partition that has something, ascending: of what a record carries an equal share each."""
+        sizes = self._shares(lambda one: one.size_bytes)
+        for partition, entries in self.listed.items():
+            sizes[partition] = sizes.get(partition, 0) + sum(entry.size_bytes for entry in entries)
+        return dict(sorted(sizes.items()))
+
+    def _shares(self, amount: Callable[[Inline], int]) -> dict[int, int]:
+        """What records carry of each partition, about: those of the same partitions are divided together."""
+        together, shares = dict[int, int](), dict[int, int]()
+        for one in self.carried.values():
+            bitmap = one.inline.partitions
+            together[bitmap] = together.get(bitmap, 0) + amount(one.inline)
+        for bitmap, total in together.items():
+            for partition, share in shares_of(bitmap, total).items():
+                if partition in self.partitions:
+                    shares[partition] = shares.get(partition, 0) + share
+        return shares
+
+    def only(self, partitions: Iterable[int]) -> "ReplayPlan":
+        """What the plan has of some partitions."""
+        wanted = self.partitions.intersection(partitions)
+        bitmap = bitmap_of(wanted)
+        return replace(
+            self,
+            ranges={partition: found for partition, found in self.ranges.items() if partition in wanted},
+            listed={partition: found for partition, found in self.listed.items() if partition in wanted},
+            before={partition: found for partition, found in self.before.items() if partition in wanted},
+            carried={number: one for number, one in self.carried.items() if one.inline.touches(bitmap)},
+            partitions=wanted,
+        )
+
+    def portions(self, most_bytes: int) -> "Iterator[ReplayPlan]":
+        """The plan cut between commits, so that records carry about as much in each part: that is held in memory."""
+        cuts, held_bytes = list[int](), 0
+        for number, one in self.carried.items():
+            if held_bytes + one.inline.size_bytes > most_bytes and held_bytes:
+                cuts.append(number)
+                held_bytes = 0
+            held_bytes += one.inline.size_bytes
+        if not cuts:
+            yield self
+            return
+        left, before = self, dict(self.before)
+        for cut in cuts:
+            now, left = left._cut(cut)
+            yield replace(now, before={one: before.pop(one) for one in now.listed if one in before})
+        yield replace(left, before=before)
+
+    def _cut(self, number: int) -> "tuple[ReplayPlan, ReplayPlan]":
+        """The plan below a commit, and from it on."""
+        parts: tuple[dict[int, dict[Entry, ListedBy]], ...] = ({}, {})
+        for partition, entries in self.listed.items():
+            for entry, listed in entries.items():
+                parts[listed.commit >= number].setdefault(partition, {})[entry] = listed
+        return (
+            replace(
+                self,
+                listed=parts[0],
+                ranges=_ranges(parts[0], self.accepted),
+                carried={at: one for at, one in self.carried.items() if at < number},
+            ),
+            replace(
+                self,
+                listed=parts[1],
+                ranges=_ranges(parts[1], self.accepted),
+                carried={at: one for at, one in self.carried.items() if at >= number},
+            ),
+        )
 
 
 def plan_replay(
-    commits: Iterable[CommitBody],
+    commits: Iterable[CommitContents],
     partitions: Iterable[int],
     accepted: tuple[LossRange, ...] = (),
     before: Mapping[int, LastRecord] | None = None,
 ) -> ReplayPlan:
-    """Plan the replay of valid commits, in ledger order, restricted to `partitions`."""
-    listed: dict[int, dict[Entry, WriterLife]] = {partition: {} for partition in partitions}
-    for body in commits:
-        for handle in body.handles:
-            life = WriterLife(handle.epoch, handle.nonce)
+    """Plan the replay of what valid commits list, in ledger order, restricted to `partitions`."""
+    listed: dict[int, dict[Entry, ListedBy]] = {partition: {} for partition in partitions}
+    wanted, carried = bitmap_of(listed), dict[int, Carried]()
+    for number, commit in enumerate(commits):
+        for handle in commit.handles:
+            life = ListedBy(handle.epoch, handle.nonce, number)
             for entry in chain.from_iterable(step.entries for step in handle.steps):
                 mine = listed.get(entry[0])
                 if mine is not None:
                     mine[entry] = life
-    listed = {partition: entries for partition, entries in listed.items() if entries}
-    ranges = {
+        if commit.carried is not None and commit.carried.inline.touches(wanted):
+            carried[number] = commit.carried
+    found = {partition: entries for partition, entries in listed.items() if entries}
+    return ReplayPlan(
+        ranges=_ranges(found, accepted),
+        listed=found,
+        accepted=accepted,
+        before=before or {},
+        carried=carried,
+        partitions=frozenset(listed),
+    )
+
+
+def _ranges(
+    listed: Mapping[int, Mapping[Entry, ListedBy]], accepted: tuple[LossRange, ...]
+) -> dict[int, tuple[tuple[int, int], ...]]:
+    return {
         partition: tuple(left for start, end in _spans(entries) for left in kept(accepted, partition, start, end))
         for partition, entries in listed.items()
     }
-    return ReplayPlan(ranges=ranges, listed=listed, accepted=accepted, before=before or {})
 
 
 def another_record(topic: str, partition: int, offset: int) -> AnchorMismatch:
@@ -91,9 +192,14 @@ def another_record(topic: str, partition: int, offset: int) -> AnchorMismatch:
 
 
 def _spans(entries: Collection[Entry]) -> list[tuple[int, int]]:
-    """Where their chunks lie, in few ranges: what others wrote in between, if it is more than a little, is left out."""
+    """Where their chunks lie, in few ranges."""
     pieces = [(entry.first_offset, entry.end_offset) for entry in entries if not entry.gaps]
     pieces += [(offset, offset + 1) for entry in entries if entry.gaps for offset in entry.offsets]
+    return joined(pieces)
+
+
+def joined(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges of offsets, at least one, as few: what lies in between, if it is more than a little, is left out."""
     pieces.sort()
     spans: list[tuple[int, int]] = []
     start, reach = pieces[0]
@@ -110,7 +216,7 @@ class _Progress:
 
     __slots__ = ("_places", "changes", "checksums", "entry", "is_cut", "life", "next")
 
-    def __init__(self, entry: Entry, life: WriterLife, lost: Sequence[LossRange]) -> None:
+    def __init__(self, entry: Entry, life: ListedBy, lost: Sequence[LossRange]) -> None:
         self.entry = entry
         self.life = life
         self.changes = 0
@@ -129,7 +235,7 @@ class _Progress:
     def takes(self, head: ChunkHead) -> bool:
         """Whether this is the head of its next chunk."""
         is_next = self.next is not None and head.index == self.next[0]
-        return is_next and (head.epoch, head.nonce) == self.life and head.sqn == self.entry.sqn
+        return is_next and (head.epoch, head.nonce) == self.life[:2] and head.sqn == self.entry.sqn
 
     def add(self, head: ChunkHead) -> tuple[int, int] | None:
         """Take its next chunk; returns the place of the one after it."""
@@ -146,9 +252,9 @@ class _Progress:
         return found == (self.entry.chunks, self.entry.changes, self.entry.checksum)
 
 
-def _is_all_of(entry: Entry, life: WriterLife, head: ChunkHead) -> bool:
+def _is_all_of(entry: Entry, life: ListedBy, head: ChunkHead) -> bool:
     """Whether this is the head of the only chunk of a change set: what `_Progress` would find, without one."""
-    is_here = head.index == 0 and head.sqn == entry.sqn and (head.epoch, head.nonce) == life
+    is_here = head.index == 0 and head.sqn == entry.sqn and (head.epoch, head.nonce) == life[:2]
     return is_here and head.changes == entry.changes and combine_checksums((head.checksum,)) == entry.checksum
 
 
@@ -192,11 +298,15 @@ class PartitionCheck:
                 raise another_record(self._topic, self._partition, before.offset)
             self._before = None
 
-    def add(self, offset: int, head: ChunkHead) -> None:
-        """The chunk at a listed offset. Raises IncompleteChangeSet if it is not the one that is listed there."""
+    def add(self, offset: int, head: ChunkHead) -> int:
+        """The chunk at a listed offset. Returns the number of its commit. Raises IncompleteChangeSet if it is not the
+        one that is listed there.
+        """
         single = self._single.pop(offset, None)
-        if single is not None and _is_all_of(single, self._lives[single], head):
-            return
+        if single is not None:
+            life = self._lives[single]
+            if _is_all_of(single, life, head):
+                return life.commit
         progress = self._awaited.pop(offset) if single is None else self._begun(single)
         if not progress.takes(head):
             raise self._incomplete(progress, f"another chunk, of change set {head.sqn}, lies at offset {offset}")
@@ -205,6 +315,7 @@ class PartitionCheck:
             self._awaited[following[1]] = progress
         elif single is not None and not progress.is_whole:
             self._sets.append(progress)
+        return progress.life.commit
 
     def finish(self) -> None:
         """Raise IncompleteChangeSet unless every listed change set came whole, AnchorMismatch if the record before them

@@ -20,7 +20,7 @@ Invariants:
 """
 
 from array import array
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain
@@ -28,6 +28,7 @@ from typing import NamedTuple, Protocol
 
 from statelog.errors import OffsetGone
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Entry
+from statelog.schemas.ledger.inline import Carried, CommitContents, partitions_in
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, LogIdentity, Metadata, Place
 from statelog.schemas.ledger.records import AcceptLoss, Commit, CommitBody, LedgerRecord, Mark, Open, Restart
 from statelog.schemas.ledger.state import (
@@ -187,14 +188,12 @@ class LedgerFold:
         `record_hash` is the xxh3-64 of its value; without it no later witness is compared with this record. Offsets may
         have gaps, but never go back. Raises OffsetGone for a Restart that the fold began below.
         """
-        assert offset >= self.position, f"ledger offset {offset} lies below position {self.position}"
         if isinstance(record, Restart):
             self._restart(offset, record)
         elif self.loss is None:
             self.loss = self._contradiction(offset, record)
         void = self.check(record)
-        self.position = offset + 1
-        self._note(offset, record_hash)
+        self._pass(offset, record_hash)
         if void is None:
             if isinstance(record, Commit):  # Nearly all are.
                 self._commit(offset, record)
@@ -203,6 +202,25 @@ class LedgerFold:
             elif isinstance(record, AcceptLoss):
                 self.accepted += record.ranges
         return void
+
+    def apply_commits(self, offset: int, commits: Sequence[Commit], record_hash: int = _UNKNOWN) -> list[Void | None]:
+        """Fold the record at `offset`, which holds several commits: each is judged behind those before it. Return as
+        `apply` for each.
+        """
+        voids: list[Void | None] = []
+        for commit in commits:
+            self.loss = self.loss or self._contradiction(offset, commit)
+            void = self._check_commit(commit)
+            if void is None:
+                self._commit(offset, commit)
+            voids.append(void)
+        self._pass(offset, record_hash)
+        return voids
+
+    def _pass(self, offset: int, record_hash: int) -> None:
+        assert offset >= self.position, f"ledger offset {offset} lies below position {self.position}"
+        self.position = offset + 1
+        self._note(offset, record_hash)
 
     def advance(self, position: int) -> None:
         """Move on to `position`: there is nothing between it and the current one."""
@@ -275,6 +293,8 @@ class LedgerFold:
         for partition, _, _ in extents:
             if partition not in live.partitions:
                 return Void(VoidReason.NOT_OWNED, f"partition {partition}")
+        if record.inline is not None and not partitions_in(record.inline.partitions) <= live.partitions:
+            return Void(VoidReason.NOT_OWNED, "of changes that it carries")
         last = self.last_checkpoint(live.writer)
         if record.base != last:
             return Void(VoidReason.WRONG_BASE, f"it continues {record.base.id}, the last one is {last.id}")
@@ -290,7 +310,10 @@ class LedgerFold:
 
     def _not_live(self, record: Commit) -> Void:
         """Fenced and never valid look alike in the state; a newer Open on the same partitions tells them apart."""
-        newest = [self.restarted, *(self._newest.get(partition, NO_EPOCH) for partition, _, _ in record.extents)]
+        partitions = {partition for partition, _, _ in record.extents}
+        if record.inline is not None:
+            partitions |= partitions_in(record.inline.partitions)
+        newest = [self.restarted, *(self._newest.get(partition, NO_EPOCH) for partition in partitions)]
         by_epoch = max([*newest, *(row.newest_epoch for row in self._rows.values())], default=NO_EPOCH)
         if by_epoch > record.epoch:
             live = self._live.get(by_epoch)
@@ -422,6 +445,17 @@ class ValidCommit(_Valid):
     def metadata(self) -> Metadata:
         """What its writer said with it. Raises CorruptLedger."""
         return self.body.metadata
+
+    @property
+    def contents(self) -> CommitContents:
+        """All that it makes history. Decoded anew each time, and only if it lists change sets: there may be many
+        commits. Raises CorruptLedger.
+        """
+        commit, last = self.commit, self.place.last
+        handles = commit.read_body().handles if commit.packed_extents else ()
+        if commit.inline is None or last is None:
+            return CommitContents(handles)
+        return CommitContents(handles, Carried(last, commit.batch_start, commit.inline))
 
     def entries(self, partitions: Container[int]) -> Iterator[Entry]:
         """The change sets that it lists in these partitions. Raises CorruptLedger."""

@@ -1,7 +1,8 @@
-"""Ledger records: Mark, Open, Commit, AcceptLoss and Restart as values, and their bytes.
+"""Ledger records: Mark, Open, Commit, Commits, AcceptLoss and Restart as values, and their bytes.
 
-A record is a 16-byte prefix (magic, version, kind, checksum), then for a Commit a fixed head, then Avro.
-The head holds all that validity needs, so that a fold over a million commits decodes no Avro.
+A record is a 16-byte prefix (magic, version, kind, checksum), then for a Commit a fixed head, then Avro, and behind it
+the changes of a commit that carries its own. The head holds all that validity needs, so that a fold over a million
+commits decodes no Avro.
 
 Invariants:
 - A record without our magic is foreign: `decode` returns None, and every reader treats it as void.
@@ -14,6 +15,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import xxhash
@@ -22,16 +24,20 @@ from statelog.errors import ConfigError, Corrupt, CorruptLedger, Misuse, Unknown
 from statelog.schemas.avro import RecordCodec, blob, block, datum_of, long_bytes
 from statelog.schemas.key_groups import MAX_KEY_GROUPS
 from statelog.schemas.ledger.handle import Checkpoint, Entry, Handle
+from statelog.schemas.ledger.inline import Inline, padding
 from statelog.schemas.ledger.place import ORIGIN, LogIdentity, Metadata, Place
 from statelog.schemas.names import check_name
 
 _MAGIC = b"SLLG"
 _LINKED = 2
 """The version since which an Open names the record below its witness, and a Commit has a witness at all."""
+_INLINE = 3
+"""The version of a Commit that carries its changes."""
 _PREFIX = struct.Struct("<4sBB2xQ")  # magic, version, kind, padding, xxh3-64 of all the rest
 _HEAD = struct.Struct("<q16sq16sq16sBxxxI")  # epoch, nonce, base id and nonce, checkpoint id and nonce, flags, extents
 _WITNESS = struct.Struct("<qqQ")  # position, offset and hash of the record below it
 _EXTENT = struct.Struct("<Iqq")
+_ITEM = struct.Struct("<IB3x")  # bytes of a commit's payload, its version
 _FRACTION = struct.Struct("<d")
 _FINAL = 1
 _HAS_META = 2
@@ -53,6 +59,7 @@ class _Kind(IntEnum):
     ACCEPT_LOSS = 3
     MARK = 4
     RESTART = 5
+    COMMITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,8 @@ class Commit:
     `checkpoint` is the new checkpoint (id, and the nonce of the epoch that persisted it), `base` the one that it
     continues. `packed_extents` and `packed_witness` are its `extents` and its `witness` as its record has them, because
     a plan keeps many commits, and the collector visits each object of each. `body` is undecoded Avro: see `read_body`.
+    `inline` describes the changes that its own record carries, if it does, and `batch` are these: of a commit that is
+    read it is empty.
     """
 
     epoch: int
@@ -117,11 +126,28 @@ class Commit:
     final: bool = False
     has_meta: bool = False
     body: bytes = field(default=b"", repr=False)
+    inline: Inline | None = None
+    batch: bytes = field(default=b"", repr=False, compare=False)
+    start: int = field(default=_PREFIX.size, repr=False, compare=False)
+    """Where in its record its payload begins: behind others', if it came with them."""
 
     @property
     def size_bytes(self) -> int:
         """How large its record is."""
-        return _PREFIX.size + _HEAD.size + len(self.packed_witness) + len(self.packed_extents) + len(self.body)
+        if self.inline is None:
+            return self._head_bytes + len(self.body)
+        return self.batch_start + self.inline.size_bytes - self.start + _PREFIX.size
+
+    @property
+    def batch_start(self) -> int:
+        """Where in its record the changes begin that it carries."""
+        assert self.inline is not None, "only a commit that carries changes is asked"
+        size = self.start - _PREFIX.size + self._head_bytes + len(self.inline.pack(self.body)) + len(self.body)
+        return size + padding(size)
+
+    @property
+    def _head_bytes(self) -> int:
+        return _PREFIX.size + _HEAD.size + len(self.packed_witness) + len(self.packed_extents)
 
     @property
     def extents(self) -> Sequence[Extent]:
@@ -147,8 +173,10 @@ class Commit:
         handles: Sequence[Handle],
         witness: Place,
         final: bool = False,
+        inline: Inline | None = None,
+        batch: bytes = b"",
     ) -> "Commit":
-        """The commit of `handles`, whose head follows from them."""
+        """The commit of `handles`, whose head follows from them, and of the changes that it carries itself."""
         return cls(
             epoch=epoch,
             nonce=nonce,
@@ -159,6 +187,8 @@ class Commit:
             final=final,
             has_meta=any(step.meta for handle in handles for step in handle.steps),
             body=_body_bytes(metadata, handles),
+            inline=inline,
+            batch=batch,
         )
 
     def read_body(self) -> CommitBody:
@@ -173,6 +203,15 @@ class Commit:
         if _extents(entries) != self.extents or has_meta != self.has_meta:
             raise CorruptLedger("a commit's head and body differ", epoch=self.epoch, checkpoint=self.checkpoint.id)
         return CommitBody(metadata=datum["metadata"], handles=handles)
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """Commits of several writers of one process, at least one, which are judged one after the other. All have the
+    offset of their record.
+    """
+
+    commits: tuple[Commit, ...]
 
 
 class LossRange(NamedTuple):
@@ -235,7 +274,7 @@ def not_given_up(accepted: Collection[LossRange], committed: Mapping[int, int]) 
     return {p: end for p, end in committed.items() if end and not given_up(accepted, p, end - 1, end)}
 
 
-LedgerRecord = Open | Commit | AcceptLoss | Mark | Restart
+LedgerRecord = Open | Commit | Commits | AcceptLoss | Mark | Restart
 """One record of the ledger, of any kind."""
 
 
@@ -285,10 +324,13 @@ def encode(record: LedgerRecord) -> bytes:
             datum = datum_of(record, identity=datum_of(record.identity), **others)
             return _seal(_Kind.OPEN, _OPENS.encode(datum), _LINKED)
         case Commit():
-            ids, flags = (*record.base, *record.checkpoint), _FINAL * record.final | _HAS_META * record.has_meta
-            head = _HEAD.pack(record.epoch, record.nonce, *ids, flags, len(record.packed_extents) // _EXTENT.size)
-            payload = b"".join((head, record.packed_witness, record.packed_extents, record.body))
-            return _seal(_Kind.COMMIT, payload, _LINKED)
+            version, payload = _commit_payload(record)
+            return _seal(_Kind.COMMIT, payload, version)
+        case Commits():
+            parts: list[bytes] = []
+            for version, payload in map(_commit_payload, record.commits):
+                parts += _ITEM.pack(len(payload), version), payload, bytes(padding(len(payload)))
+            return _seal(_Kind.COMMITS, b"".join(parts))
         case AcceptLoss():
             datum = datum_of(record, ranges=[lost._asdict() for lost in record.ranges])
             return _seal(_Kind.ACCEPT_LOSS, _LOSSES.encode(datum))
@@ -296,6 +338,17 @@ def encode(record: LedgerRecord) -> bytes:
             return _seal(_Kind.MARK, _MARKS.encode(datum_of(record)))
         case Restart():
             return _seal(_Kind.RESTART, _RESTARTS.encode(datum_of(record)))
+
+
+def _commit_payload(commit: Commit) -> tuple[int, bytes]:
+    """Its version, and what stands behind the prefix."""
+    ids, flags = (*commit.base, *commit.checkpoint), _FINAL * commit.final | _HAS_META * commit.has_meta
+    head = _HEAD.pack(commit.epoch, commit.nonce, *ids, flags, len(commit.packed_extents) // _EXTENT.size)
+    payload = b"".join((head, commit.packed_witness, commit.packed_extents))
+    if commit.inline is None:
+        return _LINKED, payload + commit.body
+    payload += commit.inline.pack(commit.body) + commit.body
+    return _INLINE, b"".join((payload, bytes(padding(len(payload))), commit.batch))
 
 
 def decode(value: bytes) -> LedgerRecord | None:
@@ -344,22 +397,40 @@ def _decode_commit_1(payload: bytes) -> Commit:
     return _decode_commit(b"".join((payload[: _HEAD.size], _NO_WITNESS, payload[_HEAD.size :])))
 
 
-def _decode_commit(payload: bytes) -> Commit:
+def _decode_commits(payload: bytes) -> Commits:
+    commits, at = list[Commit](), 0
+    while at < len(payload):
+        size_bytes, version = _ITEM.unpack_from(payload, at)
+        start = at + _ITEM.size
+        at = start + size_bytes + padding(size_bytes)
+        if version not in (_LINKED, _INLINE) or at > len(payload):
+            raise Corrupt("a record of several commits holds something else", version=version)
+        item = payload[start : start + size_bytes]
+        commits.append(_decode_commit(item, is_inline=version == _INLINE, start=_PREFIX.size + start))
+    if not commits:
+        raise Corrupt("a record of several commits holds none")
+    return Commits(tuple(commits))
+
+
+def _decode_commit(payload: bytes, *, is_inline: bool = False, start: int = _PREFIX.size) -> Commit:
     epoch, nonce, base_id, base_nonce, checkpoint_id, checkpoint_nonce, flags, count = _HEAD.unpack_from(payload)
-    start = _HEAD.size + _WITNESS.size
-    end = start + count * _EXTENT.size
+    extents = _HEAD.size + _WITNESS.size
+    end = extents + count * _EXTENT.size
     if count > _MOST_EXTENTS or end > len(payload):
         raise Corrupt("a commit's head names more extents than it holds", extents=count)
+    inline, body, body_end = Inline.unpack(payload, end) if is_inline else (None, end, len(payload))
     return Commit(
         epoch=epoch,
         nonce=nonce,
         base=Checkpoint(base_id, base_nonce),
         checkpoint=Checkpoint(checkpoint_id, checkpoint_nonce),
-        packed_extents=payload[start:end],
-        packed_witness=payload[_HEAD.size : start],
+        packed_extents=payload[extents:end],
+        packed_witness=payload[_HEAD.size : extents],
         final=bool(flags & _FINAL),
         has_meta=bool(flags & _HAS_META),
-        body=payload[end:],
+        body=payload[body:body_end],
+        inline=inline,
+        start=start,
     )
 
 
@@ -376,6 +447,8 @@ _DECODERS: dict[tuple[int, int], Callable[[bytes], LedgerRecord]] = {
     (_Kind.OPEN, _LINKED): _decode_open,
     (_Kind.COMMIT, 1): _decode_commit_1,
     (_Kind.COMMIT, _LINKED): _decode_commit,
+    (_Kind.COMMIT, _INLINE): partial(_decode_commit, is_inline=True),
+    (_Kind.COMMITS, 1): _decode_commits,
     (_Kind.ACCEPT_LOSS, 1): _decode_loss,
     (_Kind.MARK, 1): lambda payload: Mark(**_MARKS.decode_whole(payload)),
     (_Kind.RESTART, 1): lambda payload: Restart(**_RESTARTS.decode_whole(payload)),

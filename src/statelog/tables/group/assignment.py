@@ -22,6 +22,7 @@ from functools import partial
 
 from statelog.closing import undone_by_errors
 from statelog.errors import BrokerUnavailable, Unavailable
+from statelog.history import together
 from statelog.tables.group.context import Hook, WorkerContext
 from statelog.tables.group.schedule import AssignedPartition, OpenSchedule, PartitionStatistics, Vacancy, passes
 
@@ -213,8 +214,9 @@ class Assignment:
         """Commit what is new in each table, and wait for nothing but room."""
         held = list(self.held.values())
         if self._is_same_input(held):
-            for assigned in held:
-                self._try(assigned, assigned.send)
+            with together():
+                for assigned in held:
+                    self._try(assigned, assigned.send)
 
     def _is_same_input(self, held: Sequence[AssignedPartition]) -> bool:
         """Whether what is new in them was read from the topic that they name; no if nobody says. Raises
@@ -233,9 +235,10 @@ class Assignment:
 
     def step(self) -> None:
         """Take what has come in of the pending commits."""
-        for assigned in list(self.held.values()):
-            if assigned.is_waiting:
-                self._try(assigned, assigned.step)
+        with together():
+            for assigned in list(self.held.values()):
+                if assigned.is_waiting:
+                    self._try(assigned, assigned.step)
         self._tell(list(self.held.values()))
 
     def wait(self) -> None:

@@ -1,0 +1,124 @@
+"""`together`: the commits that a thread appends in a block go out as one record of each ledger, as those of a worker's
+partitions do: one request, and one record to read back.
+
+Invariants:
+- A commit is sent at the end of the block, or when somebody waits for one of them: nobody waits for what is not sent.
+- Each is judged by itself. That one is void, or its writer fenced, is nothing to the others.
+- A record is never sent twice. If its outcome is unknown, that of each of its commits is, and each writer settles its
+  own by an Open: what comes late is of an epoch that this ended.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import local
+from typing import Protocol
+
+from statelog.errors import Unavailable
+from statelog.history.following import Landed
+from statelog.kafka.port import Producer
+from statelog.pending import Pending
+from statelog.schemas.ledger.place import LastRecord
+from statelog.schemas.ledger.records import Commit, Commits, LedgerRecord, encode
+
+_MOST_BYTES = 512 << 10
+"""So large a record may be in any log, framing included."""
+_LOCAL = local()
+
+
+class Sends(Protocol):
+    """A history, as what is gathered for it needs it."""
+
+    def send(self, producer: Producer, record: LedgerRecord, value: bytes) -> Pending[int]:
+        """Append an encoded record, and wait for nothing. The result is its offset."""
+        ...
+
+    def landed(self, ours: LastRecord, number: int = 0) -> Landed:
+        """Read the verdict on a record, or on one of the commits in it."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _OneRecord:
+    """A record on its way."""
+
+    value: bytes
+    offset: Pending[int]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What waits to be sent for one ledger, and the record that each went with."""
+
+    history: Sends
+    producer: Producer
+    commits: list[Commit] = field(default_factory=list[Commit])
+    size_bytes: int = 0
+    sent: _OneRecord | None = None
+    error: Unavailable | None = None
+
+    def add(self, commit: Commit) -> Pending[Landed]:
+        """Take one more, and promise its verdict."""
+        number = len(self.commits)
+        self.commits.append(commit)
+        self.size_bytes += commit.size_bytes
+
+        def take() -> Landed:
+            sent = self.send()
+            return self.history.landed(LastRecord.of(sent.offset.result(), sent.value), number)
+
+        return Pending("Commit", 0, self._is_answered, take)
+
+    def _is_answered(self, timeout_s: float) -> bool:
+        """Whether the answer is there, or comes in so long. Who only looks does not have it sent."""
+        return (self.sent is not None or timeout_s > 0) and self.send().offset.wait(timeout_s)
+
+    def has_room(self, commit: Commit) -> bool:
+        """Whether one more fits."""
+        return self.sent is None and self.error is None and self.size_bytes + commit.size_bytes <= _MOST_BYTES
+
+    def send(self) -> _OneRecord:
+        """Send what was gathered, unless it was. Raises Unavailable if it could not even be queued."""
+        if self.error is not None:
+            raise self.error.restated() from self.error
+        if self.sent is None:
+            one = self.commits[0] if len(self.commits) == 1 else Commits(tuple(self.commits))
+            value = encode(one)
+            try:
+                self.sent = _OneRecord(value, self.history.send(self.producer, one, value))
+            except Unavailable as error:
+                self.error = error
+                raise
+        return self.sent
+
+
+@contextmanager
+def together() -> Generator[None]:
+    """Gather the commits that this thread appends in the block, of any number of logs."""
+    outer: dict[int, Gathered] | None = getattr(_LOCAL, "gathered", None)
+    if outer is not None:
+        yield
+        return
+    mine = _LOCAL.gathered = dict[int, Gathered]()
+    try:
+        yield
+    finally:
+        _LOCAL.gathered = None
+        for one in mine.values():
+            try:
+                one.send()
+            except Unavailable:
+                continue  # Whoever waits for its verdict is told.
+
+
+def add_gathered(history: Sends, producer: Producer, commit: Commit) -> Pending[Landed] | None:
+    """Add a commit to what this thread gathers for a ledger; None if it gathers nothing. Raises Unavailable."""
+    mine: dict[int, Gathered] | None = getattr(_LOCAL, "gathered", None)
+    if mine is None:
+        return None
+    found = mine.get(id(history))
+    if found is None or not found.has_room(commit):
+        if found is not None:
+            found.send()
+        found = mine[id(history)] = Gathered(history, producer)
+    return found.add(commit)
