@@ -182,6 +182,7 @@ def test_a_recovery_without_a_tail_asks_for_no_copies(world: World) -> None:
     assert world.state() == {}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_no_damage_of_a_copy_passes_unseen(world: World, log: Log) -> None:
     """Every flipped byte, every cut and every byte more makes the copy unusable as a whole."""
     with world.writer(log) as writer:
@@ -200,6 +201,7 @@ def test_no_damage_of_a_copy_passes_unseen(world: World, log: Log) -> None:
         assert world.state() == {b"k": b"v", b"l": b"w"}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("shift", [0, 1])
 def test_a_copy_of_something_else_is_not_used(world: World, log: Log, shift: int) -> None:
     """Whole and undamaged, but other chunks at these offsets, or these chunks at other offsets: it is not the one."""
@@ -237,6 +239,7 @@ def test_a_local_error_never_fails_the_durable_path(world: World, log: Log) -> N
         assert world.state() == world.rig.state()
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_copies_are_for_this_user_only(world: World, log: Log) -> None:
     """State in the clear: 0600 in 0700 directories, whatever the umask."""
     old = os.umask(0)
@@ -265,6 +268,7 @@ def test_copies_are_whole_at_persist(world: World, log: Log) -> None:
     assert world.local_state() == world.rig.state() != {}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_an_aborted_checkpoint_loses_its_copies(world: World, log: Log) -> None:
     """Reset drops the last checkpoint's and those before it, but nothing that is history, and only for the last one."""
     with world.writer(log) as writer:
@@ -298,6 +302,7 @@ def test_truncation_drops_copies_of_history_only(world: World, log: Log) -> None
         assert world.files() == []
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_copies_have_a_bound(world: World, log: Log) -> None:
     """Above it the oldest go, those of earlier lives first; another writer's are not touched."""
     with world.writer(log, "other") as other:

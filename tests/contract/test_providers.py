@@ -176,7 +176,7 @@ def test_a_service_that_acknowledges_early_and_does_not_tell(*, came_between: bo
         Log.create("x", twin.where(), LogOptions(partitions=2))
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("at_once", "busy_ledger")
 @pytest.mark.parametrize("remade", [("x", "x.ledger"), ("x.ledger",), ("x",)], ids=str)
 def test_topics_made_again_where_topics_have_no_ids(remade: tuple[str, ...], tmp_path: Path) -> None:
     """Nothing tells by their ids that they are other topics, and what was acknowledged is missed all the same."""

@@ -141,6 +141,7 @@ def test_live_changes_come_after_the_state_in_order(rig: HistoryRig, settings: R
     assert list_leases(rig.log.store) == []
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_truncation_stops_short_of_a_follower(rig: HistoryRig, settings: RecoverySettings) -> None:
     """While it is behind, a follower's lease names the first position and offsets that it still needs."""
     with Writer(rig.log, "w") as writer:
@@ -154,6 +155,7 @@ def test_truncation_stops_short_of_a_follower(rig: HistoryRig, settings: Recover
     assert list_leases(rig.log.store) == []
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("resumed", [False, True])
 def test_rounds_do_not_truncate_past_a_follower_that_began_before_the_first(
     rig: HistoryRig, settings: RecoverySettings, tmp_path: Path, *, resumed: bool
@@ -204,6 +206,7 @@ def test_a_reader_that_was_away_resumes_or_is_told(rig: HistoryRig, settings: Re
     assert "empty target" in caught.value.hint
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_feed_says_whose_each_commit_is(rig: HistoryRig, settings: RecoverySettings) -> None:
     """Writer, checkpoint, position and metadata of every commit, of one that ended its writer, too."""
     recovery = recover(rig.log, settings=settings)
@@ -221,6 +224,7 @@ def test_a_feed_says_whose_each_commit_is(rig: HistoryRig, settings: RecoverySet
     assert (found[0].position, found[2].position) == (first, last)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("what", ["ledger", "data"])
 def test_a_log_that_is_truncated_past_a_follower_is_told(
     rig: HistoryRig, settings: RecoverySettings, what: str

@@ -393,7 +393,7 @@ def test_a_commit_that_is_refused_leaves_its_changes(tables: TableRig, monkeypat
     with tables.open() as table:
         table[b"k"] = b"v"
         with monkeypatch.context() as patched:
-            patched.setattr(Writer, "append_batch", Mock(side_effect=InvalidChange("no")))
+            patched.setattr(Writer, "put", Mock(side_effect=InvalidChange("no")))
             with pytest.raises(InvalidChange):
                 table.commit()
         assert (content(table), table.last_commit) == ({b"k": b"v"}, None)

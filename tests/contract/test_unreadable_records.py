@@ -45,6 +45,7 @@ def test_a_table_opens_past_it(rig: LogRig) -> None:
     tables_go_on(rig, partial(attack, rig, BOMB))
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_committed_record_is_told_and_given_up(tmp_path: Path) -> None:
     """One of three commits lies in what cannot be unpacked: it is never stepped over. The error names the command that
     gives it up, and after that everything goes on without its changes.
@@ -67,6 +68,7 @@ def test_a_committed_record_is_told_and_given_up(tmp_path: Path) -> None:
         assert recover(log).to_dict() == {b"k1": b"v", b"k3": b"v", b"k4": b"v"}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_an_anchor_that_cannot_be_unpacked_is_told(tmp_path: Path) -> None:
     """The last record of a partition, on which a snapshot was built, is not stepped over as a stranger's is."""
     twin = TwinLog(partitions=1)
@@ -82,6 +84,7 @@ def test_an_anchor_that_cannot_be_unpacked_is_told(tmp_path: Path) -> None:
         commit(log, 2)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_what_nobody_committed_needs_no_acceptance(rig: LogRig) -> None:
     """Behind the committed position it is refused, since it would hide losses that are yet to come; below it does no
     harm. Readers go on in either case.
@@ -96,6 +99,7 @@ def test_what_nobody_committed_needs_no_acceptance(rig: LogRig) -> None:
         assert recover(log).to_dict() == model
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_far_away_junk_is_not_fetched() -> None:
     """A hundred records of strangers between two commits are left out of what is read; a few are read over."""
     twin = TwinLog(partitions=1)

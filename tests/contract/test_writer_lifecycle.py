@@ -253,6 +253,7 @@ def test_truncate_and_close_says_nothing_of_what_it_was_told_to_drop(log: Log) -
             other.truncate_and_close(other.next_sequence_number())
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_statistics_add_up(rig: LogRig, log: Log) -> None:
     """Counts, sizes and times of a short life: full and incremental bytes are told apart, nothing stays in flight."""
     with Writer(log, "w") as writer:

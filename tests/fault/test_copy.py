@@ -446,6 +446,8 @@ def test_a_copy_that_differs_is_not_put(move: Move, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("busy_ledger")
 def test_a_copy_that_has_what_its_log_gave_up_says_what_to_do(move: Move) -> None:
     """No memory and no disk is to blame, and to copy again would end the same for ever."""
+    with move.old.open() as log:
+        move.write(log, "w")
     move.copy()
     with move.old.open() as log:
         ends = log.history.read().state.committed_positions

@@ -416,6 +416,7 @@ def test_a_fenced_append_has_its_own_code(shell: Shell) -> None:
     assert (told["error"], told["facts"]["committed_rows"]) == ("Fenced", 1)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_every_trouble_has_its_code(shell: Shell, tmp_path: Path) -> None:
     """Taken names, missing inputs, unsafe topics, no broker and data loss each exit with their own code."""
     name = shell.name

@@ -127,6 +127,7 @@ def test_clients_that_are_dropped_without_a_close_are_gone(broker: Broker, topic
     kafka.close()
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.broker
 def test_a_log_and_a_writer_that_are_forgotten_open_warn(broker: Broker, log_name: str, tmp_path: Path) -> None:
     """The writer and each of the clients, as open files do; those that were closed, also by a `with`, say nothing."""

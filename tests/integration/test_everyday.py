@@ -57,6 +57,7 @@ def test_what_holds_truncation(shell: Shell) -> None:
     assert starts == {found["truncation_bounds"][0]["position"]}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_loss_is_shown_typed_again_and_remembered(shell: Shell) -> None:
     """Of records that somebody deleted; its operator is told when the ledger has forgotten."""
     commit(shell, a="1")

@@ -90,6 +90,7 @@ class _Deletion(NamedTuple):
     told: str
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize(
     "gone",
     [

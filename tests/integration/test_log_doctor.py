@@ -97,6 +97,7 @@ def keep_for_an_hour(shell: Shell) -> None:
     real_rig(shell.name, shell.bootstrap, shell.root).set_topic_config(shell.name, {"retention.ms": "3600000"})
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize(
     ("strike", "code", "expected"),
     [

@@ -43,6 +43,7 @@ def rig(kfake: str, log_name: str, tmp_path: Path) -> Iterator[LogRig]:
         yield made
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_a_log_is_written_rolled_up_and_recovered(rig: LogRig, tmp_path: Path) -> None:
     """The state is the model after each round, and both topics are truncated."""
     model: dict[object, object] = {}

@@ -70,6 +70,7 @@ def place(broker: Broker, log_name: str, tmp_path: Path) -> Iterator[Place]:
     Log.delete(log_name, Where(place.kafka, place.root))
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("topics", [("{}",), ("{}.ledger",), ("{}.ledger", "{}")], ids=["data", "ledger", "both"])
 def test_a_log_goes_on_as_a_copy_without_the_topics_that_somebody_deleted(
     place: Place, topics: tuple[str, ...], tmp_path: Path

@@ -93,10 +93,8 @@ SURE = {
 """Where nobody can be right any more, so that somebody has to be stopped."""
 
 
-WITNESSED = {(_lose_ledger, 12)}
-"""Where chunks of the data topic alone tell of it: what the lost ledger records carried went with them, and nobody who
-remembers them comes again.
-"""
+WITNESSED = {(_lose_ledger, 12), (_lose_data, 10), (_regrow_data, 10)}
+"""Where chunks of the data topic alone tell of it, or are lost: what ledger records carry is there, or went with it."""
 CASES = [*((accident, scene) for accident in ACCIDENTS for scene in SCENES_STRUCK), *REGROWN]
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock, RLock
-from typing import Any
+from threading import Condition, Lock, RLock
+from typing import Any, cast
 
 import pytest
 
@@ -108,6 +108,8 @@ def begun(scratch: Path) -> Move:
     held = [value for twin in twins for value in vars(twin).values()]
     locks: dict[int, object] = {id(lock): Lock() for lock in held if isinstance(lock, _LOCK)}
     locks |= {id(lock): RLock() for lock in held if isinstance(lock, _RLOCK)}
+    own = cast("Any", locks[id(made.old.cluster.lock)])
+    locks |= {id(one): Condition(own) for one in held if isinstance(one, Condition)}
     cluster, disk = deepcopy(twins, locks)  # With new locks, which nothing else can copy.
     return Move(scratch, twin_rig("old", cluster=cluster, disk=disk), model=dict(made.model), number=made.number)
 

@@ -207,6 +207,7 @@ def test_where_a_truncated_ledger_begins_a_snapshot_says_what_stood_below(tmp_pa
         assert place_at(log, start - 1) == Place(start - 1)
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize(("is_committed", "is_accepted"), [(False, False), (True, True), (True, False)])
 def test_changes_begin_where_nothing_is_missed(is_committed: bool, is_accepted: bool, tmp_path: Path) -> None:
     """Records of one partition are gone, by their age, say. If a commit lists them, and nobody gave them up, there is

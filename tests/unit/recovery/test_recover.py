@@ -316,6 +316,7 @@ def test_sorted_targets_spill_a_large_tail(tmp_path: Path) -> None:
     assert (disks.open_files, list(tmp_path.iterdir())) == (0, [])
 
 
+@pytest.mark.usefixtures("busy_ledger")
 @pytest.mark.parametrize("how", ["dict", "tail", "ordered", "stream"])
 def test_progress_counts_loading(how: str) -> None:
     """No report but the last says that all is done, and none goes back; what was read but not loaded is half, as is a

@@ -190,6 +190,7 @@ def test_a_stalled_follower_renews_its_lease(monkeypatch: pytest.MonkeyPatch) ->
         assert held.lease.position < rig.end()
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_the_lease_of_a_follower_moves_on_with_it() -> None:
     """What was passed is let go of: the next renewal names the offsets and the position behind it, not those before."""
     now = [1000.0]

@@ -169,6 +169,7 @@ def test_an_older_driver_does_not_take_over_once_more(place: Place) -> None:
     assert rig.state() == {b"alice": b"3"}
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_what_others_commit_meanwhile_is_not_overwritten_in_part(place: Place) -> None:
     """A writer goes on to commit while the tasks write: it is fenced, and the batch is refused whole. Its repetition is
     committed.

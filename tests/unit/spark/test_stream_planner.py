@@ -292,6 +292,7 @@ def test_a_run_that_ends_holds_no_more_than_the_next_one_needs() -> None:
     assert held.subscription.position == query.rows[-1]["position"]
 
 
+@pytest.mark.usefixtures("busy_ledger")
 def test_where_a_stream_begins(tmp_path: Path) -> None:
     """earliest, latest, a position and a writer's checkpoint, each with exactly the commits behind it, or none is."""
     twin = TwinLog()
