@@ -1,22 +1,22 @@
 """The ledger fold: which Opens and Commits are valid. A pure function of the ledger's records in order.
 
-Rules (a property test removes each guard in turn and sees the violation that it prevents):
-- An Open is valid if its `prior` and `last` are what the fold shows at its offset. It fences, as a whole, every
-  earlier epoch that shares a partition or the writer name. A late ghost of an Open is void, so it fences no one.
-- A Commit is valid if its epoch is live and of the same nonce, it names only partitions of that Open, it continues the
-  writer's last checkpoint with a greater id, its extents are ranges that a log can have, and nothing that it lists lies
-  below a partition's committed position.
+Rules (a property test removes each guard in turn and observes the violation that it prevents):
+- An Open is valid if its `prior` and `last` equal the fold's at its offset. It fences, as a whole, every earlier epoch
+  that shares a partition or the writer name. A late ghost of an Open is void, so it fences no one.
+- A Commit is valid if its epoch is live with the same nonce and owns all its partitions. It must continue the writer's
+  last checkpoint with a greater id. Its extents must be possible ranges at or above the committed positions.
 - A void record changes nothing but the position. A final commit ends the writer's row and its epoch.
-- A Mark folds to nothing. A Restart at or above its position ends every epoch, and no later Open may have seen an older
-  one than it. A fold that began below that position has folded what does not count, and stops. So does one whose owner
-  had followed another fold to above that position: what that took for valid may be void by the snapshot that counts.
+- A Mark changes no state. A Restart at or above its position ends every epoch; later Opens must name it or a newer
+  epoch as `prior`.
+- A fold that began below a Restart's position stops. So does a fold whose owner had followed another fold past that
+  position: commits that were valid there may not count any more.
 - Records are linked: each Open and each Commit names the place that its writer had folded. If the fold has another
-  record there, or ends below it, the ledger lost its tail and grew again. Only a Restart behind it settles that.
+  record there, or ends below it, the ledger lost its tail and grew again. Only a later Restart resolves that.
 
 Invariants:
 - Every reader that folds the same prefix has the same state, whether it starts at 0 or from a `LedgerState`.
-- Committed positions never go back, nor does `position`.
-- A record whose epoch is not live proves no loss: it may be one of an earlier log, or of a time before a Restart.
+- Committed positions and `position` never go back.
+- A record whose epoch is not live proves no loss: it may stem from an earlier log, or from before a Restart.
 """
 
 from array import array
@@ -44,11 +44,11 @@ from statelog.schemas.names import COPIER
 
 _MOST_PENDING_BYTES = 8 << 20
 _MOST_HASHES = 1 << 22
-"""So many of the newest records are compared at least, with what later writers and readers had seen: 32 MiB."""
+"""At least so many of the newest records are compared with later witnesses. 32 MiB."""
 _UNKNOWN = 0
-"""Stands for the hash of an offset that holds no record, or one whose hash the caller does not know."""
+"""The hash of an offset without a record, or with one whose hash the caller does not know."""
 MOST_OFFSETS = 1 << 56
-"""No partition gets so far: at a hundred million records a second it takes two decades."""
+"""No partition reaches this offset: a hundred million records a second need two decades."""
 
 
 class VoidReason(StrEnum):
@@ -73,9 +73,7 @@ class Void(NamedTuple):
 
 
 class ProvedLoss(NamedTuple):
-    """The record at `offset` proves that the ledger lost others. `other` is the record that its writer had seen where
-    another one was folded.
-    """
+    """The record at `offset` proves that the ledger lost others. `other`: the record that its writer had observed."""
 
     offset: int
     what: str
@@ -86,26 +84,26 @@ class LedgerFold:
     """Folds records one by one. Holds no clients and does no I/O; `freeze` gives the state as a value."""
 
     def __init__(self, identity: LogIdentity, state: LedgerState | None = None, last: LastRecord | None = None) -> None:
-        """`last` is the record right below the position of the state, if it is known."""
+        """Start from a state. `last`: the record right below its position, if known."""
         state = state or LedgerState()
         self.identity = identity
         self.start = self.position = state.position
         self.loss: ProvedLoss | None = None
-        """What proves that the ledger lost records, unless a Restart behind it settled that."""
+        """Proof that the ledger lost records; None again after a later Restart."""
         self._first = last.offset if last else state.position
         self._hashes = array("Q", [last.hash] if last else [])
-        """Those of all records from offset `_first` on, by offset."""
+        """The hash of every record from offset `_first` on."""
         self.accepted = state.accepted
-        """The ranges that a person gave up."""
+        """The ranges that a person accepted as lost."""
         self.restarted = state.restarted
-        """The offset of the newest Restart, -1 before the first: a person settled what was lost up to there."""
+        """The offset of the newest Restart, -1 before the first: a person accepted the losses up to there."""
         self.followed = 0
-        """The position up to which the owner has followed another fold, and goes on from there; 0 if it has not."""
-        self._given_up: list[tuple[int, int]] = []
-        """Of Restarts that were folded here, above which position up to which others may have what does not count."""
+        """The position up to which the owner has followed another fold; 0 if none."""
+        self._forfeited: list[tuple[int, int]] = []
+        """Ledger ranges (start, end] that a folded Restart may have forfeited: its position, and its own offset."""
         self._rows = {row.name: row for row in state.writers}
         self._newer: dict[str, tuple[int, Commit]] = {}
-        """Offsets and last commits of writers that are not in their rows yet: metadata is decoded when asked for."""
+        """Offset and last commit of writers whose row is older: metadata is decoded on demand."""
         self._live = {epoch.epoch: epoch for epoch in state.live}
         self._newest = {row.partition: row.newest_epoch for row in state.partitions if row.newest_epoch != NO_EPOCH}
         self._committed = {row.partition: row.committed_position for row in state.partitions if row.committed_position}
@@ -113,26 +111,26 @@ class LedgerFold:
         self._pending_meta: list[tuple[str, Commit]] = []
         self._pending_bytes = 0
 
-    # ---- what the fold shows
+    # ---- the state
 
     def last_commit(self, writer: str) -> LastCommit | None:
-        """The writer's last valid commit, or None before its first."""
+        """Return the writer's last valid commit, or None before its first."""
         return self._row(writer).last_commit if writer in self._rows else None
 
     def last_checkpoint(self, writer: str) -> Checkpoint:
-        """The checkpoint that the writer's next commit has to continue."""
+        """Return the checkpoint that the writer's next commit has to continue."""
         if writer in self._newer:
             return self._newer[writer][1].checkpoint
         row = self._rows.get(writer)
         return row.checkpoint if row else NO_CHECKPOINT
 
     def prior(self, writer: str, partitions: Iterable[int]) -> int:
-        """The newest epoch on any of the partitions or of the writer's name: what an Open has to name now."""
+        """Return the newest epoch on any of the partitions or of the writer's name: the next Open has to name it."""
         mine = self.newest_epoch(writer)
         return max([self.restarted, mine, *(self._newest.get(partition, NO_EPOCH) for partition in partitions)])
 
     def next_open(self, writer: str, partitions: tuple[int, ...], nonce: bytes, witness: Place) -> Open:
-        """Make the Open that is valid if nothing comes in between, of a writer that has folded up to `witness`."""
+        """Make the Open of a writer that has folded up to `witness`. It is valid if nothing comes in between."""
         return Open(
             writer=writer,
             partitions=partitions,
@@ -149,16 +147,16 @@ class LedgerFold:
         return row.newest_epoch if row else NO_EPOCH
 
     def live_epoch(self, epoch: int) -> LiveEpoch | None:
-        """The Open at that offset, if it is valid and not fenced."""
+        """Return the Open at that offset, if it is valid and not fenced."""
         return self._live.get(epoch)
 
     def committed_position(self, partition: int) -> int:
-        """The end offset of the last valid commit in a partition; 0 before the first."""
+        """Return the end offset of the last valid commit in a partition; 0 before the first."""
         return self._committed.get(partition, 0)
 
     def freeze(self) -> LedgerState:
-        """The state as a value. Raises CorruptLedger."""
-        self._settle_meta()
+        """Return the state as a value. Raises CorruptLedger."""
+        self._apply_meta()
         partitions = sorted(self._newest.keys() | self._committed.keys())
         return LedgerState(
             position=self.position,
@@ -186,7 +184,7 @@ class LedgerFold:
         """Fold the record at `offset` (None: a foreign one). Return None if it is valid, else why it is void.
 
         `record_hash` is the xxh3-64 of its value; without it no later witness is compared with this record. Offsets may
-        have gaps, but never go back. Raises OffsetGone for a Restart that the fold began below.
+        have gaps, but never go back. Raises OffsetGone if the fold began below the position of a Restart.
         """
         if isinstance(record, Restart):
             self._restart(offset, record)
@@ -204,9 +202,7 @@ class LedgerFold:
         return void
 
     def apply_commits(self, offset: int, commits: Sequence[Commit], record_hash: int = _UNKNOWN) -> list[Void | None]:
-        """Fold the record at `offset`, which holds several commits: each is judged behind those before it. Return as
-        `apply` for each.
-        """
+        """Fold several commits of the record at `offset`, one after the other. Return as `apply`, for each."""
         voids: list[Void | None] = []
         for commit in commits:
             self.loss = self.loss or self._contradiction(offset, commit)
@@ -223,18 +219,18 @@ class LedgerFold:
         self._note(offset, record_hash)
 
     def advance(self, position: int) -> None:
-        """Move on to `position`: there is nothing between it and the current one."""
+        """Move on to `position`; no record lies in between."""
         assert position >= self.position, f"ledger position {position} lies below {self.position}"
         self.position = position
 
     def check(self, record: LedgerRecord | None) -> Void | None:
-        """The verdict on `record` if it came next, without folding it."""
+        """Return the verdict on `record` if it came next, without folding it."""
         if isinstance(record, Commit):
             return self._check_commit(record)
         return self._check_open(record) if isinstance(record, Open) else None
 
     def hash_at(self, offset: int) -> int:
-        """Return the hash of the record that was folded at an offset; 0 if none was, or it is not known."""
+        """Return the hash of the record that was folded at an offset; 0 if there is none, or it is unknown."""
         at = offset - self._first
         return self._hashes[at] if 0 <= at < len(self._hashes) else _UNKNOWN
 
@@ -253,15 +249,15 @@ class LedgerFold:
             self._first += _MOST_HASHES
 
     def _contradiction(self, offset: int, record: LedgerRecord | None) -> "ProvedLoss | None":
-        """Return the loss that a record proves, if it does: what its writer knew is not what was folded."""
-        seen = None
+        """Return the loss that a record proves, if any: its witness differs from the fold."""
+        witness = None
         if isinstance(record, Commit):
             live = self._live.get(record.epoch)
-            seen = record.seen if live is not None and live.nonce == record.nonce else None
+            witness = record.witness_numbers if live is not None and live.nonce == record.nonce else None
         elif isinstance(record, Open) and record.identity == self.identity:
-            seen = record.witness.numbers
-        if seen is not None:
-            position, last_offset, last_hash = seen
+            witness = record.witness.numbers
+        if witness is not None:
+            position, last_offset, last_hash = witness
             if position > offset:
                 return ProvedLoss(offset, f"the writer of a record had seen the ledger up to {position}")
             known = self.hash_at(last_offset) if last_offset > self.restarted else _UNKNOWN
@@ -294,7 +290,7 @@ class LedgerFold:
             if partition not in live.partitions:
                 return Void(VoidReason.NOT_OWNED, f"partition {partition}")
         if record.inline is not None and not partitions_in(record.inline.partitions) <= live.partitions:
-            return Void(VoidReason.NOT_OWNED, "of changes that it carries")
+            return Void(VoidReason.NOT_OWNED, "of its inline changes")
         last = self.last_checkpoint(live.writer)
         if record.base != last:
             return Void(VoidReason.WRONG_BASE, f"it continues {record.base.id}, the last one is {last.id}")
@@ -309,7 +305,7 @@ class LedgerFold:
         return None
 
     def _not_live(self, record: Commit) -> Void:
-        """Fenced and never valid look alike in the state; a newer Open on the same partitions tells them apart."""
+        """Return why the epoch is not live. Only a newer Open on its partitions tells fenced from never valid."""
         partitions = {partition for partition, _, _ in record.extents}
         if record.inline is not None:
             partitions |= partitions_in(record.inline.partitions)
@@ -339,11 +335,11 @@ class LedgerFold:
         for partition, _, end_offset in record.extents:
             if end_offset > committed.get(partition, 0):
                 committed[partition] = end_offset
-        if record.has_meta:  # Undecoded, for most who fold never ask for meta records; what is kept so is bounded.
+        if record.has_meta:  # Left undecoded up to a bound: most folds are never asked for meta records.
             self._pending_meta.append((writer, record))
             self._pending_bytes += len(record.body)
             if self._pending_bytes > _MOST_PENDING_BYTES:
-                self._settle_meta()
+                self._apply_meta()
         if record.final:
             del self._rows[writer], self._newer[writer], self._live[record.epoch]
 
@@ -357,18 +353,19 @@ class LedgerFold:
                 reason=record.reason,
                 hint="A loss was accepted, or a copy is not finished: start from a snapshot at the position or above",
             )
-        # One that says that all counts which is there gives up nothing; nor a copy's, nor one that came late.
+        # A Restart forfeits nothing if the whole ledger counts, if it is a copy's, or if a newer one came before.
         if record.position > max(0, self.restarted) and record.operator != COPIER:
-            self._given_up.append((record.position, offset))
+            self._forfeited.append((record.position, offset))
             self.check_followed(self.followed)
         self._live.clear()
         self.restarted, self.loss = offset, None
 
     def check_followed(self, position: int) -> None:
-        """Raise OffsetGone if a Restart that was folded here may have given up what somebody had followed up to this
-        position: the snapshot that counts lies below it, and the Restart at or above.
+        """Raise OffsetGone if a folded Restart may have forfeited commits below this followed position.
+
+        That is so if the snapshot that counts lies below the position, and the Restart at or above.
         """
-        for counts_at, restarted in self._given_up:
+        for counts_at, restarted in self._forfeited:
             if counts_at < position <= restarted:
                 raise OffsetGone(
                     "a loss was accepted, and what was followed may be part of it",
@@ -378,7 +375,7 @@ class LedgerFold:
                     hint="Start from the newest snapshot, with an empty target",
                 )
 
-    def _settle_meta(self) -> None:
+    def _apply_meta(self) -> None:
         for writer, record in self._pending_meta:
             for handle in record.read_body().handles:
                 for key, value in chain.from_iterable(step.meta.items() for step in handle.steps):
@@ -389,7 +386,7 @@ class LedgerFold:
 
 
 class LedgerBase(Protocol):
-    """Where a fold of the ledger can begin: its state there, and the place. A manifest is one, or a subscription."""
+    """A start for a fold: the state at a place. Manifests and subscriptions are such bases."""
 
     @property
     def state(self) -> LedgerState:
@@ -398,12 +395,12 @@ class LedgerBase(Protocol):
 
     @property
     def place(self) -> Place:
-        """How far it is folded, and the record below, if it is known."""
+        """The position of the state, and the record below it, if known."""
         ...
 
 
 class Folded(NamedTuple):
-    """The ledger folded up to a place: where another fold can begin."""
+    """The ledger folded up to a place: a `LedgerBase`."""
 
     state: LedgerState = LedgerState()
     place: Place = ORIGIN
@@ -417,8 +414,10 @@ class _Valid(NamedTuple):
 
 
 class ValidCommit(_Valid):
-    """A commit that the fold found valid: who made it, when, by Kafka's time in milliseconds since 1970 (-1 if the
-    ledger has none), and the place right behind it, which is the first state that has its changes.
+    """A commit that the fold found valid.
+
+    `timestamp_ms`: Kafka's time in milliseconds since 1970; -1 if the ledger has none.
+    `place`: right behind the commit, the first state that has its changes.
     """
 
     @property
@@ -443,14 +442,12 @@ class ValidCommit(_Valid):
 
     @property
     def metadata(self) -> Metadata:
-        """What its writer said with it. Raises CorruptLedger."""
+        """The writer's metadata. Raises CorruptLedger."""
         return self.body.metadata
 
     @property
     def contents(self) -> CommitContents:
-        """All that it makes history. Decoded anew each time, and only if it lists change sets: there may be many
-        commits. Raises CorruptLedger.
-        """
+        """All that it makes history. Decoded on each call, because there may be many commits. Raises CorruptLedger."""
         commit, last = self.commit, self.place.last
         handles = commit.read_body().handles if commit.packed_extents else ()
         if commit.inline is None or last is None:
@@ -458,5 +455,5 @@ class ValidCommit(_Valid):
         return CommitContents(handles, Carried(last, commit.batch_start, commit.inline))
 
     def entries(self, partitions: Container[int]) -> Iterator[Entry]:
-        """The change sets that it lists in these partitions. Raises CorruptLedger."""
+        """Yield the change sets that it lists in these partitions. Raises CorruptLedger."""
         return (entry for handle in self.body.handles for entry in handle.entries if entry.partition in partitions)

@@ -1,13 +1,13 @@
 """Handles: durable change sets on their way from persist to commit.
 
 A handle is a value: it travels between processes, is stored by a caller's own two-phase commit, and is adopted by a
-later life of the writer.
+later incarnation of the writer.
 
 Invariants:
-- All change sets of a handle were written under its one (epoch, nonce), and its steps are checkpoints in
-  ascending order, the first one continuing `base`.
-- A handle includes what earlier unconfirmed checkpoints persisted since `base`. So a checkpoint that is
-  never confirmed needs no cleanup: the next one lists the same change sets again.
+- All change sets of a handle were written under its one (epoch, nonce). Its steps are checkpoints in ascending order;
+  the first one continues `base`.
+- A handle includes the change sets of earlier unconfirmed checkpoints since `base`. So an unconfirmed checkpoint needs
+  no cleanup: the next one lists its change sets again.
 """
 
 import struct
@@ -25,9 +25,9 @@ from statelog.schemas.key_groups import bitmaps_overlap, merge_bitmaps
 from statelog.schemas.ledger.place import LogIdentity
 
 _COLUMNS = ("partitions", "sqns", "chunks", "changes", "size_bytes", "first_offsets", "end_offsets")
-"""Those of an Entry's first fields, in the record of a step."""
+"""The columns of an Entry's first fields, in the record of a step."""
 MANY_PIECES = 10_000
-"""Entries of one commit from which on it is a burden to who plans: 34 bytes of ledger, 4 us and 342 bytes each."""
+"""A commit of so many entries burdens every planner: each is 34 bytes of ledger, 4 us and 342 bytes of memory."""
 _HANDLES = RecordCodec("handle")
 _MAGIC = b"SLHD"
 _VERSION = 1
@@ -37,19 +37,19 @@ _PREFIX = struct.Struct("<4sB3xQ")  # magic, version, padding, xxh3-64 of the re
 class Checkpoint(NamedTuple):
     """A writer's checkpoint: its id, and the nonce of the epoch that persisted it.
 
-    The id alone would not do: two lives of a writer can both take the id 7.
+    The nonce is needed because two incarnations of a writer can both take the id 7.
     """
 
     id: int
     nonce: bytes
 
     def to_fields(self, name: str) -> dict[str, Any]:
-        """As the fields of a record that has one by this name."""
+        """Return the fields that a record has for a checkpoint of this name."""
         return {f"{name}_id": self.id, f"{name}_nonce": self.nonce}
 
     @classmethod
     def from_fields(cls, datum: Datum, name: str) -> dict[str, Any]:
-        """The fields of such a record, with the checkpoint as one."""
+        """Return the fields of such a record, with the checkpoint as one of them."""
         others = dict(datum)
         return others | {name: cls(others.pop(f"{name}_id"), others.pop(f"{name}_nonce"))}
 
@@ -60,10 +60,13 @@ NO_CHECKPOINT = Checkpoint(0, bytes(16))
 class Entry(NamedTuple):
     """One change set in one partition.
 
-    `key_groups` is a bitmap over the partition's key groups, `checksum` the xxh3-64 over its chunks' checksums in
-    index order, `size_bytes` the sum of its record values. `gaps` says how many offsets of others lie between each
-    chunk and the next one; it is empty if none do. So an entry names the offset of every chunk: the brokers gave them
-    to the writer alone, and no one else who writes to the topic can slip in a chunk.
+    `size_bytes`: the sum of its record values.
+    `checksum`: the xxh3-64 over its chunks' checksums in index order.
+    `key_groups`: a bitmap over the partition's key groups.
+    `gaps`: the number of foreign offsets between each chunk and the next; empty if there are none.
+
+    So an entry names the offset of every chunk. Only the writer got them from the brokers, so nobody else who writes
+    to the topic can slip in a chunk.
     """
 
     partition: int
@@ -79,13 +82,13 @@ class Entry(NamedTuple):
 
     @property
     def offsets(self) -> Iterator[int]:
-        """Where its chunks lie, in index order."""
+        """The offsets of its chunks, in index order."""
         if self.gaps:
             return accumulate(self.gaps, lambda offset, gap: offset + 1 + gap, initial=self.first_offset)
         return iter(range(self.first_offset, self.first_offset + self.chunks))
 
     def check(self) -> None:
-        """Raise Corrupt unless its numbers can be those of a change set."""
+        """Raise Corrupt unless its numbers are possible for a change set."""
         partition, _, chunks, changes, size_bytes, first_offset, end_offset, _, _, gaps = self
         if (
             partition < 0
@@ -99,7 +102,7 @@ class Entry(NamedTuple):
 
 
 def gaps_of(offsets: Sequence[int]) -> tuple[int, ...]:
-    """The gaps of an entry whose chunks lie at these offsets."""
+    """Return the gaps of an entry whose chunks lie at these offsets."""
     if offsets[-1] - offsets[0] == len(offsets) - 1:
         return ()
     return tuple(after - before - 1 for before, after in pairwise(offsets))
@@ -107,7 +110,7 @@ def gaps_of(offsets: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one checkpoint added: its change sets, and its meta records, of which None removes a key's."""
+    """The change sets and the meta records that one checkpoint added. A meta value of None removes the key."""
 
     checkpoint_id: int
     entries: tuple[Entry, ...] = ()
@@ -127,7 +130,7 @@ class Handle:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint that the writer is at once this handle is committed."""
+        """The writer's checkpoint once this handle is committed."""
         return Checkpoint(self.steps[-1].checkpoint_id, self.nonce)
 
     @property
@@ -142,24 +145,24 @@ class Handle:
 
     @property
     def changes(self) -> int:
-        """How many changes the handle holds."""
+        """The number of changes."""
         return sum(entry.changes for entry in self.entries)
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes of record values the handle holds."""
+        """The size of all record values."""
         return sum(entry.size_bytes for entry in self.entries)
 
     @property
     def chunks(self) -> int:
-        """How many records the handle holds."""
+        """The number of chunks."""
         return sum(entry.chunks for entry in self.entries)
 
     def continuing(self, last: Checkpoint) -> "Handle":
-        """This handle without the steps that are committed when the writer is at `last`.
+        """Return this handle without the steps that are committed if the writer is at `last`.
 
-        Raises CheckpointMismatch if the handle does not continue `last`: it was committed as a whole
-        already, or the log went on without it.
+        Raises CheckpointMismatch if the handle does not continue `last`: all of it is committed already, or the log
+        went on without it.
         """
         if last == self.base:
             return self
@@ -175,7 +178,7 @@ class Handle:
         return replace(self, base=last, steps=self.steps[done[-1] + 1 :])
 
     def to_record(self) -> bytes:
-        """In Avro's single-object encoding, as a commit embeds it."""
+        """Encode it in Avro's single-object encoding, as a commit embeds it."""
         about = _about(self.writer, self.epoch, self.nonce, self.identity)
         return b"".join(
             (about, long_bytes(self.base.id), self.base.nonce, block([_step_bytes(one) for one in self.steps]))
@@ -183,7 +186,7 @@ class Handle:
 
     @classmethod
     def from_record(cls, data: bytes) -> "Handle":
-        """From Avro's single-object encoding, whose bytes the caller has verified."""
+        """Decode Avro's single-object encoding. The caller has verified the bytes."""
         datum = _HANDLES.decode_whole(data)
         base_id, steps = datum["base_id"], tuple(map(_step_from_datum, datum["steps"]))
         ids = [base_id, *(step.checkpoint_id for step in steps)]
@@ -193,13 +196,13 @@ class Handle:
         return cls(**dict[str, Any](Checkpoint.from_fields(datum, "base"), identity=identity, steps=steps))
 
     def to_bytes(self) -> bytes:
-        """With magic, version and checksum, to be stored or sent."""
+        """Encode it with magic, version and checksum, to be stored or sent."""
         record = self.to_record()
         return _PREFIX.pack(_MAGIC, _VERSION, xxhash.xxh3_64_intdigest(record)) + record
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Handle":
-        """From `to_bytes`. Raises Corrupt, UnknownFormat."""
+        """Decode `to_bytes`. Raises Corrupt, UnknownFormat."""
         if len(data) < _PREFIX.size or data[:4] != _MAGIC:
             raise Corrupt("these bytes are not a statelog handle", size_bytes=len(data))
         _, version, checksum = _PREFIX.unpack_from(data)
@@ -213,8 +216,9 @@ class Handle:
 
 @lru_cache(maxsize=64)
 def _about(writer: str, epoch: int, nonce: bytes, identity: LogIdentity) -> bytes:
-    """What the record of a handle begins with: the same in all of an epoch. In the order of the schema, as what follows
-    is: its encoder takes several times as long for every commit.
+    """Encode the start of a handle's record, which is the same in all of an epoch.
+
+    By hand, in the order of the schema: Avro's encoder takes several times as long for every commit.
     """
     ids = (identity.cluster_id, identity.data_topic_id, identity.ledger_topic_id)
     return b"".join(
@@ -238,13 +242,13 @@ def _step_bytes(step: Step) -> bytes:
 
 
 def _step_from_datum(datum: Datum) -> Step:
-    """Raises Corrupt for columns that do not fit together."""
+    """Make a step of its columns. Raises Corrupt if they do not fit together."""
     columns: list[list[int]] = [datum[name] for name in _COLUMNS]
     key_groups: list[bytes] = datum["key_groups"]
     gaps: list[int] = datum["gaps"]
     count = len(key_groups)
     try:
-        # Long ledgers have millions of entries, and hardly one of them has gaps.
+        # Long ledgers have millions of entries, and hardly any has gaps.
         own_gaps = _own_gaps(columns, gaps) if gaps else repeat((), count)
         sums = struct.unpack(f"<{count}Q", datum["checksums"])
         entries = tuple(map(Entry._make, zip(*columns, sums, key_groups, own_gaps, strict=True)))
@@ -256,7 +260,7 @@ def _step_from_datum(datum: Datum) -> Step:
 
 
 def _own_gaps(columns: Sequence[Sequence[int]], gaps: Iterable[int]) -> list[tuple[int, ...]]:
-    """Each entry's own of the gaps, which have none of entries whose chunks lie side by side. Raises Corrupt."""
+    """Return the gaps of each entry. Entries whose chunks are adjacent have none. Raises Corrupt."""
     _, _, chunks, _, _, first_offsets, end_offsets = columns
     left = iter(gaps)
     own = [
@@ -269,9 +273,9 @@ def _own_gaps(columns: Sequence[Sequence[int]], gaps: Iterable[int]) -> list[tup
 
 
 def next_checkpoint_id(wanted: int | None, last_id: int, **facts: str) -> int:
-    """The id of the checkpoint after `last_id`: the caller's, or the last one plus 1.
+    """Return the id of the checkpoint after `last_id`: the wanted one, or `last_id` plus 1.
 
-    Raises CheckpointMismatch, with these facts, for an id that is not later, or that no checkpoint can have.
+    Raises CheckpointMismatch, with these facts, for an id that is not later or out of range.
     """
     checkpoint_id = last_id + 1 if wanted is None else wanted
     is_bool = isinstance(checkpoint_id, bool)
@@ -280,7 +284,7 @@ def next_checkpoint_id(wanted: int | None, last_id: int, **facts: str) -> int:
         raise CheckpointMismatch(f"a checkpoint id is a whole number from 1 to 2^63 - 1, and not {checkpoint_id!r}")
     if checkpoint_id <= last_id:
         message = f"checkpoint {checkpoint_id} is not later than the last one"
-        hint = "Each checkpoint id of a writer is greater than the last"
+        hint = "Use an id greater than the writer's last one"
         raise CheckpointMismatch(message, hint=hint, last_checkpoint=last_id, **facts)
     return checkpoint_id
 
@@ -297,7 +301,7 @@ def refuse_overlaps(handles: Sequence[Handle]) -> None:
 
 
 def refuse_repeats(handles: Sequence[Handle]) -> None:
-    """Raise OverlappingTasks if two change sets of a partition have one number: no reader could tell them apart."""
+    """Raise OverlappingTasks if two change sets of a partition share a number: readers cannot tell them apart."""
     seen: set[tuple[int, int]] = set()
     for handle in handles:
         for entry in handle.entries:

@@ -1,12 +1,12 @@
-"""`Inline`: the changes that a small commit carries in its own ledger record, as the head of the record describes them;
-`Carried`: where they lie; and `CommitContents`: all that a commit makes history, wherever it lies.
+"""Inline changes: the changes that a small commit carries in its own ledger record.
 
-The changes themselves are one Arrow record batch, as in a chunk, but of all partitions: the last bytes of the record.
-The record's checksum covers them, and whoever reads them compares the record's hash with the one that was folded.
+`Inline` describes them in the head of the record, `Carried` says where they lie, and `CommitContents` is all that a
+commit makes history. The changes are one Arrow record batch of all partitions: the last bytes of the record. The
+record's checksum covers them. Readers compare the record's hash with the folded one.
 
 Invariants:
-- A commit that is read has the description alone: the batch stays in the record, and is read when it is replayed.
-- The batch begins at a multiple of 8 bytes, as Arrow wants it.
+- A decoded commit has the description only. The batch stays in the record until replay reads it.
+- The batch begins at a multiple of 8 bytes, as Arrow requires.
 """
 
 import struct
@@ -27,8 +27,9 @@ _MOST_BITMAP = MAX_KEY_GROUPS // 8
 
 
 class Inline(NamedTuple):
-    """What a head says of a batch of `size_bytes`: `partitions` is the bitmap of those that its changes are of, lowest
-    bit first, and `last_key_group` is inclusive.
+    """The description of a batch of `size_bytes`.
+
+    `partitions`: the bitmap of its partitions, lowest bit first. `last_key_group` is inclusive.
     """
 
     value_schema_id: int
@@ -39,11 +40,11 @@ class Inline(NamedTuple):
     partitions: int
 
     def touches(self, partitions: int) -> bool:
-        """Whether it has a change of one of these, a bitmap, too."""
+        """Return whether it has a change of one of these partitions (a bitmap)."""
         return self.partitions & partitions != 0
 
     def pack(self, body: bytes) -> bytes:
-        """As a record has it, in front of the body."""
+        """Encode it as in a record, in front of the body."""
         bitmap = self.partitions.to_bytes(-(-self.partitions.bit_length() // 8), "little")
         head = _HEAD.pack(
             self.value_schema_id,
@@ -58,20 +59,20 @@ class Inline(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes, at: int) -> "tuple[Inline, int, int]":
-        """What is packed at an offset; then where the body begins, and where it ends. Raises Corrupt, struct.error."""
+        """Decode it at an offset. Return it with the start and the end of the body. Raises Corrupt, struct.error."""
         schema_id, changes, body_bytes, size_bytes, first, last, bitmap_bytes = _HEAD.unpack_from(data, at)
         start = at + _HEAD.size + bitmap_bytes
         partitions = int.from_bytes(data[at + _HEAD.size : start], "little")
         end = start + body_bytes
         if end + -end % _ALIGNMENT + size_bytes != len(data) or bitmap_bytes > _MOST_BITMAP:
-            raise Corrupt("a commit holds other bytes than its head says", size_bytes=len(data))
+            raise Corrupt("a commit's size differs from its head", size_bytes=len(data))
         if not changes or not partitions or not size_bytes or first > last or schema_id < 0:
             raise Corrupt("a commit's changes have impossible numbers", changes=changes)
         return cls(schema_id, changes, size_bytes, first, last, partitions), start, end
 
 
 class Carried(NamedTuple):
-    """Changes in a ledger record, which is named by its hash, from byte `start` of its value on."""
+    """Changes in a ledger record (identified by its hash), from byte `start` of its value on."""
 
     record: LastRecord
     start: int
@@ -79,28 +80,31 @@ class Carried(NamedTuple):
 
 
 class CommitContents(NamedTuple):
-    """What a commit makes history: change sets of the data topic, and behind them the changes that it carries."""
+    """All that a commit makes history: change sets of the data topic, then its inline changes."""
 
     handles: tuple[Handle, ...]
     carried: Carried | None = None
 
     @property
     def changes(self) -> int:
-        """How many changes it makes history."""
+        """The number of changes."""
         return sum(one.changes for one in self.handles) + (self.carried.inline.changes if self.carried else 0)
 
     @property
     def size_bytes(self) -> int:
-        """How many bytes of records these take."""
+        """The size of their records."""
         return sum(one.size_bytes for one in self.handles) + (self.carried.inline.size_bytes if self.carried else 0)
 
     @property
     def chunks(self) -> int:
-        """How many pieces these are, each of which costs who reads it."""
+        """The number of chunks, inline changes counted as one: each has a cost for readers."""
         return sum(one.chunks for one in self.handles) + (self.carried is not None)
 
     def amounts(self, partitions: Container[int]) -> tuple[int, int]:
-        """How many changes and bytes of these partitions, of what it carries an equal share of each of its own."""
+        """Return the number of changes and bytes of these partitions.
+
+        Inline changes count with an equal share for each of their partitions.
+        """
         mine = [entry for handle in self.handles for entry in handle.entries if entry.partition in partitions]
         changes, size_bytes = sum(one.changes for one in mine), sum(one.size_bytes for one in mine)
         if self.carried is None:
@@ -112,12 +116,12 @@ class CommitContents(NamedTuple):
 
 
 def padding(size_bytes: int) -> int:
-    """How many zero bytes lie between so many bytes and a batch."""
+    """Return the number of zero bytes between this many bytes and a batch."""
     return -size_bytes % _ALIGNMENT
 
 
 def bitmap_of(partitions: Iterable[int]) -> int:
-    """The bitmap of partitions."""
+    """Return the bitmap of partitions."""
     found = 0
     for partition in partitions:
         found |= 1 << partition
@@ -125,7 +129,7 @@ def bitmap_of(partitions: Iterable[int]) -> int:
 
 
 def shares_of(bitmap: int, total: int) -> dict[int, int]:
-    """A total divided equally over partitions, of each a whole number."""
+    """Divide a total equally over the partitions of a bitmap, in whole numbers."""
     mine = sorted(partitions_in(bitmap))
     ends = [total * (place + 1) // len(mine) for place in range(len(mine))]
     return {partition: end - start for partition, start, end in zip(mine, [0, *ends], ends, strict=False)}
@@ -133,5 +137,5 @@ def shares_of(bitmap: int, total: int) -> dict[int, int]:
 
 @lru_cache(maxsize=256)
 def partitions_in(bitmap: int) -> frozenset[int]:
-    """The partitions of a bitmap."""
+    """Return the partitions of a bitmap."""
     return frozenset(one for one in range(bitmap.bit_length()) if bitmap >> one & 1)

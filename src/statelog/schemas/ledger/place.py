@@ -1,13 +1,12 @@
-"""What the records of a ledger speak of: which log (`LogIdentity`), where in it (`Place`), and the notes of who commits
-(`Metadata`). Pure.
+"""The terms of ledger records: which log (`LogIdentity`), where in it (`Place`), and a commit's `Metadata`. Pure.
 
-A topic that is deleted and recreated keeps its name and starts again at offset 0, so whatever stores an offset stores
-the identity beside it. Kafka never uses an id again. And whatever remembers a position beyond one call remembers a
-place: once a ledger has lost its tail and grown again, the offsets alone look right.
+A topic that is deleted and recreated keeps its name and starts again at offset 0, so every stored offset comes with the
+identity. Kafka never reuses a topic id. Every position that is remembered beyond one call is a place: in a ledger that
+lost its tail and grew again, the offsets alone look right.
 
 Invariants:
 - Two places of one ledger at the same position have the same record below. `log.evidence` compares them.
-- What was written by earlier formats has a position only. It is compared as a position.
+- Places of earlier formats are a position only, and are compared as a position.
 - Metadata that passed `check_metadata` can be encoded, and decodes to an equal mapping of the same types.
 """
 
@@ -26,7 +25,7 @@ _HASH = re.compile("[0-9a-f]{16}")
 
 
 def shown_id(found: str) -> str:
-    """A topic's id as Kafka's own tools print it: in the base64 of URLs. Files and records have the standard one."""
+    """Return a topic's id as Kafka's own tools print it, in URL-safe base64. Files and records use standard base64."""
     return found.translate(_AS_TOOLS_PRINT)
 
 
@@ -40,7 +39,7 @@ class LogIdentity:
 
     @classmethod
     def from_fields(cls, found: Mapping[str, Any]) -> "LogIdentity":
-        """From a mapping that holds the fields, among others. Raises LookupError."""
+        """Read it from a mapping that holds the fields, among others. Raises LookupError."""
         return cls(**{one.name: found[one.name] for one in fields(cls)})
 
 
@@ -52,49 +51,49 @@ class LastRecord(NamedTuple):
 
     @classmethod
     def of(cls, offset: int, value: bytes) -> "LastRecord":
-        """That of a record's value."""
+        """Make it of a record's offset and value."""
         return cls(offset, xxhash.xxh3_64_intdigest(value))
 
 
 class Place(NamedTuple):
-    """A position, and the last ledger record below it; None if that is not known, or there is none."""
+    """A position, and the last ledger record below it; None if there is none, or it is unknown."""
 
     position: int
     last: LastRecord | None = None
 
     @property
     def last_offset(self) -> int:
-        """The offset of the record below, as formats have it: -1 if it is not known."""
+        """The offset of the record below, as formats store it: -1 if unknown."""
         return -1 if self.last is None else self.last.offset
 
     @property
     def last_hash(self) -> bytes:
-        """The hash of the record below, as formats have it: little-endian, zeros if it is not known."""
+        """The hash of the record below, as formats store it: little-endian, zeros if unknown."""
         return (0 if self.last is None else self.last.hash).to_bytes(8, "little")
 
     @property
     def numbers(self) -> tuple[int, int, int]:
-        """Position, and offset and hash of the record below: -1 and 0 if it is not known."""
+        """Position, then offset and hash of the record below: -1 and 0 if unknown."""
         last_offset, last_hash = self.last or (-1, 0)
         return self.position, last_offset, last_hash
 
     def to_fields(self, name: str) -> dict[str, int | bytes]:
-        """As the fields of a record that has one by this name."""
+        """Return the fields that a record has for a place of this name."""
         return {name: self.position, f"{name}_offset": self.last_offset, f"{name}_hash": self.last_hash}
 
     @classmethod
     def of_fields(cls, position: int, last_offset: int, last_hash: bytes) -> "Place":
-        """From the fields that formats have."""
+        """Read it from the fields of a record."""
         known = LastRecord(last_offset, int.from_bytes(last_hash, "little"))
         return cls(position, None if last_offset < 0 else known)
 
     def to_json(self) -> list[int | str]:
-        """Position, offset and hash, the latter as hexadecimal digits; without the record the position alone."""
+        """Return position, offset and hash (in hexadecimal); the position alone if the record is unknown."""
         return [self.position, *(() if self.last is None else (self.last.offset, f"{self.last.hash:016x}"))]
 
     @classmethod
     def from_json(cls, found: object) -> "Place":
-        """From what `to_json` gave. Raises Corrupt."""
+        """Read the output of `to_json`. Raises Corrupt."""
         match found:
             case [int(position)] if not isinstance(position, bool) and position >= 0:
                 return cls(position)
@@ -105,16 +104,16 @@ class Place(NamedTuple):
 
 
 ORIGIN = Place(0)
-"""Below the first record of a ledger."""
+"""The place below the first record of a ledger."""
 
 Metadata = Mapping[str, str | int | float | bool]
-"""What a commit says of itself, by name: a source position, above all."""
+"""A commit's metadata by name: above all, a source position."""
 
 
 def check_metadata(metadata: object) -> None:
-    """Raise InvalidMetadata unless it is Metadata: whole numbers of 64 bits, finite fractions, text that has UTF-8."""
+    """Raise InvalidMetadata unless it is Metadata: 64-bit integers, finite floats, and text that is valid Unicode."""
     if not isinstance(metadata, Mapping):
-        hint = "A checkpoint is named by keyword: commit(metadata, checkpoint_id=7)" if type(metadata) is int else ""
+        hint = "Pass a checkpoint by keyword: commit(metadata, checkpoint_id=7)" if type(metadata) is int else ""
         raise InvalidMetadata(f"commit metadata is a mapping, and not {type(metadata).__name__}", hint=hint)
     for name, value in cast("Mapping[object, object]", metadata).items():
         if not (isinstance(name, str) and has_utf8(name)):
@@ -138,7 +137,7 @@ def _is_taken(value: object) -> bool:
 
 
 def has_utf8(text: str) -> bool:
-    """Whether the text can be encoded, which a lone surrogate cannot."""
+    """Return whether the text can be encoded. A lone surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,14 +1,14 @@
 """Ledger records: Mark, Open, Commit, Commits, AcceptLoss and Restart as values, and their bytes.
 
-A record is a 16-byte prefix (magic, version, kind, checksum), then for a Commit a fixed head, then Avro, and behind it
-the changes of a commit that carries its own. The head holds all that validity needs, so that a fold over a million
-commits decodes no Avro.
+A record is a 16-byte prefix (magic, version, kind, checksum), a fixed head (Commits only), an Avro body, and the
+inline changes of a small commit. The head holds all that validity needs, so a fold of a million commits decodes no
+Avro.
 
 Invariants:
 - A record without our magic is foreign: `decode` returns None, and every reader treats it as void.
-- A record with our magic but an unknown version or kind stops every reader (UnknownFormat): it might be
-  a commit. One whose checksum differs is CorruptLedger.
-- A commit's head and body say the same; `Commit.of` is the only place that makes one.
+- A record with our magic but an unknown version or kind stops every reader (UnknownFormat): it might be a commit. A
+  wrong checksum is CorruptLedger.
+- A commit's head and body agree; only `Commit.of` makes them.
 """
 
 import struct
@@ -30,9 +30,9 @@ from statelog.schemas.names import check_name
 
 _MAGIC = b"SLLG"
 _LINKED = 2
-"""The version since which an Open names the record below its witness, and a Commit has a witness at all."""
+"""Since this version an Open names the record below its witness, and a Commit has a witness."""
 _INLINE = 3
-"""The version of a Commit that carries its changes."""
+"""The version of a Commit with inline changes."""
 _PREFIX = struct.Struct("<4sBB2xQ")  # magic, version, kind, padding, xxh3-64 of all the rest
 _HEAD = struct.Struct("<q16sq16sq16sBxxxI")  # epoch, nonce, base id and nonce, checkpoint id and nonce, flags, extents
 _WITNESS = struct.Struct("<qqQ")  # position, offset and hash of the record below it
@@ -41,7 +41,7 @@ _ITEM = struct.Struct("<IB3x")  # bytes of a commit's payload, its version
 _FRACTION = struct.Struct("<d")
 _FINAL = 1
 _HAS_META = 2
-_MOST_EXTENTS = MAX_KEY_GROUPS  # One for each partition, of which there are no more than key groups.
+_MOST_EXTENTS = MAX_KEY_GROUPS  # One per partition; a log has at most as many partitions as key groups.
 _MOST_OPEN_BYTES = 1 << 20  # Twice what the longest names and all partitions need.
 _OPENS = RecordCodec("open", earlier=["open-1"])
 _BODIES = RecordCodec("commit")
@@ -50,7 +50,7 @@ _MARKS = RecordCodec("mark")
 _RESTARTS = RecordCodec("restart")
 
 VOID_VALUE = b"SLVD"
-"""An empty record, foreign to ledger and data topic alike. It takes up an offset, which is its use."""
+"""A record that is foreign to ledger and data topic alike. Its only use is to take up an offset."""
 
 
 class _Kind(IntEnum):
@@ -64,7 +64,7 @@ class _Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The first record of a ledger: whose it is. `digest` is that of the log's descriptor. Folds to nothing."""
+    """The first record of a ledger: `digest`, its descriptor's, names the log that owns it. Changes no state."""
 
     digest: bytes
 
@@ -73,11 +73,12 @@ class Mark:
 class Open:
     """A writer takes `partitions`. The record's offset is the epoch.
 
-    `prior` is the newest epoch that the opener saw on any of these partitions or this name (-1: none), `last` the
-    writer's last checkpoint that it saw. If either disagrees with the fold, the Open is void and fences no one.
-    `witness` is the place in the ledger up to which the opener had folded: above the record's own offset, or with
-    another record below it, it proves a lost tail.
-    Raises InvalidName, ConfigError: a manifest carries name and partitions, so no Open may bring what it refuses.
+    `prior`: the newest epoch observed on any of these partitions or this name (-1: none).
+    `last`: the writer's last observed checkpoint. If it or `prior` disagrees with the fold, the Open is void.
+    `witness`: the place up to which the opener had folded. It proves a lost tail if it lies above the record's own
+    offset, or names another record.
+
+    A void Open fences no one. Raises InvalidName, ConfigError for values that no manifest may hold.
     """
 
     writer: str
@@ -95,12 +96,12 @@ class Open:
 
 
 Extent = tuple[int, int, int]
-"""A partition, and from the first offset to the end offset of all that a commit lists in it."""
+"""A partition, and the first and end offset of all that a commit lists in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitBody:
-    """What a commit says beyond its head: the caller's metadata, and the handles that it makes history."""
+    """The body of a commit: the caller's metadata, and the handles that become history."""
 
     metadata: Metadata
     handles: tuple[Handle, ...]
@@ -110,11 +111,13 @@ class CommitBody:
 class Commit:
     """Handles become part of history, in all partitions at once.
 
-    `checkpoint` is the new checkpoint (id, and the nonce of the epoch that persisted it), `base` the one that it
-    continues. `packed_extents` and `packed_witness` are its `extents` and its `witness` as its record has them, because
-    a plan keeps many commits, and the collector visits each object of each. `body` is undecoded Avro: see `read_body`.
-    `inline` describes the changes that its own record carries, if it does, and `batch` are these: of a commit that is
-    read it is empty.
+    `checkpoint`: the new checkpoint (id, and the nonce of the epoch that persisted it).
+    `base`: the checkpoint that it continues.
+    `packed_extents`, `packed_witness`: as bytes, because a plan holds many commits and the garbage collector visits
+    every object.
+    `body`: undecoded Avro; see `read_body`.
+    `inline`: describes the changes inside the commit's own record, or None.
+    `batch`: these changes, to be written. Empty in a commit that was read.
     """
 
     epoch: int
@@ -129,19 +132,19 @@ class Commit:
     inline: Inline | None = None
     batch: bytes = field(default=b"", repr=False, compare=False)
     start: int = field(default=_PREFIX.size, repr=False, compare=False)
-    """Where in its record its payload begins: behind others', if it came with them."""
+    """The offset of its payload inside its record, which may hold other commits before it."""
 
     @property
     def size_bytes(self) -> int:
-        """How large its record is."""
+        """The size of its record."""
         if self.inline is None:
             return self._head_bytes + len(self.body)
         return self.batch_start + self.inline.size_bytes - self.start + _PREFIX.size
 
     @property
     def batch_start(self) -> int:
-        """Where in its record the changes begin that it carries."""
-        assert self.inline is not None, "only a commit that carries changes is asked"
+        """The offset of its inline changes inside its record."""
+        assert self.inline is not None, "the commit has no inline changes"
         size = self.start - _PREFIX.size + self._head_bytes + len(self.inline.pack(self.body)) + len(self.body)
         return size + padding(size)
 
@@ -151,14 +154,12 @@ class Commit:
 
     @property
     def extents(self) -> Sequence[Extent]:
-        """One of each partition that it lists something in, ascending."""
+        """One extent for each partition with listed changes, ascending."""
         return cast("list[Extent]", list(_EXTENT.iter_unpack(self.packed_extents)))
 
     @property
-    def seen(self) -> tuple[int, int, int]:
-        """The place in the ledger up to which its writer had folded, as `Place.numbers`: every fold compares it, so it
-        is no object.
-        """
+    def witness_numbers(self) -> tuple[int, int, int]:
+        """The place up to which its writer had folded, as `Place.numbers`: every fold compares it."""
         return _WITNESS.unpack(self.packed_witness)
 
     @classmethod
@@ -176,7 +177,7 @@ class Commit:
         inline: Inline | None = None,
         batch: bytes = b"",
     ) -> "Commit":
-        """The commit of `handles`, whose head follows from them, and of the changes that it carries itself."""
+        """Make the commit of `handles` and of its inline changes. The head is derived from them."""
         return cls(
             epoch=epoch,
             nonce=nonce,
@@ -192,7 +193,7 @@ class Commit:
         )
 
     def read_body(self) -> CommitBody:
-        """Decode the body. Raises CorruptLedger if it does not say what the head says."""
+        """Decode the body. Raises CorruptLedger if it does not agree with the head."""
         try:
             datum = _BODIES.decode_whole(self.body)
             handles = tuple(Handle.from_record(record) for record in datum["handles"])
@@ -207,15 +208,13 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """Commits of several writers of one process, at least one, which are judged one after the other. All have the
-    offset of their record.
-    """
+    """Commits (at least one) of several writers of one process, validated in order. All share their record's offset."""
 
     commits: tuple[Commit, ...]
 
 
 class LossRange(NamedTuple):
-    """A range of the data topic whose committed chunks a person gave up."""
+    """A range of the data topic whose committed chunks a person accepted as lost."""
 
     partition: int
     start_offset: int
@@ -235,8 +234,8 @@ class AcceptLoss:
 class Restart:
     """The only way past a ledger that lost records: a person says what counts now, and every earlier epoch ends.
 
-    What counts is the snapshot at `position` and what the ledger holds from there on; 0: all that the ledger holds. It
-    is written again and again until its offset is at or above `position`, so that no reader folds over what was lost.
+    The snapshot at `position` counts, and the ledger from there on; 0: the whole ledger. The record is repeated until
+    its offset is at or above `position`, so that no reader folds over the loss.
     """
 
     digest: bytes
@@ -246,7 +245,7 @@ class Restart:
 
 
 def kept(accepted: Iterable[LossRange], partition: int, start: int, end: int) -> tuple[tuple[int, int], ...]:
-    """The offsets from start to end of a partition less those that people gave up, as ascending ranges."""
+    """Return the offsets [start, end) of a partition without the accepted losses, as ascending ranges."""
     found: list[tuple[int, int]] = []
     for lost in sorted(lost for lost in accepted if lost.partition == partition):
         found.append((start, min(lost.start_offset, end)))
@@ -255,12 +254,12 @@ def kept(accepted: Iterable[LossRange], partition: int, start: int, end: int) ->
 
 
 def given_up(accepted: Iterable[LossRange], partition: int, start_offset: int, end_offset: int) -> bool:
-    """Whether people gave up every offset of this range of a partition."""
+    """Return whether every offset of this range of a partition was accepted as lost."""
     return not kept(accepted, partition, start_offset, end_offset)
 
 
 def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -> None:
-    """Raise ConfigError unless every range to give up is of committed offsets; `committed`: positions by partition."""
+    """Raise ConfigError unless every range holds committed offsets only. `committed`: positions by partition."""
     for lost in ranges:
         end = committed.get(lost.partition, 0)
         if not 0 <= lost.start_offset < lost.end_offset <= end:
@@ -270,7 +269,7 @@ def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -
 
 
 def not_given_up(accepted: Collection[LossRange], committed: Mapping[int, int]) -> dict[int, int]:
-    """Those of the committed positions, by partition, whose last record was not given up."""
+    """Return the committed positions, by partition, whose last record was not accepted as lost."""
     return {p: end for p, end in committed.items() if end and not given_up(accepted, p, end - 1, end)}
 
 
@@ -279,7 +278,7 @@ LedgerRecord = Open | Commit | Commits | AcceptLoss | Mark | Restart
 
 
 def pack_extents(extents: Iterable[Extent]) -> bytes:
-    """As a commit's record has them."""
+    """Encode extents as a commit's record has them."""
     return b"".join(_EXTENT.pack(*extent) for extent in extents)
 
 
@@ -298,13 +297,13 @@ def _extents(entries: Iterable[Entry]) -> list[Extent]:
 
 
 def _body_bytes(metadata: Metadata, handles: Iterable[Handle]) -> bytes:
-    """In the order of the schema, as handles are."""
+    """Encode metadata and handles in the order of the schema."""
     named = [blob(name.encode()) + _value_bytes(value) for name, value in metadata.items()]
     return b"".join((_BODIES.prefix, block(named), block([blob(handle.to_record()) for handle in handles])))
 
 
 def _value_bytes(value: str | float | bool) -> bytes:
-    """A union's: which of its types it has, and the value."""
+    """Encode a member of the union: the index of its type, and the value."""
     match value:
         case str():
             return b"\0" + blob(value.encode())
@@ -317,7 +316,7 @@ def _value_bytes(value: str | float | bool) -> bytes:
 
 
 def encode(record: LedgerRecord) -> bytes:
-    """The value of the Kafka record."""
+    """Return the value of the Kafka record."""
     match record:
         case Open():
             others = {**record.last.to_fields("last"), **record.witness.to_fields("witness")}
@@ -341,7 +340,7 @@ def encode(record: LedgerRecord) -> bytes:
 
 
 def _commit_payload(commit: Commit) -> tuple[int, bytes]:
-    """Its version, and what stands behind the prefix."""
+    """Return the commit's version, and the bytes behind the prefix."""
     ids, flags = (*commit.base, *commit.checkpoint), _FINAL * commit.final | _HAS_META * commit.has_meta
     head = _HEAD.pack(commit.epoch, commit.nonce, *ids, flags, len(commit.packed_extents) // _EXTENT.size)
     payload = b"".join((head, commit.packed_witness, commit.packed_extents))
@@ -352,7 +351,7 @@ def _commit_payload(commit: Commit) -> tuple[int, bytes]:
 
 
 def decode(value: bytes) -> LedgerRecord | None:
-    """The record, or None if it is not ours. Raises UnknownFormat, CorruptLedger."""
+    """Decode a record; None if it is foreign. Raises UnknownFormat, CorruptLedger."""
     if value[:4] != _MAGIC:
         return None
     if len(value) < _PREFIX.size:
@@ -404,7 +403,7 @@ def _decode_commits(payload: bytes) -> Commits:
         start = at + _ITEM.size
         at = start + size_bytes + padding(size_bytes)
         if version not in (_LINKED, _INLINE) or at > len(payload):
-            raise Corrupt("a record of several commits holds something else", version=version)
+            raise Corrupt("a record of several commits holds another kind of record", version=version)
         item = payload[start : start + size_bytes]
         commits.append(_decode_commit(item, is_inline=version == _INLINE, start=_PREFIX.size + start))
     if not commits:
@@ -453,4 +452,4 @@ _DECODERS: dict[tuple[int, int], Callable[[bytes], LedgerRecord]] = {
     (_Kind.MARK, 1): lambda payload: Mark(**_MARKS.decode_whole(payload)),
     (_Kind.RESTART, 1): lambda payload: Restart(**_RESTARTS.decode_whole(payload)),
 }
-"""By kind and version."""
+"""Decoders by kind and version."""

@@ -1,14 +1,14 @@
 """The folded ledger as a value. A manifest carries it, so that the ledger below can be truncated. Pure.
 
-`Origin` says in it of which log another one is a copy, and up to where: as the last commit of a writer that nobody is.
-So it lies in one file with the state that it speaks of, and `describe` and `commits()` tell it as any writer's.
+`Origin` names the log that a copy was made from, and the place. It is stored as the last commit of a reserved writer,
+so `describe` and `commits()` show it like any writer's.
 
 Invariants:
 - Rows are sorted, so equal states have equal bytes.
 - It holds all that the fold needs at `position`: a fold that starts here decides as one that started at 0.
-- What counts in one ledger alone is not copied: epochs, offsets, accepted losses. Checkpoints, metadata, meta records
-  come along, so that a writer continues its last checkpoint, and its source where that says.
-- In a copy no commit of a carried writer lies above the Restart right below the position, nor does an epoch.
+- A copy takes over checkpoints, metadata and meta records, so that writers continue their last checkpoint and their
+  source. It drops epochs, offsets and accepted losses, which belong to one ledger.
+- In a copy no commit of a copied writer and no epoch lies above the Restart right below the position.
 """
 
 import json
@@ -29,7 +29,7 @@ _NO_METADATA: Metadata = {}
 
 
 class LastCommit(NamedTuple):
-    """A writer's last valid commit: where its source resumes. `offset` is the commit's ledger offset."""
+    """A writer's last valid commit, from which its source resumes. `offset` is the commit's ledger offset."""
 
     checkpoint: Checkpoint
     offset: int
@@ -78,7 +78,7 @@ class MetaRecord(NamedTuple):
     value: bytes
 
 
-@dataclass(frozen=True, kw_only=True)  # Without slots, for what is made of it once.
+@dataclass(frozen=True, kw_only=True)  # Without slots, because of its cached property.
 class LedgerState:
     """The ledger folded up to `position`, the next ledger offset to fold."""
 
@@ -89,16 +89,16 @@ class LedgerState:
     meta: tuple[MetaRecord, ...] = ()
     accepted: tuple[LossRange, ...] = ()
     restarted: int = NO_EPOCH
-    """The offset of the newest Restart, which every epoch has to lie above."""
+    """The offset of the newest Restart; every live epoch lies above it."""
 
     @cached_property
     def committed_positions(self) -> dict[int, int]:
-        """The committed position of every partition that has one: asked for by each partition of a wide log."""
+        """The committed position of every partition that has one. Cached for logs of many partitions."""
         return {row.partition: row.committed_position for row in self.partitions if row.committed_position}
 
     @property
     def commits(self) -> dict[str, LastCommit]:
-        """Every writer's last valid commit. A writer that has none, or that ended with a final one, is not there."""
+        """Every writer's last valid commit, but for writers without one, or that ended with a final one."""
         return {row.name: last for row in self.writers if (last := row.last_commit)}
 
     @property
@@ -107,15 +107,15 @@ class LedgerState:
         return max((row.commit_offset + 1 for row in self.writers if row.name == COPIER), default=0)
 
     def last_commit(self, writer: str) -> LastCommit | None:
-        """The writer's last valid commit, or None before its first."""
+        """Return the writer's last valid commit, or None before its first."""
         return self.commits.get(writer)
 
     def is_overtaken(self, epoch: int, partitions: Collection[int]) -> bool:
-        """Whether one of the partitions has a newer owner than the Open at `epoch`."""
+        """Return whether one of the partitions has a newer owner than the Open at `epoch`."""
         return any(row.newest_epoch > epoch for row in self.partitions if row.partition in partitions)
 
     def to_datum(self) -> dict[str, Any]:
-        """As Avro wants it (`avsc/ledger_state.avsc`)."""
+        """Return the state as an Avro datum (`avsc/ledger_state.avsc`)."""
         return datum_of(
             self,
             writers=[{**row._asdict(), **row.checkpoint.to_fields("checkpoint")} for row in self.writers],
@@ -127,7 +127,7 @@ class LedgerState:
 
     @classmethod
     def from_datum(cls, datum: Mapping[str, Any]) -> "LedgerState":
-        """From what Avro gives."""
+        """Read an Avro datum."""
         return cls(
             position=datum["position"],
             writers=tuple(WriterState(**Checkpoint.from_fields(row, "checkpoint")) for row in datum["writers"]),
@@ -144,7 +144,7 @@ class LedgerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The log that was copied, up to a place in its ledger. Unless it `is_finished` the copy is closed, and goes on."""
+    """The log that was copied, up to a place in its ledger. Until it `is_finished`, the copy is closed and may grow."""
 
     log: str
     identity: LogIdentity
@@ -153,7 +153,7 @@ class Origin:
 
     @classmethod
     def of(cls, state: LedgerState) -> "Origin | None":
-        """What the state of a copy's ledger says of it; None for a log that is no copy. Raises Corrupt."""
+        """Read the origin from a copy's state; None for a log that is no copy. Raises Corrupt."""
         last = state.last_commit(COPIER)
         if last is None:
             return None
@@ -165,10 +165,10 @@ class Origin:
                 is_finished=last.metadata["is_finished"] is True,
             )
         except (KeyError, ValueError) as error:
-            raise Corrupt(f"a copy does not say of which log it is one: {error!r}", writer=COPIER) from error
+            raise Corrupt(f"a copy does not name its origin: {error!r}", writer=COPIER) from error
 
     def to_metadata(self) -> Metadata:
-        """As the metadata of a commit."""
+        """Return the origin as the metadata of a commit."""
         return {
             "log": self.log,
             **asdict(self.identity),
@@ -178,7 +178,7 @@ class Origin:
 
 
 def copied_state(state: LedgerState, origin: Origin, position: int, nonce: bytes) -> LedgerState:
-    """The ledger of a copy at `position`, right behind a Restart of its own, which goes on from a `state`."""
+    """Return the state of a copy at `position`, right behind its own Restart. It continues the copied `state`."""
     row = WriterState(COPIER, NO_EPOCH, Checkpoint(origin.place.position, nonce), metadata=origin.to_metadata())
     carried = [one._replace(newest_epoch=NO_EPOCH) for one in state.writers if one.last_commit and one.name != COPIER]
     rows = sorted((*carried, row), key=lambda one: one.name)
