@@ -29,7 +29,7 @@ from statelog.schemas.changes.chunk import decode_head
 from statelog.schemas.changes.replay_plan import another_record
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
-from statelog.schemas.ledger.records import LossRange, given_up
+from statelog.schemas.ledger.records import LossRange, is_forfeited
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import data_topic
 from statelog.schemas.snapshot.manifest import Anchor, Manifest
@@ -86,7 +86,9 @@ class Evidence:
         known = {a.partition: a for a in previous.anchors if a.topic == "data"} if previous else {}
         known |= {partition: Anchor("data", partition, *found) for partition, found in (read or {}).items()}
         last = {
-            p: end - 1 for p, end in state.committed_positions.items() if not given_up(state.accepted, p, end - 1, end)
+            p: end - 1
+            for p, end in state.committed_positions.items()
+            if not is_forfeited(state.accepted, p, end - 1, end)
         }
         held = {p: known[p] for p, offset in last.items() if p in known and known[p].offset == offset}
         moved = {p: offset for p, offset in last.items() if p not in held}
@@ -112,7 +114,7 @@ class Evidence:
         expected = {
             a.partition: a
             for a in anchors
-            if a.topic == "ledger" or not given_up(accepted, a.partition, a.offset, a.offset + 1)
+            if a.topic == "ledger" or not is_forfeited(accepted, a.partition, a.offset, a.offset + 1)
         }
         if not expected:
             return

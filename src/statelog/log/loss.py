@@ -34,7 +34,7 @@ from statelog.schemas.ledger.records import (
     Restart,
     check_committed,
     encode,
-    given_up,
+    is_forfeited,
 )
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import check_kind, check_whole
@@ -111,7 +111,7 @@ def _in_snapshot_alone(log: Log, newest: Manifest, state: LedgerState) -> tuple[
             log.evidence.check_anchors([anchors[partition]] if partition in anchors and start >= end else [])
         except AnchorMismatch:
             start = end - 1
-        if start < end and not given_up(state.accepted, partition, start, end):
+        if start < end and not is_forfeited(state.accepted, partition, start, end):
             found.append(LossRange(partition, start, end))
     return tuple(found)
 

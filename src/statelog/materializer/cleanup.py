@@ -40,7 +40,7 @@ from statelog.reading import (
     living,
     oldest_need,
 )
-from statelog.schemas.ledger.records import kept as kept_offsets
+from statelog.schemas.ledger.records import retained_ranges
 from statelog.schemas.names import MANIFESTS, TRUNCATIONS
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap, superseded_paths
 from statelog.schemas.snapshot.manifest import Manifest, check_chain
@@ -49,7 +49,7 @@ from statelog.schemas.snapshot.retention import (
     condemned,
     dropped_numbers,
     kept_numbers,
-    stood_at,
+    pinned_at,
     superseded_times,
     truncation_floor,
 )
@@ -180,7 +180,7 @@ def plan_cleanup(
     subscriptions = list_subscriptions(log.store, listed=files)
     if holds := claims_of(log, live, subscriptions):
         others = verified.manifests(log.manifests, listed, listed.keys() - kept)
-        kept |= stood_at(others, holds)
+        kept |= pinned_at(others, holds)
     beside = verified.manifests(log.manifests, listed, kept - {own.number})
     over = [one.lease for one in leases if one not in live]
     is_said = any(info.path.startswith(TRUNCATIONS.folder) for info in files)
@@ -268,7 +268,7 @@ def aging_need(log: Log, own: Manifest, kept: Collection[Manifest], floor: Floor
     needs = [
         NeededRecord(topic=log.data_topic, partition=partition, offset=left[0][0], held_by=floor.held_by[partition])
         for partition, offset in floor.data.items()
-        if (left := kept_offsets(own.state.accepted, partition, offset, own.next_offsets.get(partition, 0)))
+        if (left := retained_ranges(own.state.accepted, partition, offset, own.next_offsets.get(partition, 0)))
     ]
     if floor.ledger < own.position:
         needs.append(

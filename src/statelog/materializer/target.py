@@ -24,7 +24,7 @@ from statelog.materializer.settings import MaterializerSettings
 from statelog.schemas.ledger.fold import ValidCommit
 from statelog.schemas.ledger.inline import CommitContents
 from statelog.schemas.ledger.place import LastRecord
-from statelog.schemas.ledger.records import LossRange, given_up, not_given_up
+from statelog.schemas.ledger.records import LossRange, is_forfeited, not_forfeited
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.snapshot.manifest import Manifest
 
@@ -70,7 +70,7 @@ def choose_target(log: Log, newest: Manifest | None, settings: MaterializerSetti
     if left_at is not None:
         with log.replay(newest, left_at) as replay:
             state = replay.folded.state
-    there = log.data_offsets(at_least=not_given_up(state.accepted, needed))
+    there = log.data_offsets(at_least=not_forfeited(state.accepted, needed))
     log.evidence.check_ledger(places=[newest.place] if newest else [], there=there, end=end_position, since_s=since_s)
     target = RoundTarget(state=state, commits=tuple(taken), behind=left_at is not None, there=there)
     return replace(target, before=_read_before(newest, target))
@@ -140,7 +140,7 @@ def _first_listed(target: RoundTarget) -> dict[int, int]:
 
 
 def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted: tuple[LossRange, ...]) -> None:
-    if there.start > needed and not given_up(accepted, partition, needed, there.start):
+    if there.start > needed and not is_forfeited(accepted, partition, needed, there.start):
         raise OffsetGone(
             "the log starts above what the newest snapshot needs",
             topic=topic,
@@ -149,7 +149,7 @@ def _check(topic: str, partition: int, needed: int, there: OffsetRange, accepted
             log_start=there.start,
             hint="Something else truncated the topic: check its settings, then restore it or accept the loss",
         )
-    if there.end < needed and not given_up(accepted, partition, there.end, needed):
+    if there.end < needed and not is_forfeited(accepted, partition, there.end, needed):
         raise BeyondEnd(
             "the log ends below what the newest snapshot committed",
             topic=topic,

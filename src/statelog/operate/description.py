@@ -21,7 +21,7 @@ from statelog.operate.truncation import Held, held
 from statelog.reading import HeldLease, StoredSubscriptions, fold_to, list_leases, list_subscriptions
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import shown_id
-from statelog.schemas.ledger.records import AcceptLoss, LossRange, given_up
+from statelog.schemas.ledger.records import AcceptLoss, LossRange, is_forfeited
 from statelog.schemas.ledger.state import LedgerState
 from statelog.schemas.names import data_topic, ledger_topic
 from statelog.schemas.snapshot.claims import SubscriptionFile, newest_files
@@ -188,7 +188,7 @@ def missing(log: Log) -> tuple[LossRange, ...]:
             LossRange(partition, start, min(there[partition].start, end)),
             LossRange(partition, max(start, log_end), end),
         ]
-    return tuple(one for one in found if one[1] < one[2] and not given_up(state.accepted, *one))
+    return tuple(one for one in found if one[1] < one[2] and not is_forfeited(state.accepted, *one))
 
 
 def taken_along(log: Log, ranges: Collection[LossRange]) -> Listing:
@@ -224,6 +224,6 @@ def _cells_of(one: AcceptedLoss, state: LedgerState) -> tuple[str | None, str, s
         return None, f"UNREADABLE: {one.problem}", None, None
     if isinstance(record, AcceptLoss):
         given = ", ".join(map(shown_range, record.ranges))
-        return record.operator, record.reason, given, all(given_up(state.accepted, *lost) for lost in record.ranges)
+        return record.operator, record.reason, given, all(is_forfeited(state.accepted, *lost) for lost in record.ranges)
     given = f"the ledger below position {record.position}" if record.position > 1 else "what the ledger lost"
     return record.operator, record.reason, given, state.restarted >= max(0, record.position - 1)

@@ -16,7 +16,7 @@ from statelog.materializer.tail import Tail
 from statelog.operate.finding import Explained, Severity, Verdict, severity_of
 from statelog.reading import AgingRecord, HeldLease, StoredSubscriptions
 from statelog.schemas.ledger.handle import MANY_PIECES
-from statelog.schemas.ledger.records import LossRange, given_up
+from statelog.schemas.ledger.records import LossRange, is_forfeited
 from statelog.schemas.names import DESCRIPTOR_PATH, MANIFESTS, is_run_path
 from statelog.schemas.snapshot.claims import SubscriptionCap, newest_files, over_cap
 from statelog.schemas.snapshot.manifest import Manifest
@@ -252,7 +252,7 @@ def of_log_start(
         if listed is not None:
             idle = [p for p in data if needed[p] == kept[-1].next_offsets.get(p, 0)]
             needed |= {p: listed.get(p, data[p].start) for p in idle}
-        gone = [p for p, there in sorted(data.items()) if not given_up(accepted, p, needed[p], there.start)]
+        gone = [p for p, there in sorted(data.items()) if not is_forfeited(accepted, p, needed[p], there.start)]
         is_behind = ledger.start > manifest.position
         if not (gone or is_behind):
             continue

@@ -21,7 +21,7 @@ from statelog.schemas.snapshot.retention import (
     bounds_of,
     kept_numbers,
     lowest_bounds,
-    stood_at,
+    pinned_at,
     superseded_times,
 )
 
@@ -124,7 +124,7 @@ def held(
         settings=settings,
         superseded_s=superseded_times(put_s, max(listed, default=0), now_s),
         leases=[one.lease for one in live],
-        stood_at=stood_at(manifests, holds),
+        pinned_at=pinned_at(manifests, holds),
         now_s=now_s,
     )
     readers = [one for one in holds if isinstance(one, Subscription)]
@@ -158,7 +158,7 @@ class _Snapshots:
     settings: MaterializerSettings
     superseded_s: Mapping[int, float | None]
     leases: list[Lease]
-    stood_at: frozenset[int]
+    pinned_at: frozenset[int]
     now_s: float
 
     def holder(self, manifest: Manifest, bound: Bound) -> Holder:
@@ -179,7 +179,7 @@ class _Snapshots:
         if number in kept and since_s is not None:
             left_s = max(0.0, policy.min_age_s - (self.now_s - since_s))
             return f"a round in {show_duration(left_s)} or later (min_age={show_duration(policy.min_age_s)})"
-        if number in self.stood_at:
+        if number in self.pinned_at:
             return "a reader that stands at its position, once it moves on"
         return "the next round"
 

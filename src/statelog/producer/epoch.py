@@ -40,7 +40,7 @@ from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.fold import LedgerFold
 from statelog.schemas.ledger.handle import NO_CHECKPOINT, Checkpoint, Handle, Step
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Metadata, Place
-from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, encode, given_up, not_given_up
+from statelog.schemas.ledger.records import VOID_VALUE, LossRange, Open, encode, is_forfeited, not_forfeited
 from statelog.schemas.ledger.state import NO_EPOCH, LastCommit, LedgerState, LiveEpoch
 from statelog.schemas.names import COPIER, check_writer_name, whole_numbers
 from statelog.schemas.topic_policy import WRITING
@@ -284,10 +284,10 @@ def _check_data(log: Log, state: LedgerState, partitions: Sequence[int]) -> dict
     What is written then would lie below the committed position, so no commit could be valid.
     """
     committed = {p: state.committed_positions.get(p, 0) for p in partitions}
-    there = log.data_offsets(at_least=not_given_up(state.accepted, committed))
+    there = log.data_offsets(at_least=not_forfeited(state.accepted, committed))
     for partition in partitions:
         lost = LossRange(partition, there[partition].end, committed[partition])
-        if not given_up(state.accepted, *lost):
+        if not is_forfeited(state.accepted, *lost):
             raise BeyondEnd(
                 "the log ends below an offset that was committed",
                 topic=log.data_topic,

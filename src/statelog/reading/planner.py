@@ -28,7 +28,7 @@ from statelog.reading.plan import At, Folding, Plan, check_at, make_change_plan,
 from statelog.reading.retained_history import RetainedHistory, Snapshots
 from statelog.schemas.ledger.fold import Folded, LedgerBase, ValidCommit
 from statelog.schemas.ledger.place import Place
-from statelog.schemas.ledger.records import given_up, not_given_up
+from statelog.schemas.ledger.records import is_forfeited, not_forfeited
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.schemas.topic_policy import READING
 
@@ -291,7 +291,7 @@ def _check_made(log: Log, history: RetainedHistory, made: Plan) -> dict[int, Off
 
 def data_offsets(log: Log, plan: Plan) -> dict[int, OffsetRange]:
     """Of all partitions, now. What the plan knows to have been there is asked for again before it is taken for lost."""
-    return log.data_offsets(at_least=not_given_up(plan.state.accepted, plan.state.committed_positions))
+    return log.data_offsets(at_least=not_forfeited(plan.state.accepted, plan.state.committed_positions))
 
 
 def check_held(log: Log, plan: Plan) -> LogOffsets | None:
@@ -350,7 +350,7 @@ def check_reach(plan: Plan, offsets: LogOffsets, log: str) -> None:
         )
     for partition in plan.partitions:
         committed, end_offset = plan.state.committed_positions.get(partition, 0), offsets.data[partition].end
-        if committed > end_offset and not given_up(plan.state.accepted, partition, end_offset, committed):
+        if committed > end_offset and not is_forfeited(plan.state.accepted, partition, end_offset, committed):
             raise BeyondEnd(
                 "a partition ends below an offset that was committed",
                 log=log,

@@ -31,7 +31,7 @@ from statelog.log import Log
 from statelog.reading.plan import At, AtCheckpoint, AtPosition, AtTime, partitions_of
 from statelog.schemas.ledger.fold import Folded, LedgerBase
 from statelog.schemas.ledger.place import ORIGIN, LastRecord, Place
-from statelog.schemas.ledger.records import given_up
+from statelog.schemas.ledger.records import is_forfeited
 from statelog.schemas.snapshot.manifest import Manifest
 from statelog.store.port import FileInfo
 
@@ -212,7 +212,7 @@ class RetainedHistory:
             listed = (entry for one in ledger.commits(self.ledger.end) for entry in one.entries(cut))
             gone = [entry for entry in listed if entry.first_offset < starts[entry.partition]]
             return all(
-                given_up(
+                is_forfeited(
                     ledger.fold.accepted, one.partition, one.first_offset, min(one.end_offset, starts[one.partition])
                 )
                 for one in gone

@@ -12,7 +12,7 @@ from statelog.schemas.snapshot.retention import (
     condemned,
     dropped_numbers,
     kept_numbers,
-    stood_at,
+    pinned_at,
     superseded_times,
     truncation_floor,
 )
@@ -67,8 +67,8 @@ def test_a_manifest_at_whose_position_somebody_stands_is_kept() -> None:
     """By whatever holds the log there; one between two manifests keeps none."""
     manifests = [first_manifest(), second_manifest()]
     at, between = first_manifest().position, first_manifest().position + 1
-    assert stood_at(manifests, [_lease(0, at)]) == {first_manifest().number}
-    assert stood_at(manifests, [_lease(0, between)]) == frozenset()
+    assert pinned_at(manifests, [_lease(0, at)]) == {first_manifest().number}
+    assert pinned_at(manifests, [_lease(0, between)]) == frozenset()
 
 
 def test_only_listed_manifests_below_the_own_one_are_dropped() -> None:

@@ -175,7 +175,7 @@ def live(changes: pa.Table) -> pa.Table:
     return changes if is_put.all() else changes.filter(column_of(is_put))
 
 
-def gone_and_live(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+def deletes_and_puts(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """The deletes, and the puts; rows without deletes are not copied."""
     is_delete = numbers_of(rows.column("op")) == DELETE
     if not is_delete.any():

@@ -24,7 +24,7 @@ from statelog.schemas.changes.chunk import ChunkHead, combine_checksums
 from statelog.schemas.ledger.handle import Entry
 from statelog.schemas.ledger.inline import Carried, CommitContents, Inline, bitmap_of, shares_of
 from statelog.schemas.ledger.place import LastRecord
-from statelog.schemas.ledger.records import LossRange, kept
+from statelog.schemas.ledger.records import LossRange, retained_ranges
 
 _FAR = 16
 """So many offsets of others are no longer read on the way: it takes longer than to go on behind them."""
@@ -175,7 +175,9 @@ def _ranges(
     listed: Mapping[int, Mapping[Entry, ListedBy]], accepted: tuple[LossRange, ...]
 ) -> dict[int, tuple[tuple[int, int], ...]]:
     return {
-        partition: tuple(left for start, end in _spans(entries) for left in kept(accepted, partition, start, end))
+        partition: tuple(
+            left for start, end in _spans(entries) for left in retained_ranges(accepted, partition, start, end)
+        )
         for partition, entries in listed.items()
     }
 
@@ -221,7 +223,7 @@ class _Progress:
         self.life = life
         self.changes = 0
         self.checksums: list[int] = []
-        left = kept(lost, entry.partition, entry.first_offset, entry.end_offset) if lost else ()
+        left = retained_ranges(lost, entry.partition, entry.first_offset, entry.end_offset) if lost else ()
         self.is_cut = bool(lost) and left != ((entry.first_offset, entry.end_offset),)
         """Whether a person accepted the loss of offsets that it covers."""
         self.next: tuple[int, int] | None = (0, entry.first_offset)

@@ -244,7 +244,7 @@ class Restart:
     operator: str
 
 
-def kept(accepted: Iterable[LossRange], partition: int, start: int, end: int) -> tuple[tuple[int, int], ...]:
+def retained_ranges(accepted: Iterable[LossRange], partition: int, start: int, end: int) -> tuple[tuple[int, int], ...]:
     """Return the offsets [start, end) of a partition without the accepted losses, as ascending ranges."""
     found: list[tuple[int, int]] = []
     for lost in sorted(lost for lost in accepted if lost.partition == partition):
@@ -253,9 +253,9 @@ def kept(accepted: Iterable[LossRange], partition: int, start: int, end: int) ->
     return tuple((first, last) for first, last in (*found, (start, end)) if first < last)
 
 
-def given_up(accepted: Iterable[LossRange], partition: int, start_offset: int, end_offset: int) -> bool:
+def is_forfeited(accepted: Iterable[LossRange], partition: int, start_offset: int, end_offset: int) -> bool:
     """Return whether every offset of this range of a partition was accepted as lost."""
-    return not kept(accepted, partition, start_offset, end_offset)
+    return not retained_ranges(accepted, partition, start_offset, end_offset)
 
 
 def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -> None:
@@ -268,9 +268,9 @@ def check_committed(ranges: Iterable[LossRange], committed: Mapping[int, int]) -
             raise ConfigError(message, hint=hint, **lost._asdict(), committed_position=end)
 
 
-def not_given_up(accepted: Collection[LossRange], committed: Mapping[int, int]) -> dict[int, int]:
+def not_forfeited(accepted: Collection[LossRange], committed: Mapping[int, int]) -> dict[int, int]:
     """Return the committed positions, by partition, whose last record was not accepted as lost."""
-    return {p: end for p, end in committed.items() if end and not given_up(accepted, p, end - 1, end)}
+    return {p: end for p, end in committed.items() if end and not is_forfeited(accepted, p, end - 1, end)}
 
 
 LedgerRecord = Open | Commit | Commits | AcceptLoss | Mark | Restart

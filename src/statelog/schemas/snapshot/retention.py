@@ -79,7 +79,7 @@ def kept_numbers(
     return frozenset([*newest, *young, *pinned])
 
 
-def stood_at(manifests: Iterable[Manifest], claims: Iterable[Claim]) -> frozenset[int]:
+def pinned_at(manifests: Iterable[Manifest], claims: Iterable[Claim]) -> frozenset[int]:
     """The manifests at whose very position a claim holds the log: a stream that begins with the state there may not
     have read it yet, and reads no other one.
     """

@@ -34,7 +34,7 @@ from statelog.errors import Corrupt
 from statelog.recovery.rocksdb_state import STATE_KEY, rocksdb_error
 from statelog.recovery.rocksdb_target import raw_keys, rocksdb_options
 from statelog.schemas.arrays import column_of, column_of_rows
-from statelog.schemas.changes.changes import gone_and_live
+from statelog.schemas.changes.changes import deletes_and_puts
 from statelog.schemas.changes.key_order import sorted_rows
 from statelog.schemas.values.avro import avro_values
 from statelog.tables.setup import TableSettings
@@ -293,7 +293,7 @@ class RocksdbStore:
         """Write batches without a place: who goes on from the old one, after a kill, takes them all once more."""
         for rows in changes.to_batches(max_chunksize=_BATCH_ROWS):
             batch = rocksdict.WriteBatch(raw_mode=True)
-            gone, puts = gone_and_live(rows)
+            gone, puts = deletes_and_puts(rows)
             self._delete(batch, raw_keys(gone).to_pylist())
             values = avro_values(puts.column("value"), self._values.schema).to_pylist()
             _put(batch, *_raw_order(puts), values)

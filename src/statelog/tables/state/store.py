@@ -37,7 +37,7 @@ from statelog.errors import Corrupt
 from statelog.producer.committer import GrantHolder
 from statelog.recovery import Recovery
 from statelog.schemas.arrays import column_of
-from statelog.schemas.changes.changes import DELETE, gone_and_live
+from statelog.schemas.changes.changes import DELETE, deletes_and_puts
 from statelog.schemas.descriptor import Descriptor
 from statelog.schemas.ledger.place import LastRecord, LogIdentity, Place
 from statelog.schemas.ledger.state import NO_EPOCH, LedgerState
@@ -286,7 +286,7 @@ class DictStore:
     def _take(self, changes: pa.Table) -> None:
         """Change the dict: column by column, and a delete of no key is none."""
         for rows in changes.to_batches(max_chunksize=_BATCH_ROWS):
-            gone, puts = gone_and_live(rows)
+            gone, puts = deletes_and_puts(rows)
             deque(map(self._state.pop, self._keys.of_columns(gone), repeat(None)), maxlen=0)
             keys = self._keys.of_columns(puts)
             self._state.update(zip(keys, self._values.of_column(puts.column("value"), keys), strict=True))
